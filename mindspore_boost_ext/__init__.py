@@ -1,0 +1,77 @@
+"""Training accelerators for MindSpore, a drop-in for ``mindspore.boost``.
+
+Importing the package plugs it into ``ms.Model``: from then on ``boost_level`` and
+``boost_config_dict`` are read by this package. ``MINDSPORE_BOOST_EXT_INSTALL=0`` in the environment
+switches that off; ``install``, ``uninstall`` and ``installed`` do it by hand.
+"""
+
+from __future__ import annotations
+
+import os
+
+from mindspore_boost_ext._planned import planned
+from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
+from mindspore_boost_ext.callbacks import BoostMonitor
+from mindspore_boost_ext.config import BoostConfig, BoostConfigError
+from mindspore_boost_ext.history import plot_history, read_history
+from mindspore_boost_ext.integration import (
+    INSTALL_VARIABLE,
+    BoostModel,
+    install,
+    installed,
+    is_installed,
+    uninstall,
+)
+from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
+
+# Public names of mindspore.boost that this version does not have yet: calling one says so.
+LessBN = planned("LessBN")
+GradientFreeze = planned("GradientFreeze")
+FreezeOpt = planned("FreezeOpt")
+freeze_cell = planned("freeze_cell")
+GradientAccumulation = planned("GradientAccumulation")
+AdaSum = planned("AdaSum")
+DimReduce = planned("DimReduce")
+GroupLossScaleManager = planned("GroupLossScaleManager")
+OptimizerProcess = planned("OptimizerProcess")
+ParameterProcess = planned("ParameterProcess")
+BoostTrainOneStepWithLossScaleCell = planned("BoostTrainOneStepWithLossScaleCell")
+THOR = planned("THOR")
+
+
+
+if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "off"):
+    install()
+
+__all__ = [
+    "__version__",
+    "AdaSum",
+    "AutoBoost",
+    "BoostConfig",
+    "BoostConfigError",
+    "BoostModel",
+    "BoostMonitor",
+    "BoostTrainOneStepCell",
+    "BoostTrainOneStepWithLossScaleCell",
+    "BoostWarning",
+    "DimReduce",
+    "FreezeOpt",
+    "GradientAccumulation",
+    "GradientFreeze",
+    "GroupLossScaleManager",
+    "LessBN",
+    "NoEffectWarning",
+    "OptimizerProcess",
+    "ParameterProcess",
+    "Report",
+    "THOR",
+    "freeze_cell",
+    "install",
+    "installed",
+    "is_installed",
+    "plot_history",
+    "read_history",
+    "uninstall",
+]

@@ -1,0 +1,123 @@
+"""``python -m mindspore_boost_ext``: run a script with the accelerators plugged in, or ask about them.
+
+``python -m mindspore_boost_ext train.py --epochs 3`` runs an unmodified script that was written for
+``mindspore.boost``, as plain Python would run it. ``--explain``, ``--check`` and ``--env`` answer
+what a configuration would do, whether it is valid, and what this machine offers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from mindspore_boost_ext.config import BoostConfig, LEVELS
+from mindspore_boost_ext.integration import install
+from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mindspore_boost_ext",
+        description="Run a training script with mindspore_boost_ext in place of mindspore.boost.",
+        epilog="Several processes: msrun [OPTIONS] python -m mindspore_boost_ext SCRIPT [ARGS]",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--level", default="O1", choices=sorted(LEVELS), help="for --explain and --check")
+    questions = parser.add_mutually_exclusive_group()
+    questions.add_argument(
+        "--explain", nargs="?", const="", metavar="CONFIG", help="say what a JSON configuration would do"
+    )
+    questions.add_argument("--check", metavar="CONFIG", help="say whether a JSON configuration is valid")
+    questions.add_argument("--env", action="store_true", help="say what this machine offers")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script to run")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Answer a question, or run a script; return the exit code."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        if options.version:
+            from mindspore_boost_ext import __version__
+
+            print(f"mindspore_boost_ext {__version__}")
+            return 0
+        if options.env:
+            from mindspore_boost_ext.environment import describe
+
+            print(describe())
+            return 0
+        if options.explain is not None:
+            print(explain(BoostConfig.parse(options.level, options.explain)))
+            return 0
+        if options.check is not None:
+            config = BoostConfig.parse(options.level, options.check)
+            print("\n".join([*config.notices(), f"{options.check}: valid"]))
+            return 0
+    except ValueError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    if options.script is None:
+        parser.print_help()
+        return 2
+    if not os.path.isfile(options.script):
+        print(f"{parser.prog}: error: cannot open the script {options.script!r}", file=sys.stderr)
+        return 2
+    install()
+    run_script(options.script, options.args)
+    return 0
+
+
+def explain(config: BoostConfig) -> str:
+    """Return what a configuration would do, as a table, with the settings and the notices."""
+    report = Report(f"level {config.level}, mode {config.mode} would do this:")
+    for one in config.plan():
+        status = APPLIED if one.wanted else INACTIVE if one.asked_by == "-" else SKIPPED
+        report.put(Row(one.algorithm, one.asked_by, status, one.reason))
+    lines = [str(report)]
+    for one in config.plan():
+        settings = getattr(config, one.algorithm, None)
+        if one.wanted and settings is not None:
+            lines.append(f"{one.algorithm}: {settings}")
+    return "\n".join([*lines, *config.notices()])
+
+
+def run_script(script: str, args: Sequence[str]) -> None:
+    """Run ``script`` as ``python script args`` would: same argv, path, module, traceback, exit code."""
+    sys.argv[:] = [script, *args]
+    # "python -m" put the working directory first; plain Python puts the script's folder there.
+    sys.path[0] = os.path.dirname(os.path.realpath(script))
+    _hide_launcher_frames(script)
+    with open(script, "rb") as file:
+        code = compile(file.read(), script, "exec")
+    module = types.ModuleType("__main__")
+    module.__file__ = script
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)  # the user's own script, as the user asked
+
+
+def _hide_launcher_frames(script: str) -> None:
+    """Let an uncaught error show the script's frames only, as plain Python does."""
+    show = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename != script:
+            trace = trace.tb_next
+        show(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = hook
+
+
+def _run() -> NoReturn:
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    _run()

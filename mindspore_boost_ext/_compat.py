@@ -1,0 +1,123 @@
+"""The only file that touches private MindSpore names. Checked against 2.7 to 2.10.
+
+Everything here is a thin adapter: public names for what ``ms.Model`` keeps private while it builds
+itself, and the list of places where MindSpore holds its own boost package.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import mindspore as ms
+import mindspore.boost  # noqa: F401  (loads the sub-modules listed below)
+from mindspore import nn
+
+# The two methods in which ms.Model builds what it trains, in the order of their calls.
+PREPARE_METHOD = "_build_boost_network"
+BUILD_METHOD = "_build_train_network"
+
+UPSTREAM_MODULES = (
+    "boost",
+    "base",
+    "boost_cell_wrapper",
+    "less_batch_normalization",
+    "grad_freeze",
+    "grad_accumulation",
+    "adasum",
+    "dim_reduce",
+    "group_loss_scale_manager",
+)
+_BUILD_FUNCTION_HOLDERS = ("mindspore", "mindspore.amp", "mindspore.train", "mindspore.train.amp")
+_STATE = "_mindspore_boost_ext"
+
+
+class ModelUnderConstruction:
+    """Public names for the parts of a ``ms.Model`` whose constructor is running."""
+
+    def __init__(self, model: ms.Model) -> None:
+        """Look at ``model``; nothing is changed until an attribute is set."""
+        self._model = model
+
+    network = property(
+        lambda self: self._model._network,
+        lambda self, value: setattr(self._model, "_network", value),
+        doc="The user's network (nn.Cell).",
+    )
+    optimizer = property(
+        lambda self: self._model._optimizer,
+        lambda self, value: setattr(self._model, "_optimizer", value),
+        doc="The user's optimizer, or None.",
+    )
+    eval_network = property(
+        lambda self: self._model._eval_network,
+        lambda self, value: setattr(self._model, "_eval_network", value),
+        doc="The user's network for evaluation, or None.",
+    )
+    boost_level = property(
+        lambda self: self._model._boost_level,
+        lambda self, value: setattr(self._model, "_boost_level", value),
+        doc="The level as given to ms.Model.",
+    )
+    boost = property(
+        lambda self: getattr(self._model, _STATE, None),
+        lambda self, value: setattr(self._model, _STATE, value),
+        doc="The AutoBoost of this Model, or None.",
+    )
+
+    @property
+    def loss_scale_manager(self) -> Any:
+        """The manager given by the user, else the one that the amp level brings, or None."""
+        if self._model._loss_scale_manager_set:
+            return self._model._loss_scale_manager
+        return default_loss_scale_manager(self._model._amp_level)
+
+    def plain_train_network(self, build: Callable[[ms.Model], nn.Cell]) -> nn.Cell:
+        """Let MindSpore build its own step cell, without boost and without loss scaling.
+
+        That cell is never run: its network already carries the loss and the mixed precision.
+
+        Args:
+            build: ms.Model's own method for that.
+        """
+        private = ("_boost_level", "_loss_scale_manager", "_loss_scale_manager_set", _STATE)
+        saved = {name: getattr(self._model, name) for name in private}
+        for name, value in zip(private, ("O0", None, True, None)):
+            setattr(self._model, name, value)
+        try:
+            return build(self._model)
+        finally:
+            for name, value in saved.items():
+                setattr(self._model, name, value)
+
+
+def default_loss_scale_manager(amp_level: str) -> Any:
+    """Return the loss-scale manager that MindSpore uses at an amp level when none is given."""
+    return ms.amp.DynamicLossScaleManager() if amp_level == "O2" else None
+
+
+def model_method(name: str) -> Callable[..., Any]:
+    """Return the function that ``ms.Model`` holds now under ``name``."""
+    function: Callable[..., Any] = vars(ms.Model)[name]
+    return function
+
+
+def upstream_names() -> Iterator[tuple[str, str, list[Any]]]:
+    """List the public names of ``mindspore.boost``: module, name, and the holders of that name."""
+    package = sys.modules["mindspore.boost"]
+    for short in UPSTREAM_MODULES:
+        module = sys.modules[f"mindspore.boost.{short}"]
+        for name in module.__all__:
+            holders: list[Any] = [module]
+            if name in package.__all__:
+                holders.append(package)
+            if name == "AutoBoost":
+                holders.append(sys.modules["mindspore.train.model"])
+            yield short, name, holders
+
+
+def build_function_holders() -> list[ModuleType]:
+    """Return the four modules in which ``build_train_network`` is visible."""
+    return [sys.modules[name] for name in _BUILD_FUNCTION_HOLDERS]

@@ -1,0 +1,125 @@
+"""Rules for single settings: what a value must be, in words and as a check. Imports no MindSpore."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Return ``repr(value)`` with its type, cut to a length that fits an error line."""
+    try:
+        text = repr(value)
+    except Exception:  # repr runs foreign code, and refuses integers of thousands of digits
+        text = "a value that cannot be shown"
+    if len(text) > _SHOWN:
+        text = text[: _SHOWN - 3] + "..."
+    return f"{text} ({type(value).__name__})"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one setting accepts.
+
+    Attributes:
+        text: the rule as it reads after "must be", for example ``"an int >= 1"``.
+        accepts: tells whether a value obeys the rule. Never raises.
+        convert: brings an accepted value into its stored form.
+    """
+
+    text: str
+    accepts: Callable[[object], bool]
+    convert: Callable[[object], object] = lambda value: value
+
+
+def _is_bool(value: object) -> bool:
+    return isinstance(value, (bool, np.bool_))
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not _is_bool(value)
+
+
+def boolean() -> Rule:
+    """Accept True and False only: no strings, no numbers."""
+    return Rule("True or False", _is_bool, lambda value: bool(value))
+
+
+def integer(low: int) -> Rule:
+    """Accept whole numbers from ``low`` on; bool is not a number here."""
+    return Rule(
+        f"an int >= {low}",
+        lambda value: _is_integer(value) and int(value) >= low,  # type: ignore[call-overload]
+        lambda value: int(value),  # type: ignore[call-overload]
+    )
+
+
+def real(interval: str) -> Rule:
+    """Accept finite numbers in an interval written the usual way, such as ``"[0, 1)"``."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    closed_low, closed_high = interval[0] == "[", interval[-1] == "]"
+
+    def accepts(value: object) -> bool:
+        if _is_bool(value) or not isinstance(value, numbers.Real):
+            return False
+        try:
+            number = float(value)
+        except OverflowError:
+            return False
+        above = number > low or (closed_low and number == low)
+        below = number < high or (closed_high and number == high)
+        return math.isfinite(number) and above and below
+
+    return Rule(f"a number in {interval}", accepts, lambda value: float(value))  # type: ignore[arg-type]
+
+
+def one_of(choices: Sequence[object]) -> Rule:
+    """Accept exactly the given values (``True`` is not 1)."""
+    text = ", ".join(repr(choice) for choice in choices)
+
+    def accepts(value: object) -> bool:
+        return any(type(value) is type(choice) and value == choice for choice in choices)
+
+    return Rule(f"one of {text}", accepts)
+
+
+def optional_path() -> Rule:
+    """Accept None, or a path as a non-empty str or ``os.PathLike``."""
+
+    def accepts(value: object) -> bool:
+        if value is None:
+            return True
+        if not isinstance(value, (str, os.PathLike)):
+            return False
+        text = os.fspath(value)
+        return isinstance(text, str) and bool(text) and "\0" not in text
+
+    return Rule(
+        "None or a path (a non-empty str or os.PathLike)",
+        accepts,
+        lambda value: None if value is None else os.fspath(value),  # type: ignore[call-overload]
+    )
+
+
+def increasing_integers() -> Rule:
+    """Accept an int >= 1, or a list or tuple of such ints that grow; stored as a tuple."""
+    single = integer(1)
+
+    def accepts(value: object) -> bool:
+        if not isinstance(value, (list, tuple)):
+            return single.accepts(value)
+        grows = all(single.accepts(item) for item in value)
+        return bool(value) and grows and all(a < b for a, b in zip(value, value[1:]))
+
+    def convert(value: object) -> tuple[int, ...]:
+        items = value if isinstance(value, (list, tuple)) else (value,)
+        return tuple(int(item) for item in items)
+
+    return Rule("an int >= 1, or a list or tuple of such ints in rising order", accepts, convert)

@@ -1,0 +1,168 @@
+"""AutoBoost: from a configuration to a network, an optimizer, and a report of what was done.
+
+The configuration says what is wanted (``config.py``); ``AutoBoost`` applies it to one network and
+one optimizer. Each object stands alone: there is no process-wide instance, and nothing is mutated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from mindspore import nn
+
+from mindspore_boost_ext._planned import not_implemented
+from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
+from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
+
+# Algorithms that this version can apply.
+AVAILABLE: frozenset[str] = frozenset()
+
+_BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
+_TAG = "auto_boost"
+
+
+class AutoBoost:
+    """A configuration of the accelerators, ready to be applied.
+
+    Without arguments, while a Model is being built, it is that Model's configuration; so a step cell
+    finds its settings by ``AutoBoost()``. Elsewhere ``AutoBoost()`` is level O0.
+
+    Args:
+        level (str): ``"O0"``, ``"O1"`` or ``"O2"``. Default: ``"O0"``.
+        boost_config_dict (Union[dict, str, os.PathLike, None]): the settings as a dict, as the path
+            of a JSON file, or None or ``""`` for the defaults. Never changed. Default: ``""``.
+        strict (bool, optional): whether unknown sections and keys are errors (else warnings).
+            Default: None, which is True unless ``MINDSPORE_BOOST_EXT_STRICT=0`` is set.
+
+    Attributes:
+        config (BoostConfig): the checked settings.
+        level (str): the level in force.
+        boost_config_dict: the settings as given.
+
+    Raises:
+        TypeError: if ``level`` or ``boost_config_dict`` has the wrong type.
+        ValueError: for everything wrong with the level or the settings, all in one message.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore_boost_ext import AutoBoost
+        >>> boost = AutoBoost("O1", {"boost": {"mode": "disable_all"}})
+        >>> boost.boost_config["less_bn"]
+        False
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> AutoBoost:
+        """Make an object; without arguments it will share the configuration being built."""
+        instance = super().__new__(cls)
+        current = _BUILDING.get()
+        if current is not None and not args and not kwargs:
+            instance.__dict__.update(current.__dict__)
+        return instance
+
+    def __init__(
+        self, level: str = "O0", boost_config_dict: ConfigSource = "", *, strict: bool | None = None
+    ) -> None:
+        """Check the settings; nothing is applied yet."""
+        if "config" in self.__dict__:
+            return
+        self.config = BoostConfig.parse(level, boost_config_dict, strict=strict)
+        self.level = self.config.level
+        self.boost_config_dict = boost_config_dict
+        self._missing: dict[str, str] = {}
+        self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
+        tell(self.config, stacklevel=3)
+        self._record(self.plan())
+
+    @staticmethod
+    def current(optimizer: nn.Cell | None = None) -> AutoBoost:
+        """Return the configuration being built, else the one that processed ``optimizer``, else O0."""
+        building = _BUILDING.get()
+        return building or getattr(optimizer, _TAG, None) or AutoBoost()
+
+    @property
+    def boost_config(self) -> dict[str, bool]:
+        """Which algorithms are switched on, as a new dict of switches."""
+        return {decision.algorithm: decision.wanted for decision in self.plan()}
+
+    @property
+    def device_number(self) -> int:
+        """Devices in one server."""
+        return self.config.common.device_number
+
+    @property
+    def grad_accumulation_step(self) -> int:
+        """Micro-batches in one accumulation window."""
+        return self.config.grad_accumulation.grad_accumulation_step
+
+    def plan(self) -> tuple[Decision, ...]:
+        """Return the decision on each algorithm, with the prerequisites known so far."""
+        return self.config.plan(self._missing)
+
+    def leave_out(self, algorithm: str, reason: str) -> None:
+        """Note that a prerequisite of ``algorithm`` is not met, so that ``enable_all`` skips it."""
+        self._missing[algorithm] = reason
+        self._record(self.plan())
+
+    def report(self) -> Report:
+        """Return what was applied, skipped or left inactive, and why."""
+        return self._report
+
+    def network_auto_process_train(
+        self, network: nn.Cell, optimizer: nn.Cell
+    ) -> tuple[nn.Cell, nn.Cell]:
+        """Apply the algorithms that change the network or the optimizer.
+
+        Args:
+            network (Cell): the network, without or with its loss.
+            optimizer (Cell): the optimizer over its trainable parameters.
+
+        Returns:
+            tuple(Cell, Cell), the network and the optimizer to train with.
+
+        Raises:
+            NotImplementedError: if an algorithm is asked for that this version does not have.
+        """
+        self._refuse_unavailable()
+        if _BUILDING.get() is None:
+            setattr(optimizer, _TAG, self)
+        return network, optimizer
+
+    def network_auto_process_eval(self, network: nn.Cell) -> nn.Cell:
+        """Give a network for evaluation the form in which it is trained.
+
+        Args:
+            network (Cell): the network for evaluation.
+
+        Raises:
+            NotImplementedError: if an algorithm is asked for that this version does not have.
+        """
+        self._refuse_unavailable()
+        return network
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[AutoBoost]:
+        """While the context is open, ``AutoBoost()`` in this thread is this configuration."""
+        token = _BUILDING.set(self)
+        try:
+            yield self
+        finally:
+            _BUILDING.reset(token)
+
+    def _refuse_unavailable(self) -> None:
+        wanted = [one.algorithm for one in self.plan() if one.wanted]
+        unavailable = [algorithm for algorithm in wanted if algorithm not in AVAILABLE]
+        if unavailable:
+            raise not_implemented(", ".join(unavailable))
+
+    def _record(self, decisions: tuple[Decision, ...]) -> None:
+        for one in decisions:
+            status = APPLIED if one.wanted else INACTIVE if one.asked_by == "-" else SKIPPED
+            self._report.put(Row(one.algorithm, one.asked_by, status, one.reason))
+
+
+__all__ = ["AutoBoost"]

@@ -1,0 +1,69 @@
+"""What this machine offers: versions, devices, and whether convolutions run at full speed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+_SHOWN_VARIABLES = (
+    "ONEDNN_MAX_CPU_ISA",
+    "MINDSPORE_BOOST_EXT_INSTALL",
+    "MINDSPORE_BOOST_EXT_STRICT",
+    "RANK_ID",
+    "MS_ASCEND_CHECK_OVERFLOW_MODE",
+)
+# A healthy convolution is 1-4 times as slow as a matrix product of equal work here; the
+# reference kernel that oneDNN falls back to in some wheels is 20-50 times slower than that.
+_SLOW_RATIO = 12.0
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _seconds(run: Callable[[], Tensor]) -> float:
+    """Return the fastest of three runs after one to warm up."""
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        run().asnumpy()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def convolution_seconds() -> tuple[float, float]:
+    """Return the time of a 3x3 convolution and of a matrix product of equal work, in seconds."""
+    image = Tensor(np.ones((8, 64, 28, 28), np.float32))
+    kernel = Tensor(np.ones((64, 64, 3, 3), np.float32))
+    rows = Tensor(np.ones((8 * 28 * 28, 64 * 9), np.float32))
+    columns = Tensor(np.ones((64 * 9, 64), np.float32))
+    convolution = ops.Conv2D(64, 3, pad_mode="same")
+    return _seconds(lambda: convolution(image, kernel)), _seconds(lambda: ops.matmul(rows, columns))
+
+
+def describe() -> str:
+    """Return the answer to ``--env``: a few lines of text."""
+    packages = ("mindspore_boost_ext", "mindspore", "numpy", "rich", "matplotlib")
+    lines = [f"python {platform.python_version()} on {platform.platform()}, {os.cpu_count()} cores"]
+    lines += [f"{package} {_version(package)}" for package in packages]
+    lines.append(f"device target {ms.get_context('device_target')}")
+    lines += [f"{name}={os.environ[name]}" for name in _SHOWN_VARIABLES if name in os.environ]
+    convolution, product = convolution_seconds()
+    ratio = convolution / product
+    lines.append(
+        f"a 3x3 convolution takes {convolution * 1e3:.1f} ms, {ratio:.1f} times a matrix product of "
+        f"equal work: {'SLOW' if ratio > _SLOW_RATIO else 'full speed'}"
+    )
+    if ratio > _SLOW_RATIO:
+        lines.append("set ONEDNN_MAX_CPU_ISA=AVX2 before MindSpore starts to cure it")
+    return "\n".join(lines)

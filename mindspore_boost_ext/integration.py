@@ -1,0 +1,276 @@
+"""Plugging into MindSpore: ``install``, ``uninstall``, and ``BoostModel``, which needs neither.
+
+``install`` replaces, in MindSpore's modules, what leads to its own boost package: two methods of
+``ms.Model``, the function ``build_train_network`` in the four places where it is visible, and the
+public names of ``mindspore.boost``. At boost level O0 without settings MindSpore's own code runs.
+``uninstall`` puts back what was there. Where someone else has put a wrapper of their own around
+ours meanwhile, theirs stays in place and ours becomes transparent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext._compat import ModelUnderConstruction
+from mindspore_boost_ext._planned import planned
+from mindspore_boost_ext._rules import shown
+from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
+from mindspore_boost_ext.config import ConfigSource
+from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
+
+INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
+
+
+def make_step_cell(network: nn.Cell, optimizer: nn.Cell, loss_scale_manager: Any) -> nn.Cell:
+    """Return the step cell for a network with its loss, as the loss-scale manager demands.
+
+    Args:
+        network (Cell): the network with its loss.
+        optimizer (Cell): the optimizer.
+        loss_scale_manager (LossScaleManager, optional): a manager of ``mindspore.amp``, or None.
+    """
+    sens = None
+    if loss_scale_manager is not None:
+        if not hasattr(loss_scale_manager, "get_update_cell"):
+            raise TypeError(
+                "loss_scale_manager must be a LossScaleManager or None, "
+                f"got {shown(loss_scale_manager)}"
+            )
+        if loss_scale_manager.get_update_cell() is not None:
+            raise NotImplementedError(
+                f"boost with {type(loss_scale_manager).__name__} is not implemented yet: use "
+                "FixedLossScaleManager(drop_overflow_update=False), or amp_level other than O2"
+            )
+        sens = loss_scale_manager.get_loss_scale()
+    return BoostTrainOneStepCell(network, optimizer, sens).set_train()
+
+
+def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
+    """Apply the boost settings of a Model under construction to its network and optimizer."""
+    parts = ModelUnderConstruction(model)
+    level = parts.boost_level
+    if "acc_level" in kwargs:
+        level = kwargs["acc_level"]
+        warn("acc_level is the old name of boost_level: use boost_level", stacklevel=5)
+    boost = AutoBoost(level, kwargs.get("boost_config_dict", ""))
+    parts.boost_level = boost.level
+    if boost.level == "O0":
+        return
+    if parts.optimizer is None:
+        warn(
+            f"boost_level {boost.level} has no effect on a Model without an optimizer",
+            NoEffectWarning,
+            stacklevel=5,
+        )
+        return
+    with boost.building():
+        trained = boost.network_auto_process_train(parts.network, parts.optimizer)
+        if parts.eval_network is not None:
+            parts.eval_network = boost.network_auto_process_eval(parts.eval_network)
+    parts.network, parts.optimizer = trained
+    parts.boost = boost
+
+
+def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> nn.Cell:
+    """Return the step cell of a Model under construction; ``plain_build`` is ms.Model's own way."""
+    parts = ModelUnderConstruction(model)
+    if parts.boost is None:
+        return plain_build(model)
+    plain = parts.plain_train_network(plain_build)
+    return boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
+
+
+def boosted_step(plain: nn.Cell, optimizer: nn.Cell, manager: Any, boost: AutoBoost) -> nn.Cell:
+    """Return our step cell in place of ``plain``, MindSpore's own without loss scaling.
+
+    Where MindSpore needs a step cell of another kind, that one is returned, with a warning.
+    """
+    if type(plain) is not nn.TrainOneStepCell:
+        warn(
+            f"boost has no effect here: MindSpore trains this network with {type(plain).__name__} "
+            "(pipeline stages, or gradient accumulation over them)",
+            NoEffectWarning,
+            stacklevel=6,
+        )
+        if manager is None:
+            return plain
+        return ms.amp.build_train_network(plain.network, optimizer, loss_scale_manager=manager)
+    with boost.building():
+        cell = make_step_cell(plain.network, optimizer, manager)
+    inputs = plain.get_inputs()
+    if inputs:
+        cell.set_inputs(*inputs)
+    if is_main_process():
+        LOGGER.info("%s", boost.report())
+    return cell
+
+
+def boosted_build_train_network(
+    original: Callable[..., nn.Cell],
+    network: nn.Cell,
+    optimizer: nn.Cell,
+    loss_fn: nn.Cell | None = None,
+    level: str = "O0",
+    boost_level: str = "O0",
+    boost_config_dict: ConfigSource = None,
+    **kwargs: Any,
+) -> nn.Cell:
+    """``mindspore.amp.build_train_network`` with the accelerators of ``boost_level``.
+
+    Args:
+        original: MindSpore's function of that name.
+        network, optimizer, loss_fn, level, boost_level, kwargs: as for that function.
+        boost_config_dict: settings for the level, as for ``AutoBoost``.
+    """
+    boost = AutoBoost(boost_level, boost_config_dict)
+    if boost.level == "O0":
+        return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
+    with boost.building():
+        network, optimizer = boost.network_auto_process_train(network, optimizer)
+    if "loss_scale_manager" in kwargs:
+        manager = kwargs.pop("loss_scale_manager")
+    else:
+        manager = _compat.default_loss_scale_manager(level)
+    plain = original(network, optimizer, loss_fn, level, "O0", loss_scale_manager=None, **kwargs)
+    return boosted_step(plain, optimizer, manager, boost)
+
+
+class BoostModel(ms.Model):
+    """``ms.Model`` with the accelerators built in: works whether or not they are installed.
+
+    Takes the arguments of ``mindspore.train.Model``; of them ``boost_level`` and
+    ``boost_config_dict`` are read by this package.
+
+    Raises:
+        ValueError: for everything wrong with the level or the settings, all in one message.
+        NotImplementedError: if an algorithm is asked for that this version does not have.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext import BoostModel
+        >>> net = nn.Dense(4, 2)
+        >>> optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)
+        >>> model = BoostModel(net, nn.MSELoss(), optimizer, boost_level="O1",
+        ...                    boost_config_dict={"boost": {"mode": "disable_all"}})
+        >>> type(model.train_network).__name__
+        'BoostTrainOneStepCell'
+    """
+
+    def _build_boost_network(self, kwargs: dict[str, Any]) -> None:
+        prepare_model(self, kwargs)
+
+    def _build_train_network(self) -> nn.Cell:
+        return build_model(ms.Model._build_train_network, self)
+
+
+class _Session:
+    """One installation: which attributes were replaced, by what, and what stood there before."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def replace(self, holder: Any, name: str, ours: Any) -> None:
+        """Put ``ours`` in place of ``holder.name``."""
+        self._replaced.append((holder, name, ours, vars(holder)[name]))
+        setattr(holder, name, ours)
+
+    def end(self) -> None:
+        """Put back what stood there, except where someone has replaced ours meanwhile."""
+        self.active = False
+        for holder, name, ours, before in reversed(self._replaced):
+            if vars(holder).get(name) is ours:
+                setattr(holder, name, before)
+
+    def wrap(self, original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``ours`` with ``original`` as its first argument while the session is active."""
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self.active:
+                return ours(original, *args, **kwargs)
+            return original(*args, **kwargs)
+
+        return wrapper
+
+
+_lock = threading.RLock()
+_session: _Session | None = None
+
+
+def install() -> None:
+    """Make ``ms.Model``, ``build_train_network`` and ``mindspore.boost`` use this package.
+
+    Calling it again changes nothing. Safe to call from several threads.
+    """
+    global _session
+    with _lock:
+        if _session is not None:
+            return
+        session = _Session()
+        prepare = _compat.model_method(_compat.PREPARE_METHOD)
+        build = _compat.model_method(_compat.BUILD_METHOD)
+        session.replace(
+            ms.Model,
+            _compat.PREPARE_METHOD,
+            session.wrap(prepare, lambda _, model, kwargs: prepare_model(model, kwargs)),
+        )
+        session.replace(ms.Model, _compat.BUILD_METHOD, session.wrap(build, build_model))
+        for holder in _compat.build_function_holders():
+            wrapped = session.wrap(holder.build_train_network, boosted_build_train_network)
+            session.replace(holder, "build_train_network", wrapped)
+        for module, name, holders in _compat.upstream_names():
+            ours = _own(module, name)
+            for holder in holders:
+                session.replace(holder, name, ours)
+        _session = session
+
+
+def uninstall() -> None:
+    """Put back what ``install`` replaced. Calling it again changes nothing. Thread-safe."""
+    global _session
+    with _lock:
+        if _session is not None:
+            _session.end()
+            _session = None
+
+
+def is_installed() -> bool:
+    """Tell whether ``ms.Model`` uses this package."""
+    return _session is not None
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Install for the time of a ``with`` block; what was installed before stays installed."""
+    before = is_installed()
+    install()
+    try:
+        yield
+    finally:
+        if not before:
+            uninstall()
+
+
+def _own(module: str, name: str) -> Any:
+    """Return this package's object for a public name of ``mindspore.boost.<module>``."""
+    try:
+        return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
+    except (ModuleNotFoundError, AttributeError):
+        return planned(name)
+
+
+__all__ = ["BoostModel", "install", "installed", "is_installed", "uninstall"]

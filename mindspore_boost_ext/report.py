@@ -1,0 +1,99 @@
+"""What was done: one row for each algorithm, and the warnings of the package. Imports no MindSpore.
+
+A report answers, for every algorithm, who asked for it, whether it was applied, and why (not).
+Nothing in the package is skipped without a row here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LOGGER = logging.getLogger("mindspore_boost_ext")
+
+APPLIED, SKIPPED, INACTIVE = "applied", "skipped", "inactive"
+
+
+class BoostWarning(UserWarning):
+    """Something the user should know about a configuration or a run that still works."""
+
+
+class NoEffectWarning(BoostWarning):
+    """Something that was asked for changes nothing."""
+
+
+def is_main_process() -> bool:
+    """Tell whether this process speaks for the job: rank 0, or the only one."""
+    return os.environ.get("RANK_ID", "0") in ("", "0")
+
+
+def warn(message: str, category: type[BoostWarning] = BoostWarning, stacklevel: int = 2) -> None:
+    """Issue a warning from rank 0 only; Python's own filter keeps it to once for each cause."""
+    if is_main_process():
+        warnings.warn(message, category, stacklevel=stacklevel + 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a report.
+
+    Attributes:
+        algorithm: name of the switch, for example ``"less_bn"``.
+        asked_by: what switched it on, for example ``"level O1"``; ``"-"`` when nothing did.
+        status: ``"applied"``, ``"skipped"`` (asked for, not done) or ``"inactive"`` (not asked for).
+        reason: why the status is what it is, in one sentence.
+        counts: whole numbers worth knowing, for example ``{"batch_norms_removed": 11}``.
+    """
+
+    algorithm: str
+    asked_by: str
+    status: str
+    reason: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row as text, one string a column."""
+        counts = ", ".join(f"{name}={count}" for name, count in self.counts.items())
+        return (self.algorithm, self.asked_by, self.status, self.reason or "-", counts or "-")
+
+
+class Report:
+    """Rows in a fixed order; a later row of the same algorithm takes the place of the earlier one."""
+
+    HEADINGS = ("algorithm", "asked by", "status", "reason", "counts")
+
+    def __init__(self, title: str) -> None:
+        """Start an empty report under ``title``."""
+        self.title = title
+        self._rows: dict[str, Row] = {}
+
+    def put(self, row: Row) -> None:
+        """Add a row, or replace the one of the same algorithm."""
+        self._rows[row.algorithm] = row
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows, in the order in which their algorithms came up."""
+        return tuple(self._rows.values())
+
+    def __getitem__(self, algorithm: str) -> Row:
+        """Return the row of one algorithm; ``KeyError`` if there is none."""
+        return self._rows[algorithm]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the report as plain data, ready for ``json.dumps``."""
+        rows = [dict(zip(self.HEADINGS[:4], row.cells())) for row in self.rows]
+        for shown, row in zip(rows, self.rows):
+            shown["counts"] = dict(row.counts)  # type: ignore[assignment]
+        return {"title": self.title, "rows": rows}
+
+    def __str__(self) -> str:
+        """Return the report as a table of plain text."""
+        table = [self.HEADINGS, *(row.cells() for row in self.rows)]
+        widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADINGS))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in table]
+        lines.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([self.title, *(line.rstrip() for line in lines)])
