@@ -91,7 +91,7 @@ def stratified_split(
     """Splits indices at random so that each class is divided in the same proportion.
 
     The shuffled indices are sorted by class (a stable sort keeps them shuffled inside a class) and
-    every ``every``-th goes to the test set: a class of n gives n/every test items, give or take one.
+    every ``every``-th goes to the test set: a class of n gives n/every test items, to within 1.
 
     Args:
         labels (np.ndarray): ``[n]``, the classes.

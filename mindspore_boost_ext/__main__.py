@@ -14,9 +14,10 @@ import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from mindspore_boost_ext.config import BoostConfig, LEVELS
+from mindspore_boost_ext.boost import record
+from mindspore_boost_ext.config import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
-from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
+from mindspore_boost_ext.report import Report
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,9 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def explain(config: BoostConfig) -> str:
     """Return what a configuration would do, as a table, with the settings and the notices."""
     report = Report(f"level {config.level}, mode {config.mode} would do this:")
-    for one in config.plan():
-        status = APPLIED if one.wanted else INACTIVE if one.asked_by == "-" else SKIPPED
-        report.put(Row(one.algorithm, one.asked_by, status, one.reason))
+    record(report, config.plan())
     lines = [str(report)]
     for one in config.plan():
         settings = getattr(config, one.algorithm, None)
@@ -91,6 +90,7 @@ def explain(config: BoostConfig) -> str:
 def run_script(script: str, args: Sequence[str]) -> None:
     """Run ``script`` as ``python script args`` would: same argv, path, module, traceback, exit code."""
     sys.argv[:] = [script, *args]
+    script = os.path.abspath(script)
     # "python -m" put the working directory first; plain Python puts the script's folder there.
     sys.path[0] = os.path.dirname(os.path.realpath(script))
     _hide_launcher_frames(script)

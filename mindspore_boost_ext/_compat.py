@@ -121,3 +121,37 @@ def upstream_names() -> Iterator[tuple[str, str, list[Any]]]:
 def build_function_holders() -> list[ModuleType]:
     """Return the four modules in which ``build_train_network`` is visible."""
     return [sys.modules[name] for name in _BUILD_FUNCTION_HOLDERS]
+
+
+# ---- Overflow detection: what the device can do, and the operators that have no public name ----
+
+
+def ascend_soc() -> str:
+    """Return MindSpore's name for the Ascend chip, such as ``"ascend910b"``; empty without one."""
+    from mindspore._c_expression import MSContext
+
+    return str(MSContext.get_instance().get_ascend_soc_version())
+
+
+def has_all_finite_package() -> bool:
+    """Tell whether the package that carries AllFinite is there and fits the installed CANN."""
+    from mindspore.run_check._check_version import AscendEnvChecker
+
+    try:
+        return bool(AscendEnvChecker(None).check_custom_version())
+    except OSError:
+        return False
+
+
+def float_status_register() -> tuple[Any, Any]:
+    """Return the operators that read and that clear the float-status register of Ascend."""
+    from mindspore.ops.operations import math_ops
+
+    return math_ops.NPUGetFloatStatusV2(), math_ops.NPUClearFloatStatusV2()
+
+
+def all_finite_operator() -> Any:
+    """Return AllFinite: one kernel for a tuple of tensors, True when something is NOT finite."""
+    from mindspore.ops.operations import nn_ops
+
+    return nn_ops.AllFinite()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 
@@ -13,8 +14,9 @@ def not_implemented(name: str) -> NotImplementedError:
     )
 
 
+@functools.lru_cache(maxsize=None)
 def planned(name: str) -> type:
-    """Return a class of that name which raises ``NotImplementedError`` when it is called."""
+    """Return the class of that name which raises ``NotImplementedError`` when it is called."""
 
     def refuse(cls: type, *args: Any, **kwargs: Any) -> NoReturn:
         raise not_implemented(name)

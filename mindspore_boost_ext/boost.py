@@ -76,7 +76,7 @@ class AutoBoost:
         self._missing: dict[str, str] = {}
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         tell(self.config, stacklevel=3)
-        self._record(self.plan())
+        record(self._report, self.plan())
 
     @staticmethod
     def current(optimizer: nn.Cell | None = None) -> AutoBoost:
@@ -106,7 +106,7 @@ class AutoBoost:
     def leave_out(self, algorithm: str, reason: str) -> None:
         """Note that a prerequisite of ``algorithm`` is not met, so that ``enable_all`` skips it."""
         self._missing[algorithm] = reason
-        self._record(self.plan())
+        record(self._report, self.plan())
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
@@ -159,10 +159,16 @@ class AutoBoost:
         if unavailable:
             raise not_implemented(", ".join(unavailable))
 
-    def _record(self, decisions: tuple[Decision, ...]) -> None:
-        for one in decisions:
-            status = APPLIED if one.wanted else INACTIVE if one.asked_by == "-" else SKIPPED
-            self._report.put(Row(one.algorithm, one.asked_by, status, one.reason))
+
+def record(report: Report, decisions: tuple[Decision, ...]) -> None:
+    """Put a row into ``report`` for each decision."""
+    for one in decisions:
+        status, reason = APPLIED, one.reason
+        if not one.wanted:
+            status = INACTIVE if one.asked_by == "-" else SKIPPED
+        elif one.algorithm not in AVAILABLE:
+            status, reason = SKIPPED, "not implemented yet: training raises NotImplementedError"
+        report.put(Row(one.algorithm, one.asked_by, status, reason))
 
 
-__all__ = ["AutoBoost"]
+__all__ = ["AutoBoost", "record"]

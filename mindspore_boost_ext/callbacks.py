@@ -20,21 +20,21 @@ How it combines: with every algorithm and every other callback.
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
-import sys
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Callable, Protocol
+from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from mindspore.communication import GlobalComm, get_rank
 from mindspore.train import Callback, RunContext
 
+from mindspore_boost_ext._display import Display, PlainDisplay, make_display
+from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.history import (
     HistoryWriter,
     PathLike,
@@ -42,60 +42,13 @@ from mindspore_boost_ext.history import (
     plot_history,
     read_history,
 )
+from mindspore_boost_ext.learning_rate import host_array, read_learning_rate
+from mindspore_boost_ext.report import LOGGER
 
 __all__ = ["BoostMonitor", "plot_history", "read_history", "read_learning_rate"]
 
-logger = logging.getLogger("mindspore_boost_ext")
 
 _SMOOTHING = 0.9
-_REFRESH_SECONDS = 0.1
-
-
-def read_learning_rate(optimizer: Any) -> float | list[float] | None:
-    """Read the learning rate that the next update of `optimizer` will use, and change nothing.
-
-    Args:
-        optimizer (nn.Optimizer): A MindSpore optimizer, or a Cell that wraps one as ``opt`` or
-            ``optimizer`` (``nn.LARS``). Anything with ``learning_rate`` and ``global_step``.
-
-    Returns:
-        float; list[float] when parameter groups have their own rates: one for each distinct rate in
-        the order of the parameters, so groups that share the default rate count once; ``None`` when
-        the object has no learning rate or computes it inside the update (``nn.AdaFactor`` with
-        ``relative_step=True``).
-
-    Examples:
-        >>> from mindspore import nn
-        >>> from mindspore_boost_ext.callbacks import read_learning_rate
-        >>> read_learning_rate(nn.SGD(nn.Dense(2, 2).trainable_params(), [0.5, 0.25]))
-        0.5
-    """
-    for name in ("opt", "optimizer"):
-        inner = getattr(optimizer, name, None)
-        if getattr(inner, "learning_rate", None) is not None:
-            return read_learning_rate(inner)
-    rate = getattr(optimizer, "learning_rate", None)
-    if rate is None or getattr(optimizer, "relative_step", False):
-        return None
-    if isinstance(rate, (list, tuple, nn.CellList)):
-        # MindSpore keeps one entry a parameter; those of one group are the same object.
-        distinct = {id(entry): entry for entry in rate}.values()
-        return [_rate_at(entry, optimizer) for entry in distinct]
-    return _rate_at(rate, optimizer)
-
-
-def _rate_at(rate: Any, optimizer: Any) -> float:
-    if isinstance(rate, nn.Cell):
-        # `construct` runs the operators eagerly in both modes; calling the Cell would compile a
-        # second graph for it. A copy of the step keeps the optimizer's own Parameter out of it.
-        rate = rate.construct(Tensor(optimizer.global_step.asnumpy(), ms.int32))
-    return float(np.reshape(_host_array(rate), ()))
-
-
-def _host_array(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dtype == ms.bfloat16:
-        value = value.astype(ms.float32)  # NumPy has no bfloat16
-    return value.asnumpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
 def _loss_value(outputs: Any) -> float | None:
@@ -103,7 +56,7 @@ def _loss_value(outputs: Any) -> float | None:
     if isinstance(outputs, (tuple, list)):
         outputs = outputs[0] if outputs else None
     if isinstance(outputs, (Tensor, np.ndarray, np.number, int, float)):
-        return float(np.mean(_host_array(outputs)))
+        return float(np.mean(host_array(outputs)))
     return None
 
 
@@ -113,100 +66,6 @@ def _rank() -> int:
         return int(get_rank())
     text = os.environ.get("RANK_ID", "0")
     return int(text) if text.isdigit() else 0
-
-
-class _Display(Protocol):
-    """Where progress is shown."""
-
-    def begin_epoch(self, title: str, steps: int) -> None: ...
-
-    def step(self, step: int, text: str) -> None: ...
-
-    def line(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _PlainDisplay:
-    """One line every `interval` steps (about ten an epoch when ``None``) on standard error."""
-
-    def __init__(self, interval: int | None) -> None:
-        self._chosen = interval
-        self._interval = interval or 1
-        self._title, self._steps, self._last = "", 0, 0
-
-    def begin_epoch(self, title: str, steps: int) -> None:
-        self._title, self._steps, self._last = title, steps, 0
-        self._interval = self._chosen or max(1, steps // 10)
-
-    def step(self, step: int, text: str) -> None:
-        # Division instead of remainder: in sink mode the count jumps.
-        if step // self._interval > self._last // self._interval:
-            self.line(f"{self._title}  step {step}/{self._steps}  {text}")
-        self._last = step
-
-    def line(self, text: str) -> None:
-        try:
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
-        except (AttributeError, OSError, ValueError):
-            pass  # standard error is absent, broken or closed: training matters more
-
-    def close(self) -> None:
-        pass
-
-
-class _RichDisplay:
-    """A progress bar an epoch; the epochs' lines stand above it."""
-
-    def __init__(self, console: Any) -> None:
-        from rich import progress
-
-        self._progress = progress.Progress(
-            progress.TextColumn("{task.description}"),
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.fields[text]}", markup=False),
-            console=console,
-            transient=True,
-            # No refresh thread: data loaders fork while the bar is shown.
-            auto_refresh=False,
-            # Else the user's own prints, perhaps sent to a file, would end up on this console.
-            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
-        )
-        self._task: Any = None
-        self._drawn = 0.0
-
-    def begin_epoch(self, title: str, steps: int) -> None:
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(title, total=steps, text="")
-        self._progress.start()
-
-    def step(self, step: int, text: str) -> None:
-        now = time.perf_counter()
-        due = now - self._drawn >= _REFRESH_SECONDS
-        self._progress.update(self._task, completed=step, text=text, refresh=due)
-        self._drawn = now if due else self._drawn
-
-    def line(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        self._progress.stop()
-
-
-def _make_display(interval: int | None) -> _Display:
-    """The rich bar when rich is installed and standard error can show it, else plain lines."""
-    try:
-        from rich import console as rich_console
-    except ImportError:
-        return _PlainDisplay(interval)
-    console = rich_console.Console(stderr=True)
-    if console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal):
-        return _RichDisplay(console)
-    return _PlainDisplay(interval)
 
 
 @dataclass
@@ -248,7 +107,7 @@ class _Run:
     batch_size: int | None
     last_step: int
     writer: HistoryWriter | None
-    display: _Display | None
+    display: Display | None
     throughput: _Throughput = field(default_factory=_Throughput)
     epoch: _Epoch | None = None
     last_epoch: int = 0
@@ -267,7 +126,7 @@ class _Run:
         except Exception as error:  # user-written schedules and cells may raise anything
             if what not in self.warned:
                 self.warned.add(what)
-                logger.warning("BoostMonitor cannot read the %s: %s", what, error)
+                LOGGER.warning("BoostMonitor cannot read the %s: %s", what, error)
             return None
 
     def close(self) -> None:
@@ -365,7 +224,7 @@ class BoostMonitor(Callback):
             batch_size=_batch_size(params.get("train_dataset")),
             last_step=params.cur_step_num,
             writer=HistoryWriter(self._history_path) if self._history_path else None,
-            display=_make_display(self._log_interval) if self._progress else None,
+            display=make_display(self._log_interval) if self._progress else None,
         )
         self._run.emit(_start_record(params, self._run))
 
@@ -429,7 +288,7 @@ class BoostMonitor(Callback):
         metrics = dict(run_context.original_args().get("metrics") or {})
         record: Record = {"event": "eval", "metrics": metrics}
         if self._progress:
-            _PlainDisplay(None).line(f"eval  {_text(record)}")
+            PlainDisplay(None).line(f"eval  {_text(record)}")
         if self._history_path:
             writer = HistoryWriter(self._history_path)
             writer.write(record)
@@ -471,14 +330,12 @@ def _batch_size(dataset: Any) -> int | None:
 
 
 def _start_record(params: Any, run: _Run) -> Record:
-    import mindspore_boost_ext as package  # not above: the package imports this module
-
     mode = ms.get_context("mode")
     record: Record = {
         "event": "start",
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {
-            "mindspore_boost_ext": getattr(package, "__version__", None),
+            "mindspore_boost_ext": __version__,
             "mindspore": ms.__version__,
             "python": platform.python_version(),
         },

@@ -229,7 +229,8 @@ def plot_history(
     figure = Figure(figsize=(4.2 * columns, 2.7 * rows + 0.3), layout="constrained")
     FigureCanvasAgg(figure)
     for position, (group, key) in enumerate(panels, start=1):
-        axes = figure.add_subplot(rows, columns, position)
+        first = figure.axes[0] if figure.axes else None
+        axes = figure.add_subplot(rows, columns, position, sharex=first)
         for index, (label, run) in enumerate(runs.items()):
             _draw(axes, run, group, key, color=f"C{index % 10}", label=label)
         _finish(axes, key, lowest=position > len(panels) - columns)

@@ -229,9 +229,12 @@ def install() -> None:
             session.wrap(prepare, lambda _, model, kwargs: prepare_model(model, kwargs)),
         )
         session.replace(ms.Model, _compat.BUILD_METHOD, session.wrap(build, build_model))
+        wrappers: dict[Any, Any] = {}
         for holder in _compat.build_function_holders():
-            wrapped = session.wrap(holder.build_train_network, boosted_build_train_network)
-            session.replace(holder, "build_train_network", wrapped)
+            function = holder.build_train_network
+            if function not in wrappers:
+                wrappers[function] = session.wrap(function, boosted_build_train_network)
+            session.replace(holder, "build_train_network", wrappers[function])
         for module, name, holders in _compat.upstream_names():
             ours = _own(module, name)
             for holder in holders:

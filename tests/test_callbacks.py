@@ -15,9 +15,10 @@ import pytest
 from mindspore import Tensor, nn
 from mindspore.train import Callback, LossMonitor
 
-from mindspore_boost_ext import callbacks, history
+from mindspore_boost_ext import _display, callbacks, history
 from mindspore_boost_ext.callbacks import BoostMonitor, read_learning_rate
 from mindspore_boost_ext.history import HistoryWriter, plot_history, read_history
+from mindspore_boost_ext.report import Report, Row
 
 MODES = [pytest.param(ms.GRAPH_MODE, id="graph"), pytest.param(ms.PYNATIVE_MODE, id="pynative")]
 STEPS = 3  # an epoch: 11 samples in batches of 4, the last one smaller
@@ -279,6 +280,17 @@ def test_tuple_outputs_observations_and_report(mode, tmp_path):
     assert steps[0]["boost"] == expected
 
 
+def test_report_of_the_package_goes_into_the_start_record():
+    report = Report("AutoBoost")
+    report.put(Row("less_bn", "level O1", "applied", "", {"batch_norms_removed": 2}))
+    written = callbacks._report(types.SimpleNamespace(report=lambda: report))
+    assert written == report.to_dict()
+    assert json.loads(json.dumps(history.strict_json(written)))["rows"][0]["counts"] == {
+        "batch_norms_removed": 2
+    }
+    assert callbacks._report(object()) is None
+
+
 @pytest.mark.parametrize(
     ("outputs", "loss"),
     [
@@ -356,7 +368,7 @@ def test_plain_lines_without_rich(monkeypatch, capsys):
 
 
 def test_plain_lines_default_to_ten_an_epoch(capsys):
-    display = callbacks._PlainDisplay(None)
+    display = _display.PlainDisplay(None)
     display.begin_epoch("epoch 1/1", 100)
     for step in range(1, 101):
         display.step(step, "")
@@ -377,7 +389,7 @@ def test_rich_bar_on_a_terminal(monkeypatch):
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=120, _environ={"TERM": "xterm"})
     monkeypatch.setattr("rich.console.Console", lambda stderr: terminal)
-    monkeypatch.setattr(callbacks, "_REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(_display, "_REFRESH_SECONDS", 0.0)
     train(progress=True, epochs=2)
     shown = screen.getvalue()
     assert "3/3" in shown
@@ -387,7 +399,7 @@ def test_rich_bar_on_a_terminal(monkeypatch):
 
 def test_plain_lines_when_rich_has_no_terminal(capsys):
     pytest.importorskip("rich")
-    assert isinstance(callbacks._make_display(None), callbacks._PlainDisplay)
+    assert isinstance(_display.make_display(None), _display.PlainDisplay)
 
 
 def test_failing_training_closes_the_display(tmp_path):

@@ -1,0 +1,82 @@
+"""Timing by pairs: two steps take turns in one process, and only their ratio is reported.
+
+A machine's speed drifts by far more than the few per cent to be seen here. Within one pair it hardly
+does, so the median over many pairs is steady where two separate timings are not.
+"""
+
+from __future__ import annotations
+
+import os
+
+# oneDNN of some MindSpore wheels falls back to a reference convolution on AVX-512 machines.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import mindspore as ms
+
+MODES = {"GRAPH": ms.GRAPH_MODE, "PYNATIVE": ms.PYNATIVE_MODE}
+
+
+class Ratio(NamedTuple):
+    """Result of a paired timing.
+
+    Attributes:
+        median: median over the pairs of time(candidate) / time(reference).
+        low: lower quartile of these ratios.
+        high: upper quartile of these ratios.
+        reference_ms: median time of one reference step, in milliseconds.
+    """
+
+    median: float
+    low: float
+    high: float
+    reference_ms: float
+
+
+def paired(
+    candidate: Callable[[], object],
+    reference: Callable[[], object],
+    pairs: int = 40,
+    steps: int = 5,
+    warm_up: int = 5,
+) -> Ratio:
+    """Time two steps by turns and return the median ratio.
+
+    Args:
+        candidate: runs one step and waits for it.
+        reference: runs one step of what it is compared with.
+        pairs: number of pairs; the order within a pair alternates.
+        steps: steps in each half of a pair.
+        warm_up: steps of each before the first pair; compilation falls in here.
+    """
+    for _ in range(warm_up):
+        candidate()
+        reference()
+    ratios, references = [], []
+    for pair in range(pairs):
+        order = (candidate, reference) if pair % 2 else (reference, candidate)
+        times = {}
+        for step in order:
+            start = time.perf_counter()
+            for _ in range(steps):
+                step()
+            times[step] = time.perf_counter() - start
+        ratios.append(times[candidate] / times[reference])
+        references.append(times[reference] / steps * 1e3)
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return Ratio(median, low, high, statistics.median(references))
+
+
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows under headings as a Markdown table, with the machine above it."""
+    print(f"\n{title}\n")
+    print(f"MindSpore {ms.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores\n")
+    print("| " + " | ".join(headings) + " |")
+    print("|" + "---|" * len(headings))
+    for row in rows:
+        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)

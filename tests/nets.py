@@ -1,0 +1,114 @@
+"""Small networks, data and optimizers for the tests. Everything is a function of its seed."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
+CLASSES, FEATURES, BATCH = 3, 5, 8
+
+
+class MLP(nn.Cell):
+    """Dense, ReLU, Dense with fixed weights, so that two of them are equal."""
+
+    def __init__(self, seed=0, hidden=7):
+        super().__init__()
+        self.first = nn.Dense(FEATURES, hidden)
+        self.relu = nn.ReLU()
+        self.second = nn.Dense(hidden, CLASSES)
+        fill(self, seed)
+
+    def construct(self, x):
+        return self.second(self.relu(self.first(x)))
+
+
+class ConvNet(nn.Cell):
+    """Convolution, BatchNorm, dropout, Dense: statistics and random numbers in the step."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU()
+        self.flatten = nn.Flatten()
+        self.head = nn.Dense(4 * 6 * 6, CLASSES)
+        fill(self, seed)
+
+    def construct(self, x):
+        return self.head(self.flatten(self.relu(self.norm(self.conv(x)))))
+
+
+def fill(net, seed=0):
+    """Give every parameter of the network values drawn from ``seed``."""
+    generator = np.random.default_rng(seed)
+    for parameter in net.trainable_params():
+        values = generator.normal(0, 0.3, parameter.shape).astype(np.float32)
+        parameter.set_data(Tensor(values))
+    return net
+
+
+def batches(count, seed=1, image=False):
+    """Return ``count`` pairs (inputs, labels) as NumPy arrays."""
+    generator = np.random.default_rng(seed)
+    shape = (BATCH, 1, 6, 6) if image else (BATCH, FEATURES)
+    return [
+        (
+            generator.normal(0, 1, shape).astype(np.float32),
+            generator.integers(0, CLASSES, BATCH).astype(np.int32),
+        )
+        for _ in range(count)
+    ]
+
+
+def dataset(count=4, seed=1, image=False):
+    """Return the same batches as a MindSpore dataset."""
+    pairs = batches(count, seed, image)
+    inputs = np.concatenate([pair[0] for pair in pairs])
+    labels = np.concatenate([pair[1] for pair in pairs])
+    return ms.dataset.NumpySlicesDataset((inputs, labels), shuffle=False).batch(BATCH)
+
+
+def loss_fn():
+    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+
+
+def weights(net):
+    """Return all parameters of a cell as a dict name -> NumPy array."""
+    return {parameter.name: parameter.asnumpy().copy() for parameter in net.get_parameters()}
+
+
+def assert_same_weights(one, two):
+    """Demand bit-identical parameters."""
+    first, second = weights(one), weights(two)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+def momentum(params, **kwargs):
+    return nn.Momentum(params, learning_rate=0.05, momentum=0.9, **kwargs)
+
+
+# Every optimizer of mindspore.nn with CPU kernels. Lamb and LARS have none.
+OPTIMIZERS = {
+    "SGD": lambda params: nn.SGD(params, learning_rate=0.05, momentum=0.9, weight_decay=1e-3),
+    "Momentum": lambda params: nn.Momentum(params, 0.05, 0.9, weight_decay=1e-3),
+    "Adam": lambda params: nn.Adam(params, 0.01, weight_decay=1e-3),
+    "AdamWeightDecay": lambda params: nn.AdamWeightDecay(params, 0.01, weight_decay=1e-2),
+    "RMSProp": lambda params: nn.RMSProp(params, 0.01),
+    "Adagrad": lambda params: nn.Adagrad(params, learning_rate=0.01),
+    "FTRL": lambda params: nn.FTRL(params, learning_rate=0.05),
+    "LazyAdam": lambda params: nn.LazyAdam(params, 0.01),
+    "AdaFactor": lambda params: nn.AdaFactor(
+        params, learning_rate=0.01, scale_parameter=False, relative_step=False
+    ),
+    "AdaMax": lambda params: nn.AdaMax(params, 0.01),
+    "Adadelta": lambda params: nn.Adadelta(params, 0.1),
+    "ASGD": lambda params: nn.ASGD(params, 0.01),
+    "Rprop": lambda params: nn.Rprop(params, 0.01),
+    "ProximalAdagrad": lambda params: nn.ProximalAdagrad(params, learning_rate=0.05),
+    "AdamOffload": lambda params: nn.AdamOffload(params, 0.01),
+}
+
+

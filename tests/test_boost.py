@@ -1,0 +1,105 @@
+"""AutoBoost: no singleton, nothing mutated, the Model's configuration inside a step cell."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import nets
+import pytest
+
+import mindspore_boost_ext
+from mindspore_boost_ext import AutoBoost, BoostConfigError, NoEffectWarning
+
+OFF = {"boost": {"mode": "disable_all"}}
+
+
+def test_each_autoboost_has_its_own_configuration():
+    first = AutoBoost("O1", {"grad_freeze": {"freeze_p": 0.25}})
+    with pytest.raises(BoostConfigError):
+        AutoBoost("O1", {"grad_freeze": {"freeze_p": 2}})
+    second = AutoBoost("O2")
+    assert (first.level, first.config.grad_freeze.freeze_p) == ("O1", 0.25)
+    assert (second.level, second.config.grad_freeze.freeze_p) == ("O2", 0.7)
+    assert AutoBoost().level == "O0"
+
+
+def test_manual_mode_changes_no_table():
+    source = {"boost": {"mode": "manual", "less_bn": False, "adasum": True}}
+    before = copy.deepcopy(source)
+    AutoBoost("O1", source)
+    assert source == before
+    assert AutoBoost("O1").boost_config == {
+        "less_bn": True,
+        "grad_freeze": True,
+        "adasum": False,
+        "grad_accumulation": False,
+        "dim_reduce": False,
+        "loss_scale_group": False,
+    }
+
+
+def test_without_arguments_it_is_the_one_being_built():
+    boost = AutoBoost("O1", OFF)
+    with boost.building():
+        assert AutoBoost().config is boost.config
+        assert AutoBoost("O2").level == "O2"
+        with AutoBoost("O2").building():
+            assert AutoBoost().level == "O2"
+        assert AutoBoost().level == "O1"
+    assert AutoBoost().level == "O0"
+
+
+def test_a_failed_build_leaves_nothing_behind():
+    with pytest.raises(RuntimeError, match="build failed"), AutoBoost("O1").building():
+        raise RuntimeError("build failed")
+    assert AutoBoost().level == "O0"
+
+
+def test_threads_do_not_see_each_other():
+    seen = []
+    with AutoBoost("O2").building():
+        thread = threading.Thread(target=lambda: seen.append(AutoBoost().level))
+        thread.start()
+        thread.join()
+    assert seen == ["O0"]
+
+
+def test_what_has_no_effect_is_told_once():
+    with pytest.warns(NoEffectWarning) as caught:
+        AutoBoost("O1", {"boost": {"mode": "disable_all", "less_bn": True}, "common": {"device_number": 2}})
+    assert len(caught) == 1
+    assert "boost.less_bn=True" in str(caught[0].message)
+    assert "section 'common'" in str(caught[0].message)
+
+
+def test_an_algorithm_that_does_not_exist_is_never_a_silent_no_op():
+    net = nets.MLP()
+    missing = AutoBoost("O2").boost_config.keys() - mindspore_boost_ext.boost.AVAILABLE
+    for algorithm in missing:
+        source = {
+            "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, algorithm: True}
+        }
+        if algorithm == "dim_reduce":
+            source["dim_reduce"] = {"pca_mat_path": "basis.npz"}
+        boost = AutoBoost("O1", source)
+        with pytest.raises(NotImplementedError, match=algorithm):
+            boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
+        with pytest.raises(NotImplementedError, match=algorithm):
+            boost.network_auto_process_eval(net)
+        assert boost.report()[algorithm].status == "skipped"
+
+
+def test_report_says_who_asked():
+    boost = AutoBoost("O1", {"boost": {"mode": "manual", "grad_accumulation": False}})
+    assert boost.report()["less_bn"].asked_by == "level O1"
+    assert boost.report()["grad_accumulation"].reason == "boost.grad_accumulation=False"
+    assert boost.report()["adasum"].reason == "not in level O1"
+
+
+def test_enable_all_reports_what_the_run_does_not_allow():
+    boost = AutoBoost("O1", {"boost": {"mode": "enable_all"}})
+    boost.leave_out("adasum", "one process only")
+    row = boost.report()["adasum"]
+    assert (row.status, row.reason) == ("skipped", "one process only")
+    assert not boost.boost_config["adasum"]

@@ -1,0 +1,132 @@
+"""The plain step cell: MindSpore's own step, bit for bit, with the loss returned."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell, BoostWarning
+
+
+def train(cell_class, optimizer, steps=20, seed=0, sens=None, **optimizer_settings):
+    net = nets.MLP(seed)
+    cell = cell_class(
+        nn.WithLossCell(net, nets.loss_fn()),
+        optimizer(net.trainable_params(), **optimizer_settings),
+        sens,
+    )
+    cell.set_train()
+    losses = [cell(Tensor(x), Tensor(y)).asnumpy() for x, y in nets.batches(steps)]
+    return cell, losses
+
+
+@pytest.mark.parametrize("name", nets.OPTIMIZERS)
+def test_every_optimizer_gives_the_weights_of_the_plain_step(mode, name):
+    plain, plain_losses = train(nn.TrainOneStepCell, nets.OPTIMIZERS[name])
+    boosted, losses = train(BoostTrainOneStepCell, nets.OPTIMIZERS[name])
+    nets.assert_same_weights(boosted, plain)  # moments and global step are among these
+    np.testing.assert_array_equal(losses, plain_losses)
+    assert losses[0] != losses[-1]
+
+
+def test_statistics_and_random_numbers_are_those_of_the_plain_step(mode):
+    def run(cell_class):
+        ms.set_seed(5)
+        net = nets.ConvNet()
+        net.relu = nn.SequentialCell(nn.ReLU(), nn.Dropout(p=0.5))
+        nets.fill(net)
+        cell = cell_class(
+            nn.WithLossCell(net, nets.loss_fn()), nets.momentum(net.trainable_params())
+        ).set_train()
+        for x, y in nets.batches(5, image=True):
+            cell(Tensor(x), Tensor(y))
+        return cell
+
+    nets.assert_same_weights(run(BoostTrainOneStepCell), run(nn.TrainOneStepCell))
+
+
+@pytest.mark.parametrize("sens", [None, 1, 1.0, 8.0, 1024])
+def test_loss_is_returned_unscaled_for_every_sens(mode, sens):
+    settings = {"loss_scale": float(sens or 1.0)}
+    _, plain = train(nn.TrainOneStepCell, nets.momentum, steps=2, sens=None)
+    _, losses = train(BoostTrainOneStepCell, nets.momentum, steps=2, sens=sens, **settings)
+    # A power of two scales fp32 without rounding, so even the second loss is bit-identical.
+    np.testing.assert_array_equal(losses, plain)
+
+
+@pytest.mark.parametrize("sens", ["1024", True, [1.0], Tensor(1.0)])
+def test_sens_that_is_no_number_is_a_type_error(sens):
+    net = nets.MLP()
+    with pytest.raises(TypeError, match="sens must be a number or None, got"):
+        BoostTrainOneStepCell(net, nets.momentum(net.trainable_params()), sens)
+
+
+def test_sens_zero_is_a_value_error():
+    net = nets.MLP()
+    with pytest.raises(ValueError, match="sens"):
+        BoostTrainOneStepCell(net, nets.momentum(net.trainable_params()), 0)
+
+
+@pytest.mark.parametrize(("sens", "own"), [(1024.0, 1.0), (None, 512.0), (8, 16.0)])
+def test_unequal_loss_scales_are_told_before_the_first_step(sens, own):
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params(), loss_scale=own)
+    with pytest.warns(BoostWarning, match=rf"loss_scale={own}.*loss_scale={float(sens or 1)}"):
+        BoostTrainOneStepCell(net, optimizer, sens)
+
+
+def test_names_that_public_subclasses_use_are_there(mode):
+    """The construct that public subclasses of BoostTrainOneStepCell write, with clipping added."""
+
+    class Clipped(BoostTrainOneStepCell):
+        def construct(self, *inputs):
+            if self.freeze:
+                loss = self.gradient_freeze_process(*inputs)
+            else:
+                loss = self.network(*inputs)
+                sens = ops.fill(loss.dtype, loss.shape, self.sens)
+                grads = self.grad(self.network, self.weights)(*inputs, sens)
+                grads = ops.clip_by_global_norm(grads, 1e3)
+                grads = self.grad_reducer(grads)
+                if self.use_grad_accumulation:
+                    loss = self.gradient_accumulation_process(loss, grads, sens, *inputs)
+                elif self.enable_dim_reduce:
+                    loss = ops.depend(
+                        loss,
+                        self.dim_reduce(
+                            loss, grads, sens, self.weights, self.weights_clone, *inputs
+                        ),
+                    )
+                elif self.enable_adasum:
+                    loss = ops.depend(loss, self.adasum_process(loss, grads))
+                else:
+                    loss = ops.depend(loss, self.optimizer(grads))
+            return loss
+
+    _, losses = train(Clipped, nets.momentum, steps=3)
+    _, plain = train(nn.TrainOneStepCell, nets.momentum, steps=3)
+    # The bound on the norm is never reached, but clipping may reorder one multiplication.
+    np.testing.assert_allclose(losses, plain, rtol=1e-6)
+
+
+def test_gradients_of_other_losses_than_scalars(mode):
+    net = nets.MLP()
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True)  # one loss for each sample
+    cell = BoostTrainOneStepCell(
+        nn.WithLossCell(net, loss), nets.momentum(net.trainable_params())
+    ).set_train()
+    (x, y), = nets.batches(1)
+    assert cell(Tensor(x), Tensor(y)).shape == (nets.BATCH,)
+
+
+def test_configuration_follows_the_optimizer_that_autoboost_processed():
+    net = nets.MLP()
+    boost = AutoBoost("O1", {"boost": {"mode": "disable_all"}})
+    processed = boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
+    assert BoostTrainOneStepCell(*processed).auto_boost is boost
+    plain = BoostTrainOneStepCell(net, nets.momentum(net.trainable_params()))
+    assert plain.auto_boost.level == "O0"
+    assert plain.report()["less_bn"].status == "inactive"

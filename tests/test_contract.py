@@ -1,0 +1,140 @@
+"""Every algorithm goes through one list of checks; a new one joins by an entry in ``ALGORITHMS``.
+
+Off is bit-identical to plain training; on, the loss falls; the report says so; a run that is saved
+and loaded into fresh objects continues bit-identically; the same seed gives the same weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from mindspore_boost_ext import AutoBoost
+
+STEPS, RESUME_AT = 12, 7  # the resume point divides no window and no schedule
+
+
+def switched(**switches):
+    """Return a configuration in which just these switches are on."""
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    return {"boost": {"mode": "manual", **off, **switches}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """What the suite needs to know of an algorithm.
+
+    ``on`` switches it on, with settings that act within a few steps; ``row`` is its switch (None for
+    no algorithm at all); ``model`` gives further arguments of ms.Model from the network.
+    """
+
+    name: str
+    on: dict[str, Any]
+    row: str | None = None
+    model: Callable[[Any], dict[str, Any]] = lambda net: {}
+
+
+ALGORITHMS = [
+    Algorithm("nothing", switched()),
+]
+everyone = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: one.name)
+
+
+def build(config, level="O1", model_arguments=None):
+    ms.set_seed(3)
+    net = nets.MLP()
+    arguments = {
+        "optimizer": nets.momentum(net.trainable_params()),
+        "boost_level": level,
+        "boost_config_dict": config,
+    }
+    arguments.update(model_arguments(net) if model_arguments else {})
+    return net, ms.Model(net, nets.loss_fn(), **arguments)
+
+
+def run(model, steps):
+    losses = []
+    for x, y in steps:
+        output = model.train_network(Tensor(x), Tensor(y))
+        losses.append(float((output[0] if isinstance(output, tuple) else output).asnumpy()))
+    return losses
+
+
+@everyone
+def test_off_is_bit_identical_to_plain_training(mode, algorithm):
+    off = copy.deepcopy(algorithm.on)
+    off["boost"].update(dict.fromkeys(AutoBoost().boost_config, False))
+    sections = [name for name in off if name != "boost"]
+    for name in sections:  # a section without its switch would be told as ineffective
+        del off[name]
+    steps = nets.batches(STEPS)
+    net, model = build(off)
+    plain_net, plain = build(None, level="O0")
+    assert run(model, steps) == run(plain, steps)
+    nets.assert_same_weights(net, plain_net)
+
+
+@everyone
+def test_on_the_loss_is_finite_and_falls(mode, algorithm):
+    net, model = build(algorithm.on, model_arguments=algorithm.model)
+    (x, y), *_ = nets.batches(1)
+    losses = run(model, [(x, y)] * 30)
+    assert np.isfinite(losses).all()
+    # One batch, 30 steps of momentum at a small rate: a plain run falls by far more than this.
+    assert losses[-1] < 0.8 * losses[0]
+    model.train(1, nets.dataset(2), dataset_sink_mode=False)
+    assert all(np.isfinite(value).all() for value in nets.weights(net).values())
+
+
+@everyone
+def test_report_says_what_was_applied(algorithm):
+    _, model = build(algorithm.on, model_arguments=algorithm.model)
+    report = model.train_network.report()
+    applied = {row.algorithm for row in report.rows if row.status == "applied"}
+    assert applied == ({algorithm.row} if algorithm.row else set())
+
+
+@everyone
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(mode, algorithm, tmp_path):
+    steps = nets.batches(STEPS)
+    _, whole = build(algorithm.on, model_arguments=algorithm.model)
+    expected = run(whole, steps)
+
+    _, first = build(algorithm.on, model_arguments=algorithm.model)
+    run(first, steps[:RESUME_AT])
+    path = str(tmp_path / "run.ckpt")
+    ms.save_checkpoint(first.train_network, path)
+
+    _, second = build(algorithm.on, model_arguments=algorithm.model)
+    not_loaded, _ = ms.load_param_into_net(second.train_network, ms.load_checkpoint(path))
+    assert not not_loaded
+    assert run(second, steps[RESUME_AT:]) == expected[RESUME_AT:]
+    nets.assert_same_weights(second.train_network, whole.train_network)
+
+
+@everyone
+def test_the_same_seed_gives_the_same_weights(mode, algorithm):
+    runs = []
+    for _ in range(2):
+        _, model = build(algorithm.on, model_arguments=algorithm.model)
+        run(model, nets.batches(STEPS))
+        runs.append(model.train_network)
+    nets.assert_same_weights(*runs)
+
+
+@everyone
+def test_state_has_stable_names(algorithm):
+    """User parameters keep their names; own state is named ``boost.<algorithm>.<name>``."""
+    plain_net, plain = build(None, level="O0")
+    net, model = build(algorithm.on, model_arguments=algorithm.model)
+    assert list(nets.weights(net)) == list(nets.weights(plain_net))
+    own = nets.weights(model.train_network).keys() - nets.weights(plain.train_network).keys()
+    assert all(name.startswith("boost.") for name in own)

@@ -1,0 +1,92 @@
+"""What the documentation shows is run: docstring examples, README code, README commands."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+
+import mindspore as ms
+import pytest
+
+from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.config import BoostConfig
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+MODULES = sorted(path.stem for path in (ROOT / "mindspore_boost_ext").glob("*.py"))
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_docstring_examples_run(module):
+    name = "mindspore_boost_ext" + ("" if module == "__init__" else f".{module}")
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    finally:
+        ms.set_context(mode=before)
+    assert result.failed == 0
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_readme_python_runs(code, tmp_path):
+    """Each block is a script of its own, run where a user would run it: in a new process."""
+    script = tmp_path / "readme.py"
+    script.write_text(code, encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("text", blocks("json"))
+def test_readme_json_is_a_valid_configuration(text):
+    BoostConfig.parse("O1", json.loads(text))
+
+
+def commands():
+    """Return the README's shell lines, without those that install or that run this suite."""
+    lines = "\n".join(blocks("bash")).splitlines()
+    return [line for line in lines if line and not re.search(r"pip install|msrun|benchmarks/", line)]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_readme_commands_run(line):
+    words = shlex.split(line, comments=True)
+    assert words[0] == "python"
+    result = subprocess.run(
+        [sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONWARNINGS": "default"},
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_readme_names_scripts_that_exist():
+    for path in re.findall(r"\b(?:examples|tests)/[\w/.]+\.\w+", README):
+        assert (ROOT / path).exists(), path
+
+
+def test_ci_runs_exactly_the_test_command_of_the_readme():
+    (command,) = [line for block in blocks("bash") for line in block.splitlines() if "pytest" in line]
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "README.md" in script
+    assert "pytest" in command
+
+
+def test_changelog_knows_this_version():
+    changelog = (ROOT / "mindspore_boost_ext" / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## {__version__}" in changelog
