@@ -126,7 +126,8 @@ def enlarge(images: np.ndarray, side: int) -> np.ndarray:
     position = np.clip((np.arange(side) + 0.5) * old / side - 0.5, 0, old - 1)
     # Linear weight of each old pixel: 1 at distance 0, falling to 0 at distance 1. Rows sum to 1.
     weights = np.maximum(0, 1 - np.abs(position[:, None] - np.arange(old))).astype(np.float32)
-    return weights @ images.astype(np.float32) @ weights.T
+    enlarged: np.ndarray = weights @ images.astype(np.float32) @ weights.T
+    return enlarged
 
 
 def digits_datasets(
@@ -280,7 +281,7 @@ def _copy_checked(stream: BinaryIO, copy: BinaryIO, magic: int, shape: tuple[int
     header = stream.read(struct.calcsize(form))
     if len(header) < struct.calcsize(form):
         raise _IdxFault(f"truncated: {len(header)} bytes are no idx header")
-    found, count, *dimensions = struct.unpack(form, header)
+    found, count, *dimensions = (int(number) for number in struct.unpack(form, header))
     if found != magic:
         raise _IdxFault(f"not this kind of idx file: magic number {found}, expected {magic}")
     if not 1 <= count <= MNIST_MAX_ITEMS:

@@ -31,12 +31,12 @@ from typing import Any
 # machines (20 to 50 times slower). Has to be set before MindSpore starts; a user's value stays.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
-import mindspore as ms  # noqa: E402
-from datasets import digits_datasets, mnist_datasets, unpack_mnist  # noqa: E402
-from mindspore import nn  # noqa: E402
+import mindspore as ms
+from datasets import digits_datasets, mnist_datasets, unpack_mnist
+from mindspore import nn
 
-from mindspore_boost_ext import BoostMonitor, plot_history  # noqa: E402
-from mindspore_boost_ext.history import HistoryWriter  # noqa: E402
+from mindspore_boost_ext import BoostMonitor, plot_history
+from mindspore_boost_ext.history import HistoryWriter
 
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 
@@ -167,7 +167,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--epochs", type=_positive_int, default=20, help="passes over the training images")
     add("--batch-size", type=_positive_int, default=32, help="images per step")
     add("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
-    add("--learning-rate", type=_positive_float, default=0.02, help="in the first epoch")
+    add("--learning-rate", type=_positive_float, default=0.03, help="in the first epoch")
     add("--data-dir", type=Path, metavar="FOLDER", help="MNIST files instead of bundled digits")
     add("--history", type=_output_file, metavar="FILE", help="append progress as JSON lines")
     add("--plot", type=_output_file, metavar="FILE.png", help="draw the history (matplotlib)")

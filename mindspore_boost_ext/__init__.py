@@ -12,9 +12,13 @@ import os
 from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.boost import AutoBoost
-from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
+from mindspore_boost_ext.boost_cell_wrapper import (
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+)
 from mindspore_boost_ext.callbacks import BoostMonitor
 from mindspore_boost_ext.config import BoostConfig, BoostConfigError
+from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.history import plot_history, read_history
 from mindspore_boost_ext.integration import (
     INSTALL_VARIABLE,
@@ -34,12 +38,9 @@ freeze_cell = planned("freeze_cell")
 GradientAccumulation = planned("GradientAccumulation")
 AdaSum = planned("AdaSum")
 DimReduce = planned("DimReduce")
-GroupLossScaleManager = planned("GroupLossScaleManager")
 OptimizerProcess = planned("OptimizerProcess")
 ParameterProcess = planned("ParameterProcess")
-BoostTrainOneStepWithLossScaleCell = planned("BoostTrainOneStepWithLossScaleCell")
 THOR = planned("THOR")
-
 
 
 if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "off"):

@@ -27,12 +27,20 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Several processes: msrun [OPTIONS] python -m mindspore_boost_ext SCRIPT [ARGS]",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument("--level", default="O1", choices=sorted(LEVELS), help="for --explain and --check")
+    parser.add_argument(
+        "--level", default="O1", choices=sorted(LEVELS), help="for --explain and --check"
+    )
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
-        "--explain", nargs="?", const="", metavar="CONFIG", help="say what a JSON configuration would do"
+        "--explain",
+        nargs="?",
+        const="",
+        metavar="CONFIG",
+        help="say what a JSON configuration would do",
     )
-    questions.add_argument("--check", metavar="CONFIG", help="say whether a JSON configuration is valid")
+    questions.add_argument(
+        "--check", metavar="CONFIG", help="say whether a JSON configuration is valid"
+    )
     questions.add_argument("--env", action="store_true", help="say what this machine offers")
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")

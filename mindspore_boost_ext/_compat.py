@@ -14,6 +14,7 @@ from typing import Any
 import mindspore as ms
 import mindspore.boost  # noqa: F401  (loads the sub-modules listed below)
 from mindspore import nn
+from mindspore.common.sparse_tensor import RowTensorInner as RowTensor
 
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
 PREPARE_METHOD = "_build_boost_network"

@@ -90,6 +90,15 @@ def one_of(choices: Sequence[object]) -> Rule:
     return Rule(f"one of {text}", accepts)
 
 
+def optional(rule: Rule) -> Rule:
+    """Accept None, or what ``rule`` accepts."""
+    return Rule(
+        f"None or {rule.text}",
+        lambda value: value is None or rule.accepts(value),
+        lambda value: None if value is None else rule.convert(value),
+    )
+
+
 def optional_path() -> Rule:
     """Accept None, or a path as a non-empty str or ``os.PathLike``."""
 

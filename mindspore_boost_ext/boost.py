@@ -18,7 +18,7 @@ from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 
 # Algorithms that this version can apply.
-AVAILABLE: frozenset[str] = frozenset()
+AVAILABLE = frozenset({"loss_scale_group"})
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"

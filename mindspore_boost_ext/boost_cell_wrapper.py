@@ -1,7 +1,18 @@
-"""The training step: forward and backward pass, reduction over ranks, update.
+"""The training step: forward and backward pass, unscaling, reduction over ranks, overflow, update.
 
 With nothing switched on the step is MindSpore's own, operator for operator: weights are
 bit-identical to ``nn.TrainOneStepCell`` and there is nothing to pay for.
+
+The loss-scaled step, for a scale S::
+
+    loss, gradients of S * loss   ->   gradients / S   ->   mean over ranks
+    overflow = any gradient of any rank is inf or nan
+    S = update(S, overflow)
+    unless overflow: clip, update weights
+
+A skipped step leaves weights, moments and step counters bit-identical. S is a power of two as a rule,
+so that scaling and unscaling cost no bit in float32. Reference: Micikevicius et al., Mixed Precision
+Training, ICLR 2018.
 """
 
 from __future__ import annotations
@@ -9,11 +20,20 @@ from __future__ import annotations
 import numbers
 from typing import Any
 
-from mindspore import Tensor, nn
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext._rules import shown
 from mindspore_boost_ext.boost import AutoBoost
-from mindspore_boost_ext.report import Report, warn
+from mindspore_boost_ext.gradients import clipped, scaled, scaled_all
+from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
+from mindspore_boost_ext.overflow import FiniteDetector, choose_detector
+from mindspore_boost_ext.report import Report, Row, warn
+
+# Growth of a scale stops here: one doubling more would leave float32.
+_LARGEST_SCALE = 2.0**127
+# Steps between two looks at the scale from the host. Only CPU has the value at hand at no cost.
+_LOOK_EVERY = {"CPU": 1}
 
 
 class BoostTrainOneStepCell(nn.TrainOneStepCell):
@@ -69,10 +89,28 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self.dim_reduce = None
         self.weights_clone = None
         self._tell_unequal_scales()
+        self.clip_norm = self.auto_boost.config.gradients.clip_norm
 
     def construct(self, *inputs: Tensor) -> Any:
         """Train one step and return the loss."""
-        return super().construct(*inputs)
+        if self.clip_norm is None:
+            return super().construct(*inputs)
+        loss = self.network(*inputs)
+        sens = ops.fill(loss.dtype, loss.shape, self.sens)
+        gradients = self.grad(self.network, self.weights)(*inputs, sens)
+        return self.update(loss, self.grad_reducer(gradients), self.sens)
+
+    def update(self, loss: Tensor, gradients: tuple[Any, ...], factor: float = 1.0) -> Tensor:
+        """Clip reduced gradients, update the weights, and return the loss.
+
+        Args:
+            loss (Tensor): the loss; it is returned when the update is done.
+            gradients (tuple(Tensor)): gradients in the order of ``weights``.
+            factor (float): what the gradients are still multiplied by. Default: 1.0.
+        """
+        if self.clip_norm is not None:
+            gradients = clipped(gradients, self.clip_norm * factor)
+        return ops.depend(loss, self.optimizer(gradients))
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
@@ -94,4 +132,194 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             )
 
 
-__all__ = ["BoostTrainOneStepCell"]
+class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
+    r"""One training step with a loss scale, on every device.
+
+    Args:
+        network (Cell): the network with its loss; one output, a loss of any shape.
+        optimizer (Cell): the optimizer over the parameters to train, its own ``loss_scale`` at 1.0.
+        scale_sense (Union[Tensor, Cell]): the scale as a Tensor of shape :math:`()` or :math:`(1,)`,
+            which :meth:`set_sense_scale` changes; or a Cell that updates it, such as
+            ``nn.DynamicLossScaleUpdateCell``; or a :class:`GroupLossScaleManager`.
+
+    Inputs:
+        - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.
+
+    Outputs:
+        tuple of 3 Tensors:
+
+        - **loss** - the loss as ``network`` returns it, not multiplied by the scale.
+        - **overflow** - bool, shape :math:`()`: whether the step was skipped.
+        - **loss scale** - float32, the scale used in this step: the shape of ``scale_sense``, or
+          :math:`(n,)` for n groups.
+
+    Raises:
+        TypeError: if ``scale_sense`` is neither Cell nor Tensor.
+        ValueError: if the shape of ``scale_sense`` is neither :math:`(1,)` nor :math:`()`; or if a
+            group manager's groups do not hold every trained parameter exactly once.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell
+        >>> net = nn.Dense(4, 2, weight_init="ones", bias_init="zeros")
+        >>> optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)
+        >>> scale = nn.DynamicLossScaleUpdateCell(1024, scale_factor=2, scale_window=1000)
+        >>> loss_net = nn.WithLossCell(net, nn.MSELoss())
+        >>> step = BoostTrainOneStepWithLossScaleCell(loss_net, optimizer, scale)
+        >>> inputs, labels = np.ones((3, 4), np.float32), np.zeros((3, 2), np.float32)
+        >>> loss, overflow, scale = step(Tensor(inputs), Tensor(labels))
+        >>> float(loss.asnumpy()), bool(overflow.asnumpy()), float(scale.asnumpy())
+        (16.0, False, 1024.0)
+    """
+
+    def __init__(self, network: nn.Cell, optimizer: nn.Cell, scale_sense: Tensor | nn.Cell) -> None:
+        """Build the step for the configuration in force."""
+        super().__init__(network, optimizer, sens=None)
+        self.detector = choose_detector(self.reducer_flag)
+        self.loss_scaling_manager = scale_sense if isinstance(scale_sense, nn.Cell) else None
+        self.grouped = isinstance(scale_sense, GroupLossScaleManager)
+        self.weights_and_probe = None
+        if self.grouped:
+            self._use_groups(scale_sense)
+        else:
+            self.scale_sense = _scale_parameter(scale_sense)
+        self.skipped_steps = Parameter(Tensor(0, ms.int32), name="boost.loss_scale.skipped_steps")
+        self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
+        self._steps_run, self._at_minimum_told = 0, False
+        self.auto_boost.report().put(
+            Row(
+                "overflow detection",
+                "loss scale",
+                "applied",
+                f"{self.detector.name}: {self.detector.why}",
+            )
+        )
+
+    def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Train one step, or skip it, and return the loss, the overflow and the scale used."""
+        if self.grouped:
+            return self._grouped_step(*inputs)
+        loss = self.network(*inputs)
+        scale = self.scale_sense + 0.0  # a value of its own: the Parameter changes below
+        sens = ops.ones_like(loss) * ops.cast(scale, loss.dtype)
+        status, sens = self.detector.start(sens, loss)
+        gradients = self.grad(self.network, self.weights)(*inputs, sens)
+        gradients = self.grad_reducer(scaled_all(gradients, ops.reciprocal(scale)))
+        overflow = self.detector(status, gradients)
+        overflow = ops.depend(overflow, self._update_scale(overflow))
+        return self._update_unless(overflow, loss, gradients), overflow, scale
+
+    def _grouped_step(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        loss = self.network(*inputs)
+        scales = self.scale_sense[1:-1] + 0.0
+        gradients = self.grad(self.network, self.weights_and_probe)(*inputs, ops.ones_like(loss))
+        notes, gradients = gradients[-1], gradients[:-1]
+        own = ops.matmul(self.membership, self.detector.non_finite(gradients).astype(ms.float32))
+        blamed = self.detector.agree(self.loss_scaling_manager.blamed(notes, own))
+        inverse = ops.reciprocal(scales)
+        unscaled = ()
+        for gradient, group in zip(gradients, self.group_of_weight):
+            unscaled += (scaled(gradient, inverse[group]),)
+        unscaled = self.grad_reducer(unscaled)
+        overflow = blamed.any()
+        overflow = ops.depend(overflow, self.loss_scaling_manager.update(blamed))
+        return self._update_unless(overflow, loss, unscaled), overflow, scales
+
+    def _update_unless(self, overflow: Tensor, loss: Tensor, gradients: tuple[Any, ...]) -> Tensor:
+        skipped = ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32))
+        loss = ops.depend(loss, skipped)
+        if not overflow:
+            loss = self.update(loss, gradients)
+        return loss
+
+    def _update_scale(self, overflow: Tensor) -> Tensor:
+        """Let the manager set the next scale, and keep it within float32."""
+        if self.loss_scaling_manager is None:
+            return overflow
+        updated = self.loss_scaling_manager(self.scale_sense, overflow)
+        bounded = ops.minimum(ops.depend(self.scale_sense, updated), _LARGEST_SCALE)
+        return ops.depend(updated, ops.assign(self.scale_sense, bounded))
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run a step; from time to time look whether the scale sits at its minimum."""
+        outputs = super().__call__(*inputs, **kwargs)
+        self._steps_run += 1
+        if not self._at_minimum_told and self._steps_run % self._look_every == 0:
+            self._tell_minimum(*outputs[1:])
+        return outputs
+
+    def set_sense_scale(self, sens: Tensor) -> None:
+        """Set the scale that was given as a Tensor.
+
+        Args:
+            sens (Tensor): the new scale, of the shape and dtype of the first.
+
+        Raises:
+            TypeError: if ``sens`` is not a Tensor.
+            ValueError: if its shape differs, or a manager sets the scale.
+        """
+        if not isinstance(sens, Tensor):
+            raise TypeError(f"sens must be a Tensor, got {shown(sens)}")
+        if self.loss_scaling_manager is not None:
+            raise ValueError(
+                "sens cannot be set: the scale is updated by the Cell given as scale_sense"
+            )
+        if sens.shape != self.scale_sense.shape:
+            raise ValueError(f"sens must have shape {self.scale_sense.shape}, got {sens.shape}")
+        self.scale_sense.set_data(sens)
+
+    def observations(self) -> dict[str, Any]:
+        """Return the next loss scale (or one for each group) and how many steps were skipped."""
+        observed = super().observations()
+        if self.grouped:
+            scales = self.loss_scaling_manager.group_scales()
+            observed.update({f"loss_scale.{i}": scale for i, scale in enumerate(scales, 1)})
+        else:
+            observed["loss_scale"] = float(self.scale_sense.asnumpy().reshape(()))
+        observed["skipped_steps"] = int(self.skipped_steps.asnumpy())
+        return observed
+
+    def _use_groups(self, manager: GroupLossScaleManager) -> None:
+        if not isinstance(self.detector, FiniteDetector):
+            raise NotImplementedError(
+                "loss scales by groups need a device that keeps inf and nan, but overflow is read from "
+                f"a register here ({self.detector.why}): use one dynamic loss scale"
+            )
+        groups = manager.group_of(self.weights)
+        self.group_of_weight = tuple(group - 1 for group in groups)
+        count = len(manager.loss_scale_groups)
+        membership = [[float(group == one) for group in groups] for one in range(1, count + 1)]
+        self.membership = Tensor(membership, ms.float32)
+        self.scale_sense = manager.scales
+        self.weights_and_probe = ParameterTuple((*self.weights, manager.probe))
+
+    def _tell_minimum(self, overflow: Tensor, scale: Tensor) -> None:
+        if self.loss_scaling_manager is None or not bool(overflow.asnumpy()):
+            return
+        minimum = getattr(self.loss_scaling_manager, "minimum", 1.0)
+        if float(scale.asnumpy().min()) <= minimum:
+            self._at_minimum_told = True
+            warn(
+                f"a step overflowed at the smallest loss scale ({minimum:g}) and was skipped: the "
+                "network itself makes inf or nan; look at the learning rate, the inputs and the loss",
+                stacklevel=3,
+            )
+
+
+def _scale_parameter(scale_sense: Tensor | nn.Cell) -> Parameter:
+    if isinstance(scale_sense, nn.Cell):
+        scale_sense = Tensor(scale_sense.get_loss_scale(), ms.float32)
+    if not isinstance(scale_sense, Tensor):
+        raise TypeError(f"scale_sense must be a Cell or a Tensor, got {shown(scale_sense)}")
+    if scale_sense.shape not in ((), (1,)):
+        raise ValueError(f"scale_sense must have shape () or (1,), got {scale_sense.shape}")
+    return Parameter(
+        scale_sense.astype(ms.float32), name="boost.loss_scale.scale", requires_grad=False
+    )
+
+
+__all__ = ["BoostTrainOneStepCell", "BoostTrainOneStepWithLossScaleCell"]

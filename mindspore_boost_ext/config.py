@@ -34,6 +34,7 @@ from mindspore_boost_ext._rules import (
     increasing_integers,
     integer,
     one_of,
+    optional,
     optional_path,
     real,
     shown,
@@ -127,6 +128,13 @@ class DimReduceConfig:
     timeout: float = setting(1800, real("(0, inf)"))
 
 
+@dataclass(frozen=True)
+class GradientsConfig:
+    """Section ``gradients``, for every step: ``clip_norm`` bounds the global norm (None: no bound)."""
+
+    clip_norm: float | None = setting(None, optional(real("(0, inf)")))
+
+
 SECTIONS: Mapping[str, type] = MappingProxyType(
     {
         "common": CommonConfig,
@@ -134,9 +142,11 @@ SECTIONS: Mapping[str, type] = MappingProxyType(
         "grad_freeze": GradFreezeConfig,
         "grad_accumulation": GradAccumulationConfig,
         "dim_reduce": DimReduceConfig,
+        "gradients": GradientsConfig,
     }
 )
 # Which algorithms read a section; one with a name of its own is read by that algorithm alone.
+_FOR_EVERY_STEP = frozenset({"gradients"})
 _READERS = MappingProxyType({"common": ("less_bn", "adasum", "dim_reduce")})
 
 
@@ -162,7 +172,7 @@ class BoostConfig:
         mode: ``"auto"``, ``"manual"``, ``"enable_all"`` or ``"disable_all"``.
         switches: the switches that the user gave in section ``boost``.
         given: names of the sections that the user filled in.
-        common, less_bn, grad_freeze, grad_accumulation, dim_reduce: one dataclass a section.
+        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, gradients: one dataclass a section.
     """
 
     level: str = "O0"
@@ -174,6 +184,7 @@ class BoostConfig:
     grad_freeze: GradFreezeConfig = field(default_factory=GradFreezeConfig)
     grad_accumulation: GradAccumulationConfig = field(default_factory=GradAccumulationConfig)
     dim_reduce: DimReduceConfig = field(default_factory=DimReduceConfig)
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
 
     @classmethod
     def parse(
@@ -239,10 +250,14 @@ class BoostConfig:
                 found.append(f"boost.{algorithm}={value} has no effect: {self._overruler(rule)}")
         for section in SECTIONS:
             readers = _READERS.get(section, (section,))
-            if section in self.given and not wanted.intersection(readers):
-                found.append(
-                    f"section {section!r} has no effect: {' or '.join(readers)} is not switched on"
-                )
+            if section not in self.given or wanted.intersection(readers):
+                continue
+            if section in _FOR_EVERY_STEP:
+                reason = "" if self.level != "O0" else "level O0 trains with MindSpore's own step"
+            else:
+                reason = f"{' or '.join(readers)} is not switched on"
+            if reason:
+                found.append(f"section {section!r} has no effect: {reason}")
         return tuple(found)
 
     def _overruler(self, rule: str) -> str:
@@ -255,7 +270,9 @@ class BoostConfig:
 def _decision(algorithm: str, wanted: bool, authority: str) -> Decision:
     if wanted:
         return Decision(algorithm, True, authority)
-    return Decision(algorithm, False, reason=f"not in {authority}" if " " in authority else authority)
+    return Decision(
+        algorithm, False, reason=f"not in {authority}" if " " in authority else authority
+    )
 
 
 def _excluded(decision: Decision) -> Decision:

@@ -1,14 +1,15 @@
 """Gradient freezing: in most steps only the later layers are trained.
 
-What it does: the trainable parameters are cut into groups along the network; group 0 is everything,
-group k leaves out the first k parts. A schedule names the group of each step. The backward pass stops
-at the first trained layer, and the update leaves frozen parameters and their moments untouched.
+What it does: the trainable parameters are cut into groups along the network; group 0 is
+everything, group k leaves out the first k parts. A schedule names the group of each step. The
+backward pass stops at the first trained layer, and the update leaves frozen parameters and their
+moments untouched.
 
 Update rule: at the step where the schedule says group k, the plain optimizer's update of the
 parameters of group k with the gradients of the whole network; the global step grows by one. All
 groups share one set of moments (see :mod:`mindspore_boost_ext.optimizer_view`), one global step and
-one learning-rate schedule; what depends on the step alone (Adam's bias correction) goes on for frozen
-parameters too.
+one learning-rate schedule; what depends on the step alone (Adam's bias correction) goes on for
+frozen parameters too.
 
 Schedules (G groups):
 
@@ -17,17 +18,18 @@ Schedules (G groups):
 * prefix: a growing part of the network is frozen for good (:func:`prefix_schedule`);
 * your own list, or a function of the step.
 
-In types 0 and 1 ``freeze_p`` is, in spite of its name, **the share of steps that train everything**:
-0.7 trains everything in 70 % of the steps. Smaller values freeze more.
+In types 0 and 1 ``freeze_p`` is, in spite of its name, **the share of steps that train
+everything**: 0.7 trains everything in 70 % of the steps. Smaller values freeze more.
 
 When it helps: deep networks whose first layers converge early, fine-tuning. When it hurts: at the
 default settings little backward work is saved; a prefix frozen too early costs accuracy. BatchNorm
 statistics and dropout of frozen layers go on as in training.
 Measured effect: not measured yet.
-Cost: one compiled step for each distinct group; no optimizer state beyond the plain optimizer's, and
-one int32 for the position in the schedule.
+Cost: one compiled step for each distinct group; no optimizer state beyond the plain optimizer's,
+and one int32 for the position in the schedule.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: with every optimizer of ``mindspore.nn`` but THOR, LARS over any, and fixed loss scale.
+How it combines: with every optimizer of ``mindspore.nn`` but THOR, LARS over any, and fixed loss
+scale.
 Reference: Brock et al., FreezeOut, 2017 (prefix schedules).
 """
 
@@ -139,8 +141,8 @@ def prefix_schedule(
 
     With :math:`K = \lfloor fraction\cdot(G-1)\rfloor`, prefix k of 1 … K is frozen from the share
     :math:`t_k` of the steps on: linear :math:`t_k = s + (1-s)(k-1)/K`; cubic
-    :math:`t_k = (\sqrt[3]s + (1-\sqrt[3]s)(k-1)/K)^3`, which freezes the first parts sooner after each
-    other; step :math:`t_k = s`, all at once.
+    :math:`t_k = (\sqrt[3]s + (1-\sqrt[3]s)(k-1)/K)^3`, which freezes the first parts sooner after
+    each other; step :math:`t_k = s`, all at once.
 
     Args:
         groups: number of groups G, an int >= 1. Group 0 trains everything.
@@ -215,16 +217,18 @@ def growing_prefixes(chunks: Sequence[list[Parameter]], groups: int) -> list[lis
 class FreezeOpt(nn.Optimizer):
     r"""An optimizer with groups of parameters to train, and a schedule of them.
 
-    It owns nothing but its position in the schedule; moments, global step and learning rate are those
-    of ``opt``, which stays usable. It reads as ``opt`` does (``learning_rate``, ``global_step``,
-    ``loss_scale``, ``get_lr`` and so on); called with all gradients it updates everything, as ``opt``.
+    It owns nothing but its position in the schedule; moments, global step and learning rate are
+    those of ``opt``, which stays usable. It reads as ``opt`` does (``learning_rate``,
+    ``global_step``, ``loss_scale``, ``get_lr`` and so on); called with all gradients it updates
+    everything, as ``opt`` does.
 
     Args:
         opt (nn.Optimizer): the plain optimizer, or ``nn.LARS`` over one.
-        train_parameter_groups (Union[tuple, list], optional): for each group the parameters it trains:
-            Parameters, or dicts with ``"params"`` as for an optimizer. Default: None, one group of all.
-        train_strategy (Union[FreezeSchedule, tuple, list, Tensor], optional): the group of each step;
-            a Tensor is int32 [steps]. It starts again at its end unless the schedule holds.
+        train_parameter_groups (Union[tuple, list], optional): for each group the parameters it
+            trains: Parameters, or dicts with ``"params"`` as for an optimizer. Default: None, one
+            group of all.
+        train_strategy (Union[FreezeSchedule, tuple, list, Tensor], optional): the group of each
+            step; a Tensor is int32 [steps]. It starts again at its end unless the schedule holds.
             Default: None, the groups in turn.
 
     Inputs:
@@ -243,7 +247,8 @@ class FreezeOpt(nn.Optimizer):
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if a group is empty, holds a parameter that ``opt`` does not train, or does not exist.
+        ValueError: if a group is empty or holds a parameter that ``opt`` does not train, or the
+            strategy names a group that does not exist.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -375,7 +380,8 @@ class FreezeOpt(nn.Optimizer):
         for number, positions in enumerate(found):
             if not positions:
                 raise ValueError(
-                    f"train_parameter_groups[{number}] must hold at least one parameter: leave it out"
+                    f"train_parameter_groups[{number}] must hold at least one parameter: "
+                    "leave it out"
                 )
         return found
 
@@ -389,9 +395,9 @@ class GradientFreeze:
         freeze_p (float): share of steps that train everything, in [0, 1).
         total_steps (int): steps of the training, >= 1; the sequence starts again after 1 % more.
         seed (int): seed of freeze type 1, >= 0. Default: 0.
-        schedule (Union[FreezeSchedule, list, tuple, Callable, str], optional): your own schedule instead
-            of a freeze type: the group of each step as a list; a function step -> group; or the kind
-            of a :func:`prefix_schedule`. Default: None.
+        schedule (Union[FreezeSchedule, list, tuple, Callable, str], optional): your own schedule
+            instead of a freeze type: the group of each step as a list; a function step -> group; or
+            the kind of a :func:`prefix_schedule`. Default: None.
 
     Raises:
         ValueError: for everything wrong with the arguments, all in one message.
@@ -444,8 +450,8 @@ class GradientFreeze:
 
         Args:
             net (Cell): the network.
-            freeze_para_groups_number (int): groups wanted; never more come back than the network has
-                parts.
+            freeze_para_groups_number (int): groups wanted; never more come back than the network
+                has parts.
 
         Returns:
             list[list[Parameter]]; the first group is all trainable parameters, and each further one
@@ -522,8 +528,8 @@ class GradientFreeze:
     def _tell_fewer(self, groups: int) -> None:
         if groups == 1:
             warn(
-                f"grad_freeze has no effect: param_groups={self._param_groups} and the network leave "
-                "one group only, which trains everything",
+                f"grad_freeze has no effect: param_groups={self._param_groups} and the network "
+                "leave one group only, which trains everything",
                 NoEffectWarning,
                 stacklevel=3,
             )
@@ -600,6 +606,7 @@ class ScheduledSteps(nn.Cell):
         numbers_of = [distinct.index(step) for step in steps]
         schedule = optimizer.schedule
         self.steps = nn.CellList(distinct, auto_prefix=False)
+        self.branches = tuple(distinct)  # a CellList takes no Tensor as its index in PYNATIVE_MODE
         self.only = distinct[0] if len(distinct) == 1 else None
         self.table = Tensor([numbers_of[group] for group in schedule.groups], ms.int32)
         self.length = len(schedule.groups)
@@ -608,10 +615,7 @@ class ScheduledSteps(nn.Cell):
 
     def construct(self, *inputs: Tensor) -> Tensor:
         """Look up the step, run it, move on."""
-        if self.only is not None:
-            loss = self.only(*inputs)
-        else:
-            loss = self.steps[self._turn()](*inputs)
+        loss = self.only(*inputs) if self.only is not None else self.branches[self._turn()](*inputs)
         return ops.depend(loss, ops.assign_add(self.position, 1))
 
     def _turn(self) -> Tensor:
@@ -737,7 +741,8 @@ def _flat(group: Iterable[Any]) -> list[Parameter]:
     """Return the Parameters of a group given as Parameters or as optimizer dicts."""
     if isinstance(group, (str, bytes, Parameter, dict)) or not isinstance(group, Iterable):
         raise TypeError(
-            f"every entry of train_parameter_groups must be a list of Parameters, got {shown(group)}"
+            "every entry of train_parameter_groups must be a list of Parameters, got "
+            f"{shown(group)}"
         )
     flat: list[Parameter] = []
     for one in group:

@@ -24,8 +24,12 @@ from mindspore_boost_ext._compat import ModelUnderConstruction
 from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._rules import shown
 from mindspore_boost_ext.boost import AutoBoost
-from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
+from mindspore_boost_ext.boost_cell_wrapper import (
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+)
 from mindspore_boost_ext.config import ConfigSource
+from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
 
 INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
@@ -37,22 +41,42 @@ def make_step_cell(network: nn.Cell, optimizer: nn.Cell, loss_scale_manager: Any
     Args:
         network (Cell): the network with its loss.
         optimizer (Cell): the optimizer.
-        loss_scale_manager (LossScaleManager, optional): a manager of ``mindspore.amp``, or None.
+        loss_scale_manager (LossScaleManager, optional): a manager of ``mindspore.amp``, a
+            ``GroupLossScaleManager``, or None.
     """
-    sens = None
-    if loss_scale_manager is not None:
-        if not hasattr(loss_scale_manager, "get_update_cell"):
-            raise TypeError(
-                "loss_scale_manager must be a LossScaleManager or None, "
-                f"got {shown(loss_scale_manager)}"
-            )
-        if loss_scale_manager.get_update_cell() is not None:
-            raise NotImplementedError(
-                f"boost with {type(loss_scale_manager).__name__} is not implemented yet: use "
-                "FixedLossScaleManager(drop_overflow_update=False), or amp_level other than O2"
-            )
+    if loss_scale_manager is None:
+        return BoostTrainOneStepCell(network, optimizer).set_train()
+    update = loss_scale_manager.get_update_cell()
+    if update is None:
         sens = loss_scale_manager.get_loss_scale()
-    return BoostTrainOneStepCell(network, optimizer, sens).set_train()
+        return BoostTrainOneStepCell(network, optimizer, sens).set_train()
+    return BoostTrainOneStepWithLossScaleCell(network, optimizer, update).set_train()
+
+
+def check_loss_scale_manager(manager: Any, boost: AutoBoost) -> None:
+    """Check that a manager is one, and that it and the switch ``loss_scale_group`` go together.
+
+    Raises:
+        TypeError: if ``manager`` is not a loss-scale manager.
+        ValueError: if the switch asks for groups and the manager has none, or the other way round.
+    """
+    if manager is not None and not hasattr(manager, "get_update_cell"):
+        raise TypeError(
+            f"loss_scale_manager must be a LossScaleManager or None, got {shown(manager)}"
+        )
+    grouped = isinstance(manager, GroupLossScaleManager)
+    if not grouped:
+        boost.leave_out("loss_scale_group", "the loss_scale_manager is no GroupLossScaleManager")
+    if boost.boost_config["loss_scale_group"] and not grouped:
+        raise ValueError(
+            "boost.loss_scale_group is on, so loss_scale_manager must be a GroupLossScaleManager, "
+            f"got {shown(manager)}"
+        )
+    if grouped and not boost.boost_config["loss_scale_group"]:
+        raise ValueError(
+            "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: set "
+            "it to True, in mode 'manual'"
+        )
 
 
 def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
@@ -73,6 +97,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
             stacklevel=5,
         )
         return
+    check_loss_scale_manager(parts.loss_scale_manager, boost)
     with boost.building():
         trained = boost.network_auto_process_train(parts.network, parts.optimizer)
         if parts.eval_network is not None:
@@ -135,12 +160,13 @@ def boosted_build_train_network(
     boost = AutoBoost(boost_level, boost_config_dict)
     if boost.level == "O0":
         return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
-    with boost.building():
-        network, optimizer = boost.network_auto_process_train(network, optimizer)
     if "loss_scale_manager" in kwargs:
         manager = kwargs.pop("loss_scale_manager")
     else:
         manager = _compat.default_loss_scale_manager(level)
+    check_loss_scale_manager(manager, boost)
+    with boost.building():
+        network, optimizer = boost.network_auto_process_train(network, optimizer)
     plain = original(network, optimizer, loss_fn, level, "O0", loss_scale_manager=None, **kwargs)
     return boosted_step(plain, optimizer, manager, boost)
 

@@ -1,9 +1,9 @@
 """A view of an optimizer: the same optimizer, restricted to some of its parameters.
 
-What it does: :func:`optimizer_view` makes a Cell of the optimizer's own class which updates only the
-parameters at given positions. It owns nothing: moments, global step, learning rates and beta powers
-are the very Parameters of the optimizer, so any number of views costs no optimizer state, and a
-checkpoint looks as if the views were not there.
+What it does: :func:`optimizer_view` makes a Cell of the optimizer's own class which updates only
+the parameters at given positions. It owns nothing: moments, global step, learning rates and beta
+powers are the very Parameters of the optimizer, so any number of views costs no optimizer state,
+and a checkpoint looks as if the views were not there.
 
 Update rule: the optimizer's own, for the parameters of the view. One call advances the global step
 by one, whatever the number of parameters. Valid for optimizers that treat every parameter by
@@ -52,8 +52,8 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
 
     Args:
         optimizer (nn.Optimizer): the optimizer, or ``nn.LARS`` over one. It is left as it is.
-        indices (Iterable[int]): positions in ``optimizer.parameters``, strictly increasing, at least
-            one.
+        indices (Iterable[int]): positions in ``optimizer.parameters``, strictly increasing, at
+            least one.
 
     Returns:
         nn.Optimizer, a Cell of the same class. Its input is a tuple of gradients, one for each

@@ -42,6 +42,7 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
+from mindspore.ops import functional
 
 from mindspore_boost_ext import _compat
 
@@ -55,8 +56,8 @@ def _finite_flags(values: tuple[Tensor, ...]) -> Tensor:
     flags = ()
     for value in values:
         wide = ops.cast(value, ms.float32) if value.dtype == ms.bfloat16 else value
-        flags += (ops.isfinite(ops.reshape(wide, (-1,))).all(),)
-    return ops.stack(flags)
+        flags += (ops.all(ops.isfinite(ops.reshape(wide, (-1,))), keep_dims=True),)
+    return ops.concat(flags)
 
 
 # On CPU a dozen small operators one by one cost ten times a compiled graph of them.
@@ -79,6 +80,40 @@ def values_of(gradients: tuple[Any, ...]) -> tuple[Tensor, ...]:
         else:
             values += (gradient.values,)
     return values
+
+
+# In GRAPH_MODE a network with a sparse lookup has gradients, all of them, whose type the compiler
+# learns late. Until then no operator accepts them; a MultitypeFuncGraph does.
+_late_non_finite = ops.MultitypeFuncGraph("boost_late_non_finite")
+
+
+@_late_non_finite.register("Tensor", "Tensor")
+def _late_dense(so_far: Tensor, gradient: Tensor) -> Tensor:
+    return ops.logical_or(so_far, ops.logical_not(_finite_flags((gradient,))))
+
+
+@_late_non_finite.register("Tensor", "RowTensor")
+def _late_row_sparse(so_far: Tensor, gradient: Any) -> Tensor:
+    return ops.logical_or(so_far, ops.logical_not(_finite_flags((gradient.values,))))
+
+
+def _late_any_non_finite(gradients: tuple[Any, ...]) -> Tensor:
+    so_far = Tensor([False])
+    for gradient in gradients:
+        so_far = _late_non_finite(so_far, gradient)
+    if so_far:  # what a branch returns has a type at once
+        return Tensor(True)
+    return Tensor(False)
+
+
+@ops.constexpr
+def _is_late_type(kind: Any) -> bool:
+    return "Undetermined" in str(kind)
+
+
+def _is_late(gradients: tuple[Any, ...]) -> bool:
+    """Tell whether the compiler does not know yet what the gradients are."""
+    return _is_late_type(functional.typeof(gradients))
 
 
 class OverflowDetector(nn.Cell):
@@ -157,7 +192,7 @@ class RegisterDetector(OverflowDetector):
 
     def construct(self, status: Tensor, gradients: tuple[Any, ...]) -> Tensor:
         """Read the register after all gradients; compare on all ranks; leave it clear."""
-        flags = self.get(ops.depend(status, values_of(gradients)))
+        flags = self.get(ops.depend(status, gradients))
         if self.distributed:
             flags = self.all_reduce(flags)
         overflow = ops.not_equal(flags, 0).any()
@@ -167,15 +202,36 @@ class RegisterDetector(OverflowDetector):
 
 
 class FiniteDetector(OverflowDetector):
-    """A detector that looks at the gradients, and so can answer for each of them."""
+    """A detector that looks at the gradients, and so can answer for each of them.
+
+    A subclass says how values are tested: :meth:`values_non_finite`, one flag for each tensor, and
+    where one kernel does it, :meth:`any_value_non_finite`.
+    """
+
+    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool[n] for n > 0 tensors: True where one holds inf or nan."""
+        return ops.logical_not(_finite_flags(values))
+
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool, shape (): True when any of n > 0 tensors holds inf or nan."""
+        return self.values_non_finite(values).any()
 
     def non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
-        """Return bool[n] for n > 0 gradients: True where one holds inf or nan. This rank only."""
-        return ops.logical_not(_finite_flags(values_of(gradients)))
+        """Return bool[n] for n > 0 gradients: True where one is not finite. This rank only."""
+        if _is_late(gradients):
+            flags = ()
+            for gradient in gradients:
+                flags += (ops.reshape(_late_any_non_finite((gradient,)), (1,)),)
+            return ops.concat(flags)
+        return self.values_non_finite(values_of(gradients))
 
     def any_non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
-        """Return bool, shape (): True when any of n > 0 gradients is not finite. This rank only."""
-        return self.non_finite(gradients).any()
+        """Return bool, shape (): True when any gradient is not finite. This rank only."""
+        if len(gradients) == 0:
+            return Tensor(False)
+        if _is_late(gradients):
+            return _late_any_non_finite(gradients)
+        return self.any_value_non_finite(values_of(gradients))
 
     def is_finite(self, gradient: Any) -> Tensor:
         """Return bool, shape (): True when one gradient is finite. This rank only."""
@@ -183,8 +239,6 @@ class FiniteDetector(OverflowDetector):
 
     def construct(self, status: Tensor, gradients: tuple[Any, ...]) -> Tensor:
         """Return whether any gradient is not finite, on any rank."""
-        if len(gradients) == 0:
-            return self.agree(Tensor(False))
         return self.agree(self.any_non_finite(gradients))
 
 
@@ -208,22 +262,20 @@ class InfNanDetector(FiniteDetector):
         if one_kernel:
             self.operator = _compat.all_finite_operator()
 
-    def non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
-        """Return bool[n]: True where a gradient holds inf or nan."""
-        values = values_of(gradients)
+    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool[n]: True where a tensor holds inf or nan."""
         if not self.one_kernel:
             return ops.logical_not(_finite_flags(values))
         flags = ()
         for value in values:
-            flags += (ops.reshape(self.operator((value,)), ()),)
-        return ops.stack(flags)
+            flags += (ops.reshape(self.operator((value,)), (1,)),)
+        return ops.concat(flags)
 
-    def any_non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
-        """Return bool, shape (): True when any gradient holds inf or nan."""
-        values = values_of(gradients)
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool, shape (): True when any tensor holds inf or nan."""
         if self.one_kernel:
             return ops.reshape(self.operator(values), ())
-        return ops.logical_not(_finite_flags(values).all())
+        return self.values_non_finite(values).any()
 
 
 class FloatStatusDetector(FiniteDetector):
@@ -239,10 +291,10 @@ class FloatStatusDetector(FiniteDetector):
         super().__init__(why, distributed)
         self.operator = ops.FloatStatus()
 
-    def non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
-        """Return bool[n]: True where a gradient holds inf or nan."""
+    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool[n]: True where a tensor holds inf or nan."""
         flags = ()
-        for value in values_of(gradients):
+        for value in values:
             wide = ops.cast(value, ms.float32) if value.dtype == ms.bfloat16 else value
             flags += (self.operator(wide),)
         return ops.greater(ops.concat(flags), 0)
@@ -257,13 +309,13 @@ class CPUFiniteDetector(FiniteDetector):
 
     name = "cpu_finite"
 
-    def non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
-        """Return bool[n]: True where a gradient holds inf or nan."""
-        return _compiled_non_finite(*values_of(gradients))
+    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool[n]: True where a tensor holds inf or nan."""
+        return _compiled_non_finite(*values)
 
-    def any_non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
-        """Return bool, shape (): True when any gradient holds inf or nan."""
-        return _compiled_any_non_finite(*values_of(gradients))
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool, shape (): True when any tensor holds inf or nan."""
+        return _compiled_any_non_finite(*values)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,8 @@ class Report:
         """Return the report as a table of plain text."""
         table = [self.HEADINGS, *(row.cells() for row in self.rows)]
         widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADINGS))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in table]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in table
+        ]
         lines.insert(1, "  ".join("-" * width for width in widths))
         return "\n".join([self.title, *(line.rstrip() for line in lines)])

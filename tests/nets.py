@@ -110,5 +110,3 @@ OPTIMIZERS = {
     "ProximalAdagrad": lambda params: nn.ProximalAdagrad(params, learning_rate=0.05),
     "AdamOffload": lambda params: nn.AdamOffload(params, 0.01),
 }
-
-

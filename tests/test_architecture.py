@@ -15,7 +15,7 @@ FLOORS = [
     {"_rules", "_version", "report", "history"},
     {"config", "pca"},
     {"_compat", "_planned"},
-    {"overflow", "base", "optimizer_view", "environment"},
+    {"overflow", "base", "optimizer_view", "gradients", "environment"},
     {
         "less_batch_normalization",
         "grad_freeze",
@@ -42,7 +42,9 @@ def imports(module):
     tree = ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))
     found = set()
     for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mindspore_boost_ext"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "mindspore_boost_ext"
+        ):
             inner = node.module.partition(".")[2]
             found.update([inner] if inner else [alias.name for alias in node.names])
     return found & set(MODULES)

@@ -67,7 +67,10 @@ def test_threads_do_not_see_each_other():
 
 def test_what_has_no_effect_is_told_once():
     with pytest.warns(NoEffectWarning) as caught:
-        AutoBoost("O1", {"boost": {"mode": "disable_all", "less_bn": True}, "common": {"device_number": 2}})
+        AutoBoost(
+            "O1",
+            {"boost": {"mode": "disable_all", "less_bn": True}, "common": {"device_number": 2}},
+        )
     assert len(caught) == 1
     assert "boost.less_bn=True" in str(caught[0].message)
     assert "section 'common'" in str(caught[0].message)

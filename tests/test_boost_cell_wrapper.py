@@ -118,7 +118,7 @@ def test_gradients_of_other_losses_than_scalars(mode):
     cell = BoostTrainOneStepCell(
         nn.WithLossCell(net, loss), nets.momentum(net.trainable_params())
     ).set_train()
-    (x, y), = nets.batches(1)
+    ((x, y),) = nets.batches(1)
     assert cell(Tensor(x), Tensor(y)).shape == (nets.BATCH,)
 
 

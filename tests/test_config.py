@@ -118,9 +118,7 @@ def test_dim_reduce_says_what_it_excludes():
     plan = {one.algorithm: one for one in config.plan()}
     assert plan["less_bn"].asked_by == "boost.less_bn=True"
     assert plan["less_bn"].reason == "dim_reduce excludes all others"
-    assert config.notices() == (
-        "boost.less_bn=True has no effect: dim_reduce excludes all others",
-    )
+    assert config.notices() == ("boost.less_bn=True has no effect: dim_reduce excludes all others",)
 
 
 @pytest.mark.parametrize(

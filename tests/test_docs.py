@@ -61,7 +61,9 @@ def test_readme_json_is_a_valid_configuration(text):
 def commands():
     """Return the README's shell lines, without those that install or that run this suite."""
     lines = "\n".join(blocks("bash")).splitlines()
-    return [line for line in lines if line and not re.search(r"pip install|msrun|benchmarks/", line)]
+    return [
+        line for line in lines if line and not re.search(r"pip install|msrun|benchmarks/", line)
+    ]
 
 
 @pytest.mark.parametrize("line", commands())
@@ -69,7 +71,11 @@ def test_readme_commands_run(line):
     words = shlex.split(line, comments=True)
     assert words[0] == "python"
     result = subprocess.run(
-        [sys.executable, *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        [sys.executable, *words[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env={**os.environ, "PYTHONWARNINGS": "default"},
     )
     assert result.returncode == 0, result.stderr
@@ -81,7 +87,9 @@ def test_readme_names_scripts_that_exist():
 
 
 def test_ci_runs_exactly_the_test_command_of_the_readme():
-    (command,) = [line for block in blocks("bash") for line in block.splitlines() if "pytest" in line]
+    (command,) = [
+        line for block in blocks("bash") for line in block.splitlines() if "pytest" in line
+    ]
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "README.md" in script
     assert "pytest" in command

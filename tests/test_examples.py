@@ -169,7 +169,8 @@ def test_enlarge_keeps_constants_and_range(side: int) -> None:
     images = datasets.load_digits().images[:20]
     result = datasets.enlarge(images, side)
     assert result.shape == (20, side, side)
-    assert result.min() >= 0 and result.max() <= 16
+    assert result.min() >= 0
+    assert result.max() <= 16
     constant = datasets.enlarge(np.full((1, 8, 8), 5, np.uint8), side)
     # Weights of a row sum to 1 up to float32 rounding.
     np.testing.assert_allclose(constant, 5, rtol=1e-6)
@@ -186,14 +187,15 @@ def test_digits_pipeline_shapes_types_and_range() -> None:
     image, label = next(train.create_tuple_iterator(output_numpy=True, num_epochs=1))
     assert (image.shape, image.dtype) == ((100, 3, 16, 16), np.float32)
     assert (label.shape, label.dtype) == ((100,), np.int32)
-    assert 0 <= image.min() and image.max() <= 1
+    assert image.min() >= 0
+    assert image.max() <= 1
     np.testing.assert_array_equal(image[:, 0], image[:, 2])
     sizes = [len(row[1]) for row in test.create_tuple_iterator(output_numpy=True, num_epochs=1)]
     assert sizes == [100, 100, 100, 60]
 
 
 def test_batch_larger_than_the_training_set_is_refused() -> None:
-    with pytest.raises(datasets.DatasetError, match="batch size must be at most 1437, .* got 1438"):
+    with pytest.raises(datasets.DatasetError, match=r"at most 1437, .* got 1438"):
         datasets.digits_datasets(1438)
 
 
@@ -321,25 +323,29 @@ def test_batch_larger_than_mnist_gives_one_line(
         (None, "cannot be read: No such file"),
         ("{", "is not JSON: "),
         ("[1]", "must hold a JSON object, got list"),
-        ('{"boost": {"mode": "wrong"}}', "boost.mode"),
     ],
 )
-def test_unusable_config_gives_one_line(
-    content: str | None, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_config_is_explained(content: str | None, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     if content is not None:
         path.write_text(content, encoding="utf-8")
-    arguments = ["--level", "O1", "--config", str(path)]
-    if content is not None and content.startswith("{" + '"boost"'):
-        # Accepted as JSON, so the run goes on to set the mode: keep that out of this process.
-        run = run_lenet(*arguments)
-        assert (run.returncode, run.stdout) == (2, "")
-        lines = run.stderr.splitlines()
-        assert len(lines) == 1 and lines[0].startswith("lenet.py: error: "), run.stderr
-        assert expected in lines[0]
-    else:
-        assert expected in error_line(arguments, capsys)
+    with pytest.raises(ValueError, match=f"--config .*config.json {expected}"):
+        lenet.read_config(path)
+
+
+@pytest.mark.parametrize("fault", ["config", "history"])
+def test_refused_files_give_one_line(fault: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{fault}.txt"
+    content, expected = {
+        "config": ('{"boost": {"mode": "wrong"}}', "boost.mode"),
+        "history": ("a letter, no history", "history_path must name a new file"),
+    }[fault]
+    path.write_text(content, encoding="utf-8")
+    run = run_lenet("--level", "O0", f"--{fault}", str(path))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert re.fullmatch(r"lenet\.py: error: [^\n]+\n", run.stderr), run.stderr
+    assert expected in run.stderr
+    assert path.read_text(encoding="utf-8") == content
 
 
 @pytest.mark.parametrize(
@@ -396,7 +402,7 @@ def test_default_run_reaches_97_percent_and_keeps_a_history(tmp_path: Path) -> N
     else:
         arguments += ["--plot", str(picture)]
     run = run_lenet(*arguments)
-    # Five seeds reached 0.986 or more; 0.97 is what the example promises.
+    # Eight seeds reached 0.980 or more; 0.97 is what the example promises.
     assert final_accuracy(run) >= 0.97
     records = [json.loads(line) for line in history.read_text(encoding="utf-8").splitlines()]
     epochs = [record for record in records if record["event"] == "epoch"]
@@ -407,7 +413,7 @@ def test_default_run_reaches_97_percent_and_keeps_a_history(tmp_path: Path) -> N
 
 
 def test_pynative_run_learns() -> None:
-    run = run_lenet("--mode", "pynative", "--epochs", "3", "--batch-size", "16")
+    run = run_lenet("--mode", "pynative", "--epochs", "3")
     assert final_accuracy(run) > 0.5  # chance is 0.1
 
 

@@ -198,7 +198,9 @@ def test_a_with_loss_cell_of_the_user_works(mode, kind):
             return self.loss(self.backbone(x), y)
 
     net = nets.MLP()
-    model = build(MODELS[kind], MyLoss(net), loss_fn=None, optimizer=nets.momentum(net.trainable_params()))
+    model = build(
+        MODELS[kind], MyLoss(net), loss_fn=None, optimizer=nets.momentum(net.trainable_params())
+    )
     before = nets.weights(net)
     model.train(1, nets.dataset(2), dataset_sink_mode=False)
     assert any((before[name] != value).any() for name, value in nets.weights(net).items())
@@ -208,7 +210,9 @@ def test_a_with_loss_cell_of_the_user_works(mode, kind):
 def test_an_eval_network_of_the_user_works(kind):
     net = nets.MLP()
     evaluator = nn.WithEvalCell(net, nets.loss_fn())
-    model = build(MODELS[kind], net, metrics={"loss"}, eval_network=evaluator, eval_indexes=[0, 1, 2])
+    model = build(
+        MODELS[kind], net, metrics={"loss"}, eval_network=evaluator, eval_indexes=[0, 1, 2]
+    )
     model.train(1, nets.dataset(2), dataset_sink_mode=False)
     assert model.eval(nets.dataset(2), dataset_sink_mode=False)["loss"] > 0
 
@@ -220,7 +224,9 @@ def test_two_models_keep_their_own_configuration():
         build(boost_config_dict={"grad_freeze": {"freeze_p": 2}})
     second = build(
         boost_level="O2",
-        boost_config_dict={"boost": {"mode": "manual", **dict.fromkeys(AutoBoost().boost_config, False)}},
+        boost_config_dict={
+            "boost": {"mode": "manual", **dict.fromkeys(AutoBoost().boost_config, False)}
+        },
     )
     assert type(plain.train_network) is nn.TrainOneStepCell
     assert first.train_network.auto_boost.level == "O1"
@@ -251,7 +257,9 @@ def test_a_step_cell_of_the_user_finds_the_configuration_of_its_model():
 
 def test_level_zero_with_settings_tells_that_they_have_no_effect():
     with pytest.warns(NoEffectWarning, match="level O0"):
-        model = build(boost_level="O0", boost_config_dict={"boost": {"mode": "manual", "less_bn": True}})
+        model = build(
+            boost_level="O0", boost_config_dict={"boost": {"mode": "manual", "less_bn": True}}
+        )
     assert type(model.train_network) is nn.TrainOneStepCell
 
 
@@ -277,7 +285,9 @@ def test_an_algorithm_that_does_not_exist_ends_the_building_of_a_model(level):
         build(boost_level=level, boost_config_dict=None)
 
 
-@pytest.mark.parametrize("holder", ["mindspore", "mindspore.amp", "mindspore.train", "mindspore.train.amp"])
+@pytest.mark.parametrize(
+    "holder", ["mindspore", "mindspore.amp", "mindspore.train", "mindspore.train.amp"]
+)
 def test_build_train_network_configures_itself(holder):
     net = nets.MLP()
     cell = sys.modules[holder].build_train_network(

@@ -150,7 +150,16 @@ def test_a_script_runs_under_msrun(tmp_path):
         "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}",
     }
     run(
-        [*msrun, *options, f"--log_dir={tmp_path}", "python", "-m", "mindspore_boost_ext", path, "-v"],
+        [
+            *msrun,
+            *options,
+            f"--log_dir={tmp_path}",
+            "python",
+            "-m",
+            "mindspore_boost_ext",
+            path,
+            "-v",
+        ],
         env=environment,
     )
     logs = sorted(tmp_path.glob("worker_*.log"))

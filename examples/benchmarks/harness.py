@@ -75,7 +75,9 @@ def paired(
 def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print rows under headings as a Markdown table, with the machine above it."""
     print(f"\n{title}\n")
-    print(f"MindSpore {ms.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores\n")
+    print(
+        f"MindSpore {ms.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores\n"
+    )
     print("| " + " | ".join(headings) + " |")
     print("|" + "---|" * len(headings))
     for row in rows:

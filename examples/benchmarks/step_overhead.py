@@ -41,7 +41,9 @@ def step(cell_class: type, network: Callable[[], nn.Cell]) -> Callable[[], objec
 def import_seconds(runs: int = 9) -> float:
     """Return the median time that the import takes after MindSpore's own."""
     times = [
-        float(subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, check=True).stdout)
+        float(
+            subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, check=True).stdout
+        )
         for _ in range(runs)
     ]
     return statistics.median(times)

@@ -1,0 +1,48 @@
+"""What is done to gradients between the backward pass and the update: scaling and clipping.
+
+Gradients come as a tuple of Tensors, in the order of the weights; row-sparse ones (``RowTensor``, as
+a sparse lookup makes them in GRAPH_MODE) keep their rows and only their values change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, ops
+
+from mindspore_boost_ext._compat import RowTensor
+
+
+def scaled(gradient: Any, factor: Tensor) -> Any:
+    """Return one gradient times a float32 scalar, in the dtype of the gradient."""
+    if isinstance(gradient, Tensor):
+        return gradient * ops.cast(factor, gradient.dtype)
+    values = gradient.values * ops.cast(factor, gradient.values.dtype)
+    return RowTensor(gradient.indices, values, gradient.dense_shape)
+
+
+def scaled_all(gradients: tuple[Any, ...], factor: Tensor) -> tuple[Any, ...]:
+    """Return all gradients times one float32 scalar."""
+    result = ()
+    for gradient in gradients:
+        result += (scaled(gradient, factor),)
+    return result
+
+
+def global_norm(gradients: tuple[Any, ...]) -> Tensor:
+    """Return the 2-norm of all gradients together: float32, shape ()."""
+    squares = ()
+    for gradient in gradients:
+        values = gradient if isinstance(gradient, Tensor) else gradient.values
+        squares += (ops.square(ops.cast(values, ms.float32)).sum(),)
+    return ops.sqrt(ops.addn(squares))
+
+
+def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
+    """Return the gradients, shrunk by one common factor so that their global norm is at most ``norm``.
+
+    Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
+    """
+    factor = norm / ops.maximum(global_norm(gradients), norm)
+    return scaled_all(gradients, factor)

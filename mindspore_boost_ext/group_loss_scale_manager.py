@@ -1,0 +1,295 @@
+r"""GroupLossScaleManager: one dynamic loss scale for each group of layers.
+
+What it does: gradients of neighbouring layers can span more decades than float16 has. Markers in the
+network change the scale from group to group during the backward pass, so that each group's gradients
+are held in range by a scale of its own.
+
+Rule, for groups 1 … n with scales :math:`S_1 … S_n` and :math:`S_0 = S_{n+1} = 1`. The marker
+``manager(x, l1, l2)`` stands where the network passes from group ``l1`` to group ``l2``: it is the
+identity in the forward pass and multiplies by :math:`S_{l1} / S_{l2}` in the backward pass, so the
+gradients of group i carry :math:`S_i`. After each backward pass:
+
+- a group has overflowed if what entered it from above was finite, and a gradient of its own
+  parameters, or what it handed on, is not (so a lower group is not blamed for an inf from above);
+- :math:`S_i` is multiplied by ``shrink_factor`` if group i has overflowed, else by ``growth_factor``,
+  and kept within ``[minimum, maximum]``;
+- if no group has overflowed each gradient is divided by the scale *used* in this backward pass and
+  the weights are updated; otherwise the step is skipped. All ranks decide alike.
+
+When it helps: float16 networks whose lowest layers' gradients vanish under any one scale. When it
+hurts: in float32 and bfloat16 it only costs. Measured effect: see the README.
+Cost: one multiplication of the activation's gradient and two finiteness tests a marker.
+Devices and modes: run on CPU in GRAPH and PYNATIVE, amp O0, O2, O3. GPU and Ascend in inf/nan mode:
+written, not run. Not on Ascend in saturation mode, whose register cannot tell gradients apart.
+Combines with every update rule; it takes the place of a global loss scale.
+Reference: the enhanced mixed precision of ``mindspore.boost`` (Huawei, 2021), whose defaults these are.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext._rules import shown
+
+GROWTH_FACTOR = 2 ** (1 / 1000)
+SHRINK_FACTOR = 2 ** (-1 / 2)
+MAXIMUM = 2.0**100
+
+
+class _Marker(nn.Cell):
+    """Identity forwards; backwards a factor, and a note of overflow as the gradient of ``probe``."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+
+    def construct(self, x: Tensor, ratio: Tensor, probe: Tensor, rows: Tensor) -> Tensor:
+        return x
+
+    def bprop(
+        self, x: Tensor, ratio: Tensor, probe: Tensor, rows: Tensor, out: Tensor, dout: Tensor
+    ) -> tuple[Any, ...]:
+        """Scale in float32: neither a large ratio nor a small gradient is lost before the product."""
+        handed_on = _non_finite(dout)
+        dx = ops.cast(ops.cast(dout, ms.float32) * ratio, dout.dtype)
+        note = ops.stack((handed_on, _non_finite(dx)))
+        return dx, ops.zeros_like(ratio), rows * note, ops.zeros_like(rows)
+
+
+def _non_finite(values: Tensor) -> Tensor:
+    """Return 1.0 if a value is inf or nan, else 0.0: float32, shape ()."""
+    flat = ops.reshape(ops.cast(values, ms.float32), (-1,))
+    return 1.0 - ops.cast(ops.isfinite(flat).all(), ms.float32)
+
+
+class GroupLossScaleManager(nn.Cell):
+    r"""Loss scales by groups of parameters; a loss-scale manager and the marker between groups.
+
+    Args:
+        init_loss_scale (Union[Number, list[Number]]): first scale of all groups, or one for each.
+        loss_scale_groups (list[list[Parameter]]): the groups, from the input of the network to its
+            output, in any order within a group. May be empty and set later through the attribute of
+            that name, before the training step is built.
+        growth_factor (float): factor on the scale of a group without overflow, at least 1.
+            Default: 2 ** (1 / 1000).
+        shrink_factor (float): factor on the scale of a group with overflow, in (0, 1).
+            Default: 2 ** (-1 / 2).
+        minimum (float): lower bound of every scale, above 0. Default: 1.0.
+        maximum (float): upper bound of every scale. Default: 2 ** 100.
+
+    Inputs:
+        - **x** (Tensor) - what passes from one group to the next, any shape and float dtype.
+        - **layer1** (int) - number of the group before the marker; 0 is the network's input.
+        - **layer2** (int) - number of the group behind it; n + 1 is the network's output.
+
+    Outputs:
+        Tensor, ``x`` unchanged.
+
+    Raises:
+        TypeError: if a scale or a factor is not a number, or a group holds something else than
+            Parameters.
+        ValueError: if a number is out of range, a group is empty, or a parameter is in two groups.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import Tensor, nn
+        >>> from mindspore_boost_ext import GroupLossScaleManager
+        >>> net = nn.SequentialCell(nn.Dense(4, 4), nn.Dense(4, 2))
+        >>> groups = [net[0].trainable_params(), net[1].trainable_params()]
+        >>> manager = GroupLossScaleManager(4096, groups)
+        >>> manager.group_scales()
+        [4096.0, 4096.0]
+    """
+
+    def __init__(
+        self,
+        init_loss_scale: float | Sequence[float],
+        loss_scale_groups: Sequence[Sequence[Parameter]],
+        *,
+        growth_factor: float = GROWTH_FACTOR,
+        shrink_factor: float = SHRINK_FACTOR,
+        minimum: float = 1.0,
+        maximum: float = MAXIMUM,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self._init_loss_scale = init_loss_scale
+        _check("growth_factor", growth_factor, 1 <= _number("growth_factor", growth_factor), ">= 1")
+        _check(
+            "shrink_factor",
+            shrink_factor,
+            0 < _number("shrink_factor", shrink_factor) < 1,
+            "in (0, 1)",
+        )
+        _check("minimum", minimum, 0 < _number("minimum", minimum), "> 0")
+        _check(
+            "maximum",
+            maximum,
+            minimum <= _number("maximum", maximum) <= MAXIMUM,
+            f"in [minimum, {MAXIMUM:g}]",
+        )
+        self.growth_factor, self.shrink_factor = float(growth_factor), float(shrink_factor)
+        self.minimum, self.maximum = float(minimum), float(maximum)
+        self.marker = _Marker()
+        self._groups: list[list[Parameter]] = []
+        self.loss_scale_groups = loss_scale_groups
+
+    @property
+    def loss_scale_groups(self) -> list[list[Parameter]]:
+        """The groups of parameters, from the network's input to its output."""
+        return self._groups
+
+    @loss_scale_groups.setter
+    def loss_scale_groups(self, groups: Sequence[Sequence[Parameter]]) -> None:
+        self._groups = _checked_groups(groups)
+        scales = _first_scales(self._init_loss_scale, len(self._groups))
+        for scale in scales:
+            within = self.minimum <= scale <= self.maximum
+            _check("init_loss_scale", scale, within, f"in [{self.minimum:g}, {self.maximum:g}]")
+        values = np.array([1.0, *scales, 1.0], np.float32)
+        # Plain attributes of the object, not of the Cell: the network that carries the markers would
+        # count the scales among its own parameters, and the probe among those to train. The training
+        # step owns them both.
+        self.__dict__["scales"] = Parameter(
+            values, name="boost.loss_scale_group.scales", requires_grad=False
+        )
+        # Its "gradient" brings the markers' notes of overflow out of the backward pass.
+        self.__dict__["probe"] = Parameter(
+            np.zeros((len(values), 2), np.float32), name="boost.loss_scale_group.probe"
+        )
+        self.__dict__["rows"] = Tensor(np.eye(len(values), dtype=np.float32)[:, :, None])
+
+    def add_flags_recursive(self, **flags: Any) -> GroupLossScaleManager:
+        """Ignore casts of mixed precision: scales stay float32 inside a float16 network."""
+        kept = {
+            name: value for name, value in flags.items() if name not in ("fp16", "bf16", "fp32")
+        }
+        super().add_flags_recursive(**kept)
+        return self
+
+    def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
+        """Mark the passage from group ``layer1`` to group ``layer2``."""
+        ratio = self.scales[layer1] / self.scales[layer2]
+        # Column 0: what layer2 handed on; column 1: what enters layer1. Each has a row of its own.
+        rows = ops.concat((self.rows[layer2], self.rows[layer1]), 1)
+        return self.marker(x, ratio, self.probe, rows)
+
+    def group_scales(self) -> list[float]:
+        """Return the present scale of each group."""
+        return [float(scale) for scale in self.scales.asnumpy()[1:-1]]
+
+    def get_loss_scale(self) -> float | Sequence[float]:
+        """Return the first scale, as given."""
+        return self._init_loss_scale
+
+    def get_update_cell(self) -> GroupLossScaleManager:
+        """Return the manager itself: it updates its scales inside the training step."""
+        return self
+
+    def get_drop_overflow_update(self) -> bool:
+        """Return False: ms.Model need not update anything on the host after a step."""
+        return False
+
+    def group_of(self, parameters: Sequence[Parameter]) -> list[int]:
+        """Return for each parameter the number of its group, from 1 on.
+
+        Raises:
+            ValueError: if a parameter to train is in no group, or a group's parameter is not trained.
+        """
+        numbers_of = {
+            id(one): index + 1 for index, group in enumerate(self._groups) for one in group
+        }
+        for parameter in parameters:
+            if id(parameter) not in numbers_of:
+                raise ValueError(
+                    f"loss_scale_groups: the parameter {parameter.name!r} is trained but in no group: "
+                    "every trained parameter must be in exactly one"
+                )
+        trained = {id(parameter) for parameter in parameters}
+        for group in self._groups:
+            for parameter in group:
+                if id(parameter) not in trained:
+                    raise ValueError(
+                        f"loss_scale_groups: the parameter {parameter.name!r} is in a group but not "
+                        "among the optimizer's parameters: take it out of the group"
+                    )
+        return [numbers_of[id(parameter)] for parameter in parameters]
+
+    def blamed(self, notes: Tensor, own: Tensor) -> Tensor:
+        """Tell which groups have overflowed by themselves.
+
+        Args:
+            notes: float32 [n + 2, 2], gradient of the probe: how often a group handed on something
+                that is not finite, and how often something not finite entered it from above.
+            own: float32 [n], above 0 where a gradient of the group's own parameters is not finite.
+
+        Returns:
+            Tensor of bool [n].
+        """
+        handed_on, scaled = notes[1:-1, 0] > 0, notes[1:-1, 1] > 0
+        bad = ops.logical_or(ops.logical_or(handed_on, scaled), own > 0)
+        # What enters group i is what group i + 1 handed on, times a ratio that may itself overflow.
+        # Above the last group stands the loss: what comes from there is blamed on the last group.
+        from_above = ops.concat((handed_on[1:], Tensor([False])))
+        return ops.logical_and(bad, ops.logical_not(from_above))
+
+    def update(self, blamed: Tensor) -> Tensor:
+        """Shrink or grow every scale and return the new ones: float32 [n + 2]."""
+        factors = ops.where(blamed, Tensor(self.shrink_factor), Tensor(self.growth_factor))
+        scales = ops.clamp(self.scales[1:-1] * factors, self.minimum, self.maximum)
+        ends = ops.ones((1,), ms.float32)
+        return ops.assign(self.scales, ops.concat((ends, scales, ends)))
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise TypeError(
+            f"GroupLossScaleManager: {name} must be a finite number, got {shown(value)}"
+        )
+    return float(value)
+
+
+def _check(name: str, value: Any, good: bool, rule: str) -> None:
+    if not good:
+        raise ValueError(f"GroupLossScaleManager: {name} must be {rule}, got {shown(value)}")
+
+
+def _first_scales(init: Any, count: int) -> list[float]:
+    if not isinstance(init, (list, tuple)):
+        return [_number("init_loss_scale", init)] * count
+    if count and len(init) != count:
+        raise ValueError(
+            f"GroupLossScaleManager: init_loss_scale must be one number, or one for each of the "
+            f"{count} groups, got {len(init)} numbers"
+        )
+    return [_number("init_loss_scale", scale) for scale in init]
+
+
+def _checked_groups(groups: Any) -> list[list[Parameter]]:
+    listed = [list(group) for group in groups]
+    seen: set[int] = set()
+    for index, group in enumerate(listed, 1):
+        if not group:
+            raise ValueError(f"loss_scale_groups: group {index} is empty: leave it out")
+        for parameter in group:
+            if not isinstance(parameter, Parameter):
+                raise TypeError(
+                    f"loss_scale_groups: group {index} must hold Parameters, got {shown(parameter)}"
+                )
+            if id(parameter) in seen:
+                raise ValueError(
+                    f"loss_scale_groups: the parameter {parameter.name!r} is given twice: every "
+                    "parameter must be in exactly one group"
+                )
+            seen.add(id(parameter))
+    return listed
+
+
+__all__ = ["GroupLossScaleManager"]
