@@ -241,7 +241,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         if self.loss_scaling_manager is None:
             return overflow
         updated = self.loss_scaling_manager(self.scale_sense, overflow)
-        bounded = ops.minimum(ops.depend(self.scale_sense, updated), _LARGEST_SCALE)
+        # clamp: the Minimum of 2.10 returns inf for inf and a finite number in GRAPH_MODE.
+        bounded = ops.clamp(ops.depend(self.scale_sense, updated), None, _LARGEST_SCALE)
         return ops.depend(updated, ops.assign(self.scale_sense, bounded))
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -270,7 +271,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             )
         if sens.shape != self.scale_sense.shape:
             raise ValueError(f"sens must have shape {self.scale_sense.shape}, got {sens.shape}")
-        self.scale_sense.set_data(sens)
+        # Not set_data: in PYNATIVE_MODE that cuts a Parameter off from operators that have run.
+        ops.assign(self.scale_sense, sens.astype(ms.float32))
 
     def observations(self) -> dict[str, Any]:
         """Return the next loss scale (or one for each group) and how many steps were skipped."""

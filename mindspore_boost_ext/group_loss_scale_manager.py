@@ -48,18 +48,20 @@ class _Marker(nn.Cell):
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
+        self.dtype = None
 
     def construct(self, x: Tensor, ratio: Tensor, probe: Tensor, rows: Tensor) -> Tensor:
+        """Return ``x``."""
         return x
 
     def bprop(
         self, x: Tensor, ratio: Tensor, probe: Tensor, rows: Tensor, out: Tensor, dout: Tensor
     ) -> tuple[Any, ...]:
         """Scale in float32: neither a large ratio nor a small gradient is lost before the product."""
-        handed_on = _non_finite(dout)
-        dx = ops.cast(ops.cast(dout, ms.float32) * ratio, dout.dtype)
-        note = ops.stack((handed_on, _non_finite(dx)))
-        return dx, ops.zeros_like(ratio), rows * note, ops.zeros_like(rows)
+        dx = ops.cast(dout, ms.float32) * ratio
+        dx = ops.cast(dx, dout.dtype if self.dtype is None else self.dtype)
+        note = ops.stack((_non_finite(dout), _non_finite(dx)))
+        return ops.cast(dx, dout.dtype), ops.zeros_like(ratio), rows * note, ops.zeros_like(rows)
 
 
 def _non_finite(values: Tensor) -> Tensor:
@@ -167,11 +169,16 @@ class GroupLossScaleManager(nn.Cell):
         self.__dict__["rows"] = Tensor(np.eye(len(values), dtype=np.float32)[:, :, None])
 
     def add_flags_recursive(self, **flags: Any) -> GroupLossScaleManager:
-        """Ignore casts of mixed precision: scales stay float32 inside a float16 network."""
-        kept = {
-            name: value for name, value in flags.items() if name not in ("fp16", "bf16", "fp32")
-        }
-        super().add_flags_recursive(**kept)
+        """Stay in float32 inside a network of lower precision, and hand on what that one uses.
+
+        A manager that was cast with its network would hold its scales in float16, where 65504 is
+        the largest number; one without a precision of its own would take over its caller's.
+        """
+        if "fp16" in flags:
+            low = ms.float16 if flags["fp16"] else ms.bfloat16 if flags.get("bf16") else None
+            self.marker.dtype = low
+            flags.update(fp16=False, bf16=False, fp32=True)
+        super().add_flags_recursive(**flags)
         return self
 
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
@@ -179,7 +186,8 @@ class GroupLossScaleManager(nn.Cell):
         ratio = self.scales[layer1] / self.scales[layer2]
         # Column 0: what layer2 handed on; column 1: what enters layer1. Each has a row of its own.
         rows = ops.concat((self.rows[layer2], self.rows[layer1]), 1)
-        return self.marker(x, ratio, self.probe, rows)
+        x = self.marker(x, ratio, self.probe, rows)
+        return x if self.marker.dtype is None else ops.cast(x, self.marker.dtype)
 
     def group_scales(self) -> list[float]:
         """Return the present scale of each group."""

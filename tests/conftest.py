@@ -22,8 +22,18 @@ def mode(request):
     ms.set_context(mode=before)
 
 
+@pytest.fixture()
+def graph_mode():
+    """Run the test in GRAPH_MODE only."""
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    yield
+    ms.set_context(mode=before)
+
+
 @pytest.fixture(autouse=True)
-def _unchanged_installation():
-    """Fail a test that leaves the package uninstalled or a Model under construction."""
+def _clean_surroundings(tmp_path, monkeypatch):
+    """Let MindSpore write its dumps elsewhere; fail a test that leaves the package uninstalled."""
+    monkeypatch.chdir(tmp_path)
     yield
     assert mindspore_boost_ext.is_installed()

@@ -6,13 +6,15 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-CLASSES, FEATURES, BATCH = 3, 5, 8
+# Tensors of fewer than 8 elements: the CPU kernels of RMSProp and AdamOffload round larger ones in
+# the last bit as their threads happen to share the work, which no two runs need to agree on.
+CLASSES, FEATURES, HIDDEN, BATCH = 3, 3, 2, 8
 
 
 class MLP(nn.Cell):
     """Dense, ReLU, Dense with fixed weights, so that two of them are equal."""
 
-    def __init__(self, seed=0, hidden=7):
+    def __init__(self, seed=0, hidden=HIDDEN):
         super().__init__()
         self.first = nn.Dense(FEATURES, hidden)
         self.relu = nn.ReLU()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from mindspore_boost_ext import AutoBoost
+from mindspore_boost_ext import AutoBoost, GroupLossScaleManager
 
 STEPS, RESUME_AT = 12, 7  # the resume point divides no window and no schedule
 
@@ -32,25 +32,57 @@ def switched(**switches):
 class Algorithm:
     """What the suite needs to know of an algorithm.
 
-    ``on`` switches it on, with settings that act within a few steps; ``row`` is its switch (None for
-    no algorithm at all); ``model`` gives further arguments of ms.Model from the network.
+    ``on`` switches it on, with settings that act within a few steps; ``row`` is its row in the
+    report (None for no algorithm at all); ``net`` makes the network; ``model`` gives further
+    arguments of ms.Model from the network.
     """
 
     name: str
     on: dict[str, Any]
     row: str | None = None
+    net: Callable[[], Any] = nets.MLP
     model: Callable[[Any], dict[str, Any]] = lambda net: {}
+
+
+def grouped_net():
+    """A network with markers between two groups of loss scales."""
+    manager = GroupLossScaleManager([64.0, 4.0], [], growth_factor=2.0)
+
+    class Marked(nets.MLP):
+        def construct(self, x):
+            x = self.relu(self.first(manager(x, 0, 1)))
+            return manager(self.second(manager(x, 1, 2)), 2, 3)
+
+    net = Marked()
+    manager.loss_scale_groups = [net.first.trainable_params(), net.second.trainable_params()]
+    net.__dict__["groups"] = manager  # beside the network's own attributes, so that names stay
+    return net
 
 
 ALGORITHMS = [
     Algorithm("nothing", switched()),
+    Algorithm(
+        "dynamic loss scale",
+        switched(),
+        "overflow detection",
+        model=lambda net: {"loss_scale_manager": ms.DynamicLossScaleManager(2**10, 2, 5)},
+    ),
+    Algorithm(
+        "loss_scale_group",
+        switched(loss_scale_group=True),
+        "loss_scale_group",
+        net=grouped_net,
+        model=lambda net: {"loss_scale_manager": net.groups},
+    ),
 ]
+# Counters of MindSpore's own dynamic loss scale, under the names that MindSpore gave them.
+MINDSPORES_OWN = {"current_iterator_step", "last_overflow_iterator_step"}
 everyone = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: one.name)
 
 
-def build(config, level="O1", model_arguments=None):
+def build(algorithm, config, level="O1", model_arguments=None):
     ms.set_seed(3)
-    net = nets.MLP()
+    net = algorithm.net()
     arguments = {
         "optimizer": nets.momentum(net.trainable_params()),
         "boost_level": level,
@@ -58,6 +90,10 @@ def build(config, level="O1", model_arguments=None):
     }
     arguments.update(model_arguments(net) if model_arguments else {})
     return net, ms.Model(net, nets.loss_fn(), **arguments)
+
+
+def switched_on(algorithm):
+    return build(algorithm, algorithm.on, model_arguments=algorithm.model)
 
 
 def run(model, steps):
@@ -76,44 +112,46 @@ def test_off_is_bit_identical_to_plain_training(mode, algorithm):
     for name in sections:  # a section without its switch would be told as ineffective
         del off[name]
     steps = nets.batches(STEPS)
-    net, model = build(off)
-    plain_net, plain = build(None, level="O0")
+    net, model = build(algorithm, off)
+    plain_net, plain = build(algorithm, None, level="O0")
     assert run(model, steps) == run(plain, steps)
     nets.assert_same_weights(net, plain_net)
 
 
 @everyone
 def test_on_the_loss_is_finite_and_falls(mode, algorithm):
-    net, model = build(algorithm.on, model_arguments=algorithm.model)
+    net, model = switched_on(algorithm)
     (x, y), *_ = nets.batches(1)
     losses = run(model, [(x, y)] * 30)
     assert np.isfinite(losses).all()
-    # One batch, 30 steps of momentum at a small rate: a plain run falls by far more than this.
-    assert losses[-1] < 0.8 * losses[0]
+    # One batch, 30 steps of momentum: the plain run falls to 0.82 of its first loss.
+    assert losses[-1] < 0.9 * losses[0]
     model.train(1, nets.dataset(2), dataset_sink_mode=False)
     assert all(np.isfinite(value).all() for value in nets.weights(net).values())
 
 
 @everyone
 def test_report_says_what_was_applied(algorithm):
-    _, model = build(algorithm.on, model_arguments=algorithm.model)
+    _, model = switched_on(algorithm)
     report = model.train_network.report()
     applied = {row.algorithm for row in report.rows if row.status == "applied"}
+    if algorithm.row == "loss_scale_group":
+        applied.discard("overflow detection")  # every scale needs it
     assert applied == ({algorithm.row} if algorithm.row else set())
 
 
 @everyone
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(mode, algorithm, tmp_path):
     steps = nets.batches(STEPS)
-    _, whole = build(algorithm.on, model_arguments=algorithm.model)
+    _, whole = switched_on(algorithm)
     expected = run(whole, steps)
 
-    _, first = build(algorithm.on, model_arguments=algorithm.model)
+    _, first = switched_on(algorithm)
     run(first, steps[:RESUME_AT])
     path = str(tmp_path / "run.ckpt")
     ms.save_checkpoint(first.train_network, path)
 
-    _, second = build(algorithm.on, model_arguments=algorithm.model)
+    _, second = switched_on(algorithm)
     not_loaded, _ = ms.load_param_into_net(second.train_network, ms.load_checkpoint(path))
     assert not not_loaded
     assert run(second, steps[RESUME_AT:]) == expected[RESUME_AT:]
@@ -124,7 +162,7 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(mode, algorithm,
 def test_the_same_seed_gives_the_same_weights(mode, algorithm):
     runs = []
     for _ in range(2):
-        _, model = build(algorithm.on, model_arguments=algorithm.model)
+        _, model = switched_on(algorithm)
         run(model, nets.batches(STEPS))
         runs.append(model.train_network)
     nets.assert_same_weights(*runs)
@@ -133,8 +171,8 @@ def test_the_same_seed_gives_the_same_weights(mode, algorithm):
 @everyone
 def test_state_has_stable_names(algorithm):
     """User parameters keep their names; own state is named ``boost.<algorithm>.<name>``."""
-    plain_net, plain = build(None, level="O0")
-    net, model = build(algorithm.on, model_arguments=algorithm.model)
+    plain_net, plain = build(algorithm, None, level="O0")
+    net, model = switched_on(algorithm)
     assert list(nets.weights(net)) == list(nets.weights(plain_net))
     own = nets.weights(model.train_network).keys() - nets.weights(plain.train_network).keys()
-    assert all(name.startswith("boost.") for name in own)
+    assert all(name.startswith("boost.") for name in own - MINDSPORES_OWN)

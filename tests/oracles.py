@@ -1,0 +1,33 @@
+"""The rules of the algorithms in plain NumPy float64, from the formulas, independent of the code."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def dynamic_scale(start, factor, window, overflows, minimum=1.0):
+    """Return the scale after each step: shrink on overflow, grow after ``window`` clean steps."""
+    scale, clean, trace = float(start), 0, []
+    for overflow in overflows:
+        if overflow:
+            scale, clean = max(scale / factor, minimum), 0
+        else:
+            clean += 1
+            if clean == window:
+                scale, clean = scale * factor, 0
+        trace.append(scale)
+    return trace
+
+
+def group_scales(start, overflows, growth=2 ** (1 / 1000), shrink=2**-0.5, low=1.0, high=2.0**100):
+    """Return all group scales after the steps whose overflows are given, one row a step."""
+    scales = np.array(start, np.float64)
+    for row in overflows:
+        scales = np.clip(scales * np.where(row, shrink, growth), low, high)
+    return scales
+
+
+def clip_by_global_norm(gradients, bound):
+    """Return the gradients, times bound / norm where the norm of all together exceeds the bound."""
+    norm = np.sqrt(sum((np.float64(gradient) ** 2).sum() for gradient in gradients))
+    return [np.float64(gradient) * min(1.0, bound / norm) for gradient in gradients]

@@ -1,0 +1,320 @@
+"""Loss scales by groups: markers, blame, scales, and the example of the API text."""
+
+from __future__ import annotations
+
+import warnings
+
+import mindspore as ms
+import nets
+import numpy as np
+import oracles
+import pytest
+from mindspore import Parameter, Tensor, nn
+
+from mindspore_boost_ext import (
+    BoostTrainOneStepWithLossScaleCell,
+    BoostWarning,
+    GroupLossScaleManager,
+)
+
+ON = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "loss_scale_group": True}}
+
+
+class Chain(nn.Cell):
+    """x * w1 * w2 * ... summed, each factor in a group of its own; gradients are easy by hand."""
+
+    def __init__(self, manager, factors, dtype=ms.float32, marked=None):
+        super().__init__()
+        self.manager = manager
+        self.count = len(factors)
+        self.factors = ms.ParameterTuple(
+            [Parameter(Tensor([f], dtype), name=f"w{i}") for i, f in enumerate(factors, 1)]
+        )
+        self.marked = tuple(marked if marked is not None else range(self.count + 1))
+
+    def construct(self, x):
+        for index in range(self.count):
+            if index in self.marked:
+                x = self.manager(x, index, index + 1)
+            x = x * self.factors[index]
+        if self.count in self.marked:
+            x = self.manager(x, self.count, self.count + 1)
+        return x.sum()
+
+
+def chain(scales, factors, dtype=ms.float32, rate=0.0, marked=None, **options):
+    manager = GroupLossScaleManager(scales, [], **options)
+    net = Chain(manager, factors, dtype, marked)
+    manager.loss_scale_groups = [[factor] for factor in net.factors]
+    optimizer = nn.SGD(list(net.factors), rate)
+    return manager, BoostTrainOneStepWithLossScaleCell(net, optimizer, manager).set_train()
+
+
+def run(step, value, dtype=ms.float32):
+    loss, overflow, scales = step(Tensor([value], dtype))
+    assert overflow.dtype == ms.bool_
+    assert overflow.shape == ()
+    return loss, bool(overflow.asnumpy()), scales.asnumpy().tolist()
+
+
+def test_markers_scale_each_groups_gradients_only(mode):
+    """With all factors of growth at 1 a step of SGD moves by the true gradient, group by group."""
+    _, step = chain([8.0, 1024.0, 2.0], [2.0, 3.0, 5.0], rate=1.0, growth_factor=1.0)
+    _, overflow, scales = run(step, 7.0)
+    assert not overflow
+    assert scales == [8.0, 1024.0, 2.0]
+    # d/dw_i of 7 * 2 * 3 * 5: exact in float32, as are the scales.
+    moved = [float(weight.asnumpy()[0]) for weight in step.weights]
+    assert moved == [2 - 7 * 3 * 5, 3 - 7 * 2 * 5, 5 - 7 * 2 * 3]
+
+
+@pytest.mark.parametrize("guilty", [1, 2, 3])
+def test_only_the_group_that_overflows_shrinks(mode, guilty):
+    """fp16, gradients of size 1: a scale of 2 ** 17 is inf there, wherever it stands."""
+    scales = [16.0, 16.0, 16.0]
+    scales[guilty - 1] = 2.0**17
+    manager, step = chain(scales, [1.0, 1.0, 1.0], ms.float16, rate=1.0)
+    _, overflow, used = run(step, 1.0, ms.float16)
+    assert overflow
+    assert used == scales
+    expected = oracles.group_scales(scales, [[group == guilty for group in (1, 2, 3)]])
+    np.testing.assert_allclose(manager.group_scales(), expected, rtol=1e-6)  # float32
+    assert all(float(weight.asnumpy()[0]) == 1.0 for weight in step.weights)
+    assert step.observations()["skipped_steps"] == 1
+
+
+def test_an_overflow_between_groups_is_not_missed(mode):
+    """The gradient that group 2 hands on overflows, but the one of its own weight does not."""
+    # dL/dw2 = S2 * x * w1 = 1024 * 2 ** -10; what is handed on: S2 * w2 = 1024 * 128 = inf in fp16.
+    manager, step = chain([1024.0, 1024.0], [2.0**-10, 128.0], ms.float16)
+    _, overflow, _ = run(step, 1.0, ms.float16)
+    assert overflow
+    expected = oracles.group_scales([1024.0, 1024.0], [[False, True]])
+    np.testing.assert_allclose(manager.group_scales(), expected, rtol=1e-6)
+
+
+def test_without_markers_between_them_groups_are_blamed_by_their_own_gradients(mode):
+    manager, step = chain([4.0, 4.0], [1.0, 1.0], ms.float16, marked=[])
+    _, overflow, _ = run(step, np.inf, ms.float16)
+    assert overflow
+    np.testing.assert_allclose(manager.group_scales(), [4 * 2**-0.5] * 2, rtol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_skips_the_step(mode):
+    _, step = chain([4.0, 4.0], [1.0, 1.0], ms.float32, rate=1.0)
+    loss, overflow, _ = run(step, np.nan)
+    assert np.isnan(loss.asnumpy())
+    assert overflow
+    assert all(float(weight.asnumpy()[0]) == 1.0 for weight in step.weights)
+
+
+def test_trace_of_the_scales(mode):
+    manager, step = chain([64.0, 2.0**15], [1.0, 1.0], ms.float16)
+    overflows = []
+    for value in [1.0] * 3 + [4.0] + [1.0] * 4:  # 4 * 2 ** 15 is inf in the top group's gradient
+        run(step, value, ms.float16)
+        overflows.append([False, value == 4.0])
+    expected = oracles.group_scales([64.0, 2.0**15], overflows)
+    np.testing.assert_allclose(manager.group_scales(), expected, rtol=1e-5)  # 8 float32 products
+
+
+def test_a_thousand_clean_steps_double():
+    doubled = oracles.group_scales([3.0], [[False]] * 1000)
+    np.testing.assert_allclose(doubled, [6.0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("start", "value", "bound"), [(3.0, 1.0, 4.0), (5.0, np.inf, 4.0)])
+def test_scales_stay_within_their_bounds(mode, start, value, bound):
+    limits = {"minimum": 4.0} if np.isinf(value) else {"maximum": 4.0}
+    manager, step = chain(start, [1.0], growth_factor=2.0, shrink_factor=0.5, **limits)
+    with warnings.catch_warnings():  # the smallest scale is told; that has its own test
+        warnings.simplefilter("ignore", BoostWarning)
+        for _ in range(3):
+            run(step, value)
+    assert manager.group_scales() == [bound]
+
+
+def test_groups_of_any_size_in_any_order_of_the_optimizer(mode):
+    """Sizes 1, 4, 2 against an optimizer that lists the parameters backwards: plain training."""
+
+    class Net(nn.Cell):
+        def __init__(self, manager):
+            super().__init__()
+            self.manager = manager
+            self.scale = Parameter(Tensor([1.0]), name="scale")
+            self.a, self.b = nn.Dense(nets.FEATURES, 6), nn.Dense(6, 6)
+            self.c = nn.Dense(6, nets.CLASSES)
+
+        def construct(self, x):
+            x = self.manager(x, 0, 1)
+            x = x * self.scale
+            x = self.manager(x, 1, 2)
+            x = self.b(self.a(x))
+            x = self.manager(x, 2, 3)
+            return self.manager(self.c(x), 3, 4)
+
+    class Plain(nn.Cell):
+        def construct(self, x, first, second):
+            return x
+
+    def build(manager):
+        net = nets.fill(Net(manager))
+        return net, nets.momentum(net.trainable_params()[::-1])
+
+    plain, optimizer = build(Plain())
+    cell = nn.TrainOneStepCell(nn.WithLossCell(plain, nets.loss_fn()), optimizer).set_train()
+    manager = GroupLossScaleManager([4.0, 512.0, 32.0], [], growth_factor=1.0)
+    net, optimizer = build(manager)
+    manager.loss_scale_groups = [
+        [net.scale],
+        [net.b.bias, net.a.weight, net.a.bias, net.b.weight],
+        [net.c.weight, net.c.bias],
+    ]
+    step = BoostTrainOneStepWithLossScaleCell(
+        nn.WithLossCell(net, nets.loss_fn()), optimizer, manager
+    ).set_train()
+    for x, y in nets.batches(3):
+        cell(Tensor(x), Tensor(y))
+        step(Tensor(x), Tensor(y))
+    nets.assert_same_weights(net, plain)
+
+
+class LeNet(nn.Cell):
+    """The network of the API text: convolutions are group 1, dense layers group 2."""
+
+    def __init__(self, enhanced_amp, num_class=10, num_channel=1):
+        super().__init__()
+        self.conv1 = nn.Conv2d(num_channel, 6, 5, pad_mode="valid")
+        self.conv2 = nn.Conv2d(6, 16, 5, pad_mode="valid")
+        self.fc1 = nn.Dense(16 * 5 * 5, 120)
+        self.fc2 = nn.Dense(120, 84)
+        self.fc3 = nn.Dense(84, num_class)
+        self.relu = nn.ReLU()
+        self.max_pool2d = nn.MaxPool2d(kernel_size=2, stride=2)
+        self.flatten = nn.Flatten()
+        self.enhanced_amp = enhanced_amp
+
+    def construct(self, x):
+        x = self.enhanced_amp(x, 0, 1)
+        x = self.max_pool2d(self.relu(self.conv1(x)))
+        x = self.max_pool2d(self.relu(self.conv2(x)))
+        x = self.flatten(x)
+        x = self.enhanced_amp(x, 1, 2)
+        x = self.relu(self.fc1(x))
+        x = self.relu(self.fc2(x))
+        x = self.fc3(x)
+        return self.enhanced_amp(x, 2, 3)
+
+
+@pytest.mark.parametrize("amp_level", ["O0", "O2", "O3"])
+def test_the_example_of_the_api_text_trains(mode, amp_level):
+    ms.set_seed(0)
+    manager = GroupLossScaleManager(4096, [])
+    net = LeNet(manager)
+    convolutions = [one for one in net.trainable_params() if "conv" in one.name]
+    others = [one for one in net.trainable_params() if "conv" not in one.name]
+    manager.loss_scale_groups = [convolutions, others]
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(16, 1, 32, 32)).astype(np.float32)
+    labels = np.eye(10, dtype=np.float32)[generator.integers(0, 10, 16)]
+    dataset = ms.dataset.NumpySlicesDataset((images, labels), shuffle=False).batch(8)
+    model = ms.Model(
+        net,
+        loss_fn=nn.SoftmaxCrossEntropyWithLogits(),
+        optimizer=nn.Momentum(net.trainable_params(), learning_rate=0.01, momentum=0.9),
+        metrics=None,
+        amp_level=amp_level,
+        loss_scale_manager=manager,
+        boost_level="O1",
+        boost_config_dict=ON,
+    )
+    before = nets.weights(net)
+    model.train(2, dataset, dataset_sink_mode=False)
+    after = nets.weights(net)
+    assert list(after) == [one.name for one in (*convolutions, *others)]
+    assert all(np.isfinite(value).all() for value in after.values())
+    moved = {name for name in before if (before[name] != after[name]).any()}
+    assert {"conv1.weight", "fc3.weight"} <= moved
+    # 4 clean steps: 4096 * 2 ** (4 / 1000), in float32
+    np.testing.assert_allclose(manager.group_scales(), [4096 * 2 ** (4 / 1000)] * 2, rtol=1e-6)
+
+
+def test_scales_stay_float32_inside_a_float16_network(mode):
+    """2 ** 17 / 2 ** 17 would be inf / inf in float16; the gradients are exact instead."""
+
+    class Faint(Chain):
+        def construct(self, x):
+            return super().construct(x) * 0.0009765625  # in a graph 2 ** -10 is the integer 0
+
+    manager = GroupLossScaleManager(2.0**17, [], growth_factor=1.0)
+    net = Faint(manager, [1.0, 1.0])
+    manager.loss_scale_groups = [[factor] for factor in net.factors]
+    net.to_float(ms.float16)
+    step = BoostTrainOneStepWithLossScaleCell(
+        net, nn.SGD(list(net.factors), 1.0), manager
+    ).set_train()
+    _, overflow, scales = run(step, 1.0)
+    assert not overflow
+    assert scales == [2.0**17] * 2
+    assert [float(factor.asnumpy()[0]) for factor in net.factors] == [1 - 2.0**-10] * 2
+
+
+def groups(*names):
+    return [[Parameter(Tensor([1.0]), name=name) for name in group] for group in names]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (("4096", []), {}, TypeError, "init_loss_scale must be a finite number, got '4096'"),
+        ((4096, [[]]), {}, ValueError, "group 1 is empty"),
+        ((4096, [["w"]]), {}, TypeError, "group 1 must hold Parameters, got 'w'"),
+        (([1.0, 2.0], groups(["a"])), {}, ValueError, "one for each of the 1 groups, got 2"),
+        ((0.5, groups(["a"])), {}, ValueError, r"init_loss_scale must be in \[1, "),
+        ((4096, []), {"growth_factor": 0.5}, ValueError, "growth_factor must be >= 1, got 0.5"),
+        ((4096, []), {"shrink_factor": 1}, ValueError, r"shrink_factor must be in \(0, 1\), got 1"),
+        ((4096, []), {"minimum": 0}, ValueError, "minimum must be > 0, got 0"),
+        ((4096, []), {"maximum": True}, TypeError, "maximum must be a finite number, got True"),
+        ((4096, []), {"minimum": 4, "maximum": 2}, ValueError, "maximum must be in"),
+    ],
+)
+def test_wrong_arguments_have_their_messages(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        GroupLossScaleManager(*arguments, **options)
+
+
+def test_a_parameter_in_two_groups_is_named():
+    (first,) = groups(["shared"])
+    with pytest.raises(ValueError, match="'shared' is given twice"):
+        GroupLossScaleManager(4, [first, first])
+
+
+def test_a_parameter_in_no_group_or_not_trained_is_named():
+    manager = GroupLossScaleManager(4, [])
+    net = nets.MLP()
+    loss = nn.WithLossCell(net, nets.loss_fn())
+    optimizer = nets.momentum(net.trainable_params())
+    manager.loss_scale_groups = [[net.first.weight, net.first.bias], [net.second.weight]]
+    with pytest.raises(ValueError, match=r"'second\.bias' is trained but in no group"):
+        BoostTrainOneStepWithLossScaleCell(loss, optimizer, manager)
+    manager.loss_scale_groups = [net.trainable_params(), *groups(["stranger"])]
+    with pytest.raises(ValueError, match="'stranger' is in a group but not among"):
+        BoostTrainOneStepWithLossScaleCell(loss, optimizer, manager)
+
+
+@pytest.mark.parametrize("switched", [True, False])
+def test_switch_and_manager_must_go_together(switched):
+    net = nets.MLP()
+    grouped = GroupLossScaleManager(4, [net.trainable_params()])
+    manager = ms.DynamicLossScaleManager() if switched else grouped
+    config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
+    config["boost"]["loss_scale_group"] = switched
+    with pytest.raises(ValueError, match=r"GroupLossScaleManager"):
+        ms.Model(
+            net,
+            nets.loss_fn(),
+            nets.momentum(net.trainable_params()),
+            loss_scale_manager=manager,
+            boost_level="O1",
+            boost_config_dict=config,
+        )

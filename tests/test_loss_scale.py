@@ -1,0 +1,312 @@
+"""The loss-scaled step: overflow, skipping, scales, managers and amp levels, in both modes."""
+
+from __future__ import annotations
+
+import itertools
+
+import mindspore as ms
+import nets
+import numpy as np
+import oracles
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostMonitor,
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+    BoostWarning,
+    read_history,
+)
+
+OFF = {"boost": {"mode": "disable_all"}}
+
+
+class Product(nn.Cell):
+    """sum(x * w) in one dtype: the gradient of w is x times the scale."""
+
+    def __init__(self, dtype=ms.float16, size=1):
+        super().__init__()
+        self.w = Parameter(Tensor(np.ones(size), dtype), name="w")
+
+    def construct(self, x):
+        return (x * self.w).sum()
+
+
+def scaled_step(net, scale, optimizer=None):
+    optimizer = optimizer or nn.SGD(net.trainable_params(), 1e-3)
+    return BoostTrainOneStepWithLossScaleCell(net, optimizer, scale).set_train()
+
+
+def train(cell, steps, image=False):
+    for x, y in nets.batches(steps, image=image):
+        cell(Tensor(x), Tensor(y))
+    return cell
+
+
+@pytest.mark.parametrize("dtype", [ms.float16, ms.float32])
+def test_overflow_on_the_values_of_the_specification(mode, dtype):
+    """fp16 holds up to 65504: 8 * 40000 is inf there, and finite in the wider exponents."""
+    step = scaled_step(Product(dtype), Tensor(8.0))
+    expected = [True, False, dtype == ms.float16, False, True]
+    for value, overflow in zip((-np.inf, 0, 40000, 10, np.inf), expected):
+        before = step.weights[0].astype(ms.float32).asnumpy().copy()
+        loss, flag, scale = step(Tensor([value], dtype))
+        assert flag.dtype == ms.bool_
+        assert flag.shape == ()
+        assert bool(flag.asnumpy()) is overflow
+        assert float(scale.asnumpy()) == 8.0
+        after = step.weights[0].astype(ms.float32).asnumpy()
+        if overflow:
+            np.testing.assert_array_equal(before, after)
+    assert loss.shape == ()
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_scale_as_a_tensor_and_its_setter(mode, shape):
+    step = scaled_step(Product(), Tensor(np.full(shape, 8.0, np.float32)))
+    x = Tensor([40000.0], ms.float16)
+    assert bool(step(x)[1].asnumpy())
+    step.set_sense_scale(Tensor(np.full(shape, 1.0, np.float32)))
+    _, overflow, scale = step(x)
+    assert not bool(overflow.asnumpy())
+    assert scale.shape == shape
+    assert float(scale.asnumpy().reshape(())) == 1.0
+
+
+def test_a_scale_of_the_wrong_type_or_shape_is_refused():
+    net = Product()
+    optimizer = nn.SGD(net.trainable_params(), 1e-3)
+    for scale in (1024.0, None, np.ones(1), "dynamic"):
+        with pytest.raises(TypeError, match="scale_sense must be a Cell or a Tensor, got"):
+            BoostTrainOneStepWithLossScaleCell(net, optimizer, scale)
+    for shape in ((2,), (1, 1)):
+        with pytest.raises(ValueError, match=r"scale_sense must have shape \(\) or \(1,\), got"):
+            BoostTrainOneStepWithLossScaleCell(net, optimizer, Tensor(np.ones(shape, np.float32)))
+
+
+def test_the_setter_refuses_what_does_not_fit():
+    step = scaled_step(Product(), Tensor(8.0))
+    with pytest.raises(TypeError, match="sens must be a Tensor, got 4"):
+        step.set_sense_scale(4.0)
+    with pytest.raises(ValueError, match=r"sens must have shape \(\), got \(1,\)"):
+        step.set_sense_scale(Tensor([4.0]))
+    step = scaled_step(Product(), nn.DynamicLossScaleUpdateCell(8, 2, 3))
+    with pytest.raises(ValueError, match="updated by the Cell"):
+        step.set_sense_scale(Tensor(4.0))
+
+
+@pytest.mark.parametrize("name", nets.OPTIMIZERS)
+def test_a_power_of_two_costs_no_bit_in_fp32(mode, name):
+    plain, boosted = nets.MLP(), nets.MLP()
+    cell = nn.TrainOneStepCell(
+        nn.WithLossCell(plain, nets.loss_fn()), nets.OPTIMIZERS[name](plain.trainable_params())
+    )
+    train(cell.set_train(), 5)
+    step = scaled_step(
+        nn.WithLossCell(boosted, nets.loss_fn()),
+        Tensor(1024.0),
+        nets.OPTIMIZERS[name](boosted.trainable_params()),
+    )
+    train(step, 5)
+    nets.assert_same_weights(plain, boosted)
+
+
+@pytest.mark.parametrize("name", nets.OPTIMIZERS)
+def test_a_skipped_step_changes_nothing(mode, name):
+    net = nets.MLP()
+    optimizer = nets.OPTIMIZERS[name](net.trainable_params())
+    step = scaled_step(nn.WithLossCell(net, nets.loss_fn()), Tensor(4.0), optimizer)
+    train(step, 3)
+    before, state = nets.weights(net), nets.weights(optimizer)
+    (x, y), = nets.batches(1)
+    x[0, 0] = np.inf
+    _, overflow, _ = step(Tensor(x), Tensor(y))
+    assert bool(overflow.asnumpy())
+    np.testing.assert_equal(nets.weights(net), before)
+    np.testing.assert_equal(nets.weights(optimizer), state)  # moments, global step, schedule
+    assert step.observations()["skipped_steps"] == 1
+
+
+def test_trace_of_the_dynamic_scale(mode):
+    """From 16, window 3, overflow at step 5; the scale is the one after each step."""
+    expected = [16, 16, 32, 32, 16, 16, 16, 32, 32]
+    overflows = [step == 4 for step in range(9)]
+    assert oracles.dynamic_scale(16, 2, 3, overflows) == expected
+    step = scaled_step(Product(), nn.DynamicLossScaleUpdateCell(16, 2, 3))
+    used, after = [], []
+    for overflow in overflows:
+        _, _, scale = step(Tensor([np.inf if overflow else 1.0], ms.float16))
+        used.append(float(scale.asnumpy()))
+        after.append(step.observations()["loss_scale"])
+    assert after == expected
+    assert used == [16, *expected[:-1]]
+
+
+def test_growth_stops_before_the_scale_leaves_fp32(mode):
+    step = scaled_step(Product(ms.float32), nn.DynamicLossScaleUpdateCell(2.0**125, 2, 1))
+    for _ in range(6):
+        step(Tensor([1e-3], ms.float32))
+    assert step.observations()["loss_scale"] == 2.0**127
+
+
+def test_the_smallest_scale_is_told_once(mode):
+    step = scaled_step(Product(), nn.DynamicLossScaleUpdateCell(2, 2, 1000))
+    x = Tensor([np.inf], ms.float16)
+    step(x)  # 2 -> 1: not at the minimum yet
+    with pytest.warns(BoostWarning, match="smallest loss scale") as caught:
+        for _ in range(4):
+            step(x)
+    assert len(caught) == 1
+
+
+def build(net, amp_level="O0", config=None, optimizer=None, **kwargs):
+    return ms.Model(
+        net,
+        nets.loss_fn(),
+        optimizer or nets.momentum(net.trainable_params()),
+        amp_level=amp_level,
+        boost_level="O1",
+        boost_config_dict=config or OFF,
+        **kwargs,
+    )
+
+
+MANAGERS = {
+    "default of the level": lambda: {},
+    "none": lambda: {"loss_scale_manager": None},
+    "dynamic": lambda: {"loss_scale_manager": ms.DynamicLossScaleManager(2**10, 2, 3)},
+    "fixed, dropping": lambda: {"loss_scale_manager": ms.FixedLossScaleManager(1024.0)},
+    "fixed, not dropping": lambda: {"loss_scale_manager": ms.FixedLossScaleManager(1024.0, False)},
+}
+
+
+@pytest.mark.parametrize("manager", MANAGERS)
+@pytest.mark.parametrize("amp_level", ["O0", "O1", "O2", "O3"])
+def test_managers_and_amp_levels_train(mode, amp_level, manager):
+    net = nets.ConvNet()
+    own = 1024.0 if manager == "fixed, not dropping" else 1.0
+    optimizer = nets.momentum(net.trainable_params(), loss_scale=own)
+    model = build(net, amp_level, optimizer=optimizer, **MANAGERS[manager]())
+    scaled = isinstance(model.train_network, BoostTrainOneStepWithLossScaleCell)
+    dropping = manager in ("dynamic", "fixed, dropping")
+    assert scaled == (dropping or (manager == "default of the level" and amp_level == "O2"))
+    before = nets.weights(net)
+    model.train(2, nets.dataset(3, image=True), dataset_sink_mode=False)
+    after = nets.weights(net)
+    assert all(np.isfinite(value).all() for value in after.values())
+    # O2 starts from 2 ** 24: the first steps may all be skipped, which is as it should be.
+    moved = any((before[name] != after[name]).any() for name in before if "weight" in name)
+    assert moved or model.train_network.observations()["skipped_steps"] > 0
+
+
+def test_fixed_scale_that_drops_equals_no_scale_in_fp32(mode):
+    plain, boosted = nets.MLP(), nets.MLP()
+    build(plain).train(1, nets.dataset(), dataset_sink_mode=False)
+    model = build(boosted, loss_scale_manager=ms.FixedLossScaleManager(1024.0))
+    model.train(1, nets.dataset(), dataset_sink_mode=False)
+    nets.assert_same_weights(plain, boosted)
+
+
+def test_two_models_at_amp_o2_do_not_share_their_scale():
+    first, second = (build(nets.MLP(), "O2").train_network for _ in range(2))
+    first.scale_sense.set_data(Tensor(2.0))
+    assert second.observations()["loss_scale"] == 2.0**24
+
+
+@pytest.mark.parametrize("bound", [0.05, 1e3])
+@pytest.mark.parametrize("scheme", ["unscaled", "sens", "scaled"])
+def test_clipping_bounds_the_norm_of_the_unscaled_gradients(mode, scheme, bound):
+    """SGD with rate 1 moves the weights by minus the gradient: compared with the float64 rule."""
+    net = nets.MLP()
+    loss = nn.WithLossCell(net, nets.loss_fn())
+    (x, y), = nets.batches(1)
+    gradients = ops.GradOperation(get_by_list=True)(loss, ms.ParameterTuple(net.trainable_params()))(
+        Tensor(x), Tensor(y)
+    )
+    expected = oracles.clip_by_global_norm([one.asnumpy() for one in gradients], bound)
+    before = [one.asnumpy().copy() for one in net.trainable_params()]
+    sens = 64.0 if scheme == "sens" else 1.0
+    optimizer = nn.SGD(net.trainable_params(), 1.0, loss_scale=sens)
+    config = {**OFF, "gradients": {"clip_norm": bound}}
+    with AutoBoost("O1", config).building():
+        if scheme == "scaled":
+            step = BoostTrainOneStepWithLossScaleCell(loss, optimizer, Tensor(64.0))
+        else:
+            step = BoostTrainOneStepCell(loss, optimizer, sens if scheme == "sens" else None)
+    step.set_train()(Tensor(x), Tensor(y))
+    for old, parameter, gradient in zip(before, net.trainable_params(), expected):
+        # float32 weights of size 1: one rounding of the subtraction, and one of the norm.
+        np.testing.assert_allclose(old - parameter.asnumpy(), gradient, rtol=1e-5, atol=2e-7)
+
+
+def test_an_overflow_is_skipped_before_it_is_clipped(mode):
+    config = {**OFF, "gradients": {"clip_norm": 1.0}}
+    with AutoBoost("O1", config).building():
+        step = scaled_step(Product(), Tensor(8.0))
+    assert bool(step(Tensor([np.inf], ms.float16))[1].asnumpy())
+    np.testing.assert_array_equal(step.weights[0].asnumpy(), [1.0])
+
+
+class Lookup(nn.Cell):
+    """Rows of a table, whose gradient is row-sparse in GRAPH_MODE."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.EmbeddingLookup(6, 2, param_init="ones", sparse=True)
+
+    def construct(self, rows, x):
+        return (self.table(rows) * x).sum()
+
+
+@pytest.mark.parametrize("value", [3.0, np.inf])
+def test_row_sparse_gradients(graph_mode, value):
+    """In GRAPH_MODE only: in PYNATIVE_MODE no optimizer of MindSpore runs on this gradient."""
+    net = Lookup()
+    step = scaled_step(net, Tensor(8.0), nn.LazyAdam(net.trainable_params(), 0.1))
+    _, overflow, _ = step(Tensor([1, 4], ms.int32), Tensor([[value], [1.0]], ms.float32))
+    assert bool(overflow.asnumpy()) == np.isinf(value)
+    changed = (net.table.embedding_table.asnumpy() != 1).any(axis=1)
+    assert changed.tolist() == [not np.isinf(value) and row in (1, 4) for row in range(6)]
+
+
+def test_monitor_shows_scale_and_skipped_steps(mode, tmp_path):
+    net = nets.MLP()
+    model = build(net, loss_scale_manager=ms.DynamicLossScaleManager(2**8, 2, 2))
+    path = tmp_path / "history.jsonl"
+    monitor = BoostMonitor(path, progress=False)
+    model.train(1, nets.dataset(4), callbacks=[monitor], dataset_sink_mode=False)
+    steps = [record["boost"] for record in read_history(path) if record["event"] == "step"]
+    assert [one["loss_scale"] for one in steps] == [256, 512, 512, 1024]
+    assert [one["skipped_steps"] for one in steps] == [0, 0, 0, 0]
+
+
+def test_report_names_the_detector():
+    model = build(nets.MLP(), loss_scale_manager=ms.DynamicLossScaleManager())
+    row = model.train_network.report()["overflow detection"]
+    assert row.status == "applied"
+    assert row.reason.startswith("cpu_finite: CPU")
+
+
+# What may be switched on together; later algorithms add a line.
+COMBINED = {
+    "scale": ["none", "fixed, dropping", "fixed, not dropping", "dynamic"],
+    "clip_norm": [None, 0.1],
+}
+
+
+@pytest.mark.parametrize("combination", list(itertools.product(*COMBINED.values())), ids=str)
+def test_table_of_combinations(mode, combination):
+    manager, clip_norm = combination
+    own = 1024.0 if manager == "fixed, not dropping" else 1.0
+    net = nets.MLP()
+    config = {**OFF, "gradients": {"clip_norm": clip_norm}}
+    optimizer = nets.momentum(net.trainable_params(), loss_scale=own)
+    model = build(net, config=config, optimizer=optimizer, **MANAGERS[manager]())
+    losses = []
+    (x, y), = nets.batches(1)
+    for _ in range(20):
+        output = model.train_network(Tensor(x), Tensor(y))
+        losses.append(float((output[0] if isinstance(output, tuple) else output).asnumpy()))
+    assert losses[-1] < losses[0]
