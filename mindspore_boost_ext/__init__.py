@@ -16,8 +16,10 @@ from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
 )
-from mindspore_boost_ext.callbacks import BoostMonitor
+from mindspore_boost_ext.callbacks import BoostMonitor, FlushAccumulation
 from mindspore_boost_ext.config import BoostConfig, BoostConfigError
+from mindspore_boost_ext.grad_accumulation import GradientAccumulation
+from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze, freeze_cell
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.history import plot_history, read_history
 from mindspore_boost_ext.integration import (
@@ -32,10 +34,6 @@ from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 
 # Public names of mindspore.boost that this version does not have yet: calling one says so.
 LessBN = planned("LessBN")
-GradientFreeze = planned("GradientFreeze")
-FreezeOpt = planned("FreezeOpt")
-freeze_cell = planned("freeze_cell")
-GradientAccumulation = planned("GradientAccumulation")
 AdaSum = planned("AdaSum")
 DimReduce = planned("DimReduce")
 OptimizerProcess = planned("OptimizerProcess")
@@ -58,6 +56,7 @@ __all__ = [
     "BoostTrainOneStepWithLossScaleCell",
     "BoostWarning",
     "DimReduce",
+    "FlushAccumulation",
     "FreezeOpt",
     "GradientAccumulation",
     "GradientFreeze",

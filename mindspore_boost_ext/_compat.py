@@ -14,7 +14,7 @@ from typing import Any
 import mindspore as ms
 import mindspore.boost  # noqa: F401  (loads the sub-modules listed below)
 from mindspore import nn
-from mindspore.common.sparse_tensor import RowTensorInner as RowTensor
+from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
 PREPARE_METHOD = "_build_boost_network"
@@ -156,3 +156,32 @@ def all_finite_operator() -> Any:
     from mindspore.ops.operations import nn_ops
 
     return nn_ops.AllFinite()
+
+
+# ---- Cells: a second Cell over the same parts ----
+
+# What running a Cell leaves on it; a copy makes its own.
+_TRACES = frozenset(("_mutable_flags", "_Cell__compile_cell_hook__", "__parse_method__"))
+
+
+def own_attributes(cell: nn.Cell) -> dict[str, Any]:
+    """Return what the class of a Cell has put on it, without what every Cell carries."""
+    machinery = set(vars(nn.Cell(auto_prefix=False))) | _TRACES
+    return {name: value for name, value in vars(cell).items() if name not in machinery}
+
+
+def shallow_copy(cell: nn.Cell) -> Any:
+    """Return a Cell of the same class over the same Parameters, Cells and attributes.
+
+    It has an identity and a compile cache of its own; changing its attributes leaves ``cell`` alone.
+    """
+    kind: Any = type(cell)
+    copy = kind.__new__(kind)
+    nn.Cell.__init__(copy, auto_prefix=False)
+    copy.add_flags(**cell.get_flags())
+    vars(copy)["training"] = cell.training
+    vars(copy).update(own_attributes(cell))
+    for name in ("_params", "_cells", "_primitives", "_buffers"):
+        if name in vars(cell):
+            vars(copy)[name] = vars(cell)[name].copy()
+    return copy

@@ -132,3 +132,44 @@ def increasing_integers() -> Rule:
         return tuple(int(item) for item in items)
 
     return Rule("an int >= 1, or a list or tuple of such ints in rising order", accepts, convert)
+
+
+def freeze_schedule() -> Rule:
+    """Accept None, the name of a prefix schedule, a list of groups (ints >= 0), or a function."""
+    names, group = ("linear", "cubic", "step"), integer(0)
+
+    def accepts(value: object) -> bool:
+        if isinstance(value, (list, tuple)):
+            return bool(value) and all(group.accepts(one) for one in value)
+        if isinstance(value, str):
+            return value in names
+        return value is None or callable(value)
+
+    return Rule(
+        "None, 'linear', 'cubic', 'step', a list of ints >= 0, or a function of the step",
+        accepts,
+        lambda value: (
+            tuple(int(one) for one in value) if isinstance(value, (list, tuple)) else value
+        ),
+    )
+
+
+def check(name: str, value: object, rule: Rule, remedy: str = "") -> None:
+    """Raise ``ValueError`` with name, rule, value and remedy unless the value obeys the rule."""
+    if not rule.accepts(value):
+        raise ValueError(_problem(name, value, rule) + (f": {remedy}" if remedy else ""))
+
+
+def check_all(prefix: str, **settings: tuple[object, Rule]) -> None:
+    """Raise one ``ValueError`` that tells of every setting that breaks its rule."""
+    problems = [
+        _problem(f"{prefix}.{name}", value, rule)
+        for name, (value, rule) in settings.items()
+        if not rule.accepts(value)
+    ]
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _problem(name: str, value: object, rule: Rule) -> str:
+    return f"{name} must be {rule.text}, got {shown(value)}"

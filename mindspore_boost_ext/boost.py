@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 from mindspore import nn
 
 from mindspore_boost_ext._planned import not_implemented
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
+from mindspore_boost_ext.grad_freeze import GradientFreeze
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 
 # Algorithms that this version can apply.
-AVAILABLE = frozenset({"loss_scale_group"})
+AVAILABLE = frozenset({"grad_freeze", "grad_accumulation", "loss_scale_group"})
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -128,9 +130,28 @@ class AutoBoost:
             NotImplementedError: if an algorithm is asked for that this version does not have.
         """
         self._refuse_unavailable()
+        if self.boost_config["grad_freeze"]:
+            network, optimizer = self._freeze(network, optimizer)
         if _BUILDING.get() is None:
             setattr(optimizer, _TAG, self)
         return network, optimizer
+
+    def _freeze(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
+        settings = self.config.grad_freeze
+        freezing = GradientFreeze(
+            settings.param_groups,
+            settings.freeze_type,
+            settings.freeze_p,
+            settings.total_steps,
+            seed=settings.seed,
+            schedule=settings.schedule,
+            prefix_fraction=settings.prefix_fraction,
+            prefix_start=settings.prefix_start,
+        )
+        network, frozen = freezing.freeze_generate(network, optimizer)
+        row = self._report["grad_freeze"]
+        self._report.put(replace(row, counts=frozen.counts()))
+        return network, frozen
 
     def network_auto_process_eval(self, network: nn.Cell) -> nn.Cell:
         """Give a network for evaluation the form in which it is trained.

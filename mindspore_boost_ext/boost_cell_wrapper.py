@@ -17,14 +17,19 @@ Training, ICLR 2018.
 
 from __future__ import annotations
 
+import contextlib
 import numbers
+from collections.abc import Iterator
 from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext._rules import shown
 from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.grad_accumulation import DROP_WINDOW, GradientAccumulation
+from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_cells
 from mindspore_boost_ext.gradients import clipped, scaled, scaled_all
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.overflow import FiniteDetector, choose_detector
@@ -82,35 +87,161 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             raise TypeError(f"sens must be a number or None, got {shown(sens)}")
         super().__init__(network, optimizer, sens)
         self.auto_boost = AutoBoost.current(optimizer)
-        self.freeze = False
-        self.use_grad_accumulation = False
+        self.clip_norm = self.auto_boost.config.gradients.clip_norm
         self.enable_dim_reduce = False
         self.enable_adasum = False
         self.dim_reduce = None
         self.weights_clone = None
+        self._use_accumulation()
+        self.freeze = isinstance(optimizer, FreezeOpt)
+        self.scheduled = None
+        self._steps_of_groups: tuple[BoostTrainOneStepCell, ...] = ()
         self._tell_unequal_scales()
-        self.clip_norm = self.auto_boost.config.gradients.clip_norm
 
     def construct(self, *inputs: Tensor) -> Any:
         """Train one step and return the loss."""
-        if self.clip_norm is None:
+        if self.freeze:
+            return self.gradient_freeze_process(*inputs)
+        if self.clip_norm is None and not self.use_grad_accumulation:
             return super().construct(*inputs)
         loss = self.network(*inputs)
         sens = ops.fill(loss.dtype, loss.shape, self.sens)
         gradients = self.grad(self.network, self.weights)(*inputs, sens)
-        return self.update(loss, self.grad_reducer(gradients), self.sens)
+        gradients = self.grad_reducer(gradients)
+        if self.use_grad_accumulation:
+            return self.gradient_accumulation_process(loss, gradients, sens, *inputs)
+        return self.update(loss, gradients)
 
-    def update(self, loss: Tensor, gradients: tuple[Any, ...], factor: float = 1.0) -> Tensor:
+    def update(self, loss: Tensor, gradients: tuple[Any, ...]) -> Tensor:
         """Clip reduced gradients, update the weights, and return the loss.
 
         Args:
             loss (Tensor): the loss; it is returned when the update is done.
-            gradients (tuple(Tensor)): gradients in the order of ``weights``.
-            factor (float): what the gradients are still multiplied by. Default: 1.0.
+            gradients (tuple(Tensor)): gradients in the order of ``weights``, times ``sens``.
         """
         if self.clip_norm is not None:
-            gradients = clipped(gradients, self.clip_norm * factor)
+            gradients = clipped(gradients, self.clip_norm * self.sens)
         return ops.depend(loss, self.optimizer(gradients))
+
+    def gradient_accumulation_process(
+        self, loss: Tensor, grads: tuple[Any, ...], sens: Tensor, *inputs: Tensor
+    ) -> Tensor:
+        """Add a micro-batch to the window; when the window is full reduce, update and clear.
+
+        Args:
+            loss (Tensor): the loss of the micro-batch, returned when all is done.
+            grads (tuple(Tensor)): its gradients, of this rank alone.
+            sens (Tensor): the factor that they carry; not used.
+            inputs (tuple(Tensor)): the inputs; the first axis of the first counts the samples.
+        """
+        window = self.accumulation
+        weight = inputs[0].shape[0] if window.by_samples else 1.0
+        loss = ops.depend(loss, window.accumulate(grads, weight))
+        if window.is_full():
+            loss = self.close_window(loss)
+        return loss
+
+    def close_window(self, loss: Tensor) -> Tensor:
+        """Update with what the window holds, and empty it; return ``loss`` when that is done."""
+        gradients = self.window_reducer(self.accumulation.window_gradients())
+        loss = self.update(loss, gradients)
+        return ops.depend(loss, self.accumulation.clear())
+
+    def gradient_freeze_process(self, *inputs: Tensor) -> Any:
+        """Run the step of the group whose turn it is, chosen in the graph."""
+        return self.scheduled(*inputs)
+
+    @property
+    def freeze_nets(self) -> tuple[BoostTrainOneStepCell, ...]:
+        """The step of each group; equal groups share one. Each is compiled when it first runs."""
+        if self.freeze and not self._steps_of_groups:
+            self._make_steps_of_groups()
+        return self._steps_of_groups
+
+    def set_train(self, mode: bool = True) -> BoostTrainOneStepCell:
+        """Set the training mode; with freezing, also build what chooses the group in a graph.
+
+        ``ms.Model`` calls it before training. A graph of another Cell around this one needs the call.
+        """
+        if self.freeze and self.scheduled is None:
+            self.scheduled = ScheduledSteps(self.freeze_nets, self.optimizer)
+        super().set_train(mode)
+        return self
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run a step.
+
+        With freezing, the group is chosen here on the host, so that only groups whose turn has come
+        are ever compiled. Inside another Cell's graph the choice is made by ``construct``.
+        """
+        if not self.freeze:
+            return super().__call__(*inputs, **kwargs)
+        group = self.optimizer.next_group()
+        step = self.freeze_nets[group]
+        if step.training != self.training:
+            step.set_train(self.training)
+        with _in_eval_mode(self._resting[group]):
+            return step(*inputs, **kwargs)
+
+    def flush_accumulation(self) -> bool:
+        """Update with a window that is not full yet; return whether there was anything in it."""
+        if not self.use_grad_accumulation or self.accumulation.micro_steps() == 0:
+            return False
+        step = self.freeze_nets[self.optimizer.next_group()] if self.freeze else self
+        _Flush(step)()
+        return True
+
+    def _use_accumulation(self) -> None:
+        """Set up the window; gradients are then reduced over ranks once for each window."""
+        self.max_accumulation_step = self.auto_boost.grad_accumulation_step
+        wanted = self.auto_boost.boost_config["grad_accumulation"]
+        self.use_grad_accumulation = wanted and self.max_accumulation_step > 1
+        self.accumulation = None
+        self.window_reducer = self.grad_reducer
+        if not self.use_grad_accumulation:
+            return
+        settings = self.auto_boost.config.grad_accumulation
+        self.drop_window = settings.on_overflow == DROP_WINDOW
+        self.accumulation = GradientAccumulation(
+            self.max_accumulation_step, self.optimizer, weighting=settings.weighting
+        )
+        # Subclasses call grad_reducer on every micro-batch, as upstream does.
+        self.grad_reducer = nn.Identity()
+
+    def _make_steps_of_groups(self) -> None:
+        steps: dict[int, BoostTrainOneStepCell] = {}
+        turns = [self.optimizer.turn(k) for k in range(len(self.optimizer.group_positions))]
+        for turn, positions in zip(turns, self.optimizer.group_positions):
+            if id(turn) not in steps:
+                steps[id(turn)] = self._for_group(turn, positions)
+        self._steps_of_groups = tuple(steps[id(turn)] for turn in turns)
+        eval_frozen = self.auto_boost.config.grad_freeze.eval_frozen
+        self._resting = tuple(
+            tuple(frozen_cells(self.network, step.weights)) if eval_frozen else ()
+            for step in self._steps_of_groups
+        )
+
+    def _for_group(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
+        """Return this step for some of the parameters: the same Cells and state, fewer weights.
+
+        Args:
+            optimizer (Cell): the optimizer of the group.
+            positions (tuple(int)): where its parameters stand in ``weights``.
+        """
+        step: BoostTrainOneStepCell = _compat.shallow_copy(self)
+        step.freeze = False
+        step.weights = optimizer.parameters
+        step._cells["optimizer"] = optimizer
+        if self.reducer_flag:
+            reducer = nn.DistributedGradReducer(list(step.weights), self.mean, self.degree)
+            step._cells["window_reducer"] = reducer
+            if not self.use_grad_accumulation:
+                step._cells["grad_reducer"] = reducer
+        if self.use_grad_accumulation:
+            step._cells["accumulation"] = self.accumulation.restricted(optimizer, positions)
+        if self.get_inputs():
+            step.set_inputs(*self.get_inputs())
+        return step
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
@@ -189,7 +320,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             self.scale_sense = _scale_parameter(scale_sense)
         self.skipped_steps = Parameter(Tensor(0, ms.int32), name="boost.loss_scale.skipped_steps")
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
-        self._steps_run, self._at_minimum_told = 0, False
+        self._steps_run = 0
         self.auto_boost.report().put(
             Row(
                 "overflow detection",
@@ -201,6 +332,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
 
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""
+        if self.freeze:
+            return self.gradient_freeze_process(*inputs)
         if self.grouped:
             return self._grouped_step(*inputs)
         loss = self.network(*inputs)
@@ -211,7 +344,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         gradients = self.grad_reducer(scaled_all(gradients, ops.reciprocal(scale)))
         overflow = self.detector(status, gradients)
         overflow = ops.depend(overflow, self._update_scale(overflow))
-        return self._update_unless(overflow, loss, gradients), overflow, scale
+        return self._update_unless(overflow, loss, gradients, inputs), overflow, scale
 
     def _grouped_step(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         loss = self.network(*inputs)
@@ -227,12 +360,18 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         unscaled = self.grad_reducer(unscaled)
         overflow = blamed.any()
         overflow = ops.depend(overflow, self.loss_scaling_manager.update(blamed))
-        return self._update_unless(overflow, loss, unscaled), overflow, scales
+        return self._update_unless(overflow, loss, unscaled, inputs), overflow, scales
 
-    def _update_unless(self, overflow: Tensor, loss: Tensor, gradients: tuple[Any, ...]) -> Tensor:
-        skipped = ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32))
-        loss = ops.depend(loss, skipped)
-        if not overflow:
+    def _update_unless(
+        self, overflow: Tensor, loss: Tensor, gradients: tuple[Any, ...], inputs: tuple[Tensor, ...]
+    ) -> Tensor:
+        loss = ops.depend(loss, ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32)))
+        if overflow:
+            if self.use_grad_accumulation and self.drop_window:
+                loss = ops.depend(loss, self.accumulation.clear())
+        elif self.use_grad_accumulation:
+            loss = self.gradient_accumulation_process(loss, gradients, loss, *inputs)
+        else:
             loss = self.update(loss, gradients)
         return loss
 
@@ -249,9 +388,16 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         """Run a step; from time to time look whether the scale sits at its minimum."""
         outputs = super().__call__(*inputs, **kwargs)
         self._steps_run += 1
-        if not self._at_minimum_told and self._steps_run % self._look_every == 0:
+        if self._look_every and self._steps_run % self._look_every == 0:
             self._tell_minimum(*outputs[1:])
         return outputs
+
+    def _for_group(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
+        step: BoostTrainOneStepWithLossScaleCell = super()._for_group(optimizer, positions)
+        step._look_every = 0  # the step of which this is a part looks
+        if self.grouped:
+            step._divide_by_groups([self.group_of_weight[place] for place in positions])
+        return step
 
     def set_sense_scale(self, sens: Tensor) -> None:
         """Set the scale that was given as a Tensor.
@@ -291,12 +437,16 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
                 "loss scales by groups need a device that keeps inf and nan, but overflow is read from "
                 f"a register here ({self.detector.why}): use one dynamic loss scale"
             )
-        groups = manager.group_of(self.weights)
-        self.group_of_weight = tuple(group - 1 for group in groups)
-        count = len(manager.loss_scale_groups)
-        membership = [[float(group == one) for group in groups] for one in range(1, count + 1)]
-        self.membership = Tensor(membership, ms.float32)
         self.scale_sense = manager.scales
+        self._divide_by_groups([group - 1 for group in manager.group_of(self.weights)])
+
+    def _divide_by_groups(self, groups: list[int]) -> None:
+        """Note the group of each weight, counted from 0."""
+        manager = self.loss_scaling_manager
+        self.group_of_weight = tuple(groups)
+        count = len(manager.loss_scale_groups)
+        membership = [[float(group == one) for group in groups] for one in range(count)]
+        self.membership = Tensor(membership, ms.float32)
         self.weights_and_probe = ParameterTuple((*self.weights, manager.probe))
 
     def _tell_minimum(self, overflow: Tensor, scale: Tensor) -> None:
@@ -304,12 +454,36 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             return
         minimum = getattr(self.loss_scaling_manager, "minimum", 1.0)
         if float(scale.asnumpy().min()) <= minimum:
-            self._at_minimum_told = True
+            self._look_every = 0  # told once
             warn(
                 f"a step overflowed at the smallest loss scale ({minimum:g}) and was skipped: the "
                 "network itself makes inf or nan; look at the learning rate, the inputs and the loss",
                 stacklevel=3,
             )
+
+
+@contextlib.contextmanager
+def _in_eval_mode(cells: tuple[nn.Cell, ...]) -> Iterator[None]:
+    """Put Cells in evaluation mode, in which BatchNorm and dropout change nothing."""
+    before = [cell.training for cell in cells]
+    for cell in cells:
+        cell.set_train(False)
+    try:
+        yield
+    finally:
+        for cell, training in zip(cells, before):
+            cell.set_train(training)
+
+
+class _Flush(nn.Cell):
+    """Closes the window of a step before it is full."""
+
+    def __init__(self, step: BoostTrainOneStepCell) -> None:
+        super().__init__(auto_prefix=False)
+        self.step = step
+
+    def construct(self) -> Tensor:
+        return self.step.close_window(Tensor(0.0))
 
 
 def _scale_parameter(scale_sense: Tensor | nn.Cell) -> Parameter:

@@ -43,9 +43,15 @@ from mindspore_boost_ext.history import (
     read_history,
 )
 from mindspore_boost_ext.learning_rate import host_array, read_learning_rate
-from mindspore_boost_ext.report import LOGGER
+from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 
-__all__ = ["BoostMonitor", "plot_history", "read_history", "read_learning_rate"]
+__all__ = [
+    "BoostMonitor",
+    "FlushAccumulation",
+    "plot_history",
+    "read_history",
+    "read_learning_rate",
+]
 
 
 _SMOOTHING = 0.9
@@ -212,6 +218,7 @@ class BoostMonitor(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Open history and display; raises ValueError if the history cannot be written."""
         self._close()
+        _tell_long_window(run_context.original_args())
         if _rank() != 0 or not (self._progress or self._history_path):
             return
         params = run_context.original_args()
@@ -302,6 +309,49 @@ class BoostMonitor(Callback):
         run, self._run = self._run, None
         if run is not None:
             run.close()
+
+
+class FlushAccumulation(Callback):
+    """Closes the last, partly filled accumulation window of each epoch, with correct weights.
+
+    Without it the window carries over into the next epoch (and at the end of training what it holds
+    is never applied). Put it in front of :class:`BoostMonitor` in the list of callbacks.
+
+    Supported Platforms:
+        ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
+
+    Examples:
+        >>> from mindspore_boost_ext import FlushAccumulation
+        >>> callback = FlushAccumulation()
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cell: Any = None
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Find the step cell; tell if there is nothing to flush."""
+        self._cell = run_context.original_args().train_network
+        _tell_long_window(run_context.original_args())
+        if not getattr(self._cell, "use_grad_accumulation", False):
+            self._cell = None
+            warn("FlushAccumulation has no effect: gradients are not accumulated", NoEffectWarning)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Close the window."""
+        if self._cell is not None:
+            self._cell.flush_accumulation()
+
+
+def _tell_long_window(params: Any) -> None:
+    """Warn when an epoch ends before one accumulation window is full."""
+    window = getattr(params.train_network, "max_accumulation_step", 1)
+    if getattr(params.train_network, "use_grad_accumulation", False) and window > params.batch_num:
+        warn(
+            f"grad_accumulation.grad_accumulation_step={window} is more than the {params.batch_num} "
+            "steps of an epoch: the window carries over, unless FlushAccumulation closes it",
+            stacklevel=4,
+        )
 
 
 def _check_arguments(history_path: Any, progress: Any, log_interval: Any) -> None:

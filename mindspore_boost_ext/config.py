@@ -31,6 +31,7 @@ from typing import Any, Union
 from mindspore_boost_ext._rules import (
     Rule,
     boolean,
+    freeze_schedule,
     increasing_integers,
     integer,
     one_of,
@@ -99,19 +100,36 @@ class LessBNConfig:
 
 @dataclass(frozen=True)
 class GradFreezeConfig:
-    """Section ``grad_freeze``. ``freeze_p`` is the share of steps that train everything."""
+    """Section ``grad_freeze``. ``freeze_p`` is the share of steps that train everything.
+
+    ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
+    ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the network,
+    beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
+    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
+    """
 
     param_groups: int = setting(10, integer(1))
     freeze_type: int = setting(1, one_of((0, 1)))
     freeze_p: float = setting(0.7, real("[0, 1)"))
     total_steps: int = setting(65536, integer(1))
+    seed: int = setting(0, integer(0))
+    schedule: Any = setting(None, freeze_schedule())
+    prefix_fraction: float = setting(1.0, real("[0, 1]"))
+    prefix_start: float = setting(0.5, real("[0, 1]"))
+    eval_frozen: bool = setting(False, boolean())
 
 
 @dataclass(frozen=True)
 class GradAccumulationConfig:
-    """Section ``grad_accumulation``: micro-batches in one accumulation window."""
+    """Section ``grad_accumulation``: micro-batches in a window, their weights, and overflow.
+
+    ``weighting`` is ``"equal"``, or ``"samples"`` for micro-batches of unequal size; a micro-batch
+    that overflows is left out (``"drop_micro_batch"``) or ends its window (``"drop_window"``).
+    """
 
     grad_accumulation_step: int = setting(1, integer(1))
+    weighting: str = setting("equal", one_of(("equal", "samples")))
+    on_overflow: str = setting("drop_micro_batch", one_of(("drop_micro_batch", "drop_window")))
 
 
 @dataclass(frozen=True)

@@ -23,167 +23,42 @@ everything**: 0.7 trains everything in 70 % of the steps. Smaller values freeze 
 
 When it helps: deep networks whose first layers converge early, fine-tuning. When it hurts: at the
 default settings little backward work is saved; a prefix frozen too early costs accuracy. BatchNorm
-statistics and dropout of frozen layers go on as in training.
+statistics and dropout of frozen layers go on as in training unless ``eval_frozen`` is set.
 Measured effect: not measured yet.
 Cost: one compiled step for each distinct group; no optimizer state beyond the plain optimizer's,
 and one int32 for the position in the schedule.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: with every optimizer of ``mindspore.nn`` but THOR, LARS over any, and fixed loss
-scale.
+How it combines: with every optimizer of ``mindspore.nn`` but THOR, LARS over any, accumulation (one
+group for a whole window), clipping and all loss scales (a skipped step does not move the schedule).
 Reference: Brock et al., FreezeOut, 2017 (prefix schedules).
 """
 
 from __future__ import annotations
 
-import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Union
+from collections.abc import Iterable, Sequence
 
 import mindspore as ms
-import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext._rules import Rule, integer, one_of, real, shown
-from mindspore_boost_ext.optimizer_view import optimizer_view, parameter_positions
+from mindspore_boost_ext._rules import check, check_all, integer, one_of, real, shown
+from mindspore_boost_ext.freeze_optimizer import FreezeOpt
+from mindspore_boost_ext.freeze_schedule import (
+    CONTINUOUS,
+    HOLD,
+    INTERVAL,
+    FreezeSchedule,
+    OwnSchedule,
+    Strategy,
+    continuous_sequence,
+    interval_sequence,
+    prefix_schedule,
+    tabulate,
+)
+from mindspore_boost_ext.grad_accumulation import GradientAccumulation
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 
-CONTINUOUS, INTERVAL = 0, 1
-WRAP, HOLD = "wrap", "hold"
-POSITION_NAME = "boost.grad_freeze.position"
 _CHUNK = 3  # parameters in a chunk before it may close
-_MARGIN = 1.01  # entries of a sequence for each step asked for
-
-
-@dataclass(frozen=True)
-class FreezeSchedule:
-    """Which group trains at which step.
-
-    Attributes:
-        groups: the group of each step, ints >= 0.
-        at_end: what follows the last entry: ``"wrap"`` starts again, ``"hold"`` keeps the last one.
-    """
-
-    groups: tuple[int, ...]
-    at_end: str = WRAP
-
-    def __post_init__(self) -> None:
-        """Check the entries; NumPy integers become ints."""
-        for group in self.groups:
-            _check("train_strategy", group, integer(0), "give ints, the group of each step")
-        _check("at_end", self.at_end, one_of((WRAP, HOLD)))
-        if not self.groups:
-            raise ValueError("train_strategy must have at least one entry: give None for none")
-        object.__setattr__(self, "groups", tuple(int(group) for group in self.groups))
-
-    def at(self, position: int) -> int:
-        """Return the group of the step that comes after ``position`` steps."""
-        last = len(self.groups) - 1
-        return self.groups[min(position, last) if self.at_end == HOLD else position % (last + 1)]
-
-
-Strategy = Union[FreezeSchedule, Sequence[int], Tensor, None]
-OwnSchedule = Union[FreezeSchedule, Sequence[int], Callable[[int], int], str, None]
-
-
-def continuous_sequence(groups: int, freeze_p: float, total_steps: int) -> list[int]:
-    """Return freeze type 0: a run of zeros, then each group once, over and over.
-
-    Args:
-        groups: number of groups, >= 1.
-        freeze_p: share of zeros, in [0, 1).
-        total_steps: steps of the training; the list is at least 1 % longer.
-    """
-    length = int(total_steps * _MARGIN)
-    if groups <= 1:
-        return [0] * length
-    zeros = int(freeze_p * (groups - 1) // (1 - freeze_p) + 0.5)
-    pattern = [0] * zeros + list(range(1, groups))
-    return pattern * math.ceil(length / len(pattern))
-
-
-def interval_sequence(groups: int, freeze_p: float, total_steps: int, seed: int) -> list[int]:
-    """Return freeze type 1: zeros and drawn groups take turns so that ``freeze_p`` are zeros.
-
-    Args:
-        groups: number of groups, >= 1.
-        freeze_p: share of zeros, in [0, 1). The running share is never off by more than one step.
-        total_steps: steps of the training; the list is 1 % longer, rounded down.
-        seed: seed of the draws, which take k from 1 … groups−1 with probability ∝ groups−k.
-    """
-    length = int(total_steps * _MARGIN)
-    if groups <= 1:
-        return [0] * length
-    weights = np.arange(groups - 1, 0, -1)
-    draws = np.random.default_rng(seed).choice(
-        np.arange(1, groups), size=length, p=weights / weights.sum()
-    )
-    sequence, frozen = [0], 0
-    while len(sequence) < length:
-        if frozen / len(sequence) < 1 - freeze_p:
-            sequence.append(int(draws[frozen]))
-            frozen += 1
-        else:
-            sequence.append(0)
-    return sequence
-
-
-def prefix_schedule(
-    groups: int,
-    total_steps: int,
-    kind: str = "linear",
-    *,
-    fraction: float = 1.0,
-    start: float = 0.5,
-) -> FreezeSchedule:
-    r"""Return a schedule that freezes a growing prefix of the network for good.
-
-    With :math:`K = \lfloor fraction\cdot(G-1)\rfloor`, prefix k of 1 … K is frozen from the share
-    :math:`t_k` of the steps on: linear :math:`t_k = s + (1-s)(k-1)/K`; cubic
-    :math:`t_k = (\sqrt[3]s + (1-\sqrt[3]s)(k-1)/K)^3`, which freezes the first parts sooner after
-    each other; step :math:`t_k = s`, all at once.
-
-    Args:
-        groups: number of groups G, an int >= 1. Group 0 trains everything.
-        total_steps: steps of the training, an int >= 1. After them the last group stays.
-        kind: ``"linear"``, ``"cubic"`` or ``"step"``.
-        fraction: how much of the network is frozen in the end, in [0, 1]. The last part never is.
-        start: the share s of the steps before the first freezing, in [0, 1].
-
-    Raises:
-        ValueError: if an argument is out of its range.
-
-    Examples:
-        >>> from mindspore_boost_ext.grad_freeze import prefix_schedule
-        >>> prefix_schedule(3, 8, start=0.5).groups
-        (0, 0, 0, 0, 1, 1, 2, 2)
-    """
-    _check("groups", groups, integer(1))
-    _check("total_steps", total_steps, integer(1))
-    _check("kind", kind, one_of(("linear", "cubic", "step")))
-    _check("fraction", fraction, real("[0, 1]"))
-    _check("start", start, real("[0, 1]"))
-    frozen = math.floor(fraction * (groups - 1) + 1e-9)
-    ramp = np.arange(frozen) / max(frozen, 1)
-    power = {"linear": 1, "cubic": 3, "step": 1}[kind]
-    root = start ** (1 / power)
-    shares = np.full(frozen, start) if kind == "step" else (root + (1 - root) * ramp) ** power
-    # Rounded so that 0.5 of 8 steps is 4 whatever the arithmetic says in the sixteenth digit.
-    first_steps = np.ceil(np.round(shares * total_steps, 6))
-    sequence = np.searchsorted(first_steps, np.arange(total_steps), side="right")
-    return FreezeSchedule(tuple(int(group) for group in sequence), HOLD)
-
-
-def tabulate(schedule: Callable[[int], int], total_steps: int) -> FreezeSchedule:
-    """Return the schedule of a function of the step: step 0, 1, … -> group.
-
-    Args:
-        schedule: called once for each step, here and now; it must return ints >= 0.
-        total_steps: number of steps, an int >= 1. After them the schedule starts again.
-    """
-    _check("total_steps", total_steps, integer(1))
-    return FreezeSchedule(tuple(schedule(step) for step in range(int(total_steps))))
 
 
 def split_chunks(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
@@ -214,176 +89,17 @@ def growing_prefixes(chunks: Sequence[list[Parameter]], groups: int) -> list[lis
     ]
 
 
-class FreezeOpt(nn.Optimizer):
-    r"""An optimizer with groups of parameters to train, and a schedule of them.
+def frozen_cells(network: nn.Cell, trained: Iterable[Parameter]) -> list[nn.Cell]:
+    """Return the largest Cells in ``network`` of whose parameters none is in ``trained``."""
+    known = {id(parameter) for parameter in trained}
 
-    It owns nothing but its position in the schedule; moments, global step and learning rate are
-    those of ``opt``, which stays usable. It reads as ``opt`` does (``learning_rate``,
-    ``global_step``, ``loss_scale``, ``get_lr`` and so on); called with all gradients it updates
-    everything, as ``opt`` does.
+    def walk(cell: nn.Cell) -> list[nn.Cell]:
+        owned = cell.trainable_params()
+        if owned and not any(id(parameter) in known for parameter in owned):
+            return [cell]
+        return [frozen for inner in cell.cells() for frozen in walk(inner)]
 
-    Args:
-        opt (nn.Optimizer): the plain optimizer, or ``nn.LARS`` over one.
-        train_parameter_groups (Union[tuple, list], optional): for each group the parameters it
-            trains: Parameters, or dicts with ``"params"`` as for an optimizer. Default: None, one
-            group of all.
-        train_strategy (Union[FreezeSchedule, tuple, list, Tensor], optional): the group of each
-            step; a Tensor is int32 [steps]. It starts again at its end unless the schedule holds.
-            Default: None, the groups in turn.
-
-    Inputs:
-        - **gradients** (tuple(Tensor)) - one gradient for each of ``parameters``.
-
-    Outputs:
-        The output of ``opt``.
-
-    Attributes:
-        opt (nn.Optimizer): the plain optimizer.
-        train_parameter_groups (list): the Parameters of each group, in the order of ``parameters``.
-        train_strategy (tuple): the group of each step, or None.
-        schedule (FreezeSchedule): the same with what happens at its end; never None.
-        position (Parameter): int32 [], steps taken so far, named ``boost.grad_freeze.position``.
-        opts (tuple): the optimizer of each group; equal groups share one.
-
-    Raises:
-        TypeError: if an argument has the wrong type.
-        ValueError: if a group is empty or holds a parameter that ``opt`` does not train, or the
-            strategy names a group that does not exist.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
-    Examples:
-        >>> from mindspore import nn
-        >>> from mindspore_boost_ext.grad_freeze import FreezeOpt
-        >>> net = nn.Dense(2, 2)
-        >>> weight, bias = net.trainable_params()
-        >>> plain = nn.Momentum(net.trainable_params(), learning_rate=0.1, momentum=0.9)
-        >>> optimizer = FreezeOpt(plain, [[weight, bias], [bias]], [0, 1, 1])
-        >>> [parameter.name for parameter in optimizer.view(1).parameters]
-        ['bias']
-        >>> optimizer.view(0) is plain
-        True
-    """
-
-    def __init__(
-        self,
-        opt: nn.Optimizer,
-        train_parameter_groups: Sequence[Iterable[Any]] | None = None,
-        train_strategy: Strategy = None,
-    ) -> None:
-        """Find the groups in the optimizer; their views are made when they are asked for."""
-        if not isinstance(opt, nn.Optimizer):
-            raise TypeError(f"opt must be an nn.Optimizer, got {shown(opt)}")
-        if train_strategy is not None and train_parameter_groups is None:
-            raise ValueError("train_strategy needs train_parameter_groups: give both or neither")
-        # Optimizer.__init__ would build a second set of state.
-        nn.Cell.__init__(self, auto_prefix=False)
-        self.opt = opt
-        self.group_positions = self._positions(train_parameter_groups)
-        self.schedule = _as_schedule(train_strategy, len(self.group_positions))
-        self.train_strategy = None if train_strategy is None else self.schedule.groups
-        self.position = Parameter(Tensor(0, ms.int32), name=POSITION_NAME, requires_grad=False)
-        self._views: dict[tuple[int, ...], nn.Optimizer] = {}
-        prepare_first_step(self.base)
-
-    def __getattr__(self, name: str) -> Any:
-        """Read as the plain optimizer does whatever this object does not have itself."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            opt = self.__dict__.get("_cells", {}).get("opt")
-            if opt is None or name.startswith("_"):
-                raise
-            return getattr(opt, name)
-
-    @property
-    def base(self) -> nn.Optimizer:
-        """The optimizer that holds the moments: under LARS, the one it wraps."""
-        return self.opt.opt if isinstance(self.opt, nn.LARS) else self.opt
-
-    @property
-    def parameters(self) -> ParameterTuple:
-        """All parameters, as the plain optimizer lists them."""
-        return self.opt.parameters
-
-    @property
-    def learning_rate(self) -> Any:
-        """The learning rate of the plain optimizer: a Parameter, a schedule, or one a parameter."""
-        return self.base.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
-        self.base.learning_rate = value
-
-    @property
-    def train_parameter_groups(self) -> list[list[Parameter]]:
-        """The trained parameters of each group, in the order of ``parameters``."""
-        return [[self.parameters[place] for place in group] for group in self.group_positions]
-
-    @property
-    def opts(self) -> tuple[nn.Optimizer, ...]:
-        """The optimizer of each group; equal groups share one."""
-        return tuple(self.view(group) for group in range(len(self.group_positions)))
-
-    def view(self, group: int) -> nn.Optimizer:
-        """Return the optimizer of one group: ``opt`` itself if the group is everything.
-
-        Args:
-            group: from 0 to the number of groups less one.
-        """
-        positions = self.group_positions[group]
-        if len(positions) == len(self.parameters):
-            return self.opt
-        if positions not in self._views:
-            self._views[positions] = optimizer_view(self.opt, positions)
-        return self._views[positions]
-
-    def counts(self) -> dict[str, int]:
-        """Return figures for a report: groups, distinct ones, and the share of full steps in %."""
-        full = sum(
-            len(self.group_positions[group]) == len(self.parameters)
-            for group in self.schedule.groups
-        )
-        return {
-            "groups": len(self.group_positions),
-            "distinct_groups": len(set(self.group_positions)),
-            "steps_training_everything_percent": round(100 * full / len(self.schedule.groups)),
-        }
-
-    def get_lr(self) -> Any:
-        """Return the learning rate of this step, as the plain optimizer does."""
-        return self.base.get_lr()
-
-    def get_lr_parameter(self, param: Any) -> Any:
-        """Return the learning rate that belongs to a parameter, or to each of a list."""
-        return self.base.get_lr_parameter(param)
-
-    def get_weight_decay(self) -> Any:
-        """Return the weight decay of this step, as the plain optimizer does."""
-        return self.opt.get_weight_decay()
-
-    def construct(self, gradients: tuple[Tensor, ...]) -> Any:
-        """Update all parameters, as the plain optimizer does."""
-        return self.opt(gradients)
-
-    def _positions(self, groups: Sequence[Iterable[Any]] | None) -> tuple[tuple[int, ...], ...]:
-        if groups is None:
-            return (tuple(range(len(self.parameters))),)
-        if not isinstance(groups, (tuple, list)):
-            raise TypeError(f"train_parameter_groups must be a tuple or list, got {shown(groups)}")
-        if not groups:
-            raise ValueError(
-                "train_parameter_groups must have at least one group: give None for one"
-            )
-        found = tuple(parameter_positions(self.opt, _flat(group)) for group in groups)
-        for number, positions in enumerate(found):
-            if not positions:
-                raise ValueError(
-                    f"train_parameter_groups[{number}] must hold at least one parameter: "
-                    "leave it out"
-                )
-        return found
+    return walk(network)
 
 
 class GradientFreeze:
@@ -398,6 +114,10 @@ class GradientFreeze:
         schedule (Union[FreezeSchedule, list, tuple, Callable, str], optional): your own schedule
             instead of a freeze type: the group of each step as a list; a function step -> group; or
             the kind of a :func:`prefix_schedule`. Default: None.
+        prefix_fraction (float): with a prefix schedule, the share of the groups frozen in the end,
+            in [0, 1]. Default: 1.0.
+        prefix_start (float): with a prefix schedule, the share of the steps before the first
+            freezing, in [0, 1]. Default: 0.5.
 
     Raises:
         ValueError: for everything wrong with the arguments, all in one message.
@@ -426,14 +146,19 @@ class GradientFreeze:
         *,
         seed: int = 0,
         schedule: OwnSchedule = None,
+        prefix_fraction: float = 1.0,
+        prefix_start: float = 0.5,
     ) -> None:
         """Check the arguments; no network is needed yet."""
-        _check_settings(
+        check_all(
+            "grad_freeze",
             param_groups=(param_groups, integer(1)),
             freeze_type=(freeze_type, one_of((CONTINUOUS, INTERVAL))),
             freeze_p=(freeze_p, real("[0, 1)")),
             total_steps=(total_steps, integer(1)),
             seed=(seed, integer(0)),
+            prefix_fraction=(prefix_fraction, real("[0, 1]")),
+            prefix_start=(prefix_start, real("[0, 1]")),
         )
         self._param_groups = int(param_groups)
         self._freeze_type = freeze_type
@@ -441,6 +166,7 @@ class GradientFreeze:
         self._total_steps = int(total_steps)
         self._seed = int(seed)
         self._schedule = schedule
+        self._prefix = {"fraction": prefix_fraction, "start": prefix_start}
         self.grad_reducer = nn.Identity()
 
     def split_parameters_groups(
@@ -457,7 +183,7 @@ class GradientFreeze:
             list[list[Parameter]]; the first group is all trainable parameters, and each further one
             leaves out a longer part of its beginning.
         """
-        _check("freeze_para_groups_number", freeze_para_groups_number, integer(1))
+        check("freeze_para_groups_number", freeze_para_groups_number, integer(1))
         return growing_prefixes(split_chunks(net.trainable_params()), freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
@@ -478,7 +204,8 @@ class GradientFreeze:
         Raises:
             ValueError: for everything wrong with the arguments, all in one message.
         """
-        _check_settings(
+        check_all(
+            "grad_freeze",
             parameter_groups_number=(parameter_groups_number, integer(1)),
             freeze_strategy=(freeze_strategy, one_of((CONTINUOUS, INTERVAL))),
             freeze_p=(freeze_p, real("[0, 1)")),
@@ -520,7 +247,7 @@ class GradientFreeze:
                 groups, self._freeze_type, self._freeze_p, self._total_steps
             )
         if isinstance(self._schedule, str):
-            return prefix_schedule(groups, self._total_steps, self._schedule)
+            return prefix_schedule(groups, self._total_steps, self._schedule, **self._prefix)
         if callable(self._schedule):
             return tabulate(self._schedule, self._total_steps)
         return self._schedule
@@ -547,10 +274,11 @@ class GroupTrainStep(nn.Cell):
 
     Args:
         network (Cell): the network with its loss.
-        optimizer (nn.Optimizer): the optimizer of the group, as ``FreezeOpt.view`` gives it.
+        optimizer (Cell): the optimizer of the group, as ``FreezeOpt.turn`` gives it.
         grad (GradOperation): with ``get_by_list=True, sens_param=True``.
         sens (numbers.Number): factor on the gradients, put into the backward pass.
         grad_reducer (Cell): gradients -> gradients, reduced over ranks.
+        accumulation (GradientAccumulation, optional): the window, for the group's parameters.
 
     Inputs:
         - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.
@@ -562,12 +290,12 @@ class GroupTrainStep(nn.Cell):
     def __init__(
         self,
         network: nn.Cell,
-        optimizer: nn.Optimizer,
+        optimizer: nn.Cell,
         grad: ops.GradOperation,
         sens: numbers.Number,
         grad_reducer: nn.Cell,
+        accumulation: GradientAccumulation | None = None,
     ) -> None:
-        """Take the parts; nothing is renamed."""
         super().__init__(auto_prefix=False)
         self.network = network
         self.network.set_grad()
@@ -576,31 +304,38 @@ class GroupTrainStep(nn.Cell):
         self.grad = grad
         self.sens = sens
         self.grad_reducer = grad_reducer
+        self.accumulation = accumulation
 
     def construct(self, *inputs: Tensor) -> Tensor:
-        """Compute loss and gradients, reduce, update."""
+        """Compute loss and gradients; at the end of a window reduce and update."""
         loss = self.network(*inputs)
         sens = ops.fill(loss.dtype, loss.shape, self.sens)
-        gradients = self.grad_reducer(self.grad(self.network, self.weights)(*inputs, sens))
-        return ops.depend(loss, self.optimizer(gradients))
+        gradients = self.grad(self.network, self.weights)(*inputs, sens)
+        if self.accumulation is None:
+            return ops.depend(loss, self.optimizer(self.grad_reducer(gradients)))
+        loss = ops.depend(loss, self.accumulation.accumulate(gradients))
+        if self.accumulation.is_full():
+            gradients = self.grad_reducer(self.accumulation.window_gradients())
+            loss = ops.depend(loss, self.optimizer(gradients))
+            loss = ops.depend(loss, self.accumulation.clear())
+        return loss
 
 
 class ScheduledSteps(nn.Cell):
-    r"""Runs the training step whose turn it is, and moves the position on; all of it in the graph.
+    r"""Runs the training step whose turn it is; the choice is made in the graph.
 
     Args:
         steps (tuple(Cell)): one training step for each group, as :func:`freeze_cell` makes them.
-        optimizer (FreezeOpt): whose schedule and position it follows.
+        optimizer (FreezeOpt): whose schedule and position it follows. The steps move the position.
 
     Inputs:
         - **\*inputs** (tuple(Tensor)) - the inputs of the network.
 
     Outputs:
-        Tensor, the loss.
+        Whatever the steps return.
     """
 
     def __init__(self, steps: Sequence[nn.Cell], optimizer: FreezeOpt) -> None:
-        """Number the distinct steps and write the schedule in those numbers."""
         super().__init__(auto_prefix=False)
         distinct = list({id(step): step for step in steps}.values())
         numbers_of = [distinct.index(step) for step in steps]
@@ -614,9 +349,8 @@ class ScheduledSteps(nn.Cell):
         self.position = optimizer.position
 
     def construct(self, *inputs: Tensor) -> Tensor:
-        """Look up the step, run it, move on."""
-        loss = self.only(*inputs) if self.only is not None else self.branches[self._turn()](*inputs)
-        return ops.depend(loss, ops.assign_add(self.position, 1))
+        """Look up the step and run it."""
+        return self.only(*inputs) if self.only is not None else self.branches[self._turn()](*inputs)
 
     def _turn(self) -> Tensor:
         if self.holds:
@@ -643,17 +377,18 @@ def freeze_cell(
         optimizer (FreezeOpt): the optimizer with its groups.
         sens (numbers.Number): factor on the gradients, put into the backward pass.
         grad (GradOperation): ``ops.GradOperation(get_by_list=True, sens_param=True)``.
-        use_grad_accumulation (bool): not available yet; must be False.
+        use_grad_accumulation (bool): whether gradients are accumulated. A group trains for a whole
+            window.
         mean (bool, optional): with ``reducer_flag``, whether ranks are averaged. Default: None.
         degree (int, optional): with ``reducer_flag``, the number of ranks. Default: None.
-        max_accumulation_step (int): without effect as long as accumulation is not available.
+        max_accumulation_step (int): micro-batches in a window, at least 1. Default: 1.
 
     Returns:
         tuple(Cell), inputs of the network -> loss, one for each of ``train_parameter_groups``.
 
     Raises:
         TypeError: if ``optimizer`` is not a ``FreezeOpt``.
-        NotImplementedError: if ``use_grad_accumulation`` is True.
+        ValueError: if ``max_accumulation_step`` is below 1.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -676,98 +411,20 @@ def freeze_cell(
     """
     if not isinstance(optimizer, FreezeOpt):
         raise TypeError(f"optimizer must be a FreezeOpt, got {shown(optimizer)}")
+    window = None
     if use_grad_accumulation:
-        raise NotImplementedError(
-            "gradient freezing together with gradient accumulation is not implemented yet: switch "
-            "one of the two off"
-        )
+        window = GradientAccumulation(max_accumulation_step, optimizer)
     steps: dict[int, nn.Cell] = {}
-    for view in optimizer.opts:
-        if id(view) not in steps:
-            reducer: nn.Cell = nn.Identity()
-            if reducer_flag:
-                reducer = nn.DistributedGradReducer(list(view.parameters), mean, degree)
-            steps[id(view)] = GroupTrainStep(network, view, grad, sens, reducer)
+    for group, view in enumerate(optimizer.opts):
+        if id(view) in steps:
+            continue
+        reducer: nn.Cell = nn.Identity()
+        if reducer_flag:
+            reducer = nn.DistributedGradReducer(list(view.parameters), mean, degree)
+        turn = optimizer.turn(group)
+        part = window and window.restricted(turn, optimizer.group_positions[group])
+        steps[id(view)] = GroupTrainStep(network, turn, grad, sens, reducer, part)
     return tuple(steps[id(view)] for view in optimizer.opts)
-
-
-def prepare_first_step(optimizer: nn.Optimizer) -> None:
-    """Write, before the first step, the state that some optimizers set up in it.
-
-    Rprop's step sizes and ASGD's rates start as the learning rate, written at global step 1: a
-    parameter frozen then would never get them. For parameters trained in that step nothing changes.
-
-    Args:
-        optimizer (nn.Optimizer): any; others, and those that have begun, are left alone.
-    """
-    state = {nn.Rprop: "step_size", nn.ASGD: "eta"}
-    names = [name for kind, name in state.items() if isinstance(optimizer, kind)]
-    if not names or int(optimizer.global_step.asnumpy()[0]) != 0:
-        return
-    for place, parameter in enumerate(getattr(optimizer, names[0])):
-        rate = optimizer.learning_rate
-        rate = rate[place] if optimizer.is_group_lr else rate
-        if isinstance(rate, nn.Cell):
-            rate = rate.construct(Tensor([0], ms.int32))
-        first = np.full(parameter.shape, rate.asnumpy().reshape(()), np.float32)
-        parameter.set_data(Tensor(first, parameter.dtype))
-
-
-def _as_schedule(strategy: Strategy, groups: int) -> FreezeSchedule:
-    """Return any form of strategy as a schedule that names existing groups only."""
-    if strategy is None:
-        return FreezeSchedule(tuple(range(groups)))
-    if isinstance(strategy, (Tensor, np.ndarray)):
-        if strategy.ndim != 1:
-            raise ValueError(f"train_strategy must have one axis, got shape {strategy.shape}")
-        strategy = (strategy.asnumpy() if isinstance(strategy, Tensor) else strategy).tolist()
-    if isinstance(strategy, (list, tuple)):
-        strategy = FreezeSchedule(tuple(strategy))
-    if not isinstance(strategy, FreezeSchedule):
-        raise TypeError(
-            "train_strategy must be a list, tuple, int32 Tensor, FreezeSchedule or None, got "
-            f"{shown(strategy)}: tabulate(function, total_steps) makes one of a function"
-        )
-    highest = max(strategy.groups)
-    if highest >= groups:
-        raise ValueError(
-            f"train_strategy must name groups 0 to {groups - 1}, got {highest}: the network has "
-            f"{groups} groups"
-        )
-    return strategy
-
-
-def _flat(group: Iterable[Any]) -> list[Parameter]:
-    """Return the Parameters of a group given as Parameters or as optimizer dicts."""
-    if isinstance(group, (str, bytes, Parameter, dict)) or not isinstance(group, Iterable):
-        raise TypeError(
-            "every entry of train_parameter_groups must be a list of Parameters, got "
-            f"{shown(group)}"
-        )
-    flat: list[Parameter] = []
-    for one in group:
-        flat.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
-    return flat
-
-
-def _check(name: str, value: object, rule: Rule, remedy: str = "") -> None:
-    if not rule.accepts(value):
-        raise ValueError(_problem(name, value, rule) + (f": {remedy}" if remedy else ""))
-
-
-def _check_settings(**settings: tuple[object, Rule]) -> None:
-    """Raise one error that tells of every setting that breaks its rule."""
-    problems = [
-        _problem(f"grad_freeze.{name}", value, rule)
-        for name, (value, rule) in settings.items()
-        if not rule.accepts(value)
-    ]
-    if problems:
-        raise ValueError("; ".join(problems))
-
-
-def _problem(name: str, value: object, rule: Rule) -> str:
-    return f"{name} must be {rule.text}, got {shown(value)}"
 
 
 __all__ = [

@@ -32,6 +32,7 @@ from typing import Any
 
 from mindspore import Parameter, ParameterTuple, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext._rules import shown
 
 # Numbers, Tensors or strings, one a parameter. Anything else is recognised by what it holds.
@@ -40,8 +41,6 @@ ALIGNED = frozenset(
 )
 # Numbers of parameters: `lens` is ASGD's name for it.
 COUNTS = frozenset(("param_length", "lens"))
-# What running a Cell leaves on it; a view makes its own.
-TRACES = frozenset(("_mutable_flags", "_Cell__compile_cell_hook__", "__parse_method__"))
 
 
 def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimizer:
@@ -82,17 +81,15 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
     if not isinstance(optimizer, nn.Optimizer):
         raise TypeError(f"optimizer must be an nn.Optimizer, got {shown(optimizer)}")
     positions = _checked(indices, len(optimizer.parameters))
-    view = _bare(optimizer)
+    view: nn.Optimizer = _compat.shallow_copy(optimizer)
     attributes = {
         name: _restricted(name, value, optimizer, positions)
-        for name, value in _own_attributes(optimizer)
+        for name, value in _compat.own_attributes(optimizer).items()
     }
     vars(view).update(attributes)
     vars(view)["_params"] = _kept_parameters(optimizer, attributes)
     for name, cell in optimizer._cells.items():
         view._cells[name] = _restricted(name, cell, optimizer, positions)
-    vars(view)["_buffers"] = optimizer._buffers
-    vars(view)["_primitives"] = optimizer._primitives.copy()
     view._user_parameters = [parameter.name for parameter in view.parameters]
     return view
 
@@ -133,24 +130,6 @@ def _checked(indices: Iterable[int], count: int) -> tuple[int, ...]:
             f"parameters, in rising order, got {shown(positions)}"
         )
     return positions
-
-
-def _bare(optimizer: nn.Optimizer) -> nn.Optimizer:
-    """Return a Cell of the optimizer's class with nothing in it: its own id and compile cache."""
-    kind: Any = type(optimizer)
-    view = kind.__new__(kind)
-    nn.Cell.__init__(view, auto_prefix=False)
-    view.add_flags(**optimizer.get_flags())
-    vars(view)["training"] = optimizer.training
-    return view
-
-
-def _own_attributes(optimizer: nn.Optimizer) -> Iterable[tuple[str, Any]]:
-    """List what the optimizer's class has put on it, without what every Cell carries."""
-    machinery = set(vars(nn.Cell(auto_prefix=False)))
-    for name, value in vars(optimizer).items():
-        if name not in machinery and name not in TRACES:
-            yield name, value
 
 
 def _restricted(name: str, value: Any, optimizer: nn.Optimizer, positions: Sequence[int]) -> Any:

@@ -25,6 +25,25 @@ class MLP(nn.Cell):
         return self.second(self.relu(self.first(x)))
 
 
+class Deep(nn.Cell):
+    """Six Dense layers with shortcuts: three parts for freezing, of two layers each."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.first = nn.Dense(FEATURES, HIDDEN)
+        self.hidden = nn.SequentialCell(
+            [nn.Dense(HIDDEN, HIDDEN, activation="tanh") for _ in range(4)]
+        )
+        self.last = nn.Dense(HIDDEN, CLASSES)
+        fill(self, seed)
+
+    def construct(self, x):
+        x = self.first(x)
+        for layer in self.hidden:
+            x = x + layer(x)
+        return self.last(x)
+
+
 class ConvNet(nn.Cell):
     """Convolution, BatchNorm, dropout, Dense: statistics and random numbers in the step."""
 

@@ -15,8 +15,9 @@ FLOORS = [
     {"_rules", "_version", "report", "history"},
     {"config", "pca"},
     {"_compat", "_planned"},
-    {"overflow", "base", "optimizer_view", "gradients", "environment"},
+    {"overflow", "base", "optimizer_view", "gradients", "environment", "freeze_schedule"},
     {
+        "freeze_optimizer",
         "less_batch_normalization",
         "grad_freeze",
         "grad_accumulation",

@@ -75,6 +75,31 @@ ALGORITHMS = [
         model=lambda net: {"loss_scale_manager": net.groups},
     ),
 ]
+ALGORITHMS += [
+    Algorithm(
+        "grad_accumulation",
+        {**switched(grad_accumulation=True), "grad_accumulation": {"grad_accumulation_step": 3}},
+        "grad_accumulation",
+    ),
+    Algorithm(
+        "grad_freeze",
+        {
+            **switched(grad_freeze=True),
+            "grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "total_steps": 5},
+        },
+        "grad_freeze",
+        net=nets.Deep,
+    ),
+    Algorithm(
+        "grad_freeze, prefix",
+        {
+            **switched(grad_freeze=True),
+            "grad_freeze": {"param_groups": 3, "schedule": "cubic", "total_steps": 10},
+        },
+        "grad_freeze",
+        net=nets.Deep,
+    ),
+]
 # Counters of MindSpore's own dynamic loss scale, under the names that MindSpore gave them.
 MINDSPORES_OWN = {"current_iterator_step", "last_overflow_iterator_step"}
 everyone = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: one.name)
@@ -121,10 +146,11 @@ def test_off_is_bit_identical_to_plain_training(mode, algorithm):
 @everyone
 def test_on_the_loss_is_finite_and_falls(mode, algorithm):
     net, model = switched_on(algorithm)
-    (x, y), *_ = nets.batches(1)
-    losses = run(model, [(x, y)] * 30)
+    ((x, _),) = nets.batches(1)
+    losses = run(model, [(x, x.argmax(axis=1).astype(np.int32))] * 60)
     assert np.isfinite(losses).all()
-    # One batch, 30 steps of momentum: the plain run falls to 0.82 of its first loss.
+    # One batch with labels that can be learned: plain runs fall to 0.5-0.7, a prefix frozen early
+    # or a window of 3 to 0.8.
     assert losses[-1] < 0.9 * losses[0]
     model.train(1, nets.dataset(2), dataset_sink_mode=False)
     assert all(np.isfinite(value).all() for value in nets.weights(net).values())

@@ -8,9 +8,8 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 import mindspore_boost_ext
-from mindspore_boost_ext import grad_freeze
+from mindspore_boost_ext.freeze_optimizer import POSITION_NAME, prepare_first_step
 from mindspore_boost_ext.grad_freeze import (
-    POSITION_NAME,
     FreezeOpt,
     FreezeSchedule,
     GradientFreeze,
@@ -376,13 +375,13 @@ def test_state_set_up_in_the_first_step_reaches_parameters_frozen_then(kind, mov
 def test_state_set_up_in_the_first_step_changes_nothing_for_those_trained_then(kind):
     net, other = Deep(), Deep()
     plain, prepared = kind(net.trainable_params(), 0.05), kind(other.trainable_params(), 0.05)
-    grad_freeze.prepare_first_step(prepared)
+    prepare_first_step(prepared)
     gradients = tuple(Tensor(np.full(one.shape, 0.5, np.float32)) for one in plain.parameters)
     plain(gradients)
     prepared(gradients)
     assert_same(state(prepared), state(plain))
     after = state(plain)
-    grad_freeze.prepare_first_step(plain)
+    prepare_first_step(plain)
     assert_same(state(plain), after)
 
 
@@ -560,7 +559,7 @@ def test_freeze_cell_refuses_what_it_cannot_do():
     grad = ops.GradOperation(get_by_list=True, sens_param=True)
     with pytest.raises(TypeError, match="optimizer must be a FreezeOpt"):
         freeze_cell(False, net, momentum(net), 1.0, grad, False)
-    with pytest.raises(NotImplementedError, match="is not implemented yet: switch one"):
-        freeze_cell(False, net, FreezeOpt(momentum(net)), 1.0, grad, True)
+    with pytest.raises(ValueError, match="max_accumulation_step must be an int >= 1, got 0"):
+        freeze_cell(False, net, FreezeOpt(momentum(net)), 1.0, grad, True, None, None, 0)
     with pytest.raises(TypeError, match=r"optimizer must be an nn.Optimizer, got None"):
-        grad_freeze.GradientFreeze(2, 0, 0.5, 5).freeze_generate(net, None)
+        GradientFreeze(2, 0, 0.5, 5).freeze_generate(net, None)

@@ -1,0 +1,272 @@
+"""Freezing inside the training step: with scales, windows and clipping, through ms.Model."""
+
+from __future__ import annotations
+
+import itertools
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+    FreezeOpt,
+    GroupLossScaleManager,
+)
+
+SCHEDULE = [0, 1, 2, 1, 0]
+
+
+def config(accumulate=1, clip_norm=None, **settings):
+    section = {"param_groups": 3, "schedule": SCHEDULE, "total_steps": 5, **settings}
+    boost = {"mode": "manual", "less_bn": False, "grad_accumulation": accumulate > 1}
+    full = {"boost": boost, "grad_freeze": section, "gradients": {"clip_norm": clip_norm}}
+    if accumulate > 1:
+        full["grad_accumulation"] = {"grad_accumulation_step": accumulate}
+    return full
+
+
+def build(net, boost_config, optimizer=None, **kwargs):
+    return ms.Model(
+        net,
+        nets.loss_fn(),
+        optimizer or nets.momentum(net.trainable_params(), weight_decay=1e-3),
+        boost_level="O1",
+        boost_config_dict=boost_config,
+        **kwargs,
+    )
+
+
+def trained_in(optimizer, update):
+    """Return the names trained in an update, by the schedule as it was given."""
+    group = SCHEDULE[update % len(SCHEDULE)]
+    return {parameter.name for parameter in optimizer.train_parameter_groups[group]}
+
+
+def put_back(net, optimizer, before, trained):
+    """Undo an update of the plain optimizer outside ``trained``: weights and their moments."""
+    for parameter in (*net.trainable_params(), *optimizer.moments):
+        name = parameter.name.replace("moments.", "")
+        if name not in trained:
+            ms.ops.assign(parameter, Tensor(before[parameter.name]))
+
+
+def state(net, optimizer):
+    return {**nets.weights(net), **nets.weights(optimizer)}
+
+
+SCALES = {
+    "no scale": lambda net: {},
+    "fixed": lambda net: {"loss_scale_manager": ms.FixedLossScaleManager(64.0)},
+    "dynamic": lambda net: {"loss_scale_manager": ms.DynamicLossScaleManager(64, 2, 3)},
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("scale", SCALES)
+def test_frozen_parameters_stay_and_the_others_train_as_plain(mode, scale, accumulate):
+    """Reference: the plain step on everything, then what the group leaves out is put back."""
+    plain_net, net = nets.Deep(), nets.Deep()
+    plain_optimizer = nets.momentum(plain_net.trainable_params(), weight_decay=1e-3)
+    plain_config = config(accumulate)
+    plain_config["boost"]["grad_freeze"] = False
+    del plain_config["grad_freeze"]
+    plain = build(plain_net, plain_config, plain_optimizer)
+    model = build(net, config(accumulate), **SCALES[scale](net))
+    optimizer = model.train_network.optimizer
+    assert isinstance(optimizer, FreezeOpt)
+    for update, start in enumerate(range(0, 7 * accumulate, accumulate)):
+        before = state(plain_net, plain_optimizer)
+        for x, y in nets.batches(7 * accumulate)[start : start + accumulate]:
+            plain.train_network(Tensor(x), Tensor(y))
+            model.train_network(Tensor(x), Tensor(y))
+        put_back(plain_net, plain_optimizer, before, trained_in(optimizer, update))
+        nets.assert_same_weights(net, plain_net)
+        assert int(optimizer.position.asnumpy()) == update + 1
+    moments = {one.name: one.asnumpy() for one in plain_optimizer.moments}
+    for one in optimizer.opt.moments:
+        np.testing.assert_array_equal(one.asnumpy(), moments[one.name])
+    assert int(optimizer.global_step.asnumpy()[0]) == 7
+
+
+def test_only_groups_whose_turn_has_come_are_compiled(graph_mode):
+    net = nets.Deep()
+    model = build(net, config(schedule=[0, 0, 1, 1, 2]))
+    counts = []
+    for x, y in nets.batches(5):
+        model.train_network(Tensor(x), Tensor(y))
+        counts.append(sum(bool(one.compile_cache) for one in model.train_network.freeze_nets))
+    assert counts == [1, 1, 2, 2, 3]
+
+
+def test_inside_another_graph_the_choice_is_made_in_the_graph(mode):
+    """As in sink mode, where nothing on the host runs between two steps."""
+
+    class Outer(nn.Cell):
+        def __init__(self, step):
+            super().__init__(auto_prefix=False)
+            self.step = step
+
+        def construct(self, x, y):
+            return self.step(x, y)
+
+    inner, outer = nets.Deep(), nets.Deep()
+    step = build(inner, config()).train_network
+    wrapped_step = build(outer, config()).train_network
+    wrapped = Outer(wrapped_step)
+    for x, y in nets.batches(6):
+        step(Tensor(x), Tensor(y))
+        wrapped(Tensor(x), Tensor(y))
+    nets.assert_same_weights(inner, outer)
+    assert int(wrapped_step.optimizer.position.asnumpy()) == 6
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_skipped_step_does_not_move_the_schedule(mode, grouped):
+    net = nets.Deep()
+    if grouped:
+        manager = GroupLossScaleManager(64.0, [net.trainable_params()])
+        boost_config = config()
+        boost_config["boost"]["loss_scale_group"] = True
+    else:
+        manager, boost_config = ms.DynamicLossScaleManager(64, 2, 100), config()
+    model = build(net, boost_config, loss_scale_manager=manager)
+    optimizer = model.train_network.optimizer
+    (x, y), (other, labels) = nets.batches(2)
+    model.train_network(Tensor(x), Tensor(y))
+    before = state(net, optimizer)
+    _, overflow, _ = model.train_network(Tensor(np.full_like(x, np.inf)), Tensor(y))
+    assert bool(overflow.asnumpy())
+    np.testing.assert_equal(state(net, optimizer), before)
+    assert int(optimizer.position.asnumpy()) == 1
+    model.train_network(Tensor(other), Tensor(labels))
+    changed = {name for name, value in nets.weights(net).items() if (value != before[name]).any()}
+    assert changed == trained_in(optimizer, 1)
+
+
+def test_group_scales_and_freezing(mode):
+    """Two groups of scales, three of freezing: with scales that do not move, exact in float32."""
+
+    def marked(manager):
+        class Marked(nets.Deep):
+            def construct(self, x):
+                x = self.first(x if manager is None else manager(x, 0, 1))
+                for index, layer in enumerate(self.hidden):
+                    if index == 2 and manager is not None:
+                        x = manager(x, 1, 2)
+                    x = x + layer(x)
+                x = self.last(x)
+                return x if manager is None else manager(x, 2, 3)
+
+        return Marked()
+
+    plain = marked(None)
+    build(plain, config()).train(1, nets.dataset(5), dataset_sink_mode=False)
+    manager = GroupLossScaleManager([64.0, 4.0], [], growth_factor=1.0)
+    net = marked(manager)
+    parameters = net.trainable_params()
+    manager.loss_scale_groups = [parameters[:6], parameters[6:]]
+    boost_config = config()
+    boost_config["boost"]["loss_scale_group"] = True
+    model = build(net, boost_config, loss_scale_manager=manager)
+    model.train(1, nets.dataset(5), dataset_sink_mode=False)
+    nets.assert_same_weights(net, plain)
+
+
+def test_a_subclass_with_a_construct_of_its_own_is_frozen_too(mode):
+    class Doubled(BoostTrainOneStepCell):
+        def construct(self, *inputs):
+            if self.freeze:
+                return self.gradient_freeze_process(*inputs)
+            loss = self.network(*inputs)
+            gradients = self.grad_no_sens(self.network, self.weights)(*inputs)
+            return ms.ops.depend(loss, self.optimizer(gradients)) * 2
+
+    net, plain = nets.Deep(), nets.Deep()
+    with AutoBoost("O1", config()).building() as boost:
+        _, optimizer = boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
+        step = Doubled(nn.WithLossCell(net, nets.loss_fn()), optimizer).set_train()
+    reference = build(plain, config(), nets.momentum(plain.trainable_params())).train_network
+    for x, y in nets.batches(5):
+        loss = step(Tensor(x), Tensor(y))
+        assert float(loss.asnumpy()) == 2 * float(reference(Tensor(x), Tensor(y)).asnumpy())
+    nets.assert_same_weights(net, plain)
+
+
+@pytest.mark.parametrize("eval_frozen", [False, True])
+def test_statistics_of_frozen_layers_rest_when_asked(mode, eval_frozen):
+    class Block(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.bn = nn.Dense(3, 3), nn.BatchNorm1d(3)
+
+        def construct(self, x):
+            return self.bn(self.dense(x))
+
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.SequentialCell([Block() for _ in range(3)])
+            nets.fill(self)
+
+        def construct(self, x):
+            return self.blocks(x)
+
+    net = Net()
+    model = build(net, config(schedule=[0, 2, 1], eval_frozen=eval_frozen))
+    moved = []
+    for x, y in nets.batches(3):
+        before = nets.weights(net)
+        model.train_network(Tensor(x), Tensor(y))
+        after = nets.weights(net)
+        means = [name for name in after if "moving_mean" in name]
+        moved.append([bool((before[name] != after[name]).any()) for name in means])
+    # Parts of at least 3 parameters: one block of 4 each; group k leaves out the first k blocks.
+    rests = [[True, True, True], [False, False, True], [False, True, True]]
+    assert moved == (rests if eval_frozen else [[True] * 3] * 3)
+    assert all(cell.training for _, cell in net.cells_and_names())
+
+
+def test_report_counts_groups():
+    net = nets.Deep()
+    row = build(net, config()).train_network.report()["grad_freeze"]
+    assert row.counts["groups"] == 3
+    assert row.counts["steps_training_everything_percent"] == 40  # 2 of 5
+    assert row.asked_by == "level O1"
+
+
+def test_both_cells_take_a_freeze_opt_directly(mode):
+    """Without a configuration: FreezeOpt alone switches freezing on, as upstream's step cell does."""
+    for cell in (BoostTrainOneStepCell, BoostTrainOneStepWithLossScaleCell):
+        net = nets.Deep()
+        every = net.trainable_params()
+        optimizer = FreezeOpt(nets.momentum(every), [every, every[4:]], [1, 0])
+        scale = (Tensor(64.0),) if cell is BoostTrainOneStepWithLossScaleCell else ()
+        step = cell(nn.WithLossCell(net, nets.loss_fn()), optimizer, *scale).set_train()
+        before = nets.weights(net)
+        (x, y), *_ = nets.batches(1)
+        step(Tensor(x), Tensor(y))
+        changed = {name for name, value in nets.weights(net).items() if (value != before[name]).any()}
+        assert changed == {one.name for one in every[4:]}
+
+
+# What may be switched on together with freezing: all of it trains, in both modes.
+COMBINED = list(itertools.product(SCALES, [1, 2], [None, 0.1]))
+
+
+@pytest.mark.parametrize("combination", COMBINED, ids=str)
+def test_table_of_combinations(mode, combination):
+    scale, accumulate, clip_norm = combination
+    net = nets.Deep()
+    model = build(net, config(accumulate, clip_norm), **SCALES[scale](net))
+    ((x, _),) = nets.batches(1)
+    y = x.argmax(axis=1).astype(np.int32)
+    losses = []
+    for _ in range(40):
+        output = model.train_network(Tensor(x), Tensor(y))
+        losses.append(float((output[0] if isinstance(output, tuple) else output).asnumpy()))
+    assert losses[-1] < losses[0]
