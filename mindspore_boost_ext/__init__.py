@@ -45,7 +45,7 @@ if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "of
     install()
 
 __all__ = [
-    "__version__",
+    "THOR",
     "AdaSum",
     "AutoBoost",
     "BoostConfig",
@@ -66,7 +66,7 @@ __all__ = [
     "OptimizerProcess",
     "ParameterProcess",
     "Report",
-    "THOR",
+    "__version__",
     "freeze_cell",
     "install",
     "installed",

@@ -1,4 +1,4 @@
-"""``python -m mindspore_boost_ext``: run a script with the accelerators plugged in, or ask about them.
+"""``python -m mindspore_boost_ext``: run a script with the accelerators, or ask about them.
 
 ``python -m mindspore_boost_ext train.py --epochs 3`` runs an unmodified script that was written for
 ``mindspore.boost``, as plain Python would run it. ``--explain``, ``--check`` and ``--env`` answer
@@ -96,7 +96,7 @@ def explain(config: BoostConfig) -> str:
 
 
 def run_script(script: str, args: Sequence[str]) -> None:
-    """Run ``script`` as ``python script args`` would: same argv, path, module, traceback, exit code."""
+    """Run ``script`` as ``python script args`` would: same argv, path, traceback, exit code."""
     sys.argv[:] = [script, *args]
     script = os.path.abspath(script)
     # "python -m" put the working directory first; plain Python puts the script's folder there.

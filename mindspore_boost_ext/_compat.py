@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import mindspore as ms
-import mindspore.boost  # noqa: F401  (loads the sub-modules listed below)
+import mindspore.boost
 from mindspore import nn
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 
@@ -173,7 +173,8 @@ def own_attributes(cell: nn.Cell) -> dict[str, Any]:
 def shallow_copy(cell: nn.Cell) -> Any:
     """Return a Cell of the same class over the same Parameters, Cells and attributes.
 
-    It has an identity and a compile cache of its own; changing its attributes leaves ``cell`` alone.
+    It has an identity and a compile cache of its own; changing its attributes leaves ``cell``
+    alone.
     """
     kind: Any = type(cell)
     copy = kind.__new__(kind)

@@ -14,7 +14,7 @@ def not_implemented(name: str) -> NotImplementedError:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def planned(name: str) -> type:
     """Return the class of that name which raises ``NotImplementedError`` when it is called."""
 

@@ -1,4 +1,4 @@
-"""Rules for single settings: what a value must be, in words and as a check. Imports no MindSpore."""
+"""Rules for single settings: what a value must be, in words and as a check. No MindSpore here."""
 
 from __future__ import annotations
 

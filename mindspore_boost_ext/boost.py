@@ -29,8 +29,8 @@ _TAG = "auto_boost"
 class AutoBoost:
     """A configuration of the accelerators, ready to be applied.
 
-    Without arguments, while a Model is being built, it is that Model's configuration; so a step cell
-    finds its settings by ``AutoBoost()``. Elsewhere ``AutoBoost()`` is level O0.
+    Without arguments, while a Model is being built, it is that Model's configuration; so a step
+    cell finds its settings by ``AutoBoost()``. Elsewhere ``AutoBoost()`` is level O0.
 
     Args:
         level (str): ``"O0"``, ``"O1"`` or ``"O2"``. Default: ``"O0"``.
@@ -82,7 +82,7 @@ class AutoBoost:
 
     @staticmethod
     def current(optimizer: nn.Cell | None = None) -> AutoBoost:
-        """Return the configuration being built, else the one that processed ``optimizer``, else O0."""
+        """Return the configuration being built, else that of ``optimizer``, else level O0."""
         building = _BUILDING.get()
         return building or getattr(optimizer, _TAG, None) or AutoBoost()
 

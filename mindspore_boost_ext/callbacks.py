@@ -348,8 +348,9 @@ def _tell_long_window(params: Any) -> None:
     window = getattr(params.train_network, "max_accumulation_step", 1)
     if getattr(params.train_network, "use_grad_accumulation", False) and window > params.batch_num:
         warn(
-            f"grad_accumulation.grad_accumulation_step={window} is more than the {params.batch_num} "
-            "steps of an epoch: the window carries over, unless FlushAccumulation closes it",
+            f"grad_accumulation.grad_accumulation_step={window} is more than the "
+            f"{params.batch_num} steps of an epoch: the window carries over, unless "
+            "FlushAccumulation closes it",
             stacklevel=4,
         )
 

@@ -1,8 +1,9 @@
 """Configuration of the accelerators: levels, modes, sections, and one error for all that is wrong.
 
 ``BoostConfig.parse`` turns what a user passes as ``boost_config_dict`` into frozen dataclasses;
-``BoostConfig.plan`` says which algorithms that switches on, and by whom. Sections, keys and defaults
-are those of ``mindspore.boost``. Imports no MindSpore, so a configuration can be checked anywhere.
+``BoostConfig.plan`` says which algorithms that switches on, and by whom. Sections, keys and
+defaults are those of ``mindspore.boost``. Imports no MindSpore, so a configuration can be checked
+anywhere.
 
 Levels:
 
@@ -148,7 +149,7 @@ class DimReduceConfig:
 
 @dataclass(frozen=True)
 class GradientsConfig:
-    """Section ``gradients``, for every step: ``clip_norm`` bounds the global norm (None: no bound)."""
+    """Section ``gradients``, for every step: ``clip_norm`` bounds the global norm, if not None."""
 
     clip_norm: float | None = setting(None, optional(real("(0, inf)")))
 
@@ -190,7 +191,8 @@ class BoostConfig:
         mode: ``"auto"``, ``"manual"``, ``"enable_all"`` or ``"disable_all"``.
         switches: the switches that the user gave in section ``boost``.
         given: names of the sections that the user filled in.
-        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, gradients: one dataclass a section.
+        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, gradients: one dataclass a
+            section.
     """
 
     level: str = "O0"
@@ -212,15 +214,15 @@ class BoostConfig:
 
         Args:
             level: ``"O0"``, ``"O1"`` or ``"O2"``.
-            source: a dict, the path of a JSON file, or None or ``""`` for the defaults. Sections and
-                keys may be left out; a section may be None. The source is never changed.
+            source: a dict, the path of a JSON file, or None or ``""`` for the defaults. Sections
+                and keys may be left out; a section may be None. The source is never changed.
             strict: whether unknown names are errors; otherwise they are told in a warning. Default:
                 None, which is True unless the environment sets ``MINDSPORE_BOOST_EXT_STRICT=0``.
 
         Raises:
             TypeError: if ``level`` is not a str, or ``source`` is none of the accepted types.
-            BoostConfigError: (a ValueError) with every problem found: unknown level, section or key,
-                and each value that breaks its rule.
+            BoostConfigError: (a ValueError) with every problem found: unknown level, section or
+                key, and each value that breaks its rule.
         """
         return _Parser(_is_strict(strict)).parse(level, source)
 
@@ -232,16 +234,23 @@ class BoostConfig:
                 ``enable_all`` leaves those out; an explicit wish stays.
         """
         missing = {**self._own_prerequisites(), **(missing or {})}
-        decisions = [self._decide(algorithm, missing) for algorithm in ALGORITHMS]
+        decisions = [
+            self._without_effect(self._decide(algorithm, missing)) for algorithm in ALGORITHMS
+        ]
         if any(one.wanted and one.algorithm == "dim_reduce" for one in decisions):
             decisions = [_excluded(one) for one in decisions]
         return tuple(decisions)
 
     def _own_prerequisites(self) -> dict[str, str]:
-        missing = {"dim_reduce": "it excludes all others: ask for it alone, in mode manual"}
-        if self.grad_accumulation.grad_accumulation_step == 1:
-            missing["grad_accumulation"] = "grad_accumulation.grad_accumulation_step is 1"
-        return missing
+        return {"dim_reduce": "it excludes all others: ask for it alone, in mode manual"}
+
+    def _without_effect(self, decision: Decision) -> Decision:
+        """Take back a wish whose own settings leave nothing to do."""
+        one_step = self.grad_accumulation.grad_accumulation_step == 1
+        if not (decision.wanted and decision.algorithm == "grad_accumulation" and one_step):
+            return decision
+        reason = "grad_accumulation.grad_accumulation_step is 1"
+        return dataclasses.replace(decision, wanted=False, reason=reason)
 
     def _decide(self, algorithm: str, missing: Mapping[str, str]) -> Decision:
         if self.level == "O0":
@@ -258,14 +267,17 @@ class BoostConfig:
 
     def notices(self) -> tuple[str, ...]:
         """Return one sentence for each given switch or section that this level and mode ignore."""
-        wanted = {one.algorithm for one in self.plan() if one.wanted}
+        plan = {one.algorithm: one for one in self.plan()}
+        wanted = {algorithm for algorithm, one in plan.items() if one.wanted}
         rule = f"level {self.level}" if self.level == "O0" else f"mode {self.mode!r}"
         found = []
         if self.level == "O0" and self.mode != "auto":
             found.append(f"boost.mode={self.mode!r} has no effect: level O0 switches nothing on")
         for algorithm, value in self.switches.items():
-            if value != (algorithm in wanted):
-                found.append(f"boost.{algorithm}={value} has no effect: {self._overruler(rule)}")
+            if value != plan[algorithm].wanted:
+                overruled = plan[algorithm].asked_by == "-"
+                reason = self._overruler(rule) if overruled else plan[algorithm].reason
+                found.append(f"boost.{algorithm}={value} has no effect: {reason}")
         for section in SECTIONS:
             readers = _READERS.get(section, (section,))
             if section not in self.given or wanted.intersection(readers):
@@ -279,8 +291,6 @@ class BoostConfig:
         return tuple(found)
 
     def _overruler(self, rule: str) -> str:
-        if self.level != "O0" and self.mode == "manual":
-            return "dim_reduce excludes all others"
         remedy = "use level O1 or O2" if self.level == "O0" else "use mode 'manual'"
         return f"{rule} decides; {remedy} to set switches"
 

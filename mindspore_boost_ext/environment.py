@@ -61,8 +61,8 @@ def describe() -> str:
     convolution, product = convolution_seconds()
     ratio = convolution / product
     lines.append(
-        f"a 3x3 convolution takes {convolution * 1e3:.1f} ms, {ratio:.1f} times a matrix product of "
-        f"equal work: {'SLOW' if ratio > _SLOW_RATIO else 'full speed'}"
+        f"a 3x3 convolution takes {convolution * 1e3:.1f} ms, {ratio:.1f} times a matrix product "
+        f"of equal work: {'SLOW' if ratio > _SLOW_RATIO else 'full speed'}"
     )
     if ratio > _SLOW_RATIO:
         lines.append("set ONEDNN_MAX_CPU_ISA=AVX2 before MindSpore starts to cure it")

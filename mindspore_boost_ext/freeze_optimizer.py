@@ -1,8 +1,8 @@
 """FreezeOpt: an optimizer that trains, step by step, the group of parameters a schedule names.
 
 Moments, global step and learning rate are those of the plain optimizer; each group is a view of it
-(see :mod:`mindspore_boost_ext.optimizer_view`). What a group is and how schedules are made stands in
-:mod:`mindspore_boost_ext.grad_freeze`.
+(see :mod:`mindspore_boost_ext.optimizer_view`). What a group is and how schedules are made stands
+in :mod:`mindspore_boost_ext.grad_freeze`.
 """
 
 from __future__ import annotations

@@ -3,20 +3,20 @@ r"""Gradient accumulation: the update of a big batch from several small ones.
 What it does: gradients of ``max_accumulation_step`` micro-batches are added up, and the optimizer
 runs once for each such window, as if the batch had been that much larger.
 
-Update rule: with gradients :math:`g_i` of mean losses over :math:`n_i` samples, the window's gradient
-is :math:`\sum_i (w_i / \sum_j w_j)\, g_i`, with :math:`w_i = 1` (weighting ``"equal"``) or
+Update rule: with gradients :math:`g_i` of mean losses over :math:`n_i` samples, the window's
+gradient is :math:`\sum_i (w_i / \sum_j w_j)\, g_i`, with :math:`w_i = 1` (weighting ``"equal"``) or
 :math:`w_i = n_i` (``"samples"``, right for micro-batches of unequal size). Reduction over ranks,
 clipping, weight decay and learning-rate schedule come once for each window.
 
-When it helps: the batch that converges does not fit into memory. When it hurts: BatchNorm still sees
-the small batches; where the batch fits, one large step is faster.
+When it helps: the batch that converges does not fit into memory. When it hurts: BatchNorm still
+sees the small batches; where the batch fits, one large step is faster.
 Measured effect: equal to the big batch within 1e-6 over 50 updates (SGD, Momentum, Adam,
 AdamWeightDecay; a test).
-Cost: one float32 buffer for each trained parameter; one addition a micro-batch; one reduction a window.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: with every optimizer, freezing (one group for a whole window), clipping and all loss
-scales. A micro-batch that overflows is left out, or ends its window (``on_overflow``). The last window
-of an epoch carries over into the next, or is closed early by ``FlushAccumulation``.
+Cost: one float32 buffer for each trained parameter; one addition a micro-batch; one reduction a
+window. Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and
+Ascend. How it combines: with every optimizer, freezing (one group for a whole window), clipping and
+all loss scales. A micro-batch that overflows is left out, or ends its window (``on_overflow``). The
+last window of an epoch carries over into the next, or is closed early by ``FlushAccumulation``.
 Reference: Ott et al., Scaling Neural Machine Translation, 2018.
 """
 
@@ -39,7 +39,7 @@ DROP_MICRO_BATCH, DROP_WINDOW = "drop_micro_batch", "drop_window"
 def gradient_accumulation_op(
     accumulation_step: int, cumulative: Parameter, gradient: Tensor
 ) -> Any:
-    """Add ``gradient / accumulation_step`` to one buffer, for ``ops.HyperMap``; return the buffer."""
+    """Add ``gradient / accumulation_step`` to one buffer, for ``ops.HyperMap``; return it."""
     return ops.assign_add(cumulative, ops.cast(gradient / accumulation_step, cumulative.dtype))
 
 
@@ -135,7 +135,7 @@ class GradientAccumulation(nn.Cell):
         gradients = ()
         for index, buffer in enumerate(self._grad_accumulation):
             mean = buffer / self._total_weight
-            gradients += (ops.cast(mean, self.weights[index].dtype),)
+            gradients += (ops.cast(mean, self.weights[index].dtype),)  # type: ignore[assignment]
         return gradients
 
     def clear(self) -> Tensor:

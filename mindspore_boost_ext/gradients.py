@@ -1,7 +1,7 @@
 """What is done to gradients between the backward pass and the update: scaling and clipping.
 
-Gradients come as a tuple of Tensors, in the order of the weights; row-sparse ones (``RowTensor``, as
-a sparse lookup makes them in GRAPH_MODE) keep their rows and only their values change.
+Gradients come as a tuple of Tensors, in the order of the weights; row-sparse ones (``RowTensor``,
+as a sparse lookup makes them in GRAPH_MODE) keep their rows and only their values change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def scaled_all(gradients: tuple[Any, ...], factor: Tensor) -> tuple[Any, ...]:
     """Return all gradients times one float32 scalar."""
     result = ()
     for gradient in gradients:
-        result += (scaled(gradient, factor),)
+        result += (scaled(gradient, factor),)  # type: ignore[assignment]
     return result
 
 
@@ -35,12 +35,12 @@ def global_norm(gradients: tuple[Any, ...]) -> Tensor:
     squares = ()
     for gradient in gradients:
         values = gradient if isinstance(gradient, Tensor) else gradient.values
-        squares += (ops.square(ops.cast(values, ms.float32)).sum(),)
+        squares += (ops.square(ops.cast(values, ms.float32)).sum(),)  # type: ignore[assignment]
     return ops.sqrt(ops.addn(squares))
 
 
 def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
-    """Return the gradients, shrunk by one common factor so that their global norm is at most ``norm``.
+    """Return the gradients, shrunk by one factor so that their global norm is at most ``norm``.
 
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """

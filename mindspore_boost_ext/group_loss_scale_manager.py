@@ -1,8 +1,8 @@
 r"""GroupLossScaleManager: one dynamic loss scale for each group of layers.
 
-What it does: gradients of neighbouring layers can span more decades than float16 has. Markers in the
-network change the scale from group to group during the backward pass, so that each group's gradients
-are held in range by a scale of its own.
+What it does: gradients of neighbouring layers can span more decades than float16 has. Markers in
+the network change the scale from group to group during the backward pass, so that each group's
+gradients are held in range by a scale of its own.
 
 Rule, for groups 1 … n with scales :math:`S_1 … S_n` and :math:`S_0 = S_{n+1} = 1`. The marker
 ``manager(x, l1, l2)`` stands where the network passes from group ``l1`` to group ``l2``: it is the
@@ -11,8 +11,8 @@ gradients of group i carry :math:`S_i`. After each backward pass:
 
 - a group has overflowed if what entered it from above was finite, and a gradient of its own
   parameters, or what it handed on, is not (so a lower group is not blamed for an inf from above);
-- :math:`S_i` is multiplied by ``shrink_factor`` if group i has overflowed, else by ``growth_factor``,
-  and kept within ``[minimum, maximum]``;
+- :math:`S_i` is multiplied by ``shrink_factor`` if group i has overflowed, else by
+  ``growth_factor``, and kept within ``[minimum, maximum]``;
 - if no group has overflowed each gradient is divided by the scale *used* in this backward pass and
   the weights are updated; otherwise the step is skipped. All ranks decide alike.
 
@@ -22,7 +22,8 @@ Cost: one multiplication of the activation's gradient and two finiteness tests a
 Devices and modes: run on CPU in GRAPH and PYNATIVE, amp O0, O2, O3. GPU and Ascend in inf/nan mode:
 written, not run. Not on Ascend in saturation mode, whose register cannot tell gradients apart.
 Combines with every update rule; it takes the place of a global loss scale.
-Reference: the enhanced mixed precision of ``mindspore.boost`` (Huawei, 2021), whose defaults these are.
+Reference: the enhanced mixed precision of ``mindspore.boost`` (Huawei, 2021), whose defaults these
+are.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MAXIMUM = 2.0**100
 
 
 class _Marker(nn.Cell):
-    """Identity forwards; backwards a factor, and a note of overflow as the gradient of ``probe``."""
+    """Identity forwards; backwards a factor, and a note of overflow as gradient of ``probe``."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -57,7 +58,7 @@ class _Marker(nn.Cell):
     def bprop(
         self, x: Tensor, ratio: Tensor, probe: Tensor, rows: Tensor, out: Tensor, dout: Tensor
     ) -> tuple[Any, ...]:
-        """Scale in float32: neither a large ratio nor a small gradient is lost before the product."""
+        """Scale in float32: no large ratio and no small gradient is lost before the product."""
         dx = ops.cast(dout, ms.float32) * ratio
         dx = ops.cast(dx, dout.dtype if self.dtype is None else self.dtype)
         note = ops.stack((_non_finite(dout), _non_finite(dx)))
@@ -123,14 +124,14 @@ class GroupLossScaleManager(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self._init_loss_scale = init_loss_scale
-        _check("growth_factor", growth_factor, 1 <= _number("growth_factor", growth_factor), ">= 1")
+        _check("growth_factor", growth_factor, _number("growth_factor", growth_factor) >= 1, ">= 1")
         _check(
             "shrink_factor",
             shrink_factor,
             0 < _number("shrink_factor", shrink_factor) < 1,
             "in (0, 1)",
         )
-        _check("minimum", minimum, 0 < _number("minimum", minimum), "> 0")
+        _check("minimum", minimum, _number("minimum", minimum) > 0, "> 0")
         _check(
             "maximum",
             maximum,
@@ -156,9 +157,9 @@ class GroupLossScaleManager(nn.Cell):
             within = self.minimum <= scale <= self.maximum
             _check("init_loss_scale", scale, within, f"in [{self.minimum:g}, {self.maximum:g}]")
         values = np.array([1.0, *scales, 1.0], np.float32)
-        # Plain attributes of the object, not of the Cell: the network that carries the markers would
-        # count the scales among its own parameters, and the probe among those to train. The training
-        # step owns them both.
+        # Plain attributes of the object, not of the Cell: the network that carries the markers
+        # would count the scales among its own parameters, and the probe among those to train. The
+        # training step owns them both.
         self.__dict__["scales"] = Parameter(
             values, name="boost.loss_scale_group.scales", requires_grad=False
         )
@@ -209,7 +210,8 @@ class GroupLossScaleManager(nn.Cell):
         """Return for each parameter the number of its group, from 1 on.
 
         Raises:
-            ValueError: if a parameter to train is in no group, or a group's parameter is not trained.
+            ValueError: if a parameter to train is in no group, or a group's parameter is not
+                trained.
         """
         numbers_of = {
             id(one): index + 1 for index, group in enumerate(self._groups) for one in group
@@ -217,16 +219,16 @@ class GroupLossScaleManager(nn.Cell):
         for parameter in parameters:
             if id(parameter) not in numbers_of:
                 raise ValueError(
-                    f"loss_scale_groups: the parameter {parameter.name!r} is trained but in no group: "
-                    "every trained parameter must be in exactly one"
+                    f"loss_scale_groups: the parameter {parameter.name!r} is trained but in no "
+                    "group: every trained parameter must be in exactly one"
                 )
         trained = {id(parameter) for parameter in parameters}
         for group in self._groups:
             for parameter in group:
                 if id(parameter) not in trained:
                     raise ValueError(
-                        f"loss_scale_groups: the parameter {parameter.name!r} is in a group but not "
-                        "among the optimizer's parameters: take it out of the group"
+                        f"loss_scale_groups: the parameter {parameter.name!r} is in a group but "
+                        "not among the optimizer's parameters: take it out of the group"
                     )
         return [numbers_of[id(parameter)] for parameter in parameters]
 

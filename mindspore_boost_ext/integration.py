@@ -154,8 +154,13 @@ def boosted_build_train_network(
 
     Args:
         original: MindSpore's function of that name.
-        network, optimizer, loss_fn, level, boost_level, kwargs: as for that function.
+        network (Cell): as for that function.
+        optimizer (Cell): as for that function.
+        loss_fn (Cell, optional): as for that function.
+        level (str): the level of mixed precision.
+        boost_level (str): ``"O0"``, ``"O1"`` or ``"O2"``.
         boost_config_dict: settings for the level, as for ``AutoBoost``.
+        **kwargs: as for that function.
     """
     boost = AutoBoost(boost_level, boost_config_dict)
     if boost.level == "O0":

@@ -43,8 +43,8 @@ class Row:
     Attributes:
         algorithm: name of the switch, for example ``"less_bn"``.
         asked_by: what switched it on, for example ``"level O1"``; ``"-"`` when nothing did.
-        status: ``"applied"``, ``"skipped"`` (asked for, not done) or ``"inactive"`` (not asked for).
-        reason: why the status is what it is, in one sentence.
+        status: ``"applied"``, ``"skipped"`` (asked for, not done) or ``"inactive"`` (not asked
+        for). reason: why the status is what it is, in one sentence.
         counts: whole numbers worth knowing, for example ``{"batch_norms_removed": 11}``.
     """
 
@@ -61,7 +61,7 @@ class Row:
 
 
 class Report:
-    """Rows in a fixed order; a later row of the same algorithm takes the place of the earlier one."""
+    """Rows in a fixed order; a later row of an algorithm takes the place of the earlier one."""
 
     HEADINGS = ("algorithm", "asked by", "status", "reason", "counts")
 

@@ -22,7 +22,7 @@ def mode(request):
     ms.set_context(mode=before)
 
 
-@pytest.fixture()
+@pytest.fixture
 def graph_mode():
     """Run the test in GRAPH_MODE only."""
     before = ms.get_context("mode")

@@ -1,4 +1,4 @@
-"""The rules of the algorithms in plain NumPy float64, from the formulas, independent of the code."""
+"""The rules of the algorithms in NumPy float64, from the formulas, independent of the code."""
 
 from __future__ import annotations
 

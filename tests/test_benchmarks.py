@@ -59,7 +59,8 @@ def test_gradients_pass_the_step_unchanged(scheme, mode):
 
 
 def test_an_overflow_shows_in_the_layer_that_has_it(mode):
-    # 2^16 times 0.25, 0.375, 0.3125 and 1.5: only the last is above 65504, float16's largest number.
+    # 2^16 times 0.25, 0.375, 0.3125 and 1.5: only the last is above 65504, float16's largest
+    # number.
     outcome = loss_scaling.run_scheme(scalar_case(), Tensor(2.0**16, ms.float32))
     assert outcome.overflow
     assert outcome.errors == [0.0, 0.0, 0.0, float("inf")]

@@ -29,14 +29,8 @@ def test_manual_mode_changes_no_table():
     before = copy.deepcopy(source)
     AutoBoost("O1", source)
     assert source == before
-    assert AutoBoost("O1").boost_config == {
-        "less_bn": True,
-        "grad_freeze": True,
-        "adasum": False,
-        "grad_accumulation": False,
-        "dim_reduce": False,
-        "loss_scale_group": False,
-    }
+    on = {name for name, wanted in AutoBoost("O1").boost_config.items() if wanted}
+    assert on == {"less_bn", "grad_freeze"}
 
 
 def test_without_arguments_it_is_the_one_being_built():

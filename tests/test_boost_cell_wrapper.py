@@ -84,27 +84,22 @@ def test_names_that_public_subclasses_use_are_there(mode):
     class Clipped(BoostTrainOneStepCell):
         def construct(self, *inputs):
             if self.freeze:
-                loss = self.gradient_freeze_process(*inputs)
+                return self.gradient_freeze_process(*inputs)
+            value = self.network(*inputs)
+            factor = ops.fill(value.dtype, value.shape, self.sens)
+            slopes = self.grad(self.network, self.weights)(*inputs, factor)
+            slopes = self.grad_reducer(ops.clip_by_global_norm(slopes, 1e3))
+            if self.use_grad_accumulation:
+                return self.gradient_accumulation_process(value, slopes, factor, *inputs)
+            if self.enable_dim_reduce:
+                done = self.dim_reduce(
+                    value, slopes, factor, self.weights, self.weights_clone, *inputs
+                )
+            elif self.enable_adasum:
+                done = self.adasum_process(value, slopes)
             else:
-                loss = self.network(*inputs)
-                sens = ops.fill(loss.dtype, loss.shape, self.sens)
-                grads = self.grad(self.network, self.weights)(*inputs, sens)
-                grads = ops.clip_by_global_norm(grads, 1e3)
-                grads = self.grad_reducer(grads)
-                if self.use_grad_accumulation:
-                    loss = self.gradient_accumulation_process(loss, grads, sens, *inputs)
-                elif self.enable_dim_reduce:
-                    loss = ops.depend(
-                        loss,
-                        self.dim_reduce(
-                            loss, grads, sens, self.weights, self.weights_clone, *inputs
-                        ),
-                    )
-                elif self.enable_adasum:
-                    loss = ops.depend(loss, self.adasum_process(loss, grads))
-                else:
-                    loss = ops.depend(loss, self.optimizer(grads))
-            return loss
+                done = self.optimizer(slopes)
+            return ops.depend(value, done)
 
     _, losses = train(Clipped, nets.momentum, steps=3)
     _, plain = train(nn.TrainOneStepCell, nets.momentum, steps=3)

@@ -313,6 +313,15 @@ def test_what_has_no_effect_is_told(level, source, notice):
     assert len(caught) == 1
 
 
+def test_a_window_of_one_is_no_accumulation():
+    source = {"boost": {"mode": "manual", "grad_accumulation": True}}
+    config = BoostConfig.parse("O1", source)
+    (row,) = [one for one in config.plan() if one.algorithm == "grad_accumulation"]
+    assert not row.wanted
+    assert row.reason == "grad_accumulation.grad_accumulation_step is 1"
+    assert config.notices() == (f"boost.grad_accumulation=True has no effect: {row.reason}",)
+
+
 def test_what_has_effect_is_not_told():
     source = {"boost": {"mode": "manual", "adasum": True}, "grad_freeze": {"freeze_p": 0.5}}
     assert BoostConfig.parse("O1", source).notices() == ()

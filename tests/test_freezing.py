@@ -240,7 +240,7 @@ def test_report_counts_groups():
 
 
 def test_both_cells_take_a_freeze_opt_directly(mode):
-    """Without a configuration: FreezeOpt alone switches freezing on, as upstream's step cell does."""
+    """Without a configuration: FreezeOpt alone switches freezing on, as in upstream's step cell."""
     for cell in (BoostTrainOneStepCell, BoostTrainOneStepWithLossScaleCell):
         net = nets.Deep()
         every = net.trainable_params()
@@ -250,7 +250,8 @@ def test_both_cells_take_a_freeze_opt_directly(mode):
         before = nets.weights(net)
         (x, y), *_ = nets.batches(1)
         step(Tensor(x), Tensor(y))
-        changed = {name for name, value in nets.weights(net).items() if (value != before[name]).any()}
+        after = nets.weights(net)
+        changed = {name for name, value in after.items() if (value != before[name]).any()}
         assert changed == {one.name for one in every[4:]}
 
 

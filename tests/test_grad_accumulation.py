@@ -243,7 +243,7 @@ def test_subclasses_with_upstreams_names_work(mode):
 
 
 def test_mindcvs_own_subclass_in_its_training_step(graph_mode):
-    """MindCV's TrainStep subclasses GradientAccumulation; its behaviour is that of the big batch."""
+    """MindCV's TrainStep subclasses GradientAccumulation and equals the big batch."""
     train_step = pytest.importorskip("mindcv.utils.train_step")
     assert issubclass(train_step.GradientAccumulation, GradientAccumulation)
     net, reference = nets.MLP(), nets.MLP()

@@ -1,7 +1,7 @@
 """Timing by pairs: two steps take turns in one process, and only their ratio is reported.
 
-A machine's speed drifts by far more than the few per cent to be seen here. Within one pair it hardly
-does, so the median over many pairs is steady where two separate timings are not.
+A machine's speed drifts by far more than the few per cent to be seen here. Within one pair it
+hardly does, so the median over many pairs is steady where two separate timings are not.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from harness import MODES, paired, print_table  # sets the oneDNN variable: must come first
-
 import mindspore as ms
+from harness import MODES, paired, print_table  # sets the oneDNN variable: must come first
 from mindspore import nn
 from networks import NETWORKS, batch, momentum, with_loss
 
