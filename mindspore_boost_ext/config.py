@@ -275,7 +275,7 @@ class BoostConfig:
             found.append(f"boost.mode={self.mode!r} has no effect: level O0 switches nothing on")
         for algorithm, value in self.switches.items():
             if value != plan[algorithm].wanted:
-                overruled = plan[algorithm].asked_by == "-"
+                overruled = plan[algorithm].wanted or plan[algorithm].asked_by == "-"
                 reason = self._overruler(rule) if overruled else plan[algorithm].reason
                 found.append(f"boost.{algorithm}={value} has no effect: {reason}")
         for section in SECTIONS:
