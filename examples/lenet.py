@@ -1,8 +1,8 @@
 """Trains LeNet-5 on handwritten digits with mindspore_boost_ext plugged into ``ms.Model``.
 
     python examples/lenet.py                               # 1,797 bundled digits, graph mode
-    python examples/lenet.py --mode pynative --level O1
-    python examples/lenet.py --level O1 --config examples/configs/accumulation.json
+    python examples/lenet.py --mode pynative
+    python examples/lenet.py --config examples/configs/accumulation.json
     python examples/lenet.py --data-dir ~/mnist --epochs 2
 
 Needs MindSpore and mindspore_boost_ext (``pip install .`` in the repository), no download: the
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import math
 import os
 import sys
@@ -130,27 +129,8 @@ def build_model(args: argparse.Namespace, steps_per_epoch: int) -> ms.Model:
         optimizer=nn.Momentum(net.trainable_params(), learning_rate=rates, momentum=0.9),
         metrics={"accuracy"},
         boost_level=args.level,
-        boost_config_dict=read_config(args.config),
+        boost_config_dict=args.config,
     )
-
-
-def read_config(path: Path | None) -> dict[str, Any]:
-    """Reads a boost config, an object in a JSON file; without a path, returns an empty one.
-
-    Raises:
-        ValueError: The file cannot be read, or holds something else.
-    """
-    if path is None:
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"--config {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"--config {path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"--config {path} must hold a JSON object, got {type(config).__name__}")
-    return config
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -162,7 +142,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--mode", choices=MODES, default="graph", help="execution mode of MindSpore")
-    add("--level", choices=("O0", "O1", "O2"), default="O0", help="boost level")
+    level = "boost level (default: O1 with --config, else O0)"
+    add("--level", choices=("O0", "O1", "O2"), default=argparse.SUPPRESS, help=level)
     add("--config", type=Path, metavar="FILE.json", help="boost config, see examples/configs")
     add("--epochs", type=_positive_int, default=20, help="passes over the training images")
     add("--batch-size", type=_positive_int, default=32, help="images per step")
@@ -172,6 +153,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--history", type=_output_file, metavar="FILE", help="append progress as JSON lines")
     add("--plot", type=_output_file, metavar="FILE.png", help="draw the history (matplotlib)")
     args = parser.parse_args(argv)
+    if "level" not in args:
+        args.level = "O1" if args.config else "O0"
     if args.plot and not args.history:
         parser.error("--plot draws the history, so it needs --history FILE as well")
     if args.plot and importlib.util.find_spec("matplotlib") is None:

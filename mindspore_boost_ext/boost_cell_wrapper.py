@@ -157,8 +157,9 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         """Run a step; from time to time look whether the scale sits at its minimum."""
         outputs = super().__call__(*inputs, **kwargs)
         self._steps_run += 1
-        if self._look_every and self._steps_run % self._look_every == 0:
-            self._tell_minimum(*outputs[1:])
+        due = self._look_every and self._steps_run % self._look_every == 0
+        if due and isinstance(outputs, tuple) and len(outputs) == 3:  # a subclass may return less
+            self._tell_minimum(outputs[1], outputs[2])
         return outputs
 
     def _for_group(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
