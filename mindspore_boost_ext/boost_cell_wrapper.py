@@ -26,8 +26,8 @@ from mindspore_boost_ext.overflow import FiniteDetector, choose_detector
 from mindspore_boost_ext.report import Row, warn
 from mindspore_boost_ext.train_step import BoostTrainOneStepCell
 
-# Growth of a scale stops here: one doubling more would leave float32.
-_LARGEST_SCALE = 2.0**127
+# Growth of a scale stops here: one over it is the smallest normal float32.
+_LARGEST_SCALE = 2.0**126
 # Steps between two looks at the scale from the host. Only CPU has the value at hand at no cost.
 _LOOK_EVERY = {"CPU": 1}
 

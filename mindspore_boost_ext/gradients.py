@@ -15,10 +15,13 @@ from mindspore_boost_ext._compat import RowTensor
 
 
 def scaled(gradient: Any, factor: Tensor) -> Any:
-    """Return one gradient times a float32 scalar, in the dtype of the gradient."""
+    """Return one gradient times a float32 scalar, in the dtype of the gradient.
+
+    The product is taken in float32: one over a large loss scale is 0 in float16.
+    """
     if isinstance(gradient, Tensor):
-        return gradient * ops.cast(factor, gradient.dtype)
-    values = gradient.values * ops.cast(factor, gradient.values.dtype)
+        return ops.cast(ops.cast(gradient, ms.float32) * factor, gradient.dtype)
+    values = ops.cast(ops.cast(gradient.values, ms.float32) * factor, gradient.values.dtype)
     return RowTensor(gradient.indices, values, gradient.dense_shape)
 
 

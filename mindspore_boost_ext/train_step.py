@@ -79,6 +79,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self.freeze = isinstance(optimizer, FreezeOpt)
         self.scheduled: Any = None
         self._steps_of_groups: tuple[BoostTrainOneStepCell, ...] = ()
+        self._flushes: dict[int, _Flush] = {}
         self._tell_unequal_scales()
 
     def construct(self, *inputs: Tensor) -> Any:
@@ -172,7 +173,9 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         if not self.use_grad_accumulation or self.accumulation.micro_steps() == 0:
             return False
         step = self.freeze_nets[self.optimizer.next_group()] if self.freeze else self
-        _Flush(step)()
+        if id(step) not in self._flushes:
+            self._flushes[id(step)] = _Flush(step)
+        self._flushes[id(step)]()
         return True
 
     def _use_accumulation(self) -> None:

@@ -145,10 +145,28 @@ def test_trace_of_the_dynamic_scale(mode):
 
 
 def test_growth_stops_before_the_scale_leaves_fp32(mode):
-    step = scaled_step(Product(ms.float32), nn.DynamicLossScaleUpdateCell(2.0**125, 2, 1))
+    step = scaled_step(Product(ms.float32), nn.DynamicLossScaleUpdateCell(2.0**124, 2, 1))
     for _ in range(6):
         step(Tensor([1e-3], ms.float32))
-    assert step.observations()["loss_scale"] == 2.0**127
+    assert step.observations()["loss_scale"] == 2.0**126
+
+
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**24, 2.0**26, 2.0**30])
+def test_large_scales_are_divided_out_of_float16_gradients(mode, scale):
+    """One over 2 ** 26 is 0 in float16; the gradient itself, 2 ** -16, is not."""
+
+    class Faint(Product):
+        def construct(self, x):
+            return super().construct(x).astype(ms.float32) * 9.5367431640625e-07  # 2 ** -20
+
+    net = Faint()
+    scaled_step(net, Tensor(scale), nn.SGD(net.trainable_params(), 1024.0))(
+        Tensor([16.0], ms.float16)
+    )
+    # From 1 down by 1024 * 2 ** -16 = 2 ** -6, exactly; scales that overflow leave 1.
+    carried = 16.0 * scale * 2.0**-20
+    expected = 1.0 - 2.0**-6 if carried < 65504 else 1.0
+    assert float(net.w.asnumpy()[0]) == expected
 
 
 def test_the_smallest_scale_is_told_once(mode):
