@@ -8,13 +8,14 @@ what a configuration would do, whether it is valid, and what this machine offers
 from __future__ import annotations
 
 import argparse
+import importlib.machinery
 import os
 import sys
 import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from mindspore_boost_ext.boost import record
+from mindspore_boost_ext.boost import AVAILABLE, record
 from mindspore_boost_ext.config import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.report import Report
@@ -50,7 +51,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer a question, or run a script; return the exit code."""
     parser = _parser()
-    options = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    options = parser.parse_args(words)
     try:
         if options.version:
             from mindspore_boost_ext import __version__
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.check is not None:
             config = BoostConfig.parse(options.level, options.check)
-            print("\n".join([*config.notices(), f"{options.check}: valid"]))
+            print("\n".join([*config.notices(), *missing(config), f"{options.check}: valid"]))
             return 0
     except ValueError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
@@ -79,8 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: error: cannot open the script {options.script!r}", file=sys.stderr)
         return 2
     install()
-    run_script(options.script, options.args)
+    run_script(options.script, words[words.index(options.script) + 1 :])  # argparse drops a "--"
     return 0
+
+
+def missing(config: BoostConfig) -> list[str]:
+    """Return a line that names what a configuration asks for and this version does not have."""
+    wanted = [one.algorithm for one in config.plan() if one.wanted]
+    names = ", ".join(algorithm for algorithm in wanted if algorithm not in AVAILABLE)
+    return [f"level {config.level}: {names} not implemented yet, training raises"] if names else []
 
 
 def explain(config: BoostConfig) -> str:
@@ -103,9 +112,10 @@ def run_script(script: str, args: Sequence[str]) -> None:
     sys.path[0] = os.path.dirname(os.path.realpath(script))
     _hide_launcher_frames(script)
     with open(script, "rb") as file:
-        code = compile(file.read(), script, "exec")
+        code = compile(file.read(), script, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
-    module.__file__ = script
+    module.__file__, module.__dict__["__cached__"] = script, None
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module
     exec(code, module.__dict__)  # the user's own script, as the user asked

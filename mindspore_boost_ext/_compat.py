@@ -170,13 +170,13 @@ def own_attributes(cell: nn.Cell) -> dict[str, Any]:
     return {name: value for name, value in vars(cell).items() if name not in machinery}
 
 
-def shallow_copy(cell: nn.Cell) -> Any:
-    """Return a Cell of the same class over the same Parameters, Cells and attributes.
+def shallow_copy(cell: nn.Cell, kind: Any = None) -> Any:
+    """Return a Cell over the same Parameters, Cells and attributes, of its class or ``kind``.
 
     It has an identity and a compile cache of its own; changing its attributes leaves ``cell``
     alone.
     """
-    kind: Any = type(cell)
+    kind = type(cell) if kind is None else kind
     copy = kind.__new__(kind)
     nn.Cell.__init__(copy, auto_prefix=False)
     copy.add_flags(**cell.get_flags())
@@ -186,3 +186,10 @@ def shallow_copy(cell: nn.Cell) -> Any:
         if name in vars(cell):
             vars(copy)[name] = vars(cell)[name].copy()
     return copy
+
+
+def share_compile_settings(source: nn.Cell, target: nn.Cell) -> None:
+    """Give ``target`` the declared inputs and the jit configuration of ``source``."""
+    for name in ("_dynamic_shape_inputs", "_jit_config_dict"):
+        if hasattr(source, name):
+            setattr(target, name, getattr(source, name))

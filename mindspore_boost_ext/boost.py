@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 from mindspore import nn
 
 from mindspore_boost_ext._planned import not_implemented
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
-from mindspore_boost_ext.grad_freeze import GradientFreeze
+from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 
 # Algorithms that this version can apply.
@@ -77,14 +76,17 @@ class AutoBoost:
         self.boost_config_dict = boost_config_dict
         self._missing: dict[str, str] = {}
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
-        tell(self.config, stacklevel=3)
+        tell(self.config)
         record(self._report, self.plan())
 
     @staticmethod
     def current(optimizer: nn.Cell | None = None) -> AutoBoost:
         """Return the configuration being built, else that of ``optimizer``, else level O0."""
         building = _BUILDING.get()
-        return building or getattr(optimizer, _TAG, None) or AutoBoost()
+        while building is None and optimizer is not None:
+            building = getattr(optimizer, _TAG, None)
+            optimizer = getattr(optimizer, "opt", None)  # LARS and FreezeOpt wrap an optimizer
+        return building or AutoBoost()
 
     @property
     def boost_config(self) -> dict[str, bool]:
@@ -137,6 +139,8 @@ class AutoBoost:
         return network, optimizer
 
     def _freeze(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
+        if isinstance(optimizer, FreezeOpt):
+            return network, optimizer  # the user's own groups and schedule
         settings = self.config.grad_freeze
         freezing = GradientFreeze(
             settings.param_groups,
@@ -148,10 +152,7 @@ class AutoBoost:
             prefix_fraction=settings.prefix_fraction,
             prefix_start=settings.prefix_start,
         )
-        network, frozen = freezing.freeze_generate(network, optimizer)
-        row = self._report["grad_freeze"]
-        self._report.put(replace(row, counts=frozen.counts()))
-        return network, frozen
+        return freezing.freeze_generate(network, optimizer)
 
     def network_auto_process_eval(self, network: nn.Cell) -> nn.Cell:
         """Give a network for evaluation the form in which it is trained.

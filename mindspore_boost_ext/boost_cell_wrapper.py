@@ -20,14 +20,14 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext._rules import shown
-from mindspore_boost_ext.gradients import scaled, scaled_all
+from mindspore_boost_ext.gradients import unscaled, unscaled_all
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.overflow import FiniteDetector, choose_detector
 from mindspore_boost_ext.report import Row, warn
 from mindspore_boost_ext.train_step import BoostTrainOneStepCell
 
-# Growth of a scale stops here: one over it is the smallest normal float32.
-_LARGEST_SCALE = 2.0**126
+# Growth of a scale stops here: one doubling more would leave float32.
+_LARGEST_SCALE = 2.0**127
 # Steps between two looks at the scale from the host. Only CPU has the value at hand at no cost.
 _LOOK_EVERY = {"CPU": 1}
 
@@ -76,6 +76,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         (16.0, False, 1024.0)
     """
 
+    steps_of_groups_at_once = False  # they need what is set up here
+
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, scale_sense: Tensor | nn.Cell) -> None:
         """Build the step for the configuration in force."""
         super().__init__(network, optimizer, sens=None)
@@ -83,11 +85,14 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self.loss_scaling_manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
         self.grouped = isinstance(scale_sense, GroupLossScaleManager)
         self.weights_and_probe = None
+        self.markers_complete: Any = None
         if self.grouped:
             self._use_groups(scale_sense)
         else:
             self.scale_sense = _scale_parameter(scale_sense)
-        self.skipped_steps = Parameter(Tensor(0, ms.int32), name="boost.loss_scale.skipped_steps")
+        self.skipped_steps = Parameter(
+            Tensor(0, ms.int32), name="boost.loss_scale.skipped_steps", requires_grad=False
+        )
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = 0
         self.auto_boost.report().put(
@@ -98,6 +103,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
                 f"{self.detector.name}: {self.detector.why}",
             )
         )
+        self._make_steps_of_groups()
 
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""
@@ -110,7 +116,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         sens = ops.ones_like(loss) * ops.cast(scale, loss.dtype)
         status, sens = self.detector.start(sens, loss)
         gradients = self.grad(self.network, self.weights)(*inputs, sens)
-        gradients = self.grad_reducer(scaled_all(gradients, ops.reciprocal(scale)))
+        gradients = self.grad_reducer(unscaled_all(gradients, scale))
         overflow = self.detector(status, gradients)
         overflow = ops.depend(overflow, self._update_scale(overflow))
         return self._update_unless(overflow, loss, gradients, inputs), overflow, scale
@@ -119,17 +125,19 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         loss = self.network(*inputs)
         scales = self.scale_sense[1:-1] + 0.0
         gradients = self.grad(self.network, self.weights_and_probe)(*inputs, ops.ones_like(loss))
-        notes, gradients = gradients[-1], gradients[:-1]
+        notes, gradients = gradients[-1], self.grad_reducer(gradients[:-1])
         own = ops.matmul(self.membership, self.detector.non_finite(gradients).astype(ms.float32))
         blamed = self.detector.agree(self.loss_scaling_manager.blamed(notes, own))
-        inverse = ops.reciprocal(scales)
-        unscaled = ()
+        entered = notes[1:-1, 3] > 0
+        # Without its marker a group's gradients do not carry its scale: nothing may be divided.
+        complete = ops.logical_or(entered, ops.logical_not(self.has_weights)).all()
+        result = ()
         for gradient, group in zip(gradients, self.group_of_weight):
-            unscaled += (scaled(gradient, inverse[group]),)  # type: ignore[assignment]
-        unscaled = self.grad_reducer(unscaled)
-        overflow = blamed.any()
-        overflow = ops.depend(overflow, self.loss_scaling_manager.update(blamed))
-        return self._update_unless(overflow, loss, unscaled, inputs), overflow, scales
+            result += (unscaled(gradient, scales[group]),)  # type: ignore[assignment]
+        skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
+        skip = ops.depend(skip, self.loss_scaling_manager.update(blamed, entered))
+        skip = ops.depend(skip, ops.assign(self.markers_complete, complete))
+        return self._update_unless(skip, loss, result, inputs), skip, scales
 
     def _update_unless(
         self, overflow: Tensor, loss: Tensor, gradients: tuple[Any, ...], inputs: tuple[Tensor, ...]
@@ -157,6 +165,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         """Run a step; from time to time look whether the scale sits at its minimum."""
         outputs = super().__call__(*inputs, **kwargs)
         self._steps_run += 1
+        if self.grouped and self._steps_run == 1:
+            self._refuse_missing_markers()
         due = self._look_every and self._steps_run % self._look_every == 0
         if due and isinstance(outputs, tuple) and len(outputs) == 3:  # a subclass may return less
             self._tell_minimum(outputs[1], outputs[2])
@@ -207,8 +217,11 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
                 "loss scales by groups need a device that keeps inf and nan, but overflow is read "
                 f"from a register here ({self.detector.why}): use one dynamic loss scale"
             )
+        groups = manager.use(self.weights)
         self.scale_sense = manager.scales
-        self._divide_by_groups([group - 1 for group in manager.group_of(self.weights)])
+        name = "boost.loss_scale_group.markers_complete"
+        self.markers_complete = Parameter(Tensor(True), name=name, requires_grad=False)
+        self._divide_by_groups(groups)
 
     def _divide_by_groups(self, groups: list[int]) -> None:
         """Note the group of each weight, counted from 0."""
@@ -217,7 +230,17 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         count = len(manager.loss_scale_groups)
         membership = [[float(group == one) for group in groups] for one in range(count)]
         self.membership = Tensor(membership, ms.float32)
+        self.has_weights = Tensor([any(row) for row in membership])
         self.weights_and_probe = ParameterTuple((*self.weights, manager.probe))
+
+    def _refuse_missing_markers(self) -> None:
+        count = self.loss_scaling_manager.count
+        if not bool(self.markers_complete.asnumpy()):
+            raise ValueError(
+                "GroupLossScaleManager: no marker leads into some group, so the gradients do not "
+                "carry its scale (no weight was changed): call manager(x, i, i + 1) wherever the "
+                f"network passes from group i to i + 1, for i = 0 to {count}"
+            )
 
     def _tell_minimum(self, overflow: Tensor, scale: Tensor) -> None:
         if self.loss_scaling_manager is None or not bool(overflow.asnumpy()):
@@ -227,14 +250,13 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             self._look_every = 0  # told once
             warn(
                 f"a step overflowed at the smallest loss scale ({minimum:g}) and was skipped: the "
-                "network itself makes inf or nan; look at learning rate, inputs and loss",
-                stacklevel=3,
+                "network itself makes inf or nan; look at learning rate, inputs and loss"
             )
 
 
 def _scale_parameter(scale_sense: Tensor | nn.Cell) -> Parameter:
     if isinstance(scale_sense, nn.Cell):
-        scale_sense = Tensor(scale_sense.get_loss_scale(), ms.float32)
+        scale_sense = Tensor(float(scale_sense.get_loss_scale()), ms.float32)
     if not isinstance(scale_sense, Tensor):
         raise TypeError(f"scale_sense must be a Cell or a Tensor, got {shown(scale_sense)}")
     if scale_sense.shape not in ((), (1,)):

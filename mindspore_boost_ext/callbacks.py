@@ -350,8 +350,7 @@ def _tell_long_window(params: Any) -> None:
         warn(
             f"grad_accumulation.grad_accumulation_step={window} is more than the "
             f"{params.batch_num} steps of an epoch: the window carries over, unless "
-            "FlushAccumulation closes it",
-            stacklevel=4,
+            "FlushAccumulation closes it"
         )
 
 

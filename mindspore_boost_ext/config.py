@@ -106,7 +106,8 @@ class GradFreezeConfig:
     ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
     ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the network,
     beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
-    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
+    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode
+    (where the host chooses the group: not in sink mode, nor inside another Cell's graph).
     """
 
     param_groups: int = setting(10, integer(1))
@@ -189,7 +190,7 @@ class BoostConfig:
     Args:
         level: ``"O0"``, ``"O1"`` or ``"O2"``.
         mode: ``"auto"``, ``"manual"``, ``"enable_all"`` or ``"disable_all"``.
-        switches: the switches that the user gave in section ``boost``.
+        given_switches: the switches that the user gave in section ``boost``, with their values.
         given: names of the sections that the user filled in.
         common, less_bn, grad_freeze, grad_accumulation, dim_reduce, gradients: one dataclass a
             section.
@@ -197,7 +198,7 @@ class BoostConfig:
 
     level: str = "O0"
     mode: str = "auto"
-    switches: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType({}))
+    given_switches: tuple[tuple[str, bool], ...] = ()
     given: frozenset[str] = frozenset()
     common: CommonConfig = field(default_factory=CommonConfig)
     less_bn: LessBNConfig = field(default_factory=LessBNConfig)
@@ -205,6 +206,11 @@ class BoostConfig:
     grad_accumulation: GradAccumulationConfig = field(default_factory=GradAccumulationConfig)
     dim_reduce: DimReduceConfig = field(default_factory=DimReduceConfig)
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        """The switches that the user gave, as a new dict."""
+        return dict(self.given_switches)
 
     @classmethod
     def parse(
@@ -340,7 +346,7 @@ class _Parser:
         given = frozenset(name for name in SECTIONS if document.get(name))
         if self.problems:
             raise BoostConfigError(self.problems)
-        config = BoostConfig(level, mode, MappingProxyType(switches), given, **sections)
+        config = BoostConfig(level, mode, tuple(switches.items()), given, **sections)
         self._relations(config)
         return config
 
@@ -360,7 +366,7 @@ class _Parser:
         """Check the level; ``acc_level`` is its old name and may stand in the document."""
         if "acc_level" in document:
             level = document.pop("acc_level")
-            warn("acc_level is the old name of boost_level: use boost_level", stacklevel=5)
+            warn("acc_level is the old name of boost_level: use boost_level")
         if not isinstance(level, str) or level not in LEVELS:
             self.problems.append(f"level must be one of {', '.join(LEVELS)}, got {shown(level)}")
             return "O0"
@@ -380,7 +386,7 @@ class _Parser:
         if self.strict:
             self.problems.append(sentence)
         else:
-            warn(f"{sentence} (ignored)", stacklevel=7)
+            warn(f"{sentence} (ignored)")
 
     def _section(self, name: str, content: object) -> dict[str, Any]:
         if content is None:
@@ -399,7 +405,7 @@ class _Parser:
             if name in content:
                 self.problems.append(f"{alias} and {section}.{name} are the same setting: give one")
             else:
-                warn(f"{alias} is read as {section}.{name}", stacklevel=7)
+                warn(f"{alias} is read as {section}.{name}")
                 content[name] = value
         return content
 
@@ -465,11 +471,11 @@ def read_json(path: str) -> dict[str, Any]:
     return document
 
 
-def tell(config: BoostConfig, stacklevel: int = 2) -> None:
+def tell(config: BoostConfig) -> None:
     """Warn once about everything in ``config`` that its level and mode make ineffective."""
     notices = config.notices()
     if notices:
-        warn("boost configuration: " + "; ".join(notices), NoEffectWarning, stacklevel + 1)
+        warn("boost configuration: " + "; ".join(notices), NoEffectWarning)
 
 
 __all__ = [

@@ -109,6 +109,8 @@ class FreezeOpt(nn.Optimizer):
         train_strategy: Strategy = None,
     ) -> None:
         """Find the groups in the optimizer; their views are made when they are asked for."""
+        if isinstance(opt, FreezeOpt):
+            raise TypeError("opt is a FreezeOpt already: give the optimizer that it wraps")
         if not isinstance(opt, nn.Optimizer):
             raise TypeError(f"opt must be an nn.Optimizer, got {shown(opt)}")
         if train_strategy is not None and train_parameter_groups is None:

@@ -37,7 +37,8 @@ class FreezeSchedule:
     def __post_init__(self) -> None:
         """Check the entries; NumPy integers become ints."""
         for group in self.groups:
-            check("train_strategy", group, integer(0), "give ints, the group of each step")
+            if type(group) is not int or group < 0:
+                check("train_strategy", group, integer(0), "give ints, the group of each step")
         check("at_end", self.at_end, one_of((WRAP, HOLD)))
         if not self.groups:
             raise ValueError("train_strategy must have at least one entry: give None for none")
@@ -170,7 +171,8 @@ def as_schedule(strategy: Strategy, groups: int) -> FreezeSchedule:
     highest = max(strategy.groups)
     if highest >= groups:
         raise ValueError(
-            f"train_strategy must name groups 0 to {groups - 1}, got {highest}: the network has "
+            "a schedule (train_strategy, grad_freeze.schedule) must name groups "
+            f"0 to {groups - 1}, got {highest}: the network has "
             f"{groups} groups"
         )
     return strategy

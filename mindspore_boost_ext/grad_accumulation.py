@@ -12,10 +12,11 @@ When it helps: the batch that converges does not fit into memory. When it hurts:
 sees the small batches; where the batch fits, one large step is faster.
 Measured effect: equal to the big batch within 1e-6 over 50 updates (SGD, Momentum, Adam,
 AdamWeightDecay; a test).
-Cost: one float32 buffer for each trained parameter; one addition a micro-batch; one reduction a
-window. Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and
-Ascend. How it combines: with every optimizer, freezing (one group for a whole window), clipping and
-all loss scales. A micro-batch that overflows is left out, or ends its window (``on_overflow``). The
+Cost: one float32 buffer for each trained parameter; one addition a micro-batch; one reduction over
+ranks a window.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+How it combines: with every optimizer, freezing (one group for a whole window), clipping and all
+loss scales. A micro-batch that overflows is left out, or ends its window (``on_overflow``). The
 last window of an epoch carries over into the next, or is closed early by ``FlushAccumulation``.
 Reference: Ott et al., Scaling Neural Machine Translation, 2018.
 """

@@ -41,7 +41,15 @@ from collections.abc import Iterable, Sequence
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext._rules import check, check_all, integer, one_of, real, shown
+from mindspore_boost_ext._rules import (
+    check,
+    check_all,
+    freeze_schedule,
+    integer,
+    one_of,
+    real,
+    shown,
+)
 from mindspore_boost_ext.freeze_optimizer import FreezeOpt
 from mindspore_boost_ext.freeze_schedule import (
     CONTINUOUS,
@@ -90,14 +98,24 @@ def growing_prefixes(chunks: Sequence[list[Parameter]], groups: int) -> list[lis
 
 
 def frozen_cells(network: nn.Cell, trained: Iterable[Parameter]) -> list[nn.Cell]:
-    """Return the largest Cells in ``network`` of whose parameters none is in ``trained``."""
+    """Return the largest Cells in ``network`` of whose parameters none is in ``trained``.
+
+    In a ``SequentialCell`` also those without parameters in front of the first trained one.
+    """
     known = {id(parameter) for parameter in trained}
 
     def walk(cell: nn.Cell) -> list[nn.Cell]:
         owned = cell.trainable_params()
         if owned and not any(id(parameter) in known for parameter in owned):
             return [cell]
-        return [frozen for inner in cell.cells() for frozen in walk(inner)]
+        in_order = isinstance(cell, nn.SequentialCell)
+        found, before_trained = [], in_order
+        for inner in cell.cells():
+            parts = inner.trainable_params()
+            before_trained &= not any(id(parameter) in known for parameter in parts)
+            # Dropout has no parameters: its place is known in a sequence only.
+            found += [inner] if before_trained and not parts else walk(inner)
+        return found
 
     return walk(network)
 
@@ -157,6 +175,10 @@ class GradientFreeze:
             freeze_p=(freeze_p, real("[0, 1)")),
             total_steps=(total_steps, integer(1)),
             seed=(seed, integer(0)),
+            schedule=(
+                None if isinstance(schedule, FreezeSchedule) else schedule,
+                freeze_schedule(),
+            ),
             prefix_fraction=(prefix_fraction, real("[0, 1]")),
             prefix_start=(prefix_start, real("[0, 1]")),
         )
@@ -258,7 +280,6 @@ class GradientFreeze:
                 f"grad_freeze has no effect: param_groups={self._param_groups} and the network "
                 "leave one group only, which trains everything",
                 NoEffectWarning,
-                stacklevel=3,
             )
         elif groups < self._param_groups:
             LOGGER.info(

@@ -14,22 +14,23 @@ from mindspore import Tensor, ops
 from mindspore_boost_ext._compat import RowTensor
 
 
-def scaled(gradient: Any, factor: Tensor) -> Any:
-    """Return one gradient times a float32 scalar, in the dtype of the gradient.
+def unscaled(gradient: Any, scale: Tensor) -> Any:
+    """Return one gradient divided by a float32 scalar, in the dtype of the gradient.
 
-    The product is taken in float32: one over a large loss scale is 0 in float16.
+    Divided, and in float32: one over a large loss scale is 0 in float16, and no normal number in
+    float32.
     """
     if isinstance(gradient, Tensor):
-        return ops.cast(ops.cast(gradient, ms.float32) * factor, gradient.dtype)
-    values = ops.cast(ops.cast(gradient.values, ms.float32) * factor, gradient.values.dtype)
+        return ops.cast(ops.cast(gradient, ms.float32) / scale, gradient.dtype)
+    values = ops.cast(ops.cast(gradient.values, ms.float32) / scale, gradient.values.dtype)
     return RowTensor(gradient.indices, values, gradient.dense_shape)
 
 
-def scaled_all(gradients: tuple[Any, ...], factor: Tensor) -> tuple[Any, ...]:
-    """Return all gradients times one float32 scalar."""
+def unscaled_all(gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
+    """Return all gradients divided by one float32 scalar."""
     result = ()
     for gradient in gradients:
-        result += (scaled(gradient, factor),)  # type: ignore[assignment]
+        result += (unscaled(gradient, scale),)  # type: ignore[assignment]
     return result
 
 
@@ -47,5 +48,4 @@ def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
 
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """
-    factor = norm / ops.maximum(global_norm(gradients), norm)
-    return scaled_all(gradients, factor)
+    return unscaled_all(gradients, ops.maximum(global_norm(gradients), norm) / norm)

@@ -61,7 +61,8 @@ class _Marker(nn.Cell):
         """Scale in float32: no large ratio and no small gradient is lost before the product."""
         dx = ops.cast(dout, ms.float32) * ratio
         dx = ops.cast(dx, dout.dtype if self.dtype is None else self.dtype)
-        note = ops.stack((_non_finite(dout), _non_finite(dx)))
+        above = _non_finite(dout)
+        note = ops.stack((above, _non_finite(dx), above, ops.ones_like(above)))
         return ops.cast(dx, dout.dtype), ops.zeros_like(ratio), rows * note, ops.zeros_like(rows)
 
 
@@ -141,6 +142,7 @@ class GroupLossScaleManager(nn.Cell):
         self.growth_factor, self.shrink_factor = float(growth_factor), float(shrink_factor)
         self.minimum, self.maximum = float(minimum), float(maximum)
         self.marker = _Marker()
+        self._in_use = False
         self._groups: list[list[Parameter]] = []
         self.loss_scale_groups = loss_scale_groups
 
@@ -151,6 +153,11 @@ class GroupLossScaleManager(nn.Cell):
 
     @loss_scale_groups.setter
     def loss_scale_groups(self, groups: Sequence[Sequence[Parameter]]) -> None:
+        if self._in_use:
+            raise ValueError(
+                "loss_scale_groups cannot change: a training step uses them already. Make a new "
+                "GroupLossScaleManager for a new Model"
+            )
         self._groups = _checked_groups(groups)
         scales = _first_scales(self._init_loss_scale, len(self._groups))
         for scale in scales:
@@ -165,8 +172,9 @@ class GroupLossScaleManager(nn.Cell):
         )
         # Its "gradient" brings the markers' notes of overflow out of the backward pass.
         self.__dict__["probe"] = Parameter(
-            np.zeros((len(values), 2), np.float32), name="boost.loss_scale_group.probe"
+            np.zeros((len(values), 4), np.float32), name="boost.loss_scale_group.probe"
         )
+        self.__dict__["count"] = len(self._groups)
         self.__dict__["rows"] = Tensor(np.eye(len(values), dtype=np.float32)[:, :, None])
 
     def add_flags_recursive(self, **flags: Any) -> GroupLossScaleManager:
@@ -185,8 +193,11 @@ class GroupLossScaleManager(nn.Cell):
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
         """Mark the passage from group ``layer1`` to group ``layer2``."""
         ratio = self.scales[layer1] / self.scales[layer2]
-        # Column 0: what layer2 handed on; column 1: what enters layer1. Each has a row of its own.
-        rows = ops.concat((self.rows[layer2], self.rows[layer1]), 1)
+        # Columns: layer2 handed on something bad; something bad enters layer1; it was bad before
+        # the ratio, by another group's fault; something entered layer1 at all.
+        handed_on, entered = self.rows[layer2], self.rows[layer1]
+        by_others = entered if layer2 <= self.count else ops.zeros_like(entered)
+        rows = ops.concat((handed_on, entered, by_others, entered), 1)
         x = self.marker(x, ratio, self.probe, rows)
         return x if self.marker.dtype is None else ops.cast(x, self.marker.dtype)
 
@@ -232,27 +243,43 @@ class GroupLossScaleManager(nn.Cell):
                     )
         return [numbers_of[id(parameter)] for parameter in parameters]
 
+    def use(self, parameters: Sequence[Parameter]) -> list[int]:
+        """Keep the groups from changing, and return the group of each parameter, from 0 on.
+
+        Raises:
+            ValueError: if a parameter to train is in no group, or a group's is not trained.
+        """
+        groups = [group - 1 for group in self.group_of(parameters)]
+        self._in_use = True
+        return groups
+
     def blamed(self, notes: Tensor, own: Tensor) -> Tensor:
         """Tell which groups have overflowed by themselves.
 
+        What the loss itself brings is blamed on the group that it enters.
+
         Args:
-            notes: float32 [n + 2, 2], gradient of the probe: how often a group handed on something
-                that is not finite, and how often something not finite entered it from above.
+            notes: float32 [n + 2, 4], gradient of the probe: for each group how often it handed on
+                something that is not finite, something not finite entered it, that was so before
+                the ratio was applied, and how often something entered.
             own: float32 [n], above 0 where a gradient of the group's own parameters is not finite.
 
         Returns:
             Tensor of bool [n].
         """
-        handed_on, scaled = notes[1:-1, 0] > 0, notes[1:-1, 1] > 0
-        bad = ops.logical_or(ops.logical_or(handed_on, scaled), own > 0)
-        # What enters group i is what group i + 1 handed on, times a ratio that may itself overflow.
-        # Above the last group stands the loss: what comes from there is blamed on the last group.
-        from_above = ops.concat((handed_on[1:], Tensor([False])))
-        return ops.logical_and(bad, ops.logical_not(from_above))
+        inner = notes[1:-1] > 0
+        bad = ops.logical_or(ops.logical_or(inner[:, 0], inner[:, 1]), own > 0)
+        return ops.logical_and(bad, ops.logical_not(inner[:, 2]))
 
-    def update(self, blamed: Tensor) -> Tensor:
-        """Shrink or grow every scale and return the new ones: float32 [n + 2]."""
+    def update(self, blamed: Tensor, entered: Tensor) -> Tensor:
+        """Shrink or grow the scale of every group with a gradient; return all: float32 [n + 2].
+
+        Args:
+            blamed: bool [n], the groups that overflowed.
+            entered: bool [n], the groups that a gradient entered.
+        """
         factors = ops.where(blamed, Tensor(self.shrink_factor), Tensor(self.growth_factor))
+        factors = ops.where(entered, factors, ops.ones_like(factors))
         scales = ops.clamp(self.scales[1:-1] * factors, self.minimum, self.maximum)
         ends = ops.ones((1,), ms.float32)
         return ops.assign(self.scales, ops.concat((ends, scales, ends)))

@@ -29,6 +29,7 @@ from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepWithLossScaleCell,
 )
 from mindspore_boost_ext.config import ConfigSource
+from mindspore_boost_ext.grad_freeze import FreezeOpt
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
 
@@ -85,16 +86,20 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
     level = parts.boost_level
     if "acc_level" in kwargs:
         level = kwargs["acc_level"]
-        warn("acc_level is the old name of boost_level: use boost_level", stacklevel=5)
+        warn("acc_level is the old name of boost_level: use boost_level")
     boost = AutoBoost(level, kwargs.get("boost_config_dict", ""))
     parts.boost_level = boost.level
     if boost.level == "O0":
+        if isinstance(parts.optimizer, FreezeOpt):
+            warn(
+                "the optimizer is a FreezeOpt, but boost_level O0 freezes nothing: use O1 or O2",
+                NoEffectWarning,
+            )
         return
     if parts.optimizer is None:
         warn(
             f"boost_level {boost.level} has no effect on a Model without an optimizer",
             NoEffectWarning,
-            stacklevel=5,
         )
         return
     check_loss_scale_manager(parts.loss_scale_manager, boost)
@@ -125,7 +130,6 @@ def boosted_step(plain: nn.Cell, optimizer: nn.Cell, manager: Any, boost: AutoBo
             f"boost has no effect here: MindSpore trains this network with {type(plain).__name__} "
             "(pipeline stages, or gradient accumulation over them)",
             NoEffectWarning,
-            stacklevel=6,
         )
         if manager is None:
             return plain
@@ -240,6 +244,7 @@ class _Session:
 
 _lock = threading.RLock()
 _session: _Session | None = None
+_users = 0  # open ``installed()`` contexts, while it was they who installed
 
 
 def install() -> None:
@@ -289,14 +294,24 @@ def is_installed() -> bool:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Install for the time of a ``with`` block; what was installed before stays installed."""
-    before = is_installed()
-    install()
+    """Install for the time of a ``with`` block, also of several at once in different threads.
+
+    What was installed before stays installed.
+    """
+    global _users
+    with _lock:
+        _users += 1 if _users or not is_installed() else 0
+        install()
+        counted = _users > 0
     try:
         yield
     finally:
-        if not before:
-            uninstall()
+        with _lock:
+            _users -= counted
+            if counted and not _users:
+                uninstall()
+            elif not counted:
+                install()
 
 
 def _own(module: str, name: str) -> Any:

@@ -14,7 +14,8 @@ entry for each parameter is cut down to the positions of the view; everything el
 is. An entry a parameter is told by the length *and* by what the entries are: Parameters (moments),
 flags, operators and Cells always count, numbers and Tensors only under the names in ``ALIGNED``
 (``betas = (0.9, 0.999)`` next to two parameters is not a pair of learning rates). A class of your
-own names further ones in an attribute ``parameter_aligned``.
+own names further ones in an attribute ``parameter_aligned``, and those whose length is a coincidence
+in ``parameter_free``; one in neither is an error, not a guess.
 
 When it helps: freezing, layer-wise schedules. When it hurts: an optimizer whose update of one
 parameter reads another one cannot be divided like this.
@@ -143,6 +144,7 @@ def _restricted(name: str, value: Any, optimizer: nn.Optimizer, positions: Seque
     if not isinstance(value, (tuple, list, nn.CellList)) or len(value) != count:
         return value
     if not (name in ALIGNED or _named_by_class(name, optimizer) or _one_a_parameter(value)):
+        _refuse_doubtful(name, value, optimizer)
         return value
     entries = [value[position] for position in positions]
     if isinstance(value, nn.CellList):
@@ -150,6 +152,18 @@ def _restricted(name: str, value: Any, optimizer: nn.Optimizer, positions: Seque
     if isinstance(value, ParameterTuple):
         return ParameterTuple(entries)
     return entries if isinstance(value, list) else tuple(entries)
+
+
+def _refuse_doubtful(name: str, value: Any, optimizer: nn.Optimizer) -> None:
+    """Raise for a user's own class where it is open whether an entry belongs to a parameter."""
+    kind = type(optimizer)
+    known = kind.__module__.startswith("mindspore.") or name in getattr(kind, "parameter_free", ())
+    if not known and len(value) > 0:
+        raise ValueError(
+            f"{kind.__name__}.{name} has as many entries as there are parameters: does each belong "
+            f"to a parameter? Name it in the class attribute parameter_aligned = ({name!r},) if "
+            f"so, else in parameter_free = ({name!r},)"
+        )
 
 
 def _named_by_class(name: str, optimizer: nn.Optimizer) -> bool:

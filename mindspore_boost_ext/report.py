@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,10 +31,26 @@ def is_main_process() -> bool:
     return os.environ.get("RANK_ID", "0") in ("", "0")
 
 
-def warn(message: str, category: type[BoostWarning] = BoostWarning, stacklevel: int = 2) -> None:
-    """Issue a warning from rank 0 only; Python's own filter keeps it to once for each cause."""
+def warn(message: str, category: type[BoostWarning] = BoostWarning) -> None:
+    """Issue a warning from rank 0 only, at the line of the user's own code that led to it.
+
+    Python's own filter keeps it to once for each cause and line.
+    """
     if is_main_process():
-        warnings.warn(message, category, stacklevel=stacklevel + 1)
+        warnings.warn(message, category, stacklevel=_levels_to_user_code())
+
+
+def _levels_to_user_code() -> int:
+    """Return how many frames above ``warn`` the first one outside this package and MindSpore is."""
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_machinery(filename: str) -> bool:
+    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    return filename.startswith((own, "<")) or f"{os.sep}mindspore{os.sep}" in filename
 
 
 @dataclass(frozen=True)
@@ -43,8 +60,8 @@ class Row:
     Attributes:
         algorithm: name of the switch, for example ``"less_bn"``.
         asked_by: what switched it on, for example ``"level O1"``; ``"-"`` when nothing did.
-        status: ``"applied"``, ``"skipped"`` (asked for, not done) or ``"inactive"`` (not asked
-        for). reason: why the status is what it is, in one sentence.
+        status: ``"applied"``, ``"skipped"`` (asked for, not done) or ``"inactive"`` (not asked).
+        reason: why the status is what it is, in one sentence.
         counts: whole numbers worth knowing, for example ``{"batch_norms_removed": 11}``.
     """
 

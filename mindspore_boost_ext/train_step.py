@@ -16,12 +16,13 @@ from typing import Any
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext._planned import not_implemented
 from mindspore_boost_ext._rules import shown
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.grad_accumulation import DROP_WINDOW, GradientAccumulation
 from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_cells
 from mindspore_boost_ext.gradients import clipped
-from mindspore_boost_ext.report import Report, warn
+from mindspore_boost_ext.report import APPLIED, SKIPPED, Report, Row, warn
 
 
 class BoostTrainOneStepCell(nn.TrainOneStepCell):
@@ -62,6 +63,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         16.0
     """
 
+    steps_of_groups_at_once = True
+
     def __init__(
         self, network: nn.Cell, optimizer: nn.Cell, sens: numbers.Number | None = None
     ) -> None:
@@ -77,10 +80,13 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self.weights_clone = None
         self._use_accumulation()
         self.freeze = isinstance(optimizer, FreezeOpt)
+        self.freeze_nets: tuple[BoostTrainOneStepCell, ...] = ()
         self.scheduled: Any = None
-        self._steps_of_groups: tuple[BoostTrainOneStepCell, ...] = ()
         self._flushes: dict[int, _Flush] = {}
+        self._add_rows()
         self._tell_unequal_scales()
+        if self.steps_of_groups_at_once:
+            self._make_steps_of_groups()
 
     def construct(self, *inputs: Tensor) -> Any:
         """Train one step and return the loss."""
@@ -135,34 +141,24 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         """Run the step of the group whose turn it is, chosen in the graph."""
         return self.scheduled(*inputs)
 
-    @property
-    def freeze_nets(self) -> tuple[BoostTrainOneStepCell, ...]:
-        """The step of each group; equal groups share one. Each is compiled when it first runs."""
-        if self.freeze and not self._steps_of_groups:
-            self._make_steps_of_groups()
-        return self._steps_of_groups
-
-    def set_train(self, mode: bool = True) -> BoostTrainOneStepCell:
-        """Set the training mode; with freezing, also build what chooses the group in a graph.
-
-        ``ms.Model`` calls it before training. A graph of another Cell around this one needs the
-        call.
-        """
-        if self.freeze and self.scheduled is None:
-            self.scheduled = ScheduledSteps(self.freeze_nets, self.optimizer)
-        super().set_train(mode)
-        return self
+    def adasum_process(self, loss: Tensor, grads: tuple[Any, ...]) -> Tensor:
+        """Update through AdaSum; never reached as long as ``enable_adasum`` is False."""
+        raise not_implemented("adasum")
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step.
 
         With freezing, the group is chosen here on the host, so that only groups whose turn has come
-        are ever compiled. Inside another Cell's graph the choice is made by ``construct``.
+        are ever compiled. Inside another Cell's graph, and in a subclass with a ``construct`` of
+        its own, ``gradient_freeze_process`` chooses in the graph.
         """
-        if not self.freeze:
+        if not self.freeze or type(self).construct is not self._library_class().construct:
             return super().__call__(*inputs, **kwargs)
         group = self.optimizer.next_group()
         step = self.freeze_nets[group]
+        if id(step) not in self._prepared:
+            _compat.share_compile_settings(self, step)
+            self._prepared.add(id(step))
         if step.training != self.training:
             step.set_train(self.training)
         with _in_eval_mode(self._resting[group]):
@@ -196,26 +192,39 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self.grad_reducer = nn.Identity()
 
     def _make_steps_of_groups(self) -> None:
+        """Make the step of each group; equal groups share one. Each compiles when it first runs."""
+        if not self.freeze:
+            return
         steps: dict[int, BoostTrainOneStepCell] = {}
         turns = [self.optimizer.turn(k) for k in range(len(self.optimizer.group_positions))]
         for turn, positions in zip(turns, self.optimizer.group_positions):
             if id(turn) not in steps:
                 steps[id(turn)] = self._for_group(turn, positions)
-        self._steps_of_groups = tuple(steps[id(turn)] for turn in turns)
+        self.freeze_nets = tuple(steps[id(turn)] for turn in turns)
         eval_frozen = self.auto_boost.config.grad_freeze.eval_frozen
         self._resting = tuple(
             tuple(frozen_cells(self.network, step.weights)) if eval_frozen else ()
-            for step in self._steps_of_groups
+            for step in self.freeze_nets
         )
+        self._prepared: set[int] = set()
+        self.scheduled = ScheduledSteps(self.freeze_nets, self.optimizer)
+
+    def _library_class(self) -> Any:
+        """Return the class of this package that the object is of, not the user's subclass."""
+        own = __name__.partition(".")[0]
+        return next(kind for kind in type(self).__mro__ if kind.__module__.startswith(own))
 
     def _for_group(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.
+
+        It is the library's step, as in upstream: what a subclass does around the step, over all
+        ``weights``, stays in the subclass.
 
         Args:
             optimizer (Cell): the optimizer of the group.
             positions (tuple(int)): where its parameters stand in ``weights``.
         """
-        step: BoostTrainOneStepCell = _compat.shallow_copy(self)
+        step: BoostTrainOneStepCell = _compat.shallow_copy(self, self._library_class())
         step.freeze = False
         step.weights = optimizer.parameters
         step._cells["optimizer"] = optimizer
@@ -226,8 +235,6 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
                 step._cells["grad_reducer"] = reducer
         if self.use_grad_accumulation:
             step._cells["accumulation"] = self.accumulation.restricted(optimizer, positions)
-        if self.get_inputs():
-            step.set_inputs(*self.get_inputs())
         return step
 
     def report(self) -> Report:
@@ -238,6 +245,22 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         """Return what the active algorithms tell of the last step: name -> number or bool."""
         return {}
 
+    def _add_rows(self) -> None:
+        """Complete the report with what only the step knows."""
+        report = self.auto_boost.report()
+        if self.clip_norm is not None:
+            asked_by = f"gradients.clip_norm={self.clip_norm:g}"
+            report.put(Row("gradient clipping", asked_by, APPLIED, "by the global norm"))
+        if not self.freeze:
+            return
+        asked_by = report["grad_freeze"].asked_by
+        asked_by = "FreezeOpt" if asked_by == "-" else asked_by
+        counts = self.optimizer.counts()
+        frozen = counts["steps_training_everything_percent"] < 100
+        reason = "" if frozen else "every step of the schedule trains everything"
+        status = APPLIED if frozen else SKIPPED
+        report.put(Row("grad_freeze", asked_by, status, reason, counts))
+
     def _tell_unequal_scales(self) -> None:
         """Tell when the optimizer will not divide out the factor put into the gradients."""
         own = getattr(self.optimizer, "loss_scale", None)
@@ -245,8 +268,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             warn(
                 f"the backward pass multiplies gradients by sens={self.sens}, but the optimizer "
                 f"divides them by its loss_scale={own}: give the optimizer "
-                f"loss_scale={float(self.sens)}, or use drop_overflow_update=True",
-                stacklevel=3,
+                f"loss_scale={float(self.sens)}, or use drop_overflow_update=True"
             )
 
 

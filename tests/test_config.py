@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pathlib
+import pickle
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from mindspore_boost_ext import BoostConfig, BoostConfigError, BoostWarning, NoEffectWarning
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostConfig,
+    BoostConfigError,
+    BoostWarning,
+    NoEffectWarning,
+)
 from mindspore_boost_ext.config import ALGORITHMS, STRICT_VARIABLE, tell
 
 # The table of the API text, which upstream's documentation gives as the recommended format.
@@ -326,6 +334,22 @@ def test_what_has_effect_is_not_told():
     source = {"boost": {"mode": "manual", "adasum": True}, "grad_freeze": {"freeze_p": 0.5}}
     assert BoostConfig.parse("O1", source).notices() == ()
     assert BoostConfig.parse("O0").notices() == ()
+
+
+def test_a_configuration_is_a_value():
+    config = BoostConfig.parse("O1", {"boost": {"mode": "manual", "adasum": True}})
+    for twin in (copy.deepcopy(config), pickle.loads(pickle.dumps(config))):
+        assert twin == config
+        assert hash(twin) == hash(config)
+    assert dataclasses.asdict(config)["given_switches"] == (("adasum", True),)
+
+
+def test_warnings_point_at_the_users_line():
+    with pytest.warns(NoEffectWarning) as caught:
+        AutoBoost("O0", {"boost": {"less_bn": True}})
+    with pytest.warns(BoostWarning) as aliased:
+        AutoBoost("O1", {"dim_reduce": {"n_component": 3}, "less_bn": {"gc_flag": True}})
+    assert {one.filename for one in (*caught, *aliased)} == {__file__}
 
 
 def test_the_source_is_never_changed():

@@ -16,6 +16,7 @@ from mindspore_boost_ext import (
     BoostTrainOneStepWithLossScaleCell,
     FreezeOpt,
     GroupLossScaleManager,
+    NoEffectWarning,
 )
 
 SCHEDULE = [0, 1, 2, 1, 0]
@@ -129,7 +130,14 @@ def test_inside_another_graph_the_choice_is_made_in_the_graph(mode):
 def test_a_skipped_step_does_not_move_the_schedule(mode, grouped):
     net = nets.Deep()
     if grouped:
-        manager = GroupLossScaleManager(64.0, [net.trainable_params()])
+        manager = GroupLossScaleManager(64.0, [])
+
+        class Marked(nets.Deep):
+            def construct(self, x):
+                return manager(super().construct(manager(x, 0, 1)), 1, 2)
+
+        net = Marked()
+        manager.loss_scale_groups = [net.trainable_params()]
         boost_config = config()
         boost_config["boost"]["loss_scale_group"] = True
     else:
@@ -177,24 +185,94 @@ def test_group_scales_and_freezing(mode):
     nets.assert_same_weights(net, plain)
 
 
-def test_a_subclass_with_a_construct_of_its_own_is_frozen_too(mode):
-    class Doubled(BoostTrainOneStepCell):
+def test_a_subclass_with_state_over_all_weights_works(mode):
+    """As public projects write it: an average of all weights around upstream's freezing branch."""
+
+    class Averaged(BoostTrainOneStepCell):
+        def __init__(self, network, optimizer):
+            super().__init__(network, optimizer)
+            self.average = self.weights.clone("average", "same")
+
         def construct(self, *inputs):
             if self.freeze:
-                return self.gradient_freeze_process(*inputs)
-            loss = self.network(*inputs)
-            gradients = self.grad_no_sens(self.network, self.weights)(*inputs)
-            return ms.ops.depend(loss, self.optimizer(gradients)) * 2
+                loss = self.gradient_freeze_process(*inputs)
+            else:
+                loss = super().construct(*inputs)
+            for index, weight in enumerate(self.weights):
+                ms.ops.assign(self.average[index], ms.ops.depend(weight, loss) + 0)
+            return loss
 
     net, plain = nets.Deep(), nets.Deep()
     with AutoBoost("O1", config()).building() as boost:
         _, optimizer = boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
-        step = Doubled(nn.WithLossCell(net, nets.loss_fn()), optimizer).set_train()
+        step = Averaged(nn.WithLossCell(net, nets.loss_fn()), optimizer)
     reference = build(plain, config(), nets.momentum(plain.trainable_params())).train_network
     for x, y in nets.batches(5):
         loss = step(Tensor(x), Tensor(y))
-        assert float(loss.asnumpy()) == 2 * float(reference(Tensor(x), Tensor(y)).asnumpy())
+        assert float(loss.asnumpy()) == float(reference(Tensor(x), Tensor(y)).asnumpy())
     nets.assert_same_weights(net, plain)
+    for weight, average in zip(step.weights, step.average):
+        np.testing.assert_array_equal(weight.asnumpy(), average.asnumpy())
+
+
+def test_settings_given_after_the_build_reach_the_groups(graph_mode):
+    net = nets.Deep()
+    net.set_jit_config(ms.JitConfig(jit_level="O1"))
+    net.set_inputs(Tensor(shape=[None, nets.FEATURES], dtype=ms.float32))
+    loss = nets.loss_fn()
+    loss.set_inputs(
+        Tensor(shape=[None, nets.CLASSES], dtype=ms.float32), Tensor(shape=[None], dtype=ms.int32)
+    )
+    model = ms.Model(
+        net,
+        loss,
+        nets.momentum(net.trainable_params()),
+        boost_level="O1",
+        boost_config_dict=config(),
+    )
+    step = model.train_network
+    for (x, y), size in zip(nets.batches(2), (8, 5)):
+        step(Tensor(x[:size]), Tensor(y[:size]))
+    for used in (step.freeze_nets[0], step.freeze_nets[1]):
+        assert used.jit_config_dict == step.jit_config_dict != {}
+        assert [one.shape for one in used.get_inputs()] == [one.shape for one in step.get_inputs()]
+
+
+def test_a_freeze_opt_of_the_users_own_is_taken_as_it_is():
+    net = nets.Deep()
+    every = net.trainable_params()
+    own = FreezeOpt(nets.momentum(every), [every, every[4:]], [1, 0])
+    assert build(net, config(), own).train_network.optimizer is own
+    with pytest.warns(NoEffectWarning, match="boost_level O0 freezes nothing"):
+        ms.Model(net, nets.loss_fn(), own)
+    with pytest.raises(TypeError, match="opt is a FreezeOpt already"):
+        FreezeOpt(own)
+
+
+def test_dropout_between_frozen_layers_rests_when_asked(mode):
+    """At rate 0 the loss of a batch repeats while everything random is frozen, and only then."""
+
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            layers = [nn.Dense(3, 3), nn.Dropout(p=0.5), nn.Dense(3, 3), nn.Dense(3, 3)]
+            self.layers = nn.SequentialCell(layers)
+            nets.fill(self)
+
+        def construct(self, x):
+            return self.layers(x)
+
+    losses = {}
+    for eval_frozen in (False, True):
+        net = Net()
+        settings = config(param_groups=2, schedule=[1, 1, 1, 1], eval_frozen=eval_frozen)
+        model = build(net, settings, nn.SGD(net.trainable_params(), 0.0))
+        ((x, y),) = nets.batches(1)
+        losses[eval_frozen] = {
+            float(model.train_network(Tensor(x), Tensor(y)).asnumpy()) for _ in range(4)
+        }
+    assert len(losses[True]) == 1
+    assert len(losses[False]) > 1
 
 
 @pytest.mark.parametrize("eval_frozen", [False, True])

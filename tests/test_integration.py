@@ -144,6 +144,26 @@ def test_install_is_thread_safe():
         assert all(places()[name] is original[name] for name in original)
 
 
+def test_contexts_of_several_threads_overlap():
+    with uninstalled():
+        entered, leave, seen = threading.Event(), threading.Event(), []
+
+        def first():
+            with installed():
+                entered.set()
+                leave.wait()
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        entered.wait()
+        with installed():
+            leave.set()
+            thread.join()
+            seen.append(is_installed())
+        assert seen == [True]
+        assert not is_installed()
+
+
 @pytest.mark.parametrize("variable", ["0", "1"])
 def test_environment_variable_switches_installation_off(variable):
     program = "import mindspore_boost_ext as m; print(m.is_installed())"
