@@ -14,8 +14,8 @@ entry for each parameter is cut down to the positions of the view; everything el
 is. An entry a parameter is told by the length *and* by what the entries are: Parameters (moments),
 flags, operators and Cells always count, numbers and Tensors only under the names in ``ALIGNED``
 (``betas = (0.9, 0.999)`` next to two parameters is not a pair of learning rates). A class of your
-own names further ones in an attribute ``parameter_aligned``, and those whose length is a coincidence
-in ``parameter_free``; one in neither is an error, not a guess.
+own names further ones in an attribute ``parameter_aligned``, and those whose length is a
+coincidence in ``parameter_free``; one in neither is an error, not a guess.
 
 When it helps: freezing, layer-wise schedules. When it hurts: an optimizer whose update of one
 parameter reads another one cannot be divided like this.

@@ -78,16 +78,24 @@ def test_the_two_branches_of_a_block_do_not_depend_on_each_other():
 
 
 def test_a_run_counts_medians_and_puts_the_rest_down_to_compilation():
-    seconds = [9.0, 1.0, 3.0, 2.0, 8.0, 1.0, 1.0]
-    times = freezing.run_times(seconds, [0, 0, 0, 0, 1, 1, 1])
-    assert times.steps == 4 * 2.0 + 3 * 1.0  # medians of 1, 3, 2 and of 1, 1
-    assert times.compilation == (9.0 - 2.0) + (8.0 - 1.0)
-    assert times.wall == times.steps + times.compilation
+    seconds = [9.0, 1.0, 3.0, 2.0, 4.5, 1.0, 0.5]
+    plain = [7.0, 1.0, 1.0, 1.0, 0.5, 2.0, 1.0]  # a plain step is 1: the median without the first
+    times = freezing.run_times(seconds, plain, [0, 0, 0, 0, 1, 1, 1])
+    assert times.steps == 7
+    assert times.trained == 4 * 2.0 + 3 * 0.5  # medians of 1, 3, 2 and of 1/2, 0.5/1
+    assert times.compilation == (9.0 - 2.0) + (4.5 / 0.5 - 0.5)
 
 
-def test_a_group_that_comes_up_once_counts_as_group_0():
-    times = freezing.run_times([9.0, 2.0, 2.0, 7.0], [0, 0, 0, 1])
-    assert times == freezing.Times(4 * 2.0, 7.0 + 5.0)
+def test_a_group_that_comes_up_once_counts_as_a_plain_step():
+    times = freezing.run_times([9.0, 2.0, 2.0, 8.0], [5.0, 4.0, 4.0, 4.0], [0, 0, 0, 1])
+    assert times == freezing.Times(4, 3 * 0.5 + 1.0, (9.0 / 4 - 0.5) + (2.0 - 1.0))
+
+
+def test_a_plain_run_is_itself():
+    plain = [6.0, 2.0, 2.0]
+    times = freezing.run_times(plain, plain, [0, 0, 0])
+    assert times == freezing.Times(3, 3.0, 2.0)
+    assert freezing.Times(3, 1.5, 3.0).over(times) == (0.5, 4.5 / 5.0)
 
 
 @pytest.mark.parametrize(
