@@ -95,6 +95,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         )
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = 0
+        self.compiles_end = type(self) is self._library_class() and _is_mindspores(optimizer)
         self.auto_boost.report().put(
             Row(
                 "overflow detection",
@@ -116,15 +117,31 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         sens = ops.ones_like(loss) * ops.cast(scale, loss.dtype)
         status, sens = self.detector.start(sens, loss)
         gradients = self.grad(self.network, self.weights)(*inputs, sens)
+        finish = self._finish_compiled if self.compiles_end else self._finish
+        loss, overflow = finish(status, loss, scale, self._samples(*inputs), *gradients)
+        return loss, overflow, scale
+
+    def _finish(
+        self, status: Tensor, loss: Tensor, scale: Tensor, samples: float, *gradients: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Do all that follows the backward pass; return the loss and the overflow."""
         gradients = self.grad_reducer(unscaled_all(gradients, scale))
         overflow = self.detector(status, gradients)
         overflow = ops.depend(overflow, self._update_scale(overflow))
-        return self._update_unless(overflow, loss, gradients, inputs), overflow, scale
+        return self._update_unless(overflow, loss, gradients, samples), overflow
 
     def _grouped_step(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         loss = self.network(*inputs)
         scales = self.scale_sense[1:-1] + 0.0
         gradients = self.grad(self.network, self.weights_and_probe)(*inputs, ops.ones_like(loss))
+        finish = self._finish_groups_compiled if self.compiles_end else self._finish_groups
+        loss, skip = finish(loss, scales, self._samples(*inputs), *gradients)
+        return loss, skip, scales
+
+    def _finish_groups(
+        self, loss: Tensor, scales: Tensor, samples: float, *gradients: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Do all that follows the backward pass; return the loss and whether it was skipped."""
         notes, gradients = gradients[-1], self.grad_reducer(gradients[:-1])
         own = ops.matmul(self.membership, self.detector.non_finite(gradients).astype(ms.float32))
         blamed = self.detector.agree(self.loss_scaling_manager.blamed(notes, own))
@@ -137,17 +154,21 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
         skip = ops.depend(skip, self.loss_scaling_manager.update(blamed, entered))
         skip = ops.depend(skip, ops.assign(self.markers_complete, complete))
-        return self._update_unless(skip, loss, result, inputs), skip, scales
+        return self._update_unless(skip, loss, result, samples), skip
+
+    # In PYNATIVE_MODE dozens of small operators one by one cost more than the backward pass.
+    _finish_compiled = ms.jit(_finish)
+    _finish_groups_compiled = ms.jit(_finish_groups)
 
     def _update_unless(
-        self, overflow: Tensor, loss: Tensor, gradients: tuple[Any, ...], inputs: tuple[Tensor, ...]
+        self, overflow: Tensor, loss: Tensor, gradients: tuple[Any, ...], samples: float
     ) -> Tensor:
         loss = ops.depend(loss, ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32)))
         if overflow:
             if self.use_grad_accumulation and self.drop_window:
                 loss = ops.depend(loss, self.accumulation.clear())
         elif self.use_grad_accumulation:
-            loss = self.gradient_accumulation_process(loss, gradients, loss, *inputs)
+            loss = self._accumulate(loss, gradients, samples)
         else:
             loss = self.update(loss, gradients)
         return loss
@@ -252,6 +273,13 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
                 f"a step overflowed at the smallest loss scale ({minimum:g}) and was skipped: the "
                 "network itself makes inf or nan; look at learning rate, inputs and loss"
             )
+
+
+def _is_mindspores(optimizer: nn.Cell) -> bool:
+    """Tell whether an optimizer is MindSpore's own, and so known to compile."""
+    inner = getattr(optimizer, "opt", optimizer)
+    inner = getattr(inner, "opt", inner)  # FreezeOpt over LARS over an optimizer
+    return type(inner).__module__.startswith("mindspore.")
 
 
 def _scale_parameter(scale_sense: Tensor | nn.Cell) -> Parameter:

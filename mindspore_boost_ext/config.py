@@ -104,7 +104,7 @@ class GradFreezeConfig:
     """Section ``grad_freeze``. ``freeze_p`` is the share of steps that train everything.
 
     ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
-    ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the network,
+    ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the groups,
     beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
     list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode
     (where the host chooses the group: not in sink mode, nor inside another Cell's graph).

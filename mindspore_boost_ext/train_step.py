@@ -124,10 +124,17 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             sens (Tensor): the factor that they carry; not used.
             inputs (tuple(Tensor)): the inputs; the first axis of the first counts the samples.
         """
-        window = self.accumulation
-        weight = inputs[0].shape[0] if window.by_samples else 1.0
-        loss = ops.depend(loss, window.accumulate(grads, weight))
-        if window.is_full():
+        return self._accumulate(loss, grads, self._samples(*inputs))
+
+    def _samples(self, *inputs: Tensor) -> float:
+        """Return the weight of a micro-batch in its window."""
+        if self.use_grad_accumulation and self.accumulation.by_samples:
+            return float(inputs[0].shape[0])
+        return 1.0
+
+    def _accumulate(self, loss: Tensor, gradients: tuple[Any, ...], weight: float) -> Tensor:
+        loss = ops.depend(loss, self.accumulation.accumulate(gradients, weight))
+        if self.accumulation.is_full():
             loss = self.close_window(loss)
         return loss
 

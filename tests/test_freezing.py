@@ -188,19 +188,23 @@ def test_group_scales_and_freezing(mode):
 def test_a_subclass_with_state_over_all_weights_works(mode):
     """As public projects write it: an average of all weights around upstream's freezing branch."""
 
+    def copied(average, weight):
+        return ms.ops.assign(average, weight * 1.0)
+
     class Averaged(BoostTrainOneStepCell):
         def __init__(self, network, optimizer):
             super().__init__(network, optimizer)
+            self.hyper_map = ms.ops.HyperMap()
             self.average = self.weights.clone("average", "same")
 
+        def plain(self, *inputs):
+            return super().construct(*inputs)
+
         def construct(self, *inputs):
-            if self.freeze:
-                loss = self.gradient_freeze_process(*inputs)
-            else:
-                loss = super().construct(*inputs)
-            for index, weight in enumerate(self.weights):
-                ms.ops.assign(self.average[index], ms.ops.depend(weight, loss) + 0)
-            return loss
+            frozen = self.freeze
+            loss = self.gradient_freeze_process(*inputs) if frozen else self.plain(*inputs)
+            moved = self.hyper_map(copied, self.average, self.weights)
+            return ms.ops.depend(loss, moved)
 
     net, plain = nets.Deep(), nets.Deep()
     with AutoBoost("O1", config()).building() as boost:
