@@ -25,10 +25,11 @@ When it helps: deep networks whose first layers converge early, fine-tuning. Whe
 default settings little backward work is saved; a prefix frozen too early costs accuracy. BatchNorm
 statistics and dropout of frozen layers go on as in training unless ``eval_frozen`` is set.
 Measured effect (``examples/benchmarks/freezing.py``, MindSpore 2.10, 2 CPU cores, GRAPH_MODE): on
-a small ResNet a step of the last of 10 groups takes 0.48 of a plain one, within 13 % of the cost model;
-the first half frozen after 10 % of the steps 0.53, at the accuracy of plain training; the defaults
-0.94, which the compilation of ten groups eats up in runs of less than about 2,000 steps. LeNet has
-two groups only: at the defaults it lost 1.5 points, and freezing all but its last layers early 41.
+a small ResNet a step of the last of 10 groups takes 0.48 of a plain one, and all groups are within
+13 % of the cost model; the first half frozen after 10 % of the steps takes 0.53, at the accuracy of
+plain training; the defaults 0.94, which the compilation of ten groups eats up in runs of less than
+about 2,000 steps. LeNet has two groups only: the defaults lost 1.5 points there, and freezing all
+but its last layers early lost 41.
 Cost: one compiled step for each distinct group; no optimizer state beyond the plain optimizer's,
 and one int32 for the position in the schedule.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.

@@ -522,7 +522,7 @@ MISTAKES = {
     "unknown group": (
         (plain, lambda net, every: [every], [0, 1]),
         ValueError,
-        r"train_strategy must name groups 0 to 0, got 1: the network has 1 groups",
+        r"must name groups 0 to 0, got 1: the network has 1 groups",
     ),
     "negative": (
         (plain, lambda net, every: [every], [0, -1]),

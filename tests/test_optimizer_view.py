@@ -227,6 +227,7 @@ class TwoBetas(nn.Optimizer):
     """Momentum of the user's own, with as many numbers in a sequence as there are parameters."""
 
     parameter_aligned = ("factors",)
+    parameter_free = ("betas",)
 
     def __init__(self, params):
         super().__init__(0.1, params)
@@ -252,6 +253,16 @@ def test_an_optimizer_of_the_users_own_with_numbers_that_look_aligned(mode):
     np.testing.assert_array_equal(one.asnumpy(), before[0])
     # Moment 0.25, times factor 3; exact in float32 but for the subtraction.
     np.testing.assert_allclose(two.asnumpy(), before[1] - 0.75, rtol=1e-6)
+
+
+def test_numbers_of_which_nobody_says_whose_they_are_are_refused():
+    """A guess would give some parameters the numbers of others, without a word."""
+
+    class Unsaid(TwoBetas):
+        parameter_free = ()
+
+    with pytest.raises(ValueError, match=r"Unsaid\.betas has as many entries as there are param"):
+        optimizer_view(Unsaid(parameters([(2,), (3,)], ["one", "two"])), [1])
 
 
 def test_a_new_rate_and_a_loaded_checkpoint_reach_the_view(mode, tmp_path):
