@@ -91,8 +91,9 @@ def test_ci_runs_exactly_the_test_command_of_the_readme():
         line for block in blocks("bash") for line in block.splitlines() if "pytest" in line
     ]
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert "README.md" in script
-    assert "pytest" in command
+    (pattern,) = re.findall(r"grep -m1 -E '(.*)' README\.md", script)
+    assert re.findall(f"{pattern}.*", README, re.MULTILINE) == [command]
+    assert script.rstrip().endswith('eval "$command"')
 
 
 def test_changelog_knows_this_version():

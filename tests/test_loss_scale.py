@@ -214,9 +214,12 @@ def test_managers_and_amp_levels_train(mode, amp_level, manager):
     model.train(2, nets.dataset(3, image=True), dataset_sink_mode=False)
     after = nets.weights(net)
     assert all(np.isfinite(value).all() for value in after.values())
-    # O2 starts from 2 ** 24: the first steps may all be skipped, which is as it should be.
     moved = any((before[name] != after[name]).any() for name in before if "weight" in name)
-    assert moved or model.train_network.observations()["skipped_steps"] > 0
+    if manager == "default of the level" and amp_level == "O2":
+        # It starts from 2 ** 24: the first steps may all be skipped, which is as it should be.
+        assert moved or model.train_network.observations()["skipped_steps"] == 6
+    else:
+        assert moved
 
 
 def test_fixed_scale_that_drops_equals_no_scale_in_fp32(mode):
