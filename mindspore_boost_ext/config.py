@@ -29,19 +29,17 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Union
 
-from mindspore_boost_ext._rules import (
-    Rule,
-    boolean,
-    freeze_schedule,
-    increasing_integers,
-    integer,
-    one_of,
-    optional,
-    optional_path,
-    real,
-    shown,
-)
+from mindspore_boost_ext._rules import Rule, boolean, one_of, shown
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, warn
+from mindspore_boost_ext.sections import (
+    SECTIONS,
+    CommonConfig,
+    DimReduceConfig,
+    GradAccumulationConfig,
+    GradFreezeConfig,
+    GradientsConfig,
+    LessBNConfig,
+)
 
 ALGORITHMS = (
     "less_bn",
@@ -78,93 +76,6 @@ class BoostConfigError(ValueError):
         super().__init__(f"boost configuration: {count}\n  " + "\n  ".join(problems))
 
 
-def setting(default: object, rule: Rule) -> Any:
-    """Declare a dataclass field that carries the rule its value must obey."""
-    return field(default=default, metadata={"rule": rule})
-
-
-@dataclass(frozen=True)
-class CommonConfig:
-    """Section ``common``: settings shared by several algorithms."""
-
-    gradient_split_groups: tuple[int, ...] = setting((50, 100), increasing_integers())
-    device_number: int = setting(8, integer(1))
-
-
-@dataclass(frozen=True)
-class LessBNConfig:
-    """Section ``less_bn``: fewer BatchNorms, with or without the normalised head."""
-
-    fn_flag: bool = setting(True, boolean())
-    gc_flag: bool = setting(True, boolean())
-
-
-@dataclass(frozen=True)
-class GradFreezeConfig:
-    """Section ``grad_freeze``. ``freeze_p`` is the share of steps that train everything.
-
-    ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
-    ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the groups,
-    beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
-    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode
-    (where the host chooses the group: not in sink mode, nor inside another Cell's graph).
-    """
-
-    param_groups: int = setting(10, integer(1))
-    freeze_type: int = setting(1, one_of((0, 1)))
-    freeze_p: float = setting(0.7, real("[0, 1)"))
-    total_steps: int = setting(65536, integer(1))
-    seed: int = setting(0, integer(0))
-    schedule: Any = setting(None, freeze_schedule())
-    prefix_fraction: float = setting(1.0, real("[0, 1]"))
-    prefix_start: float = setting(0.5, real("[0, 1]"))
-    eval_frozen: bool = setting(False, boolean())
-
-
-@dataclass(frozen=True)
-class GradAccumulationConfig:
-    """Section ``grad_accumulation``: micro-batches in a window, their weights, and overflow.
-
-    ``weighting`` is ``"equal"``, or ``"samples"`` for micro-batches of unequal size; a micro-batch
-    that overflows is left out (``"drop_micro_batch"``) or ends its window (``"drop_window"``).
-    """
-
-    grad_accumulation_step: int = setting(1, integer(1))
-    weighting: str = setting("equal", one_of(("equal", "samples")))
-    on_overflow: str = setting("drop_micro_batch", one_of(("drop_micro_batch", "drop_window")))
-
-
-@dataclass(frozen=True)
-class DimReduceConfig:
-    """Section ``dim_reduce``; ``timeout`` is in seconds."""
-
-    rho: float = setting(0.55, real("(0, 1)"))
-    gamma: float = setting(0.9, real("[0, 1)"))
-    alpha: float = setting(0.001, real("[0, inf)"))
-    sigma: float = setting(0.4, real("(0, 1)"))
-    n_components: int = setting(32, integer(1))
-    pca_mat_path: str | None = setting(None, optional_path())
-    weight_load_dir: str | None = setting(None, optional_path())
-    timeout: float = setting(1800, real("(0, inf)"))
-
-
-@dataclass(frozen=True)
-class GradientsConfig:
-    """Section ``gradients``, for every step: ``clip_norm`` bounds the global norm, if not None."""
-
-    clip_norm: float | None = setting(None, optional(real("(0, inf)")))
-
-
-SECTIONS: Mapping[str, type] = MappingProxyType(
-    {
-        "common": CommonConfig,
-        "less_bn": LessBNConfig,
-        "grad_freeze": GradFreezeConfig,
-        "grad_accumulation": GradAccumulationConfig,
-        "dim_reduce": DimReduceConfig,
-        "gradients": GradientsConfig,
-    }
-)
 # Which algorithms read a section; one with a name of its own is read by that algorithm alone.
 _FOR_EVERY_STEP = frozenset({"gradients"})
 _READERS = MappingProxyType({"common": ("less_bn", "adasum", "dim_reduce")})
