@@ -57,7 +57,8 @@ class _Copier:
         changed = any(children[name] is not child for name, child in cell._cells.items())
         if not rests and not changed:
             return cell
-        made: nn.Cell = _compat.shallow_copy(cell, _locked(type(cell)) if rests else None)
+        kind: Any = type(cell)
+        made: nn.Cell = _compat.shallow_copy(cell, _locked(kind) if rests else None)
         made._cells.update(children)
         for name, value in _compat.own_attributes(made).items():
             vars(made)[name] = self._replaced(value)
