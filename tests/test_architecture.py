@@ -16,6 +16,7 @@ FLOORS = [
     {"_rules", "_version", "report", "history"},
     {"config", "pca", "sections"},
     {"_compat", "_planned"},
+    {"learning_rate", "gradient_centralization", "optimizer_settings"},
     {"overflow", "base", "optimizer_view", "gradients", "environment", "freeze_schedule"},
     {
         "freeze_optimizer",
@@ -29,7 +30,7 @@ FLOORS = [
     },
     {"boost_cell_wrapper", "train_step", "boost"},
     {"integration"},
-    {"_display", "learning_rate", "callbacks"},
+    {"_display", "callbacks"},
     {"__main__", "__init__"},
 ]
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
