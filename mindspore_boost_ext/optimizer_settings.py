@@ -34,13 +34,13 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
         TypeError: if ``optimizer`` is none, or wraps one in another way.
     """
     if not isinstance(optimizer, nn.Optimizer):
-        raise TypeError(f"opt must be an nn.Optimizer, got {shown(optimizer)}")
+        raise TypeError(f"the optimizer must be an nn.Optimizer, got {shown(optimizer)}")
     if isinstance(optimizer, nn.LARS):
         return base_of(optimizer.opt)
     if isinstance(optimizer._cells.get("opt"), nn.Optimizer):
         raise TypeError(
-            f"opt must not be wrapped in a {type(optimizer).__name__}: give the optimizer inside, "
-            "and wrap the new one"
+            f"the optimizer must not be wrapped in a {type(optimizer).__name__}: give the one "
+            "inside, and wrap the new one"
         )
     return optimizer
 
@@ -221,12 +221,23 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
     """
     base = base_of(optimizer)
     new = type(base)(params=list(params), **arguments_of(base))
+    _keep_rate_names(base, new)
     new.unique = base.unique
     if new.target != base.target:
         new.target = base.target
     if isinstance(optimizer, nn.LARS):
         return type(optimizer)(new, **optimizer.init_args)
     return new
+
+
+def _keep_rate_names(old: nn.Optimizer, new: nn.Optimizer) -> None:
+    """Give learning rates the names they had; the constructor numbers groups from 0."""
+    known = {id(parameter) for parameter in old.parameters}
+    for parameter in new.parameters:
+        if id(parameter) in known:
+            before, now = old.get_lr_parameter(parameter), new.get_lr_parameter(parameter)
+            if isinstance(before, Parameter) and isinstance(now, Parameter):
+                now.name = before.name
 
 
 def copy_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
