@@ -138,14 +138,11 @@ def name_patterns() -> Rule:
     """Accept a list or tuple of non-empty strings, shell patterns of names; stored as a tuple."""
 
     def accepts(value: object) -> bool:
-        listed = isinstance(value, (list, tuple))
-        return listed and all(isinstance(one, str) and one for one in value)  # type: ignore[attr-defined]
+        if not isinstance(value, (list, tuple)):
+            return False
+        return all(isinstance(one, str) and one for one in value)
 
-    return Rule(
-        "a list of patterns such as 'layer1.*'",
-        accepts,
-        lambda value: tuple(value),  # type: ignore[call-overload]
-    )
+    return Rule("a list of patterns such as 'layer1.*'", accepts, lambda value: tuple(value))  # type: ignore[arg-type]
 
 
 def freeze_schedule() -> Rule:

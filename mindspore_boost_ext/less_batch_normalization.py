@@ -34,13 +34,21 @@ from typing import Any
 from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext._rules import check_all, name_patterns, optional, real
-from mindspore_boost_ext.normalised_head import CommonHeadLastFN
+from mindspore_boost_ext.normalised_head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, Row, warn
 from mindspore_boost_ext.residual_blocks import BATCH_NORMS, Verdict, find_classifier, judge
 from mindspore_boost_ext.tracing import Graph, trace
 
 REMOVED, KEPT, NORMALISED = "removed", "kept", "normalised"
 Patterns = Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a removed layer had. In an object, so that its Cell does not own the parameters."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
 
 
 class RemovedBatchNorm(nn.Cell):
@@ -61,9 +69,7 @@ class RemovedBatchNorm(nn.Cell):
     def __init__(self, batch_norm: nn.Cell) -> None:
         super().__init__()
         self.num_features = batch_norm.num_features
-        # Beside the attributes of the Cell: these are no longer parameters of the network.
-        self.__dict__["surplus"] = tuple(batch_norm.get_parameters())
-        self.__dict__["name_before"] = name_of(batch_norm.gamma)
+        self.before = _Before(name_of(batch_norm.gamma), tuple(batch_norm.get_parameters()))
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the input."""
@@ -166,7 +172,7 @@ class _Plan:
         failures = _failures(self.graphs)
         for cell in _cells(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
             if isinstance(cell, RemovedBatchNorm):
-                self.changes.append(Change(cell.name_before, REMOVED, "removed before", now=False))
+                self.changes.append(Change(cell.before.name, REMOVED, "removed before", now=False))
                 continue
             name = name_of(cell.gamma)
             verdict = verdicts.get(id(cell), Verdict(False, "never called"))
@@ -201,9 +207,7 @@ class _Plan:
                 reason = "the network itself is this Dense: put it into a Cell"
                 self.changes.append(Change(name, KEPT, reason))
                 continue
-            head = CommonHeadLastFN.in_place_of(dense, self.settings.multiplier)
-            if len(dense_layers) > 1:
-                head.multiplier.name = f"{head.multiplier.name}.{name}"
+            head = in_place_of(dense, self.settings.multiplier)
             self.exchange[id(dense)] = head
             self.changes.append(Change(name, NORMALISED, reason))
 
@@ -262,7 +266,7 @@ def less_bn(
     """
     if not isinstance(network, nn.Cell):
         raise TypeError(f"network must be a Cell, got {type(network).__name__}")
-    settings = _Settings(fn_flag, keep_shortcut, include, tuple(exclude), multiplier, heads)
+    settings = _Settings(fn_flag, keep_shortcut, include, exclude, multiplier, heads)
     plan = _Plan(network, settings, trace(network))
     plan.norms()
     if fn_flag:
@@ -405,7 +409,7 @@ def _surplus_and_fresh(
 ) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
     removed = _cells(network, (RemovedBatchNorm,))
     left = {id(parameter) for parameter in network.get_parameters()}
-    surplus = [one for cell in removed for one in cell.surplus if id(one) not in left]
+    surplus = [one for cell in removed for one in cell.before.parameters if id(one) not in left]
     fresh = [head.multiplier for head in _cells(network, (CommonHeadLastFN,))]
     return tuple(dict.fromkeys(surplus)), tuple(fresh)
 

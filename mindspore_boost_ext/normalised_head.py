@@ -32,10 +32,55 @@ from mindspore.common.initializer import initializer
 from mindspore_boost_ext._rules import check, real, shown
 
 EPSILON = 1e-4
-MULTIPLIER_NAME = "boost.less_bn.multiplier"
 
 
-class CommonHeadLastFN(nn.Cell):
+@ms.jit  # one call from PYNATIVE_MODE instead of twelve
+def scaled_cosines(rows: Tensor, weight: Tensor, multiplier: Tensor) -> Tensor:
+    """Return the cosines of the angles between two sets of rows, times a number.
+
+    Lengths are computed in float32. Only the features are divided before the product: dividing its
+    columns instead of the weight is cheaper, and the product stays within the length of a weight.
+
+    Args:
+        rows (Tensor): floating ``[batch, length]``, features.
+        weight (Tensor): floating ``[outputs, length]``.
+        multiplier (Tensor): float32 ``[1]``.
+
+    Returns:
+        Tensor ``[batch, outputs]``, of the type of ``rows``.
+    """
+    wide = ops.cast(rows, ms.float32)
+    lengths = ops.transpose(_reciprocal_length(ops.cast(weight, ms.float32)), (1, 0))
+    unit = ops.cast(wide * _reciprocal_length(wide), rows.dtype)
+    product = ops.MatMul(transpose_b=True)(unit, ops.cast(weight, rows.dtype))
+    return product * ops.cast(multiplier * lengths, rows.dtype)
+
+
+def _reciprocal_length(rows: Tensor) -> Tensor:
+    """Return 1 / length of each row, ``[count, 1]``; 100 for rows shorter than 0.01."""
+    square = ops.ReduceSum(keep_dims=True)(rows * rows, 1)
+    return ops.rsqrt(ops.maximum(square, EPSILON))
+
+
+class _Outputs(nn.Cell):
+    """The computation of the head.
+
+    In a class of its own because mixed precision O1 rewrites the source of user Cells, and leaves
+    the methods that they inherit alone.
+    """
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Return ``activation(m * (cosines + bias))``, of the type of ``x``."""
+        rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
+        result = scaled_cosines(rows, self.weight, self.multiplier)
+        if self.bias is not None:
+            result = result + ops.cast(self.multiplier * self.bias, result.dtype)
+        if x.ndim != 2:
+            result = result.reshape((*x.shape[:-1], self.out_channels))
+        return result if self.activation is None else self.activation(result)
+
+
+class CommonHeadLastFN(_Outputs):
     r"""Dense layer over features and weights of length one.
 
     Args:
@@ -95,58 +140,40 @@ class CommonHeadLastFN(nn.Cell):
         self.weight = _parameter(weight_init, (out_channels, in_channels), "weight")
         self.bias = _parameter(bias_init, (out_channels,), "bias") if has_bias else None
         start = Tensor([float(multiplier)], ms.float32)
-        self.multiplier = Parameter(start, name=MULTIPLIER_NAME)
+        self.multiplier = Parameter(start, name="multiplier")
         self.activation = activation
-        self.product = ops.MatMul(transpose_b=True)
-        self.total = ops.ReduceSum(keep_dims=True)
-        self.cast = ops.Cast()
 
     def construct(self, x: Tensor) -> Tensor:
-        """Return the scaled cosines between features and weights."""
-        leading = x.shape[:-1]
-        rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
-        rows = self.normalised(rows, rows.dtype)
-        cosines = self.product(rows, self.normalised(self.weight, rows.dtype))
-        if self.bias is not None:
-            cosines = cosines + self.cast(self.bias, cosines.dtype)
-        result = cosines * self.cast(self.multiplier, cosines.dtype)
-        if x.ndim != 2:
-            result = result.reshape((*leading, self.out_channels))
-        return result if self.activation is None else self.activation(result)
-
-    def normalised(self, rows: Tensor, dtype: Any) -> Tensor:
-        """Return rows divided by their length, as ``dtype``; rows of zeros stay zeros.
-
-        Args:
-            rows (Tensor): floating ``[count, length]``.
-            dtype: type of the result.
-        """
-        rows = self.cast(rows, ms.float32)
-        square = ops.maximum(self.total(rows * rows, 1), EPSILON)
-        return self.cast(rows * ops.rsqrt(square), dtype)
-
-    @classmethod
-    def in_place_of(cls, dense: nn.Dense, multiplier: float = 1.0) -> CommonHeadLastFN:
-        """Return the head that takes the place of a Dense: its Parameters, settings and activation.
-
-        Args:
-            dense (nn.Dense): the layer. It is left as it is.
-            multiplier (float): where m starts, > 0. Default: ``1.0``.
-        """
-        head = cls(
-            *(dense.in_channels, dense.out_channels, dense.weight, dense.bias),
-            has_bias=dense.has_bias,
-            activation=dense.activation,
-            multiplier=multiplier,
-        )
-        precision = {name: on for name, on in dense.get_flags().items() if name in _PRECISIONS}
-        head.add_flags(**precision)
-        head.set_train(dense.training)
-        return head
+        """Return the scaled cosines between features and weights, activated."""
+        return self.outputs(x)
 
     def extend_repr(self) -> str:
         """Return the settings, for ``print(network)``."""
         return f"{self.in_channels}, {self.out_channels}, has_bias={self.has_bias}"
+
+
+def in_place_of(dense: nn.Dense, multiplier: float = 1.0) -> CommonHeadLastFN:
+    """Return the head that takes the place of a Dense: its Parameters, settings and activation.
+
+    Args:
+        dense (nn.Dense): the layer. It is left as it is.
+        multiplier (float): where m starts, > 0. Default: ``1.0``.
+
+    Returns:
+        CommonHeadLastFN; its multiplier is named as the weight is, ``<layer>.multiplier``.
+    """
+    head = CommonHeadLastFN(
+        *(dense.in_channels, dense.out_channels, dense.weight, dense.bias),
+        has_bias=dense.has_bias,
+        activation=dense.activation,
+        multiplier=multiplier,
+    )
+    prefix, dot, _ = dense.weight.name.rpartition(".")
+    head.multiplier.name = f"{prefix}{dot}multiplier"
+    precision = {name: on for name, on in dense.get_flags().items() if name in _PRECISIONS}
+    head.add_flags(**precision)
+    head.set_train(dense.training)
+    return head
 
 
 _PRECISIONS = ("fp16", "fp32", "bf16")
@@ -178,4 +205,4 @@ def lowest_cross_entropy(multiplier: float, classes: int) -> float:
     return math.log1p(others * math.exp(-multiplier * classes / others))
 
 
-__all__ = ["CommonHeadLastFN", "lowest_cross_entropy"]
+__all__ = ["CommonHeadLastFN", "in_place_of", "lowest_cross_entropy"]

@@ -129,9 +129,7 @@ class _Tracer:
             self.graph.failures[cell] = " ".join(reason.split())[:160]
             return self.record(type(cell).__name__, inputs, cell)
 
-    def call(
-        self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a Python function with stand-ins for what it finds in its surroundings."""
         while hasattr(function, "__wrapped__") and _is_mindspore(function.__code__.co_filename):
             function = function.__wrapped__  # ms.jit and the like
@@ -200,7 +198,7 @@ class Value:
         self.tracer = tracer
         self.node = node
 
-    __class__ = property(lambda self: Tensor)  # type: ignore[assignment]  # for isinstance
+    __class__ = property(lambda self: Tensor)  # for isinstance
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -224,9 +222,21 @@ class Value:
 
 def _add_operators() -> None:
     """Give ``Value`` Python's operators, under the names of MindSpore's."""
-    binary = "add sub mul truediv floordiv mod pow matmul and or xor".split()
+    binary = (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and",
+        "or",
+        "xor",
+    )
     names = {f"__{prefix}{name}__": name for name in binary for prefix in ("", "r", "i")}
-    single = "neg pos abs invert lt le gt ge eq ne getitem".split()
+    single = ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne", "getitem")
     names.update({f"__{name}__": name for name in single})
     for special, name in names.items():
 
@@ -285,7 +295,7 @@ class _CellStandIn:
     def __init__(self, tracer: _Tracer, cell: nn.Cell) -> None:
         vars(self).update(_tracer=tracer, _real=cell)
 
-    __class__ = property(lambda self: type(self._real))  # type: ignore[assignment]
+    __class__ = property(lambda self: type(self._real))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._tracer.call_cell(self._real, args, kwargs)

@@ -16,7 +16,8 @@ FLOORS = [
     {"_rules", "_version", "report", "history"},
     {"config", "pca", "sections"},
     {"_compat", "_planned"},
-    {"overflow", "base", "optimizer_view", "gradients", "environment", "freeze_schedule"},
+    {"overflow", "base", "optimizer_view", "gradients", "environment", "freeze_schedule"}
+    | {"tracing", "normalised_head", "residual_blocks", "_rebuilt"},
     {
         "freeze_optimizer",
         "less_batch_normalization",
