@@ -1,4 +1,4 @@
-"""Datasets of the examples: the bundled handwritten digits, and MNIST from the user's own files.
+"""Datasets of the examples: the bundled digits, MNIST and CIFAR-10 from the user's own files.
 
 Plain functions from files to NumPy arrays, and from arrays or files to a MindSpore pipeline that
 yields ``(image, label)`` batches: image float32 ``[batch, channels, height, width]`` in [0, 1],
@@ -14,6 +14,7 @@ import io
 import math
 import struct
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -36,6 +37,11 @@ MNIST_ITEMS = {  # file name -> (idx magic number, shape of one item)
     "t10k-images-idx3-ubyte": (2051, (MNIST_SIDE, MNIST_SIDE)),
     "t10k-labels-idx1-ubyte": (2049, ()),
 }
+CIFAR_CLASSES = 10
+CIFAR_ITEMS = 10_000  # images in each of the binary files
+CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes of one image: its label, then red, green and blue
+CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+CIFAR_TEST = "test_batch.bin"
 _BLOCK = 1 << 20  # bytes held in memory while a file is copied
 
 
@@ -130,8 +136,35 @@ def enlarge(images: np.ndarray, side: int) -> np.ndarray:
     return enlarged
 
 
+class EpochOrder(ds.Sampler):
+    """An order of training images that depends on a seed and the epoch, and so can be resumed.
+
+    Args:
+        count (int): Images in an epoch, the first ones of the dataset.
+        seed (int): Seed of the order.
+        first_epoch (int): Epochs trained before. Default: ``0``.
+    """
+
+    def __init__(self, count: int, seed: int, first_epoch: int = 0) -> None:
+        super().__init__(count)
+        self.count = count
+        self.seed = seed
+        self.epoch = first_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the places of the images of the next epoch."""
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
+        self.epoch += 1
+        yield from order.tolist()
+
+
 def digits_datasets(
-    batch_size: int, side: int = 32, channels: int = 1, split_seed: int = 0
+    batch_size: int,
+    side: int = 32,
+    channels: int = 1,
+    split_seed: int = 0,
+    order: Callable[[int], ds.Sampler] | None = None,
+    most: int | None = None,
 ) -> tuple[ds.Dataset, ds.Dataset]:
     """Builds the training and test pipelines of the bundled digits (1,437 and 360 images).
 
@@ -141,6 +174,9 @@ def digits_datasets(
         channels (int): The grey image is repeated over this many channels. Default: ``1``.
         split_seed (int): Seed of the split; apart from the seed of training, so that runs with
             different training seeds are tested on the same images. Default: ``0``.
+        order (Callable[[int], ds.Sampler] | None): From the number of training images to their
+            order. Default: None, MindSpore's shuffle.
+        most (int | None): Use this many images of each part at the most. Default: None, all.
 
     Returns:
         Two datasets of (float32 ``[batch, channels, side, side]`` in [0, 1], int32 ``[batch]``).
@@ -152,16 +188,22 @@ def digits_datasets(
     pixels = enlarge(digits.images, side) / np.float32(DIGITS_MAX)
     pixels = np.repeat(pixels[:, None], channels, axis=1)
     labels = digits.labels.astype(np.int32)
-    train, test = stratified_split(labels, split_seed)
+    train, test = (part[_spread(len(part), most)] for part in stratified_split(labels, split_seed))
     _check_batch_size(batch_size, len(train))
+    chosen = order and order(len(train))
     return (
-        array_dataset(pixels[train], labels[train], batch_size, training=True),
+        array_dataset(pixels[train], labels[train], batch_size, training=True, order=chosen),
         array_dataset(pixels[test], labels[test], batch_size, training=False),
     )
 
 
 def array_dataset(
-    images: np.ndarray, labels: np.ndarray, batch_size: int, *, training: bool
+    images: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    *,
+    training: bool,
+    order: ds.Sampler | None = None,
 ) -> ds.Dataset:
     """Wraps arrays in a pipeline; reshuffles every epoch when training, with MindSpore's seed.
 
@@ -171,12 +213,14 @@ def array_dataset(
         batch_size (int): Images per batch.
         training (bool): Shuffle, and drop the last incomplete batch so that all steps have one
             shape; otherwise keep order and every image.
+        order (ds.Sampler | None): The order, in place of MindSpore's shuffle. Default: None.
 
     Returns:
         Dataset with the columns ``image`` and ``label``.
     """
     columns = {"image": images, "label": labels}
-    dataset = ds.NumpySlicesDataset(columns, shuffle=training)
+    shuffle = training if order is None else None
+    dataset = ds.NumpySlicesDataset(columns, shuffle=shuffle, sampler=order)
     return dataset.batch(batch_size, drop_remainder=training)
 
 
@@ -300,7 +344,79 @@ def _copy_checked(stream: BinaryIO, copy: BinaryIO, magic: int, shape: tuple[int
     return count
 
 
+# -------------------------------------------------------------------------------------- CIFAR-10
+
+
+def cifar10_datasets(
+    folder: Path,
+    batch_size: int,
+    order: Callable[[int], ds.Sampler],
+    most: int | None = None,
+) -> tuple[ds.Dataset, ds.Dataset]:
+    """Builds the training and test pipelines of CIFAR-10's binary files.
+
+    Args:
+        folder (Path): Holds ``test_batch.bin`` and one or more of ``data_batch_1.bin`` to ``5``,
+            as ``cifar-10-binary.tar.gz`` unpacks them. Read while the datasets are used.
+        batch_size (int): Images per batch, at most the number of training images.
+        order (Callable[[int], ds.Sampler]): From the number of training images to their order.
+        most (int | None): Use this many images of each part at the most. Default: None, all.
+
+    Returns:
+        Two datasets of (float32 ``[batch, 3, 32, 32]`` in [0, 1], int32 ``[batch]``).
+
+    Raises:
+        DatasetError: A file is missing or damaged, or ``batch_size`` is too large.
+    """
+    found = _check_cifar10(folder)
+    count = min(most or math.inf, CIFAR_ITEMS * (found - 1))
+    _check_batch_size(batch_size, int(count))
+    prepare = [vision.Rescale(1 / 255, 0.0), vision.HWC2CHW()]
+
+    def pipeline(part: str, training: bool, sampler: ds.Sampler) -> ds.Dataset:
+        dataset = ds.Cifar10Dataset(str(folder), usage=part, sampler=sampler)
+        dataset = dataset.map(prepare, "image").map(transforms.TypeCast(ms.int32), "label")
+        return dataset.batch(batch_size, drop_remainder=training)
+
+    in_order = ds.SequentialSampler(num_samples=min(most or CIFAR_ITEMS, CIFAR_ITEMS))
+    return pipeline("train", True, order(int(count))), pipeline("test", False, in_order)
+
+
+def _check_cifar10(folder: Path) -> int:
+    """Checks the binary files; returns how many there are. MindSpore's loader takes whole ones."""
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{folder} is not a folder: --data-dir takes the folder that holds {CIFAR_TEST}"
+        )
+    train = [path for path in (folder / name for name in CIFAR_TRAIN) if path.is_file()]
+    for path in (folder / CIFAR_TEST, train[0] if train else folder / CIFAR_TRAIN[0]):
+        if not path.is_file():
+            raise DatasetError(
+                f"{path} is missing: unpack cifar-10-binary.tar.gz, the binary version, there"
+            )
+    for path in (folder / CIFAR_TEST, *train):
+        size = path.stat().st_size
+        if size != CIFAR_ITEMS * CIFAR_RECORD:
+            raise DatasetError(
+                f"{path} holds {size} bytes, {CIFAR_ITEMS} images have "
+                f"{CIFAR_ITEMS * CIFAR_RECORD}: download the file again"
+            )
+        largest = int(np.memmap(path, np.uint8, "r")[::CIFAR_RECORD].max())
+        if largest >= CIFAR_CLASSES:
+            raise DatasetError(
+                f"{path} holds the label {largest}, CIFAR-10 has 0 to 9: download the file again"
+            )
+    return 1 + len(train)
+
+
 # --------------------------------------------------------------------------------------- helpers
+
+
+def _spread(count: int, most: int | None) -> np.ndarray:
+    """Returns ``most`` places, evenly over ``count``: of items sorted by class some of each."""
+    if most is None or most >= count:
+        return np.arange(count)
+    return np.arange(most) * count // most
 
 
 def _check_batch_size(batch_size: int, available: int) -> None:
