@@ -5,9 +5,9 @@ that, so a process killed in between leaves none. :func:`save_checkpoint` writes
 to the disk, and then puts the new file in the place of the old in one step.
 
 When it helps: always when a run shall be resumed. When it hurts: on a disk that cannot hold two
-checkpoints at once. Cost: one flush to the disk. Measured effect: killed at any moment, the file at
-the path is whole (``tests/test_faults.py``). Devices and modes: the host, any. How it combines: with
-everything. Reference: none; the rename of POSIX.
+checkpoints at once. Cost: one flush to the disk. Measured effect: killed at any moment, the file
+at the path is whole (``tests/test_faults.py``). Devices and modes: the host, any. How it combines:
+with everything. Reference: none; the rename of POSIX.
 """
 
 from __future__ import annotations
@@ -56,16 +56,15 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     suffix = f".{settings.get('format', 'ckpt')}"
     path = os.fspath(path)
     path = path if path.endswith(suffix) else path + suffix
+    folder = os.path.dirname(path) or "."
     try:
         # A folder of its own: MindSpore makes a second, temporary file beside the one it is given.
-        with tempfile.TemporaryDirectory(
-            prefix=".saving-", dir=os.path.dirname(path) or "."
-        ) as near:
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as near:
             fresh = os.path.join(near, os.path.basename(path))
             ms.save_checkpoint(save_obj, fresh, **settings)
             _flush(fresh)
             os.replace(fresh, path)
-        _flush(os.path.dirname(path) or ".")
+        _flush(folder)
     except OSError as error:
         reason = error.strerror or str(error)
         raise OSError(

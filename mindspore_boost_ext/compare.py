@@ -59,7 +59,7 @@ def compare(argv: Sequence[str], tell: Callable[[str], None]) -> int:
             outcomes.append(one)
     finally:
         display.close()
-    tell(comparison.table(outcomes))
+    tell(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
     if options.json:
         options.json.write_text(_as_json(options, outcomes), encoding="utf-8")
     if options.plot:
@@ -183,7 +183,13 @@ def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "mindspore_boost_ext.trial", str(trial.save(folder))]
     with open(folder / OUTPUT, "wb") as output:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            # A failed compilation leaves files behind; a script expects the user's own folder.
+            cwd=None if trial.script else folder,
         )
 
 
@@ -227,7 +233,9 @@ class _Progress:
             self._begun, self._steps = True, 0
         elif record["event"] == "step" and self._begun:
             self._steps += 1
-            self._display.step(self._steps, f"loss {record['loss']}")
+            loss = record["loss"]
+            text = f"loss {loss:.4g}" if isinstance(loss, float) else f"loss {loss}"
+            self._display.step(self._steps, text)
 
 
 def _last_line(path: Path) -> str:

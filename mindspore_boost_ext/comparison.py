@@ -18,6 +18,10 @@ from mindspore_boost_ext.history import Record
 
 _COMPILES_TIMES, _COMPILES_SECONDS = 5.0, 0.05
 RAN, FAILED, NOT_RUN = "ran", "failed", "not run"
+CAUTION = (
+    "Times are those of single runs, one after the other: on a machine that does other things too, "
+    "they differ by tens of per cent without a reason."
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Outcome:
         note: why it failed or was not run; else what was applied.
         loss: the last epoch's; ``metrics``: the last ones, name -> number.
         steps: how many; ``step_ms``: their mean time in milliseconds without those that compile.
-        compile_s: seconds; ``peak_mib``: MiB; ``seconds``: of the whole process.
+        compile_s: seconds; ``peak_mib``: MiB; ``seconds``: of the run without the imports.
         losses: mean loss of each epoch; ``curves``: each metric after each epoch.
     """
 
@@ -122,7 +126,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """Return all runs as a Markdown table; times also as a multiple of the first run's."""
     metrics = list(dict.fromkeys(key for one in outcomes for key in one.metrics))
     headings = ["run", "loss", *metrics, "step, ms", "step ratio", "peak memory, MiB"]
-    headings += ["compile, s", "whole run, s", "note"]
+    headings += ["compile, s", "run, s", "note"]
     first = next((one.step_ms for one in outcomes if one.step_ms), None)
     rows = []
     for one in outcomes:
@@ -189,6 +193,7 @@ def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str]) -> None:
 
 
 __all__ = [
+    "CAUTION",
     "FAILED",
     "NOT_RUN",
     "RAN",

@@ -1,4 +1,4 @@
-"""Runs a script as plain Python would: same argv, same import path, same traceback and exit code."""
+"""Runs a script as plain Python would: same argv, import path, traceback and exit code."""
 
 from __future__ import annotations
 

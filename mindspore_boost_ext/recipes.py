@@ -1,4 +1,4 @@
-"""How ``compare`` switches each algorithm on: one entry each, with settings that act in a short run.
+"""How ``compare`` switches each algorithm on: settings that act within a short run.
 
 ``runs()`` lists what can be chosen: every switch of the configuration that this version can apply,
 and the accelerators that are chosen by an object instead of a switch. A switch without an entry

@@ -3,7 +3,7 @@
 ``python -m mindspore_boost_ext.trial TRIAL.json`` trains the bundled network with one algorithm, or
 runs a user's script with the level and the settings of every ``ms.Model`` set from outside. It
 leaves two files beside the description: ``history.jsonl``, by a ``BoostMonitor``, and
-``result.json`` with the peak of the resident memory in MiB and the seconds of the whole process.
+``result.json`` with the peak of the resident memory in MiB and the seconds of the run.
 """
 
 from __future__ import annotations
