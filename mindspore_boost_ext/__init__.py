@@ -11,6 +11,7 @@ import os
 
 from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.base import OptimizerProcess, ParameterProcess
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
@@ -37,8 +38,6 @@ from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 LessBN = planned("LessBN")
 AdaSum = planned("AdaSum")
 DimReduce = planned("DimReduce")
-OptimizerProcess = planned("OptimizerProcess")
-ParameterProcess = planned("ParameterProcess")
 THOR = planned("THOR")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext._planned import not_implemented
+from mindspore_boost_ext.base import ParameterProcess
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
@@ -132,6 +133,9 @@ class AutoBoost:
             NotImplementedError: if an algorithm is asked for that this version does not have.
         """
         self._refuse_unavailable()
+        if self.boost_config["less_bn"]:
+            points = self.config.common.gradient_split_groups
+            ParameterProcess().assign_parameter_group(network.trainable_params(), points)
         if self.boost_config["grad_freeze"]:
             network, optimizer = self._freeze(network, optimizer)
         if _BUILDING.get() is None:

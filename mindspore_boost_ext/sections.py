@@ -52,8 +52,7 @@ class GradFreezeConfig:
     ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
     ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the groups,
     beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
-    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode
-    (where the host chooses the group: not in sink mode, nor inside another Cell's graph).
+    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
     """
 
     param_groups: int = setting(10, integer(1))
