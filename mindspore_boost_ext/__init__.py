@@ -32,10 +32,10 @@ from mindspore_boost_ext.integration import (
     is_installed,
     uninstall,
 )
+from mindspore_boost_ext.less_batch_normalization import LessBN
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 
 # Public names of mindspore.boost that this version does not have yet: calling one says so.
-LessBN = planned("LessBN")
 AdaSum = planned("AdaSum")
 DimReduce = planned("DimReduce")
 THOR = planned("THOR")
