@@ -33,42 +33,9 @@ from command_line import (  # sets the oneDNN variable: must come first
     refuse,
 )
 from datasets import digits_datasets, mnist_datasets, unpack_mnist
-from mindspore import Tensor, nn
+from mindspore import nn
 
-
-class LeNet5(nn.Cell):
-    """LeNet-5: two convolutions with pooling, three dense layers.
-
-    Args:
-        num_classes (int): Length of the output. Default: ``10``.
-        channels (int): Channels of the input image. Default: ``1``.
-
-    Inputs:
-        - **image** (Tensor) - float32 ``[batch, channels, 32, 32]``.
-
-    Outputs:
-        Tensor, float32 ``[batch, num_classes]``, the logits.
-    """
-
-    def __init__(self, num_classes: int = 10, channels: int = 1) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, 6, 5, pad_mode="valid")
-        self.conv2 = nn.Conv2d(6, 16, 5, pad_mode="valid")
-        self.pool = nn.MaxPool2d(kernel_size=2, stride=2)
-        self.relu = nn.ReLU()
-        self.flatten = nn.Flatten()
-        self.fc1 = nn.Dense(16 * 5 * 5, 120)
-        self.fc2 = nn.Dense(120, 84)
-        self.fc3 = nn.Dense(84, num_classes)
-
-    def construct(self, image: Tensor) -> Tensor:
-        """Returns the logits of a batch of images."""
-        hidden = self.pool(self.relu(self.conv1(image)))
-        hidden = self.pool(self.relu(self.conv2(hidden)))
-        hidden = self.flatten(hidden)
-        hidden = self.relu(self.fc1(hidden))
-        hidden = self.relu(self.fc2(hidden))
-        return self.fc3(hidden)
+from mindspore_boost_ext.bundled import LeNet5
 
 
 def main(argv: Sequence[str] | None = None) -> int:

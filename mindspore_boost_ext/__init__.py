@@ -18,6 +18,7 @@ from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepWithLossScaleCell,
 )
 from mindspore_boost_ext.callbacks import BoostMonitor, FlushAccumulation
+from mindspore_boost_ext.checkpoint import save_checkpoint
 from mindspore_boost_ext.config import BoostConfig, BoostConfigError
 from mindspore_boost_ext.grad_accumulation import GradientAccumulation
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze, freeze_cell
@@ -72,5 +73,6 @@ __all__ = [
     "is_installed",
     "plot_history",
     "read_history",
+    "save_checkpoint",
     "uninstall",
 ]

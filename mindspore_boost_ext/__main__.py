@@ -2,22 +2,22 @@
 
 ``python -m mindspore_boost_ext train.py --epochs 3`` runs an unmodified script that was written for
 ``mindspore.boost``, as plain Python would run it. ``--explain``, ``--check`` and ``--env`` answer
-what a configuration would do, whether it is valid, and what this machine offers.
+what a configuration would do, whether it is valid, and what this machine offers. ``compare`` trains
+with each algorithm and without, and shows what that did.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.machinery
 import os
 import sys
-import types
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mindspore_boost_ext.boost import AVAILABLE, record
 from mindspore_boost_ext.config import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
+from mindspore_boost_ext.launcher import run_script
 from mindspore_boost_ext.report import Report
 
 
@@ -25,7 +25,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mindspore_boost_ext",
         description="Run a training script with mindspore_boost_ext in place of mindspore.boost.",
-        epilog="Several processes: msrun [OPTIONS] python -m mindspore_boost_ext SCRIPT [ARGS]",
+        epilog="Several processes: msrun [OPTIONS] python -m mindspore_boost_ext SCRIPT [ARGS]. "
+        "Side by side: python -m mindspore_boost_ext compare --help",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument(
@@ -52,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Answer a question, or run a script; return the exit code."""
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["compare"]:
+        from mindspore_boost_ext.compare import compare
+
+        return compare(words[1:], print)
     options = parser.parse_args(words)
     try:
         if options.version:
@@ -102,35 +107,6 @@ def explain(config: BoostConfig) -> str:
         if one.wanted and settings is not None:
             lines.append(f"{one.algorithm}: {settings}")
     return "\n".join([*lines, *config.notices()])
-
-
-def run_script(script: str, args: Sequence[str]) -> None:
-    """Run ``script`` as ``python script args`` would: same argv, path, traceback, exit code."""
-    sys.argv[:] = [script, *args]
-    script = os.path.abspath(script)
-    # "python -m" put the working directory first; plain Python puts the script's folder there.
-    sys.path[0] = os.path.dirname(os.path.realpath(script))
-    _hide_launcher_frames(script)
-    with open(script, "rb") as file:
-        code = compile(file.read(), script, "exec", dont_inherit=True)
-    module = types.ModuleType("__main__")
-    module.__file__, module.__dict__["__cached__"] = script, None
-    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
-    module.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = module
-    exec(code, module.__dict__)  # the user's own script, as the user asked
-
-
-def _hide_launcher_frames(script: str) -> None:
-    """Let an uncaught error show the script's frames only, as plain Python does."""
-    show = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        while trace is not None and trace.tb_frame.f_code.co_filename != script:
-            trace = trace.tb_next
-        show(kind, error.with_traceback(trace), trace)
-
-    sys.excepthook = hook
 
 
 def _run() -> NoReturn:

@@ -114,7 +114,7 @@ def test_digits_equal_those_of_scikit_learn() -> None:
 
 
 def test_readme_states_checksum_licence_and_source() -> None:
-    readme = (EXAMPLES / "data" / "README.md").read_text(encoding="utf-8")
+    readme = (datasets.DIGITS_FILE.parent / "README.md").read_text(encoding="utf-8")
     digest = hashlib.sha256(datasets.DIGITS_FILE.read_bytes()).hexdigest()
     assert digest == datasets.DIGITS_SHA256
     for text in (

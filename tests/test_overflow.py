@@ -488,7 +488,9 @@ def compile_one(folder, network, detector, inputs):
     try:
         GradientStep(network, detector).compile(inputs, Tensor(1024.0))
     except RuntimeError as error:
-        assert "Unsupported op" in str(error)  # noqa: PT017 (the good end is no error at all)
+        # The good end is no error. What this machine lacks is found after the graphs are out.
+        lacking = ("Unsupported op", "AllReduce only support")  # the second up to 2.7
+        assert any(words in str(error) for words in lacking)  # noqa: PT017
 
 
 @pytest.fixture(scope="module")

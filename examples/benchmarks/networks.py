@@ -1,16 +1,13 @@
-"""Networks and data of the benchmarks; LeNet-5 is that of ``examples/lenet.py``."""
+"""Networks and data of the benchmarks; LeNet-5 is the bundled one."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from mindspore import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from lenet import LeNet5
+from mindspore_boost_ext.bundled import LeNet5
 
 CLASSES = 10
 

@@ -1,0 +1,259 @@
+"""The bundled network and data: LeNet-5 and 1,797 handwritten digits, for examples and ``compare``.
+
+Plain functions from the file to NumPy arrays and on to a MindSpore pipeline of ``(image, label)``
+batches: image float32 ``[batch, channels, height, width]`` in [0, 1], label int32 ``[batch]``. The
+file is checked before it is used. Source and licence of the data: ``data/README.md``.
+
+References: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine
+Learning Repository; Y. LeCun, L. Bottou, Y. Bengio, P. Haffner (1998), Gradient-based learning
+applied to document recognition (here with ReLU, max pooling and fully connected channels).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import mindspore.dataset as ds
+import numpy as np
+from mindspore import Tensor, nn
+
+DIGITS_FILE = Path(__file__).resolve().parent / "data" / "digits.npz"
+DIGITS_SHA256 = "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e"
+DIGITS_MAX = 16  # a pixel of the 8x8 digits counts the dark points of a 4x4 block
+
+
+class DatasetError(ValueError):
+    """A data file is missing or damaged, or does not fit the request; the message is one line."""
+
+
+class Labelled(NamedTuple):
+    """Images with their classes.
+
+    Attributes:
+        images: ``[n, height, width]``, uint8 as stored.
+        labels: ``[n]``, uint8, the class of each image.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+class LeNet5(nn.Cell):
+    """LeNet-5: two convolutions with pooling, three dense layers.
+
+    Args:
+        num_classes (int): Length of the output. Default: ``10``.
+        channels (int): Channels of the input image. Default: ``1``.
+
+    Inputs:
+        - **image** (Tensor) - float32 ``[batch, channels, 32, 32]``.
+
+    Outputs:
+        Tensor, float32 ``[batch, num_classes]``, the logits.
+    """
+
+    def __init__(self, num_classes: int = 10, channels: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 6, 5, pad_mode="valid")
+        self.conv2 = nn.Conv2d(6, 16, 5, pad_mode="valid")
+        self.pool = nn.MaxPool2d(kernel_size=2, stride=2)
+        self.relu = nn.ReLU()
+        self.flatten = nn.Flatten()
+        self.fc1 = nn.Dense(16 * 5 * 5, 120)
+        self.fc2 = nn.Dense(120, 84)
+        self.fc3 = nn.Dense(84, num_classes)
+
+    def construct(self, image: Tensor) -> Tensor:
+        """Returns the logits of a batch of images."""
+        hidden = self.pool(self.relu(self.conv1(image)))
+        hidden = self.pool(self.relu(self.conv2(hidden)))
+        hidden = self.flatten(hidden)
+        hidden = self.relu(self.fc1(hidden))
+        hidden = self.relu(self.fc2(hidden))
+        return self.fc3(hidden)
+
+
+def load_digits(path: Path = DIGITS_FILE) -> Labelled:
+    """Reads the bundled 1,797 handwritten digits.
+
+    Args:
+        path (Path): The ``.npz`` file, see ``data/README.md``.
+
+    Returns:
+        Labelled, images uint8 ``[1797, 8, 8]`` in 0..16 and labels uint8 ``[1797]`` in 0..9.
+
+    Raises:
+        DatasetError: The file is missing, unreadable or not the bundled one.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise DatasetError(
+            f"{path} cannot be read ({reason_of(error)}): restore it from the source repository"
+        ) from error
+    if hashlib.sha256(content).hexdigest() != DIGITS_SHA256:
+        raise DatasetError(
+            f"{path} is damaged (its SHA-256 is not the one in data/README.md): "
+            "restore it from the source repository"
+        )
+    with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return Labelled(arrays["images"], arrays["labels"])
+
+
+def stratified_split(
+    labels: np.ndarray, seed: int = 0, every: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+    """Splits indices at random so that each class is divided in the same proportion.
+
+    The shuffled indices are sorted by class (a stable sort keeps them shuffled inside a class) and
+    every ``every``-th goes to the test set: a class of n gives n/every test items, to within 1.
+
+    Args:
+        labels (np.ndarray): ``[n]``, the classes.
+        seed (int): Seed of the shuffle; equal seeds give equal splits. Default: ``0``.
+        every (int): One item in ``every`` is kept for testing, at least 2. Default: ``5``.
+
+    Returns:
+        Two int64 arrays, the training and the test indices: disjoint, together 0..n-1.
+    """
+    shuffled = np.random.default_rng(seed).permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    is_test = np.arange(len(labels)) % every == 0
+    return by_class[~is_test], by_class[is_test]
+
+
+def enlarge(images: np.ndarray, side: int) -> np.ndarray:
+    """Enlarges square images by bilinear interpolation (pixel centres at half-integers).
+
+    Args:
+        images (np.ndarray): ``[n, s, s]``, any real dtype.
+        side (int): Height and width of the result, at least s.
+
+    Returns:
+        np.ndarray, float32 ``[n, side, side]``.
+
+    Examples:
+        >>> from mindspore_boost_ext.bundled import enlarge
+        >>> enlarge(np.array([[[0, 4], [0, 4]]]), 4)[0, 0].tolist()
+        [0.0, 1.0, 3.0, 4.0]
+    """
+    old = images.shape[-1]
+    # Where each new pixel centre lies on the old grid; beyond the outer centres the edge repeats.
+    position = np.clip((np.arange(side) + 0.5) * old / side - 0.5, 0, old - 1)
+    # Linear weight of each old pixel: 1 at distance 0, falling to 0 at distance 1. Rows sum to 1.
+    weights = np.maximum(0, 1 - np.abs(position[:, None] - np.arange(old))).astype(np.float32)
+    enlarged: np.ndarray = weights @ images.astype(np.float32) @ weights.T
+    return enlarged
+
+
+class EpochOrder(ds.Sampler):
+    """An order of training images that depends on a seed and the epoch, and so can be resumed.
+
+    Args:
+        count (int): Images in an epoch, the first ones of the dataset.
+        seed (int): Seed of the order.
+        first_epoch (int): Epochs trained before. Default: ``0``.
+    """
+
+    def __init__(self, count: int, seed: int, first_epoch: int = 0) -> None:
+        super().__init__(count)
+        self.count = count
+        self.seed = seed
+        self.epoch = first_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the places of the images of the next epoch."""
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
+        self.epoch += 1
+        yield from order.tolist()
+
+
+def digits_datasets(
+    batch_size: int,
+    side: int = 32,
+    channels: int = 1,
+    split_seed: int = 0,
+    order: Callable[[int], ds.Sampler] | None = None,
+    most: int | None = None,
+) -> tuple[ds.Dataset, ds.Dataset]:
+    """Builds the training and test pipelines of the bundled digits (1,437 and 360 images).
+
+    Args:
+        batch_size (int): Images per batch, 1..1437.
+        side (int): Height and width the 8x8 images are enlarged to. Default: ``32``.
+        channels (int): The grey image is repeated over this many channels. Default: ``1``.
+        split_seed (int): Seed of the split; apart from the seed of training, so that runs with
+            different training seeds are tested on the same images. Default: ``0``.
+        order (Callable[[int], ds.Sampler] | None): From the number of training images to their
+            order. Default: None, MindSpore's shuffle.
+        most (int | None): Use this many images of each part at the most. Default: None, all.
+
+    Returns:
+        Two datasets of (float32 ``[batch, channels, side, side]`` in [0, 1], int32 ``[batch]``).
+
+    Raises:
+        DatasetError: The bundled file is missing or damaged, or ``batch_size`` is too large.
+    """
+    digits = load_digits()
+    pixels = enlarge(digits.images, side) / np.float32(DIGITS_MAX)
+    pixels = np.repeat(pixels[:, None], channels, axis=1)
+    labels = digits.labels.astype(np.int32)
+    train, test = (part[spread(len(part), most)] for part in stratified_split(labels, split_seed))
+    check_batch_size(batch_size, len(train))
+    chosen = order and order(len(train))
+    return (
+        array_dataset(pixels[train], labels[train], batch_size, training=True, order=chosen),
+        array_dataset(pixels[test], labels[test], batch_size, training=False),
+    )
+
+
+def array_dataset(
+    images: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    *,
+    training: bool,
+    order: ds.Sampler | None = None,
+) -> ds.Dataset:
+    """Wraps arrays in a pipeline; reshuffles every epoch when training, with MindSpore's seed.
+
+    Args:
+        images (np.ndarray): float32 ``[n, channels, height, width]``.
+        labels (np.ndarray): int32 ``[n]``.
+        batch_size (int): Images per batch.
+        training (bool): Shuffle, and drop the last incomplete batch so that all steps have one
+            shape; otherwise keep order and every image.
+        order (ds.Sampler | None): The order, in place of MindSpore's shuffle. Default: None.
+
+    Returns:
+        Dataset with the columns ``image`` and ``label``.
+    """
+    columns = {"image": images, "label": labels}
+    shuffle = training if order is None else None
+    dataset = ds.NumpySlicesDataset(columns, shuffle=shuffle, sampler=order)
+    return dataset.batch(batch_size, drop_remainder=training)
+
+
+def spread(count: int, most: int | None) -> np.ndarray:
+    """Returns ``most`` places, evenly over ``count``: of items sorted by class some of each."""
+    if most is None or most >= count:
+        return np.arange(count)
+    return np.arange(most) * count // most
+
+
+def check_batch_size(batch_size: int, available: int) -> None:
+    """Refuses a batch larger than the training set: every epoch would be empty."""
+    if batch_size > available:
+        raise DatasetError(
+            f"batch size must be at most {available}, the number of training images, "
+            f"got {batch_size}"
+        )
+
+
+def reason_of(error: Exception) -> str:
+    """Returns what went wrong without the file name, which the caller's message carries."""
+    return getattr(error, "strerror", None) or str(error)
