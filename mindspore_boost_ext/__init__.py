@@ -31,6 +31,8 @@ from mindspore_boost_ext.integration import (
     uninstall,
 )
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
+from mindspore_boost_ext.thor import THOR
+from mindspore_boost_ext.thor_model import ConvertModelUtils
 
 # Public names of mindspore.boost that this version does not have yet: calling one says so.
 LessBN = planned("LessBN")
@@ -38,7 +40,6 @@ AdaSum = planned("AdaSum")
 DimReduce = planned("DimReduce")
 OptimizerProcess = planned("OptimizerProcess")
 ParameterProcess = planned("ParameterProcess")
-THOR = planned("THOR")
 
 
 if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "off"):
@@ -55,6 +56,7 @@ __all__ = [
     "BoostTrainOneStepCell",
     "BoostTrainOneStepWithLossScaleCell",
     "BoostWarning",
+    "ConvertModelUtils",
     "DimReduce",
     "FlushAccumulation",
     "FreezeOpt",

@@ -17,9 +17,10 @@ from mindspore_boost_ext._planned import not_implemented
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
+from mindspore_boost_ext.thor_switch import thor_in_place_of
 
 # Algorithms that this version can apply.
-AVAILABLE = frozenset({"grad_freeze", "grad_accumulation", "loss_scale_group"})
+AVAILABLE = frozenset({"grad_freeze", "grad_accumulation", "loss_scale_group", "thor"})
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -132,6 +133,9 @@ class AutoBoost:
             NotImplementedError: if an algorithm is asked for that this version does not have.
         """
         self._refuse_unavailable()
+        if self.boost_config["thor"]:
+            optimizer, reason = thor_in_place_of(optimizer, network, self.config.thor)
+            self._report.put(Row("thor", self._report["thor"].asked_by, APPLIED, reason))
         if self.boost_config["grad_freeze"]:
             network, optimizer = self._freeze(network, optimizer)
         if _BUILDING.get() is None:
