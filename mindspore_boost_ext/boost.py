@@ -89,6 +89,11 @@ class AutoBoost:
             optimizer = getattr(optimizer, "opt", None)  # LARS and FreezeOpt wrap an optimizer
         return building or AutoBoost()
 
+    @staticmethod
+    def is_building() -> bool:
+        """Tell whether a Model of this thread is being built."""
+        return _BUILDING.get() is not None
+
     @property
     def boost_config(self) -> dict[str, bool]:
         """Which algorithms are switched on, as a new dict of switches."""

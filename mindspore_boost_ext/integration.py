@@ -119,7 +119,8 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     parts = ModelUnderConstruction(model)
     if parts.boost is None:
         return plain_build(model)
-    plain = parts.plain_train_network(plain_build)
+    with parts.boost.building():
+        plain = parts.plain_train_network(plain_build)
     return boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
 
 
@@ -170,7 +171,7 @@ def boosted_build_train_network(
         **kwargs: as for that function.
     """
     boost = AutoBoost(boost_level, boost_config_dict)
-    if boost.level == "O0" and thor_of(optimizer) is None:
+    if boost.level == "O0" and (thor_of(optimizer) is None or AutoBoost.is_building()):
         return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
     if "loss_scale_manager" in kwargs:
         manager = kwargs.pop("loss_scale_manager")
