@@ -163,7 +163,7 @@ class THOR(nn.Optimizer):
             self.decay_flags = tuple(bool(decay_filter(one)) for one in self.parameters)
         self.momentum = Parameter(Tensor(momentum, ms.float32), name="momentum")
         self.moments = self.parameters.clone(prefix="moments", init="zeros")
-        self.opt = ops.ApplyMomentum(use_nesterov=bool(use_nesterov))
+        self.use_nesterov, self.opt = bool(use_nesterov), ops.ApplyMomentum()
         self.samples, self.frequency = float(batch_size), int(frequency)
         self.enable_clip_grad, self.kl_clip = bool(enable_clip_grad), kl_clip
         self.split_indices = _checked_split(split_indices)
@@ -185,7 +185,7 @@ class THOR(nn.Optimizer):
         )
         self._told: set[str] = set()
         if not plans:
-            warn("THOR: the network has no layer to precondition, so it trains as with momentum")
+            warn("THOR: the network has no layer to precondition, so all gradients stay plain")
 
     @property
     def factors(self) -> tuple[Parameter, ...]:
@@ -252,7 +252,12 @@ class THOR(nn.Optimizer):
                 gradient = ops.cast(gradient / bounded, gradient.dtype)
             own = rate[index] if self.is_group_lr else rate
             weight = self.parameters[index]
-            done = self.opt(weight, moment, own, gradient, self.momentum)
+            if self.use_nesterov:  # the CPU kernel of ApplyMomentum ignores its use_nesterov
+                following = moment * self.momentum + gradient
+                done = ops.assign_sub(weight, own * (gradient + self.momentum * following))
+                done = ops.depend(done, ops.assign(moment, following))
+            else:
+                done = self.opt(weight, moment, own, gradient, self.momentum)
             success = ops.depend(success, done)
         return success
 
