@@ -34,11 +34,12 @@ from mindspore_boost_ext.integration import (
 )
 from mindspore_boost_ext.less_batch_normalization import LessBN
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
+from mindspore_boost_ext.thor import THOR
+from mindspore_boost_ext.thor_model import ConvertModelUtils
 
 # Public names of mindspore.boost that this version does not have yet: calling one says so.
 AdaSum = planned("AdaSum")
 DimReduce = planned("DimReduce")
-THOR = planned("THOR")
 
 
 if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "off"):
@@ -55,6 +56,7 @@ __all__ = [
     "BoostTrainOneStepCell",
     "BoostTrainOneStepWithLossScaleCell",
     "BoostWarning",
+    "ConvertModelUtils",
     "DimReduce",
     "FlushAccumulation",
     "FreezeOpt",

@@ -8,10 +8,11 @@ switched on the step is MindSpore's own, operator for operator: weights are bit-
 
 from __future__ import annotations
 
+import contextlib
 import numbers
 from typing import Any
 
-from mindspore import Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._planned import not_implemented
@@ -22,6 +23,8 @@ from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_ce
 from mindspore_boost_ext.gradients import clipped
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Report, Row, warn
 from mindspore_boost_ext.resting import resting_copy
+from mindspore_boost_ext.thor import thor_of
+from mindspore_boost_ext.thor_step import Turns
 
 
 class BoostTrainOneStepCell(nn.TrainOneStepCell):
@@ -82,6 +85,10 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self.freeze_nets: tuple[BoostTrainOneStepCell, ...] = ()
         self.scheduled: Any = None
         self._flushes: dict[int, _Flush] = {}
+        self.thor: Any = thor_of(optimizer)
+        self.capturing = False
+        self.turns: Any = None
+        self._turns_of_groups: dict[int, Turns] = {}
         self._add_rows()
         self._tell_unequal_scales()
         if self.steps_of_groups_at_once:
@@ -91,11 +98,19 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         """Train one step and return the loss."""
         if self.freeze:
             return self.gradient_freeze_process(*inputs)
-        if self.clip_norm is None and not self.use_grad_accumulation:
+        if self.turns is not None:
+            return self.turns(*inputs)
+        if self.clip_norm is None and not self.use_grad_accumulation and not self.capturing:
             return super().construct(*inputs)
         loss = self.network(*inputs)
         sens = ops.fill(loss.dtype, loss.shape, self.sens)
-        gradients = self.grad(self.network, self.weights)(*inputs, sens)
+        if self.capturing:
+            gradients = self.grad(self.network, self.weights_and_factors)(*inputs, sens)
+            notes = self.thor.curvature.prepared(gradients[len(self.weights) :], self.sens)
+            gradients = gradients[: len(self.weights)]
+            loss = ops.depend(loss, self.thor.refresh(notes))
+        else:
+            gradients = self.grad(self.network, self.weights)(*inputs, sens)
         gradients = self.grad_reducer(gradients)
         if self.use_grad_accumulation:
             return self.gradient_accumulation_process(loss, gradients, sens, *inputs)
@@ -158,16 +173,21 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         are ever compiled. Inside another Cell's graph, and in a subclass with a ``construct`` of
         its own, ``gradient_freeze_process`` chooses in the graph.
         """
-        if not self.freeze or type(self).construct is not self._library_class().construct:
+        chooses = self.freeze or self.turns is not None
+        if not chooses or type(self).construct is not self._library_class().construct:
             return super().__call__(*inputs, **kwargs)
-        group = self.optimizer.next_group()
-        step = self.freeze_nets[group]
+        group = self.optimizer.next_group() if self.freeze else 0
+        step = self.freeze_nets[group] if self.freeze else self
+        turns = step.turns
+        if turns is not None:
+            step = turns.now()
         if id(step) not in self._prepared:
             _compat.share_compile_settings(self, step)
             self._prepared.add(id(step))
         if step.training != self.training:
             step.set_train(self.training)
-        return step(*inputs, **kwargs)
+        with turns.running(step) if turns else contextlib.nullcontext():
+            return step(*inputs, **kwargs)
 
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""
@@ -198,16 +218,45 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     def _make_steps_of_groups(self) -> None:
         """Make the step of each group; equal groups share one. Each compiles when it first runs."""
+        self._prepared: set[int] = set()
         if not self.freeze:
+            self._add_turns(self)
             return
         steps: dict[int, BoostTrainOneStepCell] = {}
         turns = [self.optimizer.turn(k) for k in range(len(self.optimizer.group_positions))]
         for turn, positions in zip(turns, self.optimizer.group_positions):
             if id(turn) not in steps:
                 steps[id(turn)] = self._for_group(turn, positions)
+        for step in steps.values():  # all copies are made: now layers may carry taps
+            self._add_turns(step)
         self.freeze_nets = tuple(steps[id(turn)] for turn in turns)
-        self._prepared: set[int] = set()
         self.scheduled = ScheduledSteps(self.freeze_nets, self.optimizer)
+
+    def _add_turns(self, step: BoostTrainOneStepCell) -> None:
+        """Let a step with THOR take turns between its ordinary and its capturing variant."""
+        if self.thor is None or not self.thor.factors:
+            return
+        if type(self).construct is not self._library_class().construct:
+            raise ValueError(
+                f"{type(self).__name__} has a construct of its own, so THOR cannot see activations "
+                "and output gradients: override update(loss, gradients) instead"
+            )
+        if self.reducer_flag:
+            self.thor.curvature.use_ranks(int(self.degree), self.thor.split_indices)
+        everything = tuple(range(len(step.weights)))
+        ordinary = step._for_group(step.optimizer, everything)
+        capturing = step._for_group(step.optimizer, everything)
+        capturing._capture()
+        window = (None, 0)
+        if self.use_grad_accumulation:
+            window = self.accumulation._accumulation_step, self.max_accumulation_step - 1
+        step.turns = Turns(self.thor, ordinary, capturing, *window)
+        self.thor.taps.attach()
+
+    def _capture(self) -> None:
+        """Differentiate by the factors of THOR as well."""
+        self.capturing = True
+        self.weights_and_factors = ParameterTuple((*self.weights, *self.thor.factors))
 
     def _library_class(self) -> Any:
         """Return the class of this package that the object is of, not the user's subclass."""
@@ -246,7 +295,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     def observations(self) -> dict[str, Any]:
         """Return what the active algorithms tell of the last step: name -> number or bool."""
-        return {}
+        return {} if self.thor is None else self.thor.observations()
 
     def _add_rows(self) -> None:
         """Complete the report with what only the step knows."""
@@ -254,6 +303,13 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         if self.clip_norm is not None:
             asked_by = f"gradients.clip_norm={self.clip_norm:g}"
             report.put(Row("gradient clipping", asked_by, APPLIED, "by the global norm"))
+        if self.thor is not None:
+            asked_by = report["thor"].asked_by
+            asked_by = "the optimizer is THOR" if asked_by == "-" else asked_by
+            reason = report["thor"].reason if report["thor"].status == APPLIED else ""
+            report.put(Row("thor", asked_by, APPLIED, reason, self.thor.counts()))
+            for row in self.thor.rows():
+                report.put(row)
         if not self.freeze:
             return
         asked_by = report["grad_freeze"].asked_by
