@@ -11,6 +11,7 @@ import os
 
 from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.adasum import AdaSum
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
@@ -34,7 +35,6 @@ from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 
 # Public names of mindspore.boost that this version does not have yet: calling one says so.
 LessBN = planned("LessBN")
-AdaSum = planned("AdaSum")
 DimReduce = planned("DimReduce")
 OptimizerProcess = planned("OptimizerProcess")
 ParameterProcess = planned("ParameterProcess")

@@ -14,12 +14,13 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext._planned import not_implemented
+from mindspore_boost_ext.adasum import obstacle
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 
 # Algorithms that this version can apply.
-AVAILABLE = frozenset({"grad_freeze", "grad_accumulation", "loss_scale_group"})
+AVAILABLE = frozenset({"adasum", "grad_freeze", "grad_accumulation", "loss_scale_group"})
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -131,6 +132,9 @@ class AutoBoost:
         Raises:
             NotImplementedError: if an algorithm is asked for that this version does not have.
         """
+        reason = obstacle(self.device_number)
+        if reason:
+            self.leave_out("adasum", reason)
         self._refuse_unavailable()
         if self.boost_config["grad_freeze"]:
             network, optimizer = self._freeze(network, optimizer)

@@ -17,6 +17,7 @@ FLOORS = [
     {"config", "pca", "sections"},
     {"_compat", "_planned"},
     {"overflow", "base", "optimizer_view", "gradients", "environment", "freeze_schedule"},
+    {"packing", "exchange", "adasum_rule"},
     {
         "freeze_optimizer",
         "less_batch_normalization",
