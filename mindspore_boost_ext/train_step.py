@@ -220,7 +220,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         wanted = self.auto_boost.boost_config["grad_accumulation"]
         self.use_grad_accumulation = wanted and self.max_accumulation_step > 1
         self.accumulation: Any = None
-        self.window_reducer = self.grad_reducer  # type: ignore[has-type]
+        self.window_reducer = self.grad_reducer
         if not self.use_grad_accumulation:
             return
         settings = self.auto_boost.config.grad_accumulation

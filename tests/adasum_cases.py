@@ -44,8 +44,8 @@ def values(kind, size, ranks, dtype):
     elif kind == "tiny":
         base *= 1e-30 if dtype == np.float32 else 1e-4
     elif kind == "spread":
-        exponents = np.linspace(-24, 24, ranks) if dtype == np.float32 else np.linspace(-3, 3, ranks)
-        base *= 10.0 ** exponents[:, None]
+        reach = 24 if dtype == np.float32 else 3
+        base *= 10.0 ** np.linspace(-reach, reach, ranks)[:, None]
     elif kind == "zero on some":
         base[::2] = 0
     return base.astype(dtype)
@@ -64,5 +64,3 @@ class Run(nn.Cell):
         for index in range(len(old)):
             steps += (old[index] - self.parameters[index],)
         return self.adasum(steps, self.parameters, old)
-
-

@@ -82,7 +82,7 @@ def case(name, adasum=True):
     switches = dict.fromkeys(mindspore_boost_ext.AutoBoost().boost_config, False)
     config = {"boost": {"mode": "manual", **switches}}
     manager = None
-    net = NormNet() if name.endswith("norm") else nets.Deep()
+    net = network(name)
     if name.startswith("adasum") and adasum:
         config["boost"]["adasum"] = True
         config["common"] = {"device_number": devices(name)}
@@ -111,6 +111,13 @@ def case(name, adasum=True):
     return net, model.train_network
 
 
+def network(name):
+    if name.endswith("norm"):
+        return NormNet()
+    small = name.startswith("adasum") and not name.endswith("freezing")
+    return nets.MLP() if small else nets.Deep()
+
+
 def devices(name):
     return 2 if name == "adasum servers" else 1
 
@@ -118,7 +125,9 @@ def devices(name):
 def optimizer(name, parameters):
     if name.endswith("adam"):
         return nn.Adam(parameters, 0.01)
-    return nn.Momentum(parameters, 0.1, 0.9) if name.startswith("adasum") else nn.SGD(parameters, 0.1)
+    if name.startswith("adasum"):
+        return nn.Momentum(parameters, 0.1, 0.9)
+    return nn.SGD(parameters, 0.1)
 
 
 def share(values, rank, ranks):

@@ -18,7 +18,6 @@ RUNS = distributed_worker.CASES
 EVERY_CASE = [(*run, name) for run, names in RUNS.items() for name in names]
 PLAIN_CASES = [one for one in EVERY_CASE if not one[2].startswith("adasum")]
 ADASUM_CASES = [one for one in EVERY_CASE if one[2].startswith("adasum")]
-every_run = pytest.mark.parametrize(("ranks", "mode"), RUNS)
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +44,7 @@ def ended(tmp_path_factory):
 def mode_of():
     """Return a function that sets a mode until the test ends."""
     before = ms.get_context("mode")
-    yield lambda mode: ms.set_context(
-        mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE
-    )
+    yield lambda mode: ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_context(mode=before)
 
 
@@ -69,9 +66,7 @@ def single_process(name):
     return nets.weights(net), step.observations()
 
 
-@pytest.mark.parametrize(
-    ("ranks", "mode", "name"), [one for one in PLAIN_CASES if one[2] != "sum"]
-)
+@pytest.mark.parametrize(("ranks", "mode", "name"), [one for one in PLAIN_CASES if one[2] != "sum"])
 def test_ranks_train_like_one_process_on_all_the_data(ended, mode_of, ranks, mode, name):
     """The mean over ranks of means over shares is the mean over the whole, but for rounding."""
     _, results = ended(ranks, mode)
@@ -129,7 +124,9 @@ def simulated(name, ranks):
             if index == distributed_worker.OVERFLOW_AT and name in distributed_worker.OVERFLOWING:
                 data[0, 0] = np.inf
             step(Tensor(data), Tensor(labels))
-        steps = [{key: old[key] - value for key, value in trained(net).items()} for net, _ in servers]
+        steps = [
+            {key: old[key] - value for key, value in trained(net).items()} for net, _ in servers
+        ]
         new = {key: old[key] - oracles.adasum([step[key] for step in steps]) for key in old}
         for net, _ in servers:
             for one in net.trainable_params():
@@ -144,13 +141,14 @@ def trained(net):
 @pytest.mark.parametrize(("ranks", "mode", "name"), ADASUM_CASES)
 def test_a_model_with_adasum_trains_by_the_rule(ended, mode_of, ranks, mode, name):
     _, results = ended(ranks, mode)
-    mode_of(mode)
+    mode_of("pynative")  # nothing to compile; both modes train the same
     (weights, *_), servers = simulated(name, ranks)
+    # float32 steps against the same steps combined in float64, 20 of them at most. Adam divides by
+    # the root of squared gradients, some of which are rounding errors themselves.
+    tolerance = 1e-4 if name.endswith("adam") else 1e-5
     for key, value in weights.items():
-        # float32 steps against the same steps combined in float64; 20 of them at most.
-        np.testing.assert_allclose(
-            np.array(results[0][name]["weights"][key]), value, atol=1e-5, err_msg=key
-        )
+        found = np.array(results[0][name]["weights"][key])
+        np.testing.assert_allclose(found, value, atol=tolerance, err_msg=key)
     for rank, result in enumerate(results):
         net = servers[rank // distributed_worker.devices(name)][0]
         for one in net.get_parameters():
