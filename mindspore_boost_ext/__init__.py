@@ -12,6 +12,7 @@ import os
 from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.adasum import AdaSum
+from mindspore_boost_ext.base import OptimizerProcess, ParameterProcess
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
@@ -31,13 +32,11 @@ from mindspore_boost_ext.integration import (
     is_installed,
     uninstall,
 )
+from mindspore_boost_ext.less_batch_normalization import LessBN
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 
 # Public names of mindspore.boost that this version does not have yet: calling one says so.
-LessBN = planned("LessBN")
 DimReduce = planned("DimReduce")
-OptimizerProcess = planned("OptimizerProcess")
-ParameterProcess = planned("ParameterProcess")
 THOR = planned("THOR")
 
 
