@@ -11,6 +11,7 @@ import os
 
 from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.adasum import AdaSum
 from mindspore_boost_ext.base import OptimizerProcess, ParameterProcess
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import (
@@ -38,7 +39,6 @@ from mindspore_boost_ext.thor import THOR
 from mindspore_boost_ext.thor_model import ConvertModelUtils
 
 # Public names of mindspore.boost that this version does not have yet: calling one says so.
-AdaSum = planned("AdaSum")
 DimReduce = planned("DimReduce")
 
 

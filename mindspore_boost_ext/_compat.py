@@ -193,3 +193,14 @@ def share_compile_settings(source: nn.Cell, target: nn.Cell) -> None:
     for name in ("_dynamic_shape_inputs", "_jit_config_dict"):
         if hasattr(source, name):
             setattr(target, name, getattr(source, name))
+
+
+# ---- Communication groups ----
+
+
+def make_group(name: str, ranks: tuple[int, ...]) -> None:
+    """Create a communication group unless this process has it already."""
+    from mindspore.communication import _comm_helper
+
+    if name not in _comm_helper._ExistingGroup.ITEMS:
+        ms.communication.create_group(name, list(ranks))

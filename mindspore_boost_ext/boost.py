@@ -14,6 +14,7 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext._planned import not_implemented
+from mindspore_boost_ext.adasum import obstacle
 from mindspore_boost_ext.base import ParameterProcess, rebuilt
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
@@ -24,7 +25,9 @@ from mindspore_boost_ext.thor import THOR
 from mindspore_boost_ext.thor_switch import thor_in_place_of
 
 # Algorithms that this version can apply.
-AVAILABLE = frozenset({"less_bn", "grad_freeze", "grad_accumulation", "loss_scale_group", "thor"})
+AVAILABLE = frozenset(
+    {"less_bn", "adasum", "grad_freeze", "grad_accumulation", "loss_scale_group", "thor"}
+)
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -141,6 +144,9 @@ class AutoBoost:
         Raises:
             NotImplementedError: if an algorithm is asked for that this version does not have.
         """
+        reason = obstacle(self.device_number)
+        if reason:
+            self.leave_out("adasum", reason)
         self._refuse_unavailable()
         if self.boost_config["less_bn"]:
             optimizer = self._fitted(network, optimizer, self._less_bn(network))

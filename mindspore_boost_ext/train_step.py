@@ -13,10 +13,11 @@ import numbers
 from typing import Any
 
 from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore.communication import get_group_size, get_rank
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext._planned import not_implemented
 from mindspore_boost_ext._rules import shown
+from mindspore_boost_ext.adasum import AdaSum, obstacle, server_reducer
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.grad_accumulation import DROP_WINDOW, GradientAccumulation
 from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_cells
@@ -77,9 +78,9 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self.auto_boost = AutoBoost.current(optimizer)
         self.clip_norm = self.auto_boost.config.gradients.clip_norm
         self.enable_dim_reduce = False
-        self.enable_adasum = False
         self.dim_reduce = None
         self.weights_clone = None
+        self._use_adasum()
         self._use_accumulation()
         self.freeze = isinstance(optimizer, FreezeOpt)
         self.freeze_nets: tuple[BoostTrainOneStepCell, ...] = ()
@@ -100,7 +101,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             return self.gradient_freeze_process(*inputs)
         if self.turns is not None:
             return self.turns(*inputs)
-        if self.clip_norm is None and not self.use_grad_accumulation and not self.capturing:
+        special = self.use_grad_accumulation or self.capturing or self.enable_adasum
+        if self.clip_norm is None and not special:
             return super().construct(*inputs)
         loss = self.network(*inputs)
         sens = ops.fill(loss.dtype, loss.shape, self.sens)
@@ -125,6 +127,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         """
         if self.clip_norm is not None:
             gradients = clipped(gradients, self.clip_norm * self.sens)
+        if self.enable_adasum:
+            return self.adasum_process(loss, gradients)
         return ops.depend(loss, self.optimizer(gradients))
 
     def gradient_accumulation_process(
@@ -163,8 +167,15 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         return self.scheduled(*inputs)
 
     def adasum_process(self, loss: Tensor, grads: tuple[Any, ...]) -> Tensor:
-        """Update through AdaSum; never reached as long as ``enable_adasum`` is False."""
-        raise not_implemented("adasum")
+        """Take this rank's own step, and combine it with those of the other servers.
+
+        Args:
+            loss (Tensor): the loss; it is returned when the weights are written.
+            grads (tuple(Tensor)): gradients of this server, in the order of ``weights``.
+        """
+        old = self.adasum.snapshot_compiled()
+        loss = ops.depend(loss, self.optimizer(ops.depend(grads, old)))
+        return ops.depend(loss, self.adasum.update_since_compiled(ops.depend(old, loss)))
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step.
@@ -199,13 +210,36 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self._flushes[id(step)]()
         return True
 
+    def _use_adasum(self) -> None:
+        """Set up AdaSum; gradients are then reduced inside this rank's server only."""
+        self.adasum: Any = None
+        self.enable_adasum = False
+        if not self.auto_boost.boost_config["adasum"]:
+            return
+        devices, report = self.auto_boost.device_number, self.auto_boost.report()
+        asked_by, reason = report["adasum"].asked_by, obstacle(devices)
+        if reason.startswith("common.device_number must"):
+            raise ValueError(reason)
+        if reason:
+            report.put(Row("adasum", asked_by, SKIPPED, reason))
+            return
+        self.enable_adasum = True
+        self.grad_reducer = server_reducer(self.weights, get_rank(), devices)
+        self.adasum = self._adasum_over(self.weights)
+        report.put(Row("adasum", asked_by, APPLIED, self.adasum.describe(), self.adasum.counts()))
+
+    def _adasum_over(self, weights: Any) -> AdaSum:
+        devices = self.auto_boost.device_number
+        servers = get_group_size() // devices
+        return AdaSum(get_rank(), devices, servers, weights, equal_in_server=True)
+
     def _use_accumulation(self) -> None:
         """Set up the window; gradients are then reduced over ranks once for each window."""
         self.max_accumulation_step = self.auto_boost.grad_accumulation_step
         wanted = self.auto_boost.boost_config["grad_accumulation"]
         self.use_grad_accumulation = wanted and self.max_accumulation_step > 1
         self.accumulation: Any = None
-        self.window_reducer = self.grad_reducer  # type: ignore[has-type]
+        self.window_reducer = self.grad_reducer
         if not self.use_grad_accumulation:
             return
         settings = self.auto_boost.config.grad_accumulation
@@ -281,13 +315,21 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             frozen = frozen_cells(self.network, step.weights)
             step._cells["network"] = resting_copy(self.network, frozen).set_grad()
         if self.reducer_flag:
-            reducer = nn.DistributedGradReducer(list(step.weights), self.mean, self.degree)
+            reducer = self._reducer(step.weights)
             step._cells["window_reducer"] = reducer
             if not self.use_grad_accumulation:
                 step._cells["grad_reducer"] = reducer
+        if self.enable_adasum:
+            step._cells["adasum"] = self._adasum_over(step.weights)
         if self.use_grad_accumulation:
             step._cells["accumulation"] = self.accumulation.restricted(optimizer, positions)
         return step
+
+    def _reducer(self, weights: Any) -> nn.Cell:
+        """Return the reduction over ranks for the gradients of some weights."""
+        if self.enable_adasum:
+            return server_reducer(weights, get_rank(), self.auto_boost.device_number)
+        return nn.DistributedGradReducer(list(weights), self.mean, self.degree)
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
