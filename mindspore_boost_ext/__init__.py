@@ -18,6 +18,7 @@ from mindspore_boost_ext.boost_cell_wrapper import (
 )
 from mindspore_boost_ext.callbacks import BoostMonitor, FlushAccumulation
 from mindspore_boost_ext.config import BoostConfig, BoostConfigError
+from mindspore_boost_ext.dim_reduce import DimReduce
 from mindspore_boost_ext.grad_accumulation import GradientAccumulation
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze, freeze_cell
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
@@ -31,11 +32,11 @@ from mindspore_boost_ext.integration import (
     uninstall,
 )
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
+from mindspore_boost_ext.trajectory import TrajectorySampler
 
 # Public names of mindspore.boost that this version does not have yet: calling one says so.
 LessBN = planned("LessBN")
 AdaSum = planned("AdaSum")
-DimReduce = planned("DimReduce")
 OptimizerProcess = planned("OptimizerProcess")
 ParameterProcess = planned("ParameterProcess")
 THOR = planned("THOR")
@@ -66,6 +67,7 @@ __all__ = [
     "OptimizerProcess",
     "ParameterProcess",
     "Report",
+    "TrajectorySampler",
     "__version__",
     "freeze_cell",
     "install",

@@ -17,9 +17,10 @@ from mindspore_boost_ext._planned import not_implemented
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
+from mindspore_boost_ext.subspace import prepare
 
 # Algorithms that this version can apply.
-AVAILABLE = frozenset({"grad_freeze", "grad_accumulation", "loss_scale_group"})
+AVAILABLE = frozenset({"dim_reduce", "grad_freeze", "grad_accumulation", "loss_scale_group"})
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -134,6 +135,10 @@ class AutoBoost:
         self._refuse_unavailable()
         if self.boost_config["grad_freeze"]:
             network, optimizer = self._freeze(network, optimizer)
+        if self.boost_config["dim_reduce"]:
+            asked_by = self._report["dim_reduce"].asked_by
+            optimizer, reason, counts = prepare(network, optimizer, self.config.dim_reduce)
+            self._report.put(Row("dim_reduce", asked_by, APPLIED, reason, counts))
         if _BUILDING.get() is None:
             setattr(optimizer, _TAG, self)
         return network, optimizer

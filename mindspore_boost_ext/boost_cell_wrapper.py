@@ -96,6 +96,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = 0
         self.compiles_end = type(self) is self._library_class() and _is_mindspores(optimizer)
+        # The trials of dim_reduce run the network, which need not compile.
+        self.compiles_end = self.compiles_end and not self.enable_dim_reduce
         self.auto_boost.report().put(
             Row(
                 "overflow detection",
@@ -118,17 +120,24 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         status, sens = self.detector.start(sens, loss)
         gradients = self.grad(self.network, self.weights)(*inputs, sens)
         finish = self._finish_compiled if self.compiles_end else self._finish
-        loss, overflow = finish(status, loss, scale, self._samples(*inputs), *gradients)
+        batch = inputs if self.enable_dim_reduce else ()
+        loss, overflow = finish(status, loss, scale, self._samples(*inputs), batch, *gradients)
         return loss, overflow, scale
 
     def _finish(
-        self, status: Tensor, loss: Tensor, scale: Tensor, samples: float, *gradients: Any
+        self,
+        status: Tensor,
+        loss: Tensor,
+        scale: Tensor,
+        samples: float,
+        inputs: tuple[Tensor, ...],
+        *gradients: Any,
     ) -> tuple[Tensor, Tensor]:
         """Do all that follows the backward pass; return the loss and the overflow."""
         gradients = self.grad_reducer(unscaled_all(gradients, scale))
         overflow = self.detector(status, gradients)
         overflow = ops.depend(overflow, self._update_scale(overflow))
-        return self._update_unless(overflow, loss, gradients, samples), overflow
+        return self._update_unless(overflow, loss, gradients, samples, *inputs), overflow
 
     def _grouped_step(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         loss = self.network(*inputs)
@@ -161,16 +170,21 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
     _finish_groups_compiled = ms.jit(_finish_groups)
 
     def _update_unless(
-        self, overflow: Tensor, loss: Tensor, gradients: tuple[Any, ...], samples: float
+        self,
+        overflow: Tensor,
+        loss: Tensor,
+        gradients: tuple[Any, ...],
+        samples: float,
+        *inputs: Tensor,
     ) -> Tensor:
         loss = ops.depend(loss, ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32)))
         if overflow:
             if self.use_grad_accumulation and self.drop_window:
                 loss = ops.depend(loss, self.accumulation.clear())
         elif self.use_grad_accumulation:
-            loss = self._accumulate(loss, gradients, samples)
+            loss = self._accumulate(loss, gradients, samples, *inputs)
         else:
-            loss = self.update(loss, gradients)
+            loss = self.update(loss, gradients, *inputs)
         return loss
 
     def _update_scale(self, overflow: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ O2     less_bn, grad_freeze, adasum
 
 Modes: ``auto`` follows the level; ``manual`` is the level's table overridden by the given switches;
 ``enable_all`` asks for everything that its prerequisites allow; ``disable_all`` for nothing.
-At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others.
+At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others but
+``grad_accumulation``.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def _decision(algorithm: str, wanted: bool, authority: str) -> Decision:
 
 
 def _excluded(decision: Decision) -> Decision:
-    if not decision.wanted or decision.algorithm == "dim_reduce":
+    if not decision.wanted or decision.algorithm in ("dim_reduce", "grad_accumulation"):
         return decision
     return dataclasses.replace(decision, wanted=False, reason="dim_reduce excludes all others")
 

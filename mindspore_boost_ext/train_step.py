@@ -23,6 +23,7 @@ from mindspore_boost_ext.grad_accumulation import DROP_WINDOW, GradientAccumulat
 from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_cells
 from mindspore_boost_ext.gradients import clipped
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Report, Row, warn
+from mindspore_boost_ext.subspace import make_dim_reduce
 
 
 class BoostTrainOneStepCell(nn.TrainOneStepCell):
@@ -74,10 +75,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         super().__init__(network, optimizer, sens)
         self.auto_boost = AutoBoost.current(optimizer)
         self.clip_norm = self.auto_boost.config.gradients.clip_norm
-        self.enable_dim_reduce = False
         self.enable_adasum = False
-        self.dim_reduce = None
-        self.weights_clone = None
+        self._use_dim_reduce()
         self._use_accumulation()
         self.freeze = isinstance(optimizer, FreezeOpt)
         self.freeze_nets: tuple[BoostTrainOneStepCell, ...] = ()
@@ -92,7 +91,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         """Train one step and return the loss."""
         if self.freeze:
             return self.gradient_freeze_process(*inputs)
-        if self.clip_norm is None and not self.use_grad_accumulation:
+        plain = self.clip_norm is None and not self.use_grad_accumulation
+        if plain and not self.enable_dim_reduce:
             return super().construct(*inputs)
         loss = self.network(*inputs)
         sens = ops.fill(loss.dtype, loss.shape, self.sens)
@@ -100,17 +100,21 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         gradients = self.grad_reducer(gradients)
         if self.use_grad_accumulation:
             return self.gradient_accumulation_process(loss, gradients, sens, *inputs)
-        return self.update(loss, gradients)
+        return self.update(loss, gradients, *inputs)
 
-    def update(self, loss: Tensor, gradients: tuple[Any, ...]) -> Tensor:
+    def update(self, loss: Tensor, gradients: tuple[Any, ...], *inputs: Tensor) -> Tensor:
         """Clip reduced gradients, update the weights, and return the loss.
 
         Args:
             loss (Tensor): the loss; it is returned when the update is done.
             gradients (tuple(Tensor)): gradients in the order of ``weights``, times ``sens``.
+            inputs (tuple(Tensor)): the inputs of ``loss``, for the trials of ``dim_reduce``.
         """
         if self.clip_norm is not None:
             gradients = clipped(gradients, self.clip_norm * self.sens)
+        if self.enable_dim_reduce:
+            clone = self.weights_clone
+            return self.dim_reduce(loss, gradients, self.sens, self.weights, clone, *inputs)
         return ops.depend(loss, self.optimizer(gradients))
 
     def gradient_accumulation_process(
@@ -124,7 +128,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             sens (Tensor): the factor that they carry; not used.
             inputs (tuple(Tensor)): the inputs; the first axis of the first counts the samples.
         """
-        return self._accumulate(loss, grads, self._samples(*inputs))
+        return self._accumulate(loss, grads, self._samples(*inputs), *inputs)
 
     def _samples(self, *inputs: Tensor) -> float:
         """Return the weight of a micro-batch in its window."""
@@ -132,16 +136,18 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             return float(inputs[0].shape[0])
         return 1.0
 
-    def _accumulate(self, loss: Tensor, gradients: tuple[Any, ...], weight: float) -> Tensor:
+    def _accumulate(
+        self, loss: Tensor, gradients: tuple[Any, ...], weight: float, *inputs: Tensor
+    ) -> Tensor:
         loss = ops.depend(loss, self.accumulation.accumulate(gradients, weight))
         if self.accumulation.is_full():
-            loss = self.close_window(loss)
+            loss = self.close_window(loss, *inputs)
         return loss
 
-    def close_window(self, loss: Tensor) -> Tensor:
+    def close_window(self, loss: Tensor, *inputs: Tensor) -> Tensor:
         """Update with what the window holds, and empty it; return ``loss`` when that is done."""
         gradients = self.window_reducer(self.accumulation.window_gradients())
-        loss = self.update(loss, gradients)
+        loss = self.update(loss, gradients, *inputs)
         return ops.depend(loss, self.accumulation.clear())
 
     def gradient_freeze_process(self, *inputs: Tensor) -> Any:
@@ -159,6 +165,9 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         are ever compiled. Inside another Cell's graph, and in a subclass with a ``construct`` of
         its own, ``gradient_freeze_process`` chooses in the graph.
         """
+        if self.enable_dim_reduce:
+            self._last_inputs[:] = inputs
+            self._check_subspace()
         if not self.freeze or type(self).construct is not self._library_class().construct:
             return super().__call__(*inputs, **kwargs)
         group = self.optimizer.next_group()
@@ -178,8 +187,28 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         step = self.freeze_nets[self.optimizer.next_group()] if self.freeze else self
         if id(step) not in self._flushes:
             self._flushes[id(step)] = _Flush(step)
-        self._flushes[id(step)]()
+        self._flushes[id(step)](*self._last_inputs)
         return True
+
+    def _use_dim_reduce(self) -> None:
+        """Set up training in a subspace, if its basis has come with the optimizer."""
+        self.enable_dim_reduce = False
+        self._last_inputs: list[Any] = []  # the batch on which a flush would search
+        self.dim_reduce: Any = None
+        if self.auto_boost.boost_config["dim_reduce"]:
+            settings = self.auto_boost.config.dim_reduce
+            mean = self.mean if self.reducer_flag else True
+            self.dim_reduce = make_dim_reduce(self.network, self.optimizer, settings, mean)
+            self.enable_dim_reduce = self.dim_reduce is not None
+        # Between two steps a clone of the weights is equal to the weights.
+        self.weights_clone = self.weights if self.enable_dim_reduce else None
+        self._subspace_checked = not self.enable_dim_reduce
+
+    def _check_subspace(self) -> None:
+        """Before the first step, compare a state that was loaded with the basis at hand."""
+        if not self._subspace_checked:
+            self.dim_reduce.check_state()
+            self._subspace_checked = True
 
     def _use_accumulation(self) -> None:
         """Set up the window; gradients are then reduced over ranks once for each window."""
@@ -250,7 +279,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     def observations(self) -> dict[str, Any]:
         """Return what the active algorithms tell of the last step: name -> number or bool."""
-        return {}
+        return self.dim_reduce.observations() if self.enable_dim_reduce else {}
 
     def _add_rows(self) -> None:
         """Complete the report with what only the step knows."""
@@ -271,6 +300,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     def _tell_unequal_scales(self) -> None:
         """Tell when the optimizer will not divide out the factor put into the gradients."""
         own = getattr(self.optimizer, "loss_scale", None)
+        if self.enable_dim_reduce and self.dim_reduce.divides_loss_scale:
+            return
         if own is not None and float(own) != float(self.sens):
             warn(
                 f"the backward pass multiplies gradients by sens={self.sens}, but the optimizer "
@@ -299,8 +330,11 @@ class _Flush(nn.Cell):
         super().__init__(auto_prefix=False)
         self.step = step
 
-    def construct(self) -> Tensor:
-        return self.step.close_window(Tensor(0.0))
+    def construct(self, *inputs: Tensor) -> Tensor:
+        loss = Tensor(0.0)
+        if self.step.enable_dim_reduce:
+            loss = self.step.dim_reduce.loss_of(*inputs)
+        return self.step.close_window(loss, *inputs)
 
 
 __all__ = ["BoostTrainOneStepCell"]

@@ -17,6 +17,7 @@ FLOORS = [
     {"config", "pca", "sections"},
     {"_compat", "_planned"},
     {"overflow", "base", "optimizer_view", "gradients", "environment", "freeze_schedule"},
+    {"snapshots", "projection"},
     {
         "freeze_optimizer",
         "less_batch_normalization",
@@ -24,12 +25,13 @@ FLOORS = [
         "grad_accumulation",
         "adasum",
         "dim_reduce",
+        "subspace",
         "group_loss_scale_manager",
         "thor",
     },
     {"boost_cell_wrapper", "train_step", "boost"},
     {"integration"},
-    {"_display", "learning_rate", "callbacks"},
+    {"_display", "learning_rate", "callbacks", "trajectory"},
     {"__main__", "__init__"},
 ]
 MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
