@@ -12,8 +12,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from mindspore_boost_ext.pca import Basis, save_basis
-
 # Tensors of fewer than 8 elements: the CPU kernels of RMSProp and AdamOffload round larger ones in
 # the last bit as their threads happen to share the work, which no two runs need to agree on.
 CLASSES, FEATURES, HIDDEN, BATCH = 3, 3, 2, 8
@@ -80,6 +78,8 @@ def fill(net, seed=0):
 @functools.cache
 def basis_file(net=MLP, rows=8, seed=0):
     """Return the path of a file with random directions and a mean for a network's weights."""
+    from mindspore_boost_ext.pca import Basis, save_basis  # the built-in package's runs lack it
+
     parameters = net().trainable_params()
     layout = tuple((one.name, tuple(one.shape)) for one in parameters)
     mean = np.concatenate([one.asnumpy().reshape(-1) for one in parameters])
