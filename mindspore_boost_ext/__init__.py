@@ -11,6 +11,7 @@ import os
 
 from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.base import OptimizerProcess, ParameterProcess
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
@@ -31,14 +32,12 @@ from mindspore_boost_ext.integration import (
     is_installed,
     uninstall,
 )
+from mindspore_boost_ext.less_batch_normalization import LessBN
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 from mindspore_boost_ext.trajectory import TrajectorySampler
 
 # Public names of mindspore.boost that this version does not have yet: calling one says so.
-LessBN = planned("LessBN")
 AdaSum = planned("AdaSum")
-OptimizerProcess = planned("OptimizerProcess")
-ParameterProcess = planned("ParameterProcess")
 THOR = planned("THOR")
 
 

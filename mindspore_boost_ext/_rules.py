@@ -134,6 +134,17 @@ def increasing_integers() -> Rule:
     return Rule("an int >= 1, or a list or tuple of such ints in rising order", accepts, convert)
 
 
+def name_patterns() -> Rule:
+    """Accept a list or tuple of non-empty strings, shell patterns of names; stored as a tuple."""
+
+    def accepts(value: object) -> bool:
+        if not isinstance(value, (list, tuple)):
+            return False
+        return all(isinstance(one, str) and one for one in value)
+
+    return Rule("a list of patterns such as 'layer1.*'", accepts, lambda value: tuple(value))  # type: ignore[arg-type]
+
+
 def freeze_schedule() -> Rule:
     """Accept None, the name of a prefix schedule, a list of groups (ints >= 0), or a function."""
     names, group = ("linear", "cubic", "step"), integer(0)

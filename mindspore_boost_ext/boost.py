@@ -14,13 +14,18 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext._planned import not_implemented
+from mindspore_boost_ext.base import ParameterProcess, rebuilt
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
+from mindspore_boost_ext.gradient_centralization import output_axes
+from mindspore_boost_ext.less_batch_normalization import Rewriting, less_bn, tell_effect
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.subspace import prepare
 
 # Algorithms that this version can apply.
-AVAILABLE = frozenset({"dim_reduce", "grad_freeze", "grad_accumulation", "loss_scale_group"})
+AVAILABLE = frozenset(
+    {"less_bn", "grad_freeze", "grad_accumulation", "dim_reduce", "loss_scale_group"}
+)
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -133,6 +138,10 @@ class AutoBoost:
             NotImplementedError: if an algorithm is asked for that this version does not have.
         """
         self._refuse_unavailable()
+        if self.boost_config["less_bn"]:
+            optimizer = self._fitted(network, optimizer, self._less_bn(network))
+            points = self.config.common.gradient_split_groups
+            ParameterProcess().assign_parameter_group(network.trainable_params(), points)
         if self.boost_config["grad_freeze"]:
             network, optimizer = self._freeze(network, optimizer)
         if self.boost_config["dim_reduce"]:
@@ -142,6 +151,44 @@ class AutoBoost:
         if _BUILDING.get() is None:
             setattr(optimizer, _TAG, self)
         return network, optimizer
+
+    def _less_bn(self, network: nn.Cell) -> Rewriting:
+        """Rewrite a network in place, and put what was done into the report."""
+        section = self.config.less_bn
+        settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
+        rewriting = less_bn(network, **settings)
+        tell_effect(rewriting)
+        done = rewriting.has_effect
+        reason = "" if done else "nothing in the network could be changed"
+        asked_by = self._report["less_bn"].asked_by
+        status = APPLIED if done else SKIPPED
+        self._report.put(Row("less_bn", asked_by, status, reason, rewriting.counts))
+        for row in rewriting.rows():
+            self._report.put(row)
+        return rewriting
+
+    def _fitted(self, network: nn.Cell, optimizer: nn.Cell, rewriting: Rewriting) -> nn.Cell:
+        """Return the optimizer over the parameters that the rewritten network has."""
+        trained = {id(parameter) for parameter in optimizer.parameters}
+        removed = [one for one in rewriting.surplus if id(one) in trained]
+        added = [one for one in rewriting.fresh if id(one) not in trained]
+        centralize = output_axes(network) if self.config.less_bn.gc_flag else {}
+        self._add_centralization_row(centralize, optimizer)
+        if not (removed or added or centralize):
+            return optimizer
+        if not isinstance(optimizer, FreezeOpt):
+            return rebuilt(optimizer, removed, added, centralize, carry_state=True)
+        inner = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
+        return optimizer.over_other_parameters(inner)
+
+    def _add_centralization_row(self, centralize: dict[str, int], optimizer: nn.Cell) -> None:
+        if self.config.less_bn.gc_flag:
+            count = sum(parameter.name in centralize for parameter in optimizer.parameters)
+            status, reason = APPLIED, ""
+            if not count:
+                status, reason = SKIPPED, "no weight has more than one input for an output"
+            row = Row("gradient centralization", "less_bn", status, reason, {"weights": count})
+            self._report.put(row)
 
     def _freeze(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
         if isinstance(optimizer, FreezeOpt):
@@ -169,6 +216,8 @@ class AutoBoost:
             NotImplementedError: if an algorithm is asked for that this version does not have.
         """
         self._refuse_unavailable()
+        if self.boost_config["less_bn"]:
+            self._less_bn(network)
         return network
 
     @contextlib.contextmanager

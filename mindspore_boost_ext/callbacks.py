@@ -218,7 +218,6 @@ class BoostMonitor(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Open history and display; raises ValueError if the history cannot be written."""
         self._close()
-        _tell_long_window(run_context.original_args())
         if _rank() != 0 or not (self._progress or self._history_path):
             return
         params = run_context.original_args()
@@ -332,7 +331,6 @@ class FlushAccumulation(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Find the step cell; tell if there is nothing to flush."""
         self._cell = run_context.original_args().train_network
-        _tell_long_window(run_context.original_args())
         if not getattr(self._cell, "use_grad_accumulation", False):
             self._cell = None
             warn("FlushAccumulation has no effect: gradients are not accumulated", NoEffectWarning)
@@ -341,17 +339,6 @@ class FlushAccumulation(Callback):
         """Close the window."""
         if self._cell is not None:
             self._cell.flush_accumulation()
-
-
-def _tell_long_window(params: Any) -> None:
-    """Warn when an epoch ends before one accumulation window is full."""
-    window = getattr(params.train_network, "max_accumulation_step", 1)
-    if getattr(params.train_network, "use_grad_accumulation", False) and window > params.batch_num:
-        warn(
-            f"grad_accumulation.grad_accumulation_step={window} is more than the "
-            f"{params.batch_num} steps of an epoch: the window carries over, unless "
-            "FlushAccumulation closes it"
-        )
 
 
 def _check_arguments(history_path: Any, progress: Any, log_interval: Any) -> None:

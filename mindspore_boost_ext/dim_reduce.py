@@ -44,7 +44,6 @@ Reference: Li et al., Low Dimensional Trajectory Hypothesis is True, TPAMI 2022.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +53,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext._rules import boolean, check_all, integer, optional, real
 from mindspore_boost_ext.projection import PREFIX, Subspace, state
+from mindspore_boost_ext.resting import resting_copy
 
 P_BFGS, P_SGD, TWA = "p-bfgs", "p-sgd", "twa"
 _CURVATURE_ABOVE = 1e-20
@@ -159,8 +159,8 @@ class DimReduce(Subspace):
         self.eye = Tensor(np.eye(n_components, dtype=np.float32))
         self._make_state()
         self._make_scratch()
-        self.has_dropout = any(_is_dropout(cell) for _, cell in network.cells_and_names())
-        self.trial_network = without_dropout(network) if self.has_dropout else network
+        self.trial_network = without_dropout(network)
+        self.has_dropout = self.trial_network is not network
 
     def _make_state(self) -> None:
         k, n = self.n_components, sum(self.sizes)
@@ -370,18 +370,8 @@ class DimReduce(Subspace):
 
 
 def without_dropout(network: nn.Cell) -> nn.Cell:
-    """Return a copy of a network over the same Parameters, with every dropout as the identity."""
-    known: dict[int, Any] = {id(one): one for one in network.get_parameters()}
-    for _, cell in network.cells_and_names():
-        if _is_dropout(cell):
-            known[id(cell)] = nn.Identity()
-    try:
-        return copy.deepcopy(network, known)
-    except Exception as error:
-        raise TypeError(
-            "dim_reduce needs a network that copy.deepcopy can copy, because its line search "
-            f"leaves dropout out: {error}"
-        ) from error
+    """Return the network, over the same Parameters, with its dropout layers out of action."""
+    return resting_copy(network, [one for _, one in network.cells_and_names() if _is_dropout(one)])
 
 
 def _is_dropout(cell: nn.Cell) -> bool:

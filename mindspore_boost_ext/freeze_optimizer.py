@@ -203,6 +203,24 @@ class FreezeOpt(nn.Optimizer):
             "steps_training_everything_percent": round(100 * full / len(self.schedule.groups)),
         }
 
+    def over_other_parameters(self, opt: nn.Optimizer) -> FreezeOpt:
+        """Return the same groups and schedule over another optimizer.
+
+        Parameters that ``opt`` does not train leave their groups; those that only ``opt`` trains
+        join every group.
+
+        Args:
+            opt (nn.Optimizer): the other optimizer.
+        """
+        before = {id(parameter) for parameter in self.parameters}
+        left = {id(parameter) for parameter in opt.parameters}
+        joining = [one for one in opt.parameters if id(one) not in before]
+        groups = [
+            [one for one in group if id(one) in left] + joining
+            for group in self.train_parameter_groups
+        ]
+        return FreezeOpt(opt, groups, self.schedule)
+
     def get_lr(self) -> Any:
         """Return the learning rate of this step, as the plain optimizer does."""
         return self.base.get_lr()

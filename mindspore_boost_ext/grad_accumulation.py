@@ -32,6 +32,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._rules import check_all, integer, one_of
+from mindspore_boost_ext.report import warn
 
 EQUAL, SAMPLES = "equal", "samples"
 DROP_MICRO_BATCH, DROP_WINDOW = "drop_micro_batch", "drop_window"
@@ -94,6 +95,7 @@ class GradientAccumulation(nn.Cell):
         )
         self._max_accumulation_step = int(max_accumulation_step)
         self.by_samples = weighting == SAMPLES
+        self._told_long_window = False
         self.optimizer = optimizer
         self.weights = optimizer.parameters
         self.hyper_map = ops.HyperMap()
@@ -163,6 +165,16 @@ class GradientAccumulation(nn.Cell):
     def micro_steps(self) -> int:
         """Return how many micro-batches the window holds."""
         return int(self._accumulation_step.asnumpy())
+
+    def expect_epoch(self, steps: int) -> None:
+        """Tell, once, when an epoch of so many steps ends before one window is full."""
+        if steps < self._max_accumulation_step and not self._told_long_window:
+            self.__dict__["_told_long_window"] = True
+            warn(
+                f"grad_accumulation.grad_accumulation_step={self._max_accumulation_step} is more "
+                f"than the {steps} steps of an epoch: the window carries over, unless "
+                "FlushAccumulation closes it"
+            )
 
 
 def _buffer(parameter: Parameter) -> Parameter:

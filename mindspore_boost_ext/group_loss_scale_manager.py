@@ -51,19 +51,40 @@ class _Marker(nn.Cell):
         super().__init__(auto_prefix=False)
         self.dtype = None
 
-    def construct(self, x: Tensor, ratio: Tensor, probe: Tensor, rows: Tensor) -> Tensor:
+    def construct(
+        self, x: Tensor, scales: Tensor, probe: Tensor, pick: Tensor, rows: Tensor
+    ) -> Tensor:
         """Return ``x``."""
         return x
 
     def bprop(
-        self, x: Tensor, ratio: Tensor, probe: Tensor, rows: Tensor, out: Tensor, dout: Tensor
+        self,
+        x: Tensor,
+        scales: Tensor,
+        probe: Tensor,
+        pick: Tensor,
+        rows: Tensor,
+        out: Tensor,
+        dout: Tensor,
     ) -> tuple[Any, ...]:
-        """Scale in float32: no large ratio and no small gradient is lost before the product."""
-        dx = ops.cast(dout, ms.float32) * ratio
-        dx = ops.cast(dx, dout.dtype if self.dtype is None else self.dtype)
-        above = _non_finite(dout)
-        note = ops.stack((above, _non_finite(dx), above, ops.ones_like(above)))
-        return ops.cast(dx, dout.dtype), ops.zeros_like(ratio), rows * note, ops.zeros_like(rows)
+        """Scale the gradient of ``out`` and take a note."""
+        dtype = dout.dtype if self.dtype is None else self.dtype
+        gradients: tuple[Any, ...] = _scaled_and_noted(dout, scales, pick, rows, dtype)
+        return gradients
+
+
+@ms.jit  # one by one, these operators would cost more in PYNATIVE_MODE than the layers around them
+def _scaled_and_noted(
+    dout: Tensor, scales: Tensor, pick: Tensor, rows: Tensor, dtype: Any
+) -> tuple[Any, ...]:
+    """Scale in float32: no large ratio and no small gradient is lost before the product."""
+    ends = ops.matmul(pick, scales)
+    dx = ops.cast(dout, ms.float32) * (ends[0] / ends[1])
+    dx = ops.cast(dx, dtype)
+    above = _non_finite(dout)
+    note = ops.stack((above, _non_finite(dx), above, ops.ones_like(above)))
+    unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
+    return ops.cast(dx, dout.dtype), unused[0], rows * note, unused[1], unused[2]
 
 
 def _non_finite(values: Tensor) -> Tensor:
@@ -175,7 +196,7 @@ class GroupLossScaleManager(nn.Cell):
             np.zeros((len(values), 4), np.float32), name="boost.loss_scale_group.probe"
         )
         self.__dict__["count"] = len(self._groups)
-        self.__dict__["rows"] = Tensor(np.eye(len(values), dtype=np.float32)[:, :, None])
+        self.__dict__["picks"], self.__dict__["rows"] = _constants(len(values))
 
     def add_flags_recursive(self, **flags: Any) -> GroupLossScaleManager:
         """Stay in float32 inside a network of lower precision, and hand on what that one uses.
@@ -192,13 +213,8 @@ class GroupLossScaleManager(nn.Cell):
 
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
         """Mark the passage from group ``layer1`` to group ``layer2``."""
-        ratio = self.scales[layer1] / self.scales[layer2]
-        # Columns: layer2 handed on something bad; something bad enters layer1; it was bad before
-        # the ratio, by another group's fault; something entered layer1 at all.
-        handed_on, entered = self.rows[layer2], self.rows[layer1]
-        by_others = entered if layer2 <= self.count else ops.zeros_like(entered)
-        rows = ops.concat((handed_on, entered, by_others, entered), 1)
-        x = self.marker(x, ratio, self.probe, rows)
+        pick, rows = self.picks[layer1][layer2], self.rows[layer1][layer2]
+        x = self.marker(x, self.scales, self.probe, pick, rows)
         return x if self.marker.dtype is None else ops.cast(x, self.marker.dtype)
 
     def group_scales(self) -> list[float]:
@@ -283,6 +299,25 @@ class GroupLossScaleManager(nn.Cell):
         scales = ops.clamp(self.scales[1:-1] * factors, self.minimum, self.maximum)
         ends = ops.ones((1,), ms.float32)
         return ops.assign(self.scales, ops.concat((ends, scales, ends)))
+
+
+def _constants(count: int) -> tuple[tuple[tuple[Tensor, ...], ...], tuple[tuple[Tensor, ...], ...]]:
+    """Return for each pair of layers what its marker needs.
+
+    Returns:
+        picks float32 [2, count], which pick the two scales; rows float32 [count, 4], where the
+        notes go. Their columns: layer2 handed on something bad; something bad enters layer1; it
+        was bad before the ratio, by another group's fault; something entered layer1 at all.
+    """
+    unit = np.eye(count, dtype=np.float32)
+    everyone = range(count)
+    picks = tuple(tuple(Tensor(unit[[one, two]]) for two in everyone) for one in everyone)
+
+    def rows(one: int, two: int) -> Tensor:
+        by_others = unit[one] if two < count - 1 else np.zeros(count, np.float32)
+        return Tensor(np.stack((unit[two], unit[one], by_others, unit[one]), axis=1))
+
+    return picks, tuple(tuple(rows(one, two) for two in everyone) for one in everyone)
 
 
 def _number(name: str, value: Any) -> float:

@@ -1,6 +1,6 @@
 """Plugging into MindSpore: ``install``, ``uninstall``, and ``BoostModel``, which needs neither.
 
-``install`` replaces, in MindSpore's modules, what leads to its own boost package: two methods of
+``install`` replaces, in MindSpore's modules, what leads to its own boost package: four methods of
 ``ms.Model``, the function ``build_train_network`` in the four places where it is visible, and the
 public names of ``mindspore.boost``. At boost level O0 without settings MindSpore's own code runs.
 ``uninstall`` puts back what was there. Where someone else has put a wrapper of their own around
@@ -180,6 +180,21 @@ def boosted_build_train_network(
     return boosted_step(plain, optimizer, manager, boost)
 
 
+def train_model(
+    plain_train: Callable[..., Any],
+    model: ms.Model,
+    epoch: int,
+    train_dataset: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Train as ``plain_train`` does, after a look at how long an epoch is."""
+    step = model.train_network
+    if getattr(step, "use_grad_accumulation", False) and hasattr(train_dataset, "get_dataset_size"):
+        step.accumulation.expect_epoch(train_dataset.get_dataset_size())
+    return plain_train(model, epoch, train_dataset, *args, **kwargs)
+
+
 class BoostModel(ms.Model):
     """``ms.Model`` with the accelerators built in: works whether or not they are installed.
 
@@ -209,6 +224,14 @@ class BoostModel(ms.Model):
 
     def _build_train_network(self) -> nn.Cell:
         return build_model(ms.Model._build_train_network, self)
+
+    def train(self, epoch: int, train_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Train as ``ms.Model.train`` does."""
+        return train_model(ms.Model.train, self, epoch, train_dataset, *args, **kwargs)
+
+    def fit(self, epoch: int, train_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Train and validate as ``ms.Model.fit`` does."""
+        return train_model(ms.Model.fit, self, epoch, train_dataset, *args, **kwargs)
 
 
 class _Session:
@@ -265,6 +288,8 @@ def install() -> None:
             session.wrap(prepare, lambda _, model, kwargs: prepare_model(model, kwargs)),
         )
         session.replace(ms.Model, _compat.BUILD_METHOD, session.wrap(build, build_model))
+        for name in ("train", "fit"):
+            session.replace(ms.Model, name, session.wrap(vars(ms.Model)[name], train_model))
         wrappers: dict[Any, Any] = {}
         for holder in _compat.build_function_holders():
             function = holder.build_train_network

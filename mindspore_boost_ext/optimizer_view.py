@@ -35,6 +35,7 @@ from mindspore import Parameter, ParameterTuple, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._rules import shown
+from mindspore_boost_ext.gradient_centralization import OptimizerPart
 
 # Numbers, Tensors or strings, one a parameter. Anything else is recognised by what it holds.
 ALIGNED = frozenset(
@@ -138,6 +139,8 @@ def _restricted(name: str, value: Any, optimizer: nn.Optimizer, positions: Seque
     count = len(optimizer.parameters)
     if name in COUNTS:
         return len(positions) if value == count else value
+    if isinstance(value, OptimizerPart):
+        return value.restricted(positions)
     if isinstance(value, nn.Optimizer):
         same = [id(one) for one in value.parameters] == [id(one) for one in optimizer.parameters]
         return optimizer_view(value, positions) if same else value

@@ -17,6 +17,7 @@ from mindspore_boost_ext._rules import (
     freeze_schedule,
     increasing_integers,
     integer,
+    name_patterns,
     one_of,
     optional,
     optional_path,
@@ -39,10 +40,19 @@ class CommonConfig:
 
 @dataclass(frozen=True)
 class LessBNConfig:
-    """Section ``less_bn``: fewer BatchNorms, with or without the normalised head."""
+    """Section ``less_bn``: fewer BatchNorms, with or without the normalised head.
+
+    ``include`` and ``exclude`` are patterns of BatchNorms, such as ``"layer1.*"``; ``heads`` are
+    patterns of the Dense layers to normalise instead of the classifier.
+    """
 
     fn_flag: bool = setting(True, boolean())
     gc_flag: bool = setting(True, boolean())
+    keep_shortcut: bool = setting(False, boolean())
+    include: Any = setting(None, optional(name_patterns()))
+    exclude: Any = setting((), name_patterns())
+    multiplier: float = setting(1.0, real("(0, inf)"))
+    heads: Any = setting(None, optional(name_patterns()))
 
 
 @dataclass(frozen=True)
@@ -52,8 +62,7 @@ class GradFreezeConfig:
     ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
     ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the groups,
     beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
-    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode
-    (where the host chooses the group: not in sink mode, nor inside another Cell's graph).
+    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
     """
 
     param_groups: int = setting(10, integer(1))

@@ -8,9 +8,7 @@ switched on the step is MindSpore's own, operator for operator: weights are bit-
 
 from __future__ import annotations
 
-import contextlib
 import numbers
-from collections.abc import Iterator
 from typing import Any
 
 from mindspore import Tensor, nn, ops
@@ -23,6 +21,7 @@ from mindspore_boost_ext.grad_accumulation import DROP_WINDOW, GradientAccumulat
 from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_cells
 from mindspore_boost_ext.gradients import clipped
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Report, Row, warn
+from mindspore_boost_ext.resting import resting_copy
 from mindspore_boost_ext.subspace import make_dim_reduce
 
 
@@ -177,8 +176,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             self._prepared.add(id(step))
         if step.training != self.training:
             step.set_train(self.training)
-        with _in_eval_mode(self._resting[group]):
-            return step(*inputs, **kwargs)
+        return step(*inputs, **kwargs)
 
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""
@@ -237,11 +235,6 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             if id(turn) not in steps:
                 steps[id(turn)] = self._for_group(turn, positions)
         self.freeze_nets = tuple(steps[id(turn)] for turn in turns)
-        eval_frozen = self.auto_boost.config.grad_freeze.eval_frozen
-        self._resting = tuple(
-            tuple(frozen_cells(self.network, step.weights)) if eval_frozen else ()
-            for step in self.freeze_nets
-        )
         self._prepared: set[int] = set()
         self.scheduled = ScheduledSteps(self.freeze_nets, self.optimizer)
 
@@ -264,6 +257,9 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         step.freeze = False
         step.weights = optimizer.parameters
         step._cells["optimizer"] = optimizer
+        if self.auto_boost.config.grad_freeze.eval_frozen:
+            frozen = frozen_cells(self.network, step.weights)
+            step._cells["network"] = resting_copy(self.network, frozen).set_grad()
         if self.reducer_flag:
             reducer = nn.DistributedGradReducer(list(step.weights), self.mean, self.degree)
             step._cells["window_reducer"] = reducer
@@ -308,19 +304,6 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
                 f"divides them by its loss_scale={own}: give the optimizer "
                 f"loss_scale={float(self.sens)}, or use drop_overflow_update=True"
             )
-
-
-@contextlib.contextmanager
-def _in_eval_mode(cells: tuple[nn.Cell, ...]) -> Iterator[None]:
-    """Put Cells in evaluation mode, in which BatchNorm and dropout change nothing."""
-    before = [cell.training for cell in cells]
-    for cell in cells:
-        cell.set_train(False)
-    try:
-        yield
-    finally:
-        for cell, training in zip(cells, before):
-            cell.set_train(training)
 
 
 class _Flush(nn.Cell):

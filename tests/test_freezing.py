@@ -279,8 +279,20 @@ def test_dropout_between_frozen_layers_rests_when_asked(mode):
     assert len(losses[False]) > 1
 
 
+class Around(nn.Cell):
+    """A user's own loop around the step: in GRAPH_MODE the group is then chosen in the graph."""
+
+    def __init__(self, step):
+        super().__init__(auto_prefix=False)
+        self.step = step
+
+    def construct(self, x, y):
+        return self.step(x, y) * 1.0
+
+
+@pytest.mark.parametrize("around", [lambda step: step, Around], ids=["on the host", "in a graph"])
 @pytest.mark.parametrize("eval_frozen", [False, True])
-def test_statistics_of_frozen_layers_rest_when_asked(mode, eval_frozen):
+def test_statistics_of_frozen_layers_rest_when_asked(mode, eval_frozen, around):
     class Block(nn.Cell):
         def __init__(self):
             super().__init__()
@@ -301,9 +313,10 @@ def test_statistics_of_frozen_layers_rest_when_asked(mode, eval_frozen):
     net = Net()
     model = build(net, config(schedule=[0, 2, 1], eval_frozen=eval_frozen))
     moved = []
+    step = around(model.train_network)
     for x, y in nets.batches(3):
         before = nets.weights(net)
-        model.train_network(Tensor(x), Tensor(y))
+        step(Tensor(x), Tensor(y))
         after = nets.weights(net)
         means = [name for name in after if "moving_mean" in name]
         moved.append([bool((before[name] != after[name]).any()) for name in means])
@@ -311,6 +324,21 @@ def test_statistics_of_frozen_layers_rest_when_asked(mode, eval_frozen):
     rests = [[True, True, True], [False, False, True], [False, True, True]]
     assert moved == (rests if eval_frozen else [[True] * 3] * 3)
     assert all(cell.training for _, cell in net.cells_and_names())
+
+
+@pytest.mark.parametrize("level", ["O0", "O2", "O3"])
+def test_layers_that_rest_keep_their_precision(mode, level):
+    """Without BatchNorm and dropout nothing rests, so that eval_frozen must not change a bit."""
+    runs = []
+    for eval_frozen in (False, True):
+        net = nets.Deep()
+        model = build(net, config(schedule=[2, 1, 0], eval_frozen=eval_frozen), amp_level=level)
+        runs.append([model.train_network(Tensor(x), Tensor(y)) for x, y in nets.batches(6)])
+        runs[-1] = [float(loss[0] if isinstance(loss, tuple) else loss) for loss in runs[-1]]
+        runs.append(nets.weights(net))
+    assert runs[0] == runs[2]
+    for name, value in runs[1].items():
+        np.testing.assert_array_equal(value, runs[3][name])
 
 
 def test_report_counts_groups():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import mindspore as ms
 import nets
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import (
-    BoostMonitor,
+    BoostModel,
     BoostWarning,
     FlushAccumulation,
     GradientAccumulation,
@@ -134,13 +136,29 @@ def test_flushing_without_accumulation_is_told():
         model.train(1, nets.dataset(1), callbacks=[FlushAccumulation()], dataset_sink_mode=False)
 
 
-def test_a_window_longer_than_an_epoch_is_told():
+@pytest.mark.parametrize("call", ["train", "fit"])
+@pytest.mark.parametrize("kind", [ms.Model, BoostModel])
+def test_a_window_longer_than_an_epoch_is_told_once_without_any_callback(kind, call):
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    model = kind(
+        net, nets.loss_fn(), optimizer, {"loss"}, boost_level="O1", boost_config_dict=config()
+    )
+    data = [nets.dataset(2)] * (2 if call == "fit" else 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            getattr(model, call)(1, *data, dataset_sink_mode=False)
+    told = [one for one in caught if issubclass(one.category, BoostWarning)]
+    assert len(told) == 1
+    assert "grad_accumulation_step=3 is more than the 2 steps" in str(told[0].message)
+    assert told[0].filename == __file__
+
+
+def test_a_window_that_fits_into_an_epoch_is_not_told():
     net = nets.MLP()
     model = build(net, nets.momentum(net.trainable_params()), config())
-    with pytest.warns(BoostWarning, match="grad_accumulation_step=3 is more than the 2 steps"):
-        model.train(
-            1, nets.dataset(2), callbacks=[BoostMonitor(progress=False)], dataset_sink_mode=False
-        )
+    model.train(epoch=1, train_dataset=nets.dataset(3), dataset_sink_mode=False)
 
 
 @pytest.mark.parametrize("policy", ["drop_micro_batch", "drop_window"])

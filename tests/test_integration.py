@@ -50,7 +50,7 @@ def places():
     """Everything that install replaces, by name."""
     found = {
         f"Model.{name}": vars(ms.Model)[name]
-        for name in ("_build_boost_network", "_build_train_network")
+        for name in ("_build_boost_network", "_build_train_network", "train", "fit")
     }
     found["train.model.AutoBoost"] = sys.modules["mindspore.train.model"].AutoBoost
     for module in build_function_holders():

@@ -1,0 +1,417 @@
+"""LessBN: most BatchNorms of a residual network removed, and its classifier normalised if wanted.
+
+What it does: in each residual block only the last BatchNorm of the main branch stays; those before
+it and, by default, the one on the shortcut become nothing. With ``fn_flag`` the network's last
+Dense becomes a :class:`CommonHeadLastFN`. The network itself is rewritten, in place, so training,
+evaluation and prediction use one network, and GRAPH_MODE and PYNATIVE_MODE agree.
+
+Rule: a BatchNorm is removed if it stands directly after a convolution (with or without bias) in an
+understood residual block (:mod:`mindspore_boost_ext.residual_blocks`), on the main branch before
+the last BatchNorm or on the shortcut, at each place where it is called. All others stay. The
+weights before the kept BatchNorm then have no scale of their own: multiplying one by c > 0 changes
+nothing (exactly so with ReLU between and without bias), and its gradient is orthogonal to it.
+
+When it helps: where BatchNorm's memory traffic or its statistics across devices cost time. When it
+hurts: the network computes something else. **It is not function-preserving**: a checkpoint of the
+original network loads (the surplus is reported as not used), but its accuracy is lost, so train
+from scratch. Gradients of deep networks can be large in the first steps: warm up. The head bounds
+the loss from below, see :mod:`mindspore_boost_ext.normalised_head`.
+Measured effect: not measured yet; ``examples/benchmarks/less_bn.py``.
+Cost: nothing while training; the network's code is run once on stand-ins when the Model is built.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+How it combines: it comes first; the other algorithms see the rewritten network and an optimizer
+without the parameters of removed layers, and with the head's multiplier.
+Reference: the pass ``less_batch_normalization`` of ``mindspore.boost``; no paper.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspore import Parameter, Tensor, nn
+
+from mindspore_boost_ext._rules import check_all, name_patterns, optional, real
+from mindspore_boost_ext.normalised_head import CommonHeadLastFN, in_place_of
+from mindspore_boost_ext.report import LOGGER, NoEffectWarning, Row, warn
+from mindspore_boost_ext.residual_blocks import BATCH_NORMS, Verdict, find_classifier, judge
+from mindspore_boost_ext.tracing import Graph, trace
+
+REMOVED, KEPT, NORMALISED = "removed", "kept", "normalised"
+Patterns = Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a removed layer had. In an object, so that its Cell does not own the parameters."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+
+
+class RemovedBatchNorm(nn.Cell):
+    """Stands where a BatchNorm was, and changes nothing.
+
+    Args:
+        batch_norm (Cell): the BatchNorm that it takes the place of.
+
+    Inputs:
+        - **x** (Tensor) - anything.
+
+    Outputs:
+        Tensor, ``x``.
+    """
+
+    one_step = True  # for tracing.py
+
+    def __init__(self, batch_norm: nn.Cell) -> None:
+        super().__init__()
+        self.num_features = batch_norm.num_features
+        self.before = _Before(name_of(batch_norm.gamma), tuple(batch_norm.get_parameters()))
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the input."""
+        return x
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one layer.
+
+    Attributes:
+        name: the layer, as in the names of its parameters.
+        done: ``"removed"``, ``"kept"`` or ``"normalised"``.
+        reason: why.
+        now: whether it was done now, and not by an earlier rewriting.
+    """
+
+    name: str
+    done: str
+    reason: str
+    now: bool = True
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """What was done to a network.
+
+    Attributes:
+        changes: one entry for each BatchNorm, and one for the head if it was asked for.
+        surplus: parameters of removed layers, also of earlier rewritings.
+        fresh: parameters that the network has gained, likewise.
+    """
+
+    changes: tuple[Change, ...]
+    surplus: tuple[Parameter, ...] = ()
+    fresh: tuple[Parameter, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many BatchNorms are gone, how many are left, how many heads are normalised."""
+        done = [change.done for change in self.changes]
+        norms = {f"batch_norms_{what}": done.count(what) for what in (REMOVED, KEPT)}
+        return {**norms, "heads_normalised": done.count(NORMALISED)}
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether the network differs from the original, now or since an earlier rewriting."""
+        return any(change.done != KEPT for change in self.changes)
+
+    def rows(self) -> tuple[Row, ...]:
+        """Return a row of a report for each layer."""
+        return tuple(
+            Row(f"less_bn {change.name}", "less_bn", change.done, change.reason)
+            for change in self.changes
+        )
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The arguments of :func:`less_bn`, checked."""
+
+    fn_flag: bool = False
+    keep_shortcut: bool = False
+    include: Patterns | None = None
+    exclude: Patterns = ()
+    multiplier: float = 1.0
+    heads: Patterns | None = None
+
+    def __post_init__(self) -> None:
+        check_all(
+            "less_bn",
+            include=(self.include, optional(name_patterns())),
+            exclude=(self.exclude, name_patterns()),
+            multiplier=(self.multiplier, real("(0, inf)")),
+            heads=(self.heads, optional(name_patterns())),
+        )
+
+    def objection(self, name: str, verdict: Verdict) -> str:
+        """Return why the user wants a removable BatchNorm to stay; empty if not."""
+        if verdict.shortcut and self.keep_shortcut:
+            return "on a shortcut, and keep_shortcut is set"
+        if self.include is not None and not _matches(name, self.include):
+            return "no pattern of include matches"
+        return "a pattern of exclude matches" if _matches(name, self.exclude) else ""
+
+
+@dataclass
+class _Plan:
+    """Which layers to exchange, by identity, and what to say of each."""
+
+    network: nn.Cell
+    settings: _Settings
+    graphs: list[Graph] = field(default_factory=list)
+    exchange: dict[int, nn.Cell] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+
+    def norms(self) -> None:
+        """Decide on every BatchNorm."""
+        verdicts = _verdicts(self.graphs)
+        failures = _failures(self.graphs)
+        for cell in _cells(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
+            if isinstance(cell, RemovedBatchNorm):
+                self.changes.append(Change(cell.before.name, REMOVED, "removed before", now=False))
+                continue
+            name = name_of(cell.gamma)
+            verdict = verdicts.get(id(cell), Verdict(False, "never called"))
+            reason = failures.get(id(cell), verdict.reason)
+            objection = self.settings.objection(name, verdict) if verdict.removable else reason
+            if verdict.removable and not objection:
+                self.exchange[id(cell)] = RemovedBatchNorm(cell)
+            done = KEPT if objection else REMOVED
+            self.changes.append(Change(name, done, objection or verdict.reason))
+
+    def heads(self) -> None:
+        """Decide on the classifier, or on the Dense layers that the user names."""
+        for head in _cells(self.network, (CommonHeadLastFN,)):
+            self.changes.append(Change(name_of(head.weight), NORMALISED, "before", now=False))
+        if self.settings.heads is None:
+            dense, reason = find_classifier(self.graphs[0])
+            self._normalise([dense] if dense else [], reason)
+            return
+        named = [
+            dense
+            for dense in _cells(self.network, (nn.Dense,))
+            if _matches(name_of(dense.weight), self.settings.heads)
+        ]
+        self._normalise(named, "a pattern of heads matches" if named else "no Dense matches heads")
+
+    def _normalise(self, dense_layers: Sequence[nn.Dense], reason: str) -> None:
+        if not dense_layers:
+            self.changes.append(Change("head", KEPT, reason))
+        for dense in dense_layers:
+            name = name_of(dense.weight)
+            if dense is self.network:
+                reason = "the network itself is this Dense: put it into a Cell"
+                self.changes.append(Change(name, KEPT, reason))
+                continue
+            head = in_place_of(dense, self.settings.multiplier)
+            self.exchange[id(dense)] = head
+            self.changes.append(Change(name, NORMALISED, reason))
+
+
+def less_bn(
+    network: nn.Cell,
+    fn_flag: bool = False,
+    *,
+    keep_shortcut: bool = False,
+    include: Patterns | None = None,
+    exclude: Patterns = (),
+    multiplier: float = 1.0,
+    heads: Patterns | None = None,
+) -> Rewriting:
+    """Rewrite a network in place; a second call changes nothing.
+
+    Names in patterns are those of the layers as in the names of their parameters, such as
+    ``"layer1.0.bn1"``; patterns are those of a shell (``"layer1.*"``).
+
+    Args:
+        network (Cell): the network, with or without its loss.
+        fn_flag (bool): whether to normalise the classifier. Default: ``False``.
+        keep_shortcut (bool): whether BatchNorms on shortcuts stay. Default: ``False``.
+        include (Sequence[str], optional): patterns of BatchNorms that may go. Default: None, all.
+        exclude (Sequence[str]): patterns of BatchNorms that stay. Default: ``()``.
+        multiplier (float): where the head's multiplier starts, > 0. Default: ``1.0``.
+        heads (Sequence[str], optional): patterns of the Dense layers to normalise instead of the
+            classifier. Default: None.
+
+    Returns:
+        Rewriting, what was done and why.
+
+    Raises:
+        TypeError: if ``network`` is not a Cell.
+        ValueError: for everything wrong with the settings, all in one message.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext.less_batch_normalization import less_bn
+        >>> class Block(nn.Cell):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.conv1, self.conv2 = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+        ...         self.bn1, self.bn2 = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        ...         self.relu = nn.ReLU()
+        ...     def construct(self, x):
+        ...         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        ...         return self.relu(x + y)
+        >>> for change in less_bn(Block()).changes:
+        ...     print(change.name, change.done)
+        bn1 removed
+        bn2 kept
+    """
+    if not isinstance(network, nn.Cell):
+        raise TypeError(f"network must be a Cell, got {type(network).__name__}")
+    settings = _Settings(fn_flag, keep_shortcut, include, exclude, multiplier, heads)
+    plan = _Plan(network, settings, trace(network))
+    plan.norms()
+    if fn_flag:
+        plan.heads()
+    exchange(network, plan.exchange)
+    surplus, fresh = _surplus_and_fresh(network)
+    return Rewriting(tuple(plan.changes), surplus, fresh)
+
+
+class LessBN(nn.Cell):
+    r"""Rewrites a network so that it has fewer BatchNorms, and runs it.
+
+    The network given is rewritten itself, and its parameters keep their names; make the optimizer
+    afterwards. Through ``boost_level`` all that is done for you.
+
+    Args:
+        network (Cell): the network, with or without its loss.
+        fn_flag (bool): whether to normalise the classifier. Default: ``False``.
+        **settings: ``keep_shortcut``, ``include``, ``exclude``, ``multiplier`` and ``heads`` of
+            :func:`less_bn`.
+
+    Inputs:
+        - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.
+
+    Outputs:
+        The output of ``network``.
+
+    Attributes:
+        network (Cell): the rewritten network.
+        rewriting (Rewriting): what was done, layer by layer.
+
+    Raises:
+        TypeError: if ``network`` is not a Cell.
+        ValueError: for everything wrong with the settings, all in one message.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext import LessBN
+        >>> net = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.Dense(4, 2))
+        >>> network = LessBN(net, fn_flag=True)
+        >>> print(network.rewriting.changes[0].name, network.rewriting.changes[0].done)
+        2 normalised
+        >>> [type(cell).__name__ for cell in net]
+        ['Dense', 'ReLU', 'CommonHeadLastFN']
+    """
+
+    def __init__(self, network: nn.Cell, fn_flag: bool = False, **settings: Any) -> None:
+        super().__init__(auto_prefix=False)
+        rewriting = less_bn(network, fn_flag, **settings)
+        self.network = network
+        self.__dict__["rewriting"] = rewriting
+        tell_effect(rewriting)
+
+    def construct(self, *inputs: Any) -> Any:
+        """Run the network."""
+        return self.network(*inputs)
+
+
+def tell_effect(rewriting: Rewriting) -> None:
+    """Warn if a network has not changed; say if it had before."""
+    if not rewriting.has_effect:
+        reasons = sorted({change.reason for change in rewriting.changes})
+        told = "; ".join(reasons) or "the network has no BatchNorm"
+        warn(f"less_bn has no effect on this network: {told}", NoEffectWarning)
+    elif not any(change.now and change.done != KEPT for change in rewriting.changes):
+        LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
+
+
+def exchange(network: nn.Cell, table: Mapping[int, nn.Cell]) -> None:
+    """Put other Cells in the places of some, wherever the network holds them.
+
+    Args:
+        network (Cell): the network.
+        table: from the id of a Cell to the Cell that takes its place.
+    """
+    for _, cell in list(network.cells_and_names()) if table else ():
+        for name, inner in list(cell._cells.items()):
+            if id(inner) in table:
+                cell.insert_child_to_cell(name, table[id(inner)])
+        for name, held in list(vars(cell).items()):
+            if type(held) in (list, tuple, dict) and _holds(held, table):
+                setattr(cell, name, _exchanged(held, table))
+
+
+def _holds(thing: Any, table: Mapping[int, nn.Cell]) -> bool:
+    if type(thing) in (list, tuple, dict):
+        inner = thing.values() if isinstance(thing, dict) else thing
+        return any(_holds(one, table) for one in inner)
+    return id(thing) in table
+
+
+def _exchanged(thing: Any, table: Mapping[int, nn.Cell]) -> Any:
+    if isinstance(thing, dict):
+        return {name: _exchanged(one, table) for name, one in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return type(thing)(_exchanged(one, table) for one in thing)
+    return table.get(id(thing), thing)
+
+
+def name_of(parameter: Parameter) -> str:
+    """Return the name of a layer from that of one of its parameters."""
+    return str(parameter.name.rpartition(".")[0] or parameter.name)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _cells(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:
+    """Return the layers of some kinds, each once."""
+    found = [cell for _, cell in network.cells_and_names() if isinstance(cell, kinds)]
+    return list(dict.fromkeys(found))
+
+
+def _verdicts(graphs: Iterable[Graph]) -> dict[int, Verdict]:
+    """Return one verdict for each BatchNorm: one place where it must stay is enough."""
+    found: dict[int, Verdict] = {}
+    for graph in graphs:
+        for node, verdict in judge(graph).items():
+            before = found.get(id(node.cell))
+            if before is None or before.removable:
+                found[id(node.cell)] = verdict
+    return found
+
+
+def _failures(graphs: Iterable[Graph]) -> dict[int, str]:
+    """Return for each BatchNorm directly in a Cell that was not understood, why it was not."""
+    found = {}
+    for graph in graphs:
+        for failed, reason in graph.failures.items():
+            found.update({id(cell): reason for cell in failed.cells()})
+    return found
+
+
+def _surplus_and_fresh(
+    network: nn.Cell,
+) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+    removed = _cells(network, (RemovedBatchNorm,))
+    left = {id(parameter) for parameter in network.get_parameters()}
+    surplus = [one for cell in removed for one in cell.before.parameters if id(one) not in left]
+    fresh = [head.multiplier for head in _cells(network, (CommonHeadLastFN,))]
+    return tuple(dict.fromkeys(surplus)), tuple(fresh)
+
+
+__all__ = ["Change", "CommonHeadLastFN", "LessBN", "Rewriting", "less_bn", "tell_effect"]

@@ -1,0 +1,90 @@
+"""Networks in which some layers rest: their BatchNorm and dropout act as in evaluation.
+
+What it does: :func:`resting_copy` copies the Cells that rest and those around them, over the very
+same Parameters; all other Cells are shared. A compiled graph fixes for each Cell whether it trains,
+so that one graph can hold steps with different resting layers only if these are Cells of their own.
+
+When it helps: frozen layers whose statistics should stop, too. When it hurts: a Cell that reaches
+another one past its attributes (a global, a closure) reaches the one that trains.
+Cost: a few Python objects for each resting layer; no Parameter. Devices and modes: run on CPU in
+GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from mindspore import nn
+
+from mindspore_boost_ext import _compat
+
+
+def resting_copy(network: nn.Cell, resting: Iterable[nn.Cell]) -> nn.Cell:
+    """Return ``network`` with the Cells in ``resting``, and what is in them, in evaluation mode.
+
+    They stay in evaluation mode whatever ``set_train`` says; the network that was given, and each
+    Cell of it, is left as it is.
+
+    Args:
+        network (Cell): the network.
+        resting (Iterable[Cell]): Cells in it.
+
+    Returns:
+        Cell, over the same Parameters: the network itself if ``resting`` is empty.
+    """
+    return _Copier({id(cell) for cell in resting}).copy(network, False)
+
+
+class _Copier:
+    """Copies each Cell at most once, so that one used in two places stays one."""
+
+    def __init__(self, resting: set[int]) -> None:
+        self.resting = resting
+        self.done: dict[int, nn.Cell] = {}
+
+    def copy(self, cell: nn.Cell, inside: bool) -> nn.Cell:
+        if id(cell) not in self.done:
+            self.done[id(cell)] = self._made(cell, inside or id(cell) in self.resting)
+        return self.done[id(cell)]
+
+    def _made(self, cell: nn.Cell, rests: bool) -> nn.Cell:
+        children = {
+            name: child if child is None else self.copy(child, rests)
+            for name, child in cell._cells.items()
+        }
+        changed = any(children[name] is not child for name, child in cell._cells.items())
+        if not rests and not changed:
+            return cell
+        kind: Any = type(cell)
+        made: nn.Cell = _compat.shallow_copy(cell, _locked(kind) if rests else None)
+        made._cells.update(children)
+        for name, value in _compat.own_attributes(made).items():
+            vars(made)[name] = self._replaced(value)
+        if rests:
+            made.add_flags(training=False)
+        return made
+
+    def _replaced(self, value: Any) -> Any:
+        """Return what an attribute holds, with copies in place of the Cells that have one."""
+        if isinstance(value, nn.Cell):
+            return self.done.get(id(value), value)
+        if type(value) in (list, tuple) and any(isinstance(one, nn.Cell) for one in value):
+            return type(value)(self._replaced(one) for one in value)
+        return value
+
+
+@functools.cache
+def _locked(kind: Any) -> Any:
+    """Return the subclass of ``kind`` that never trains."""
+
+    def add_flags(self: Any, **flags: Any) -> Any:
+        if "training" in flags:
+            flags["training"] = False
+        return kind.add_flags(self, **flags)
+
+    return type(kind.__name__, (kind,), {"add_flags": add_flags, "__doc__": kind.__doc__})
+
+
+__all__ = ["resting_copy"]

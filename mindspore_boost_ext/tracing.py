@@ -1,0 +1,385 @@
+"""Symbolic tracing: what a network computes, found by running its ``construct`` on stand-ins.
+
+``construct`` runs in Python with recording objects in the place of its tensors; every layer,
+operator and function of MindSpore that meets one becomes a node, and nothing is computed. So loops,
+branches on attributes, ``SequentialCell``, helper methods and in-place addition are understood as
+Python understands them. Nothing is patched: the code runs with its own copy of the global names it
+uses. A Cell whose code asks for the *value* of a tensor, or does anything else that a stand-in
+cannot do, becomes one opaque node; the Cells in it are then traced on their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from mindspore import Tensor, nn, ops
+
+_KNOWN_LEAVES = (nn.Dense,)
+_ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
+_OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))
+
+
+class NotUnderstoodError(Exception):
+    """The code asks a stand-in for something that only a tensor has."""
+
+
+@dataclass(eq=False)
+class Node:
+    """One step of the computation.
+
+    Attributes:
+        name: what is done, in small letters without underscores: ``"relu"``, ``"conv2d"``.
+        inputs: the nodes whose results it takes, in the order of the arguments.
+        cell: the Cell that does it, or None for an operator or a function.
+        constant: whether the result does not depend on the values that enter the network.
+    """
+
+    name: str
+    inputs: tuple[Node, ...] = ()
+    cell: nn.Cell | None = None
+    constant: bool = False
+
+    @property
+    def data(self) -> tuple[Node, ...]:
+        """The inputs that depend on what enters the network, each once."""
+        return tuple(dict.fromkeys(one for one in self.inputs if not one.constant))
+
+
+@dataclass
+class Graph:
+    """What calling a Cell computes.
+
+    Attributes:
+        root: the Cell.
+        nodes: all nodes, each after those it depends on.
+        outputs: the nodes that the call returns.
+        failures: for each Cell that was not understood, why. It is one node in ``nodes``.
+    """
+
+    root: nn.Cell
+    nodes: list[Node] = field(default_factory=list)
+    outputs: list[Node] = field(default_factory=list)
+    failures: dict[nn.Cell, str] = field(default_factory=dict)
+
+    def users(self) -> dict[Node, list[Node]]:
+        """Return for each node the nodes that depend on its value."""
+        found: dict[Node, list[Node]] = {node: [] for node in self.nodes}
+        for node in self.nodes:
+            for one in () if node.constant else node.data:
+                found[one].append(node)
+        return found
+
+
+def trace(network: nn.Cell) -> list[Graph]:
+    """Return what a network computes: its own graph first, then those of parts of opaque Cells.
+
+    Args:
+        network (Cell): the network, with or without its loss.
+    """
+    graphs: list[Graph] = []
+    pending, seen = [network], {id(network)}
+    while pending:
+        graph = _Tracer(pending.pop(0)).run()
+        graphs.append(graph)
+        for failed in graph.failures:
+            fresh = [one for one in failed.cells() if one is not None and id(one) not in seen]
+            seen.update(id(one) for one in fresh)
+            pending += fresh
+    return graphs
+
+
+class _Tracer:
+    """Runs one Cell on stand-ins and writes down what happens."""
+
+    def __init__(self, root: nn.Cell) -> None:
+        self.graph = Graph(root)
+
+    def run(self) -> Graph:
+        arguments = [self.record("input") for _ in range(_arguments(self.graph.root))]
+        result = self.call_cell(self.graph.root, tuple(arguments), {})
+        self.graph.outputs = [value.node for value in _values(result)]
+        return self.graph
+
+    def record(
+        self, name: str, inputs: tuple[Value, ...] = (), cell: nn.Cell | None = None
+    ) -> Value:
+        name = name.replace("_", "").lower()
+        nodes = tuple(value.node for value in inputs)
+        constant = name != "input" and all(node.constant for node in nodes)
+        node = Node(name, nodes, cell, constant or name in _ONLY_THE_FORM)
+        self.graph.nodes.append(node)
+        return Value(self, node)
+
+    def call_cell(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Trace into a Cell; one that is a leaf, or not understood, becomes a node."""
+        inputs = tuple(_values((args, kwargs)))
+        if _is_leaf(cell):
+            return self.record(type(cell).__name__, inputs, cell)
+        mark = len(self.graph.nodes)
+        try:
+            return self.call(type(cell).construct, (_CellStandIn(self, cell), *args), kwargs)
+        except Exception as error:  # foreign code meets a stand-in: anything may happen
+            del self.graph.nodes[mark:]
+            reason = f"{type(cell).__name__}.construct was not understood: {error}"
+            self.graph.failures[cell] = " ".join(reason.split())[:160]
+            return self.record(type(cell).__name__, inputs, cell)
+
+    def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a Python function with stand-ins for what it finds in its surroundings."""
+        while hasattr(function, "__wrapped__") and _is_mindspore(function.__code__.co_filename):
+            function = function.__wrapped__  # ms.jit and the like
+        own = {
+            name: self.wrap(function.__globals__[name])
+            for name in _names(function.__code__)
+            if name in function.__globals__
+        }
+        own["__builtins__"] = function.__globals__.get("__builtins__", __builtins__)
+        closure = tuple(self._cell(one) for one in function.__closure__ or ()) or None
+        copy = FunctionType(
+            function.__code__, own, function.__name__, function.__defaults__, closure
+        )
+        copy.__kwdefaults__ = function.__kwdefaults__
+        return copy(*args, **kwargs)
+
+    def _cell(self, cell: CellType) -> CellType:
+        """Return a cell of a closure with a stand-in for what it holds."""
+        try:
+            return CellType(self.wrap(cell.cell_contents))
+        except ValueError:  # still empty
+            return cell
+
+    def wrap(self, thing: Any) -> Any:
+        """Return what stands for ``thing`` in traced code."""
+        if isinstance(thing, (Value, _CellStandIn, _Recorder)):
+            return thing
+        if isinstance(thing, nn.Cell):
+            return _CellStandIn(self, thing)
+        if isinstance(thing, Tensor):
+            return self.record("constant")
+        if isinstance(thing, ops.Primitive):
+            return _Recorder(self, thing.name)
+        if isinstance(thing, type):
+            layer = issubclass(thing, (nn.Cell, ops.Primitive)) and _is_own(thing.__module__)
+            return _ClassStandIn(self, thing) if layer else thing
+        if type(thing) in (list, tuple):
+            return type(thing)(self.wrap(one) for one in thing)
+        if type(thing) is dict:
+            return {name: self.wrap(one) for name, one in thing.items()}
+        return self._wrap_code(thing)
+
+    def _wrap_code(self, thing: Any) -> Any:
+        module = getattr(thing, "__module__", None) or ""
+        if isinstance(thing, ModuleType):
+            foreign = thing.__name__.partition(".")[0] in _OPAQUE_MODULES
+            return thing if foreign else _ModuleStandIn(self, thing)
+        if isinstance(thing, (FunctionType, BuiltinFunctionType)):
+            if _is_own(module) or _is_own(getattr(thing, "__name__", "")):
+                computes = module.startswith(("mindspore.ops", "mindspore.mint", "mindspore._c"))
+                return _Recorder(self, thing.__name__, None if computes else thing)
+            if isinstance(thing, BuiltinFunctionType) or module.partition(".")[0] in (
+                _OPAQUE_MODULES
+            ):
+                return thing
+            return lambda *args, **kwargs: self.call(thing, args, kwargs)
+        if callable(thing) and _is_own(type(thing).__module__):
+            return _Recorder(self, getattr(thing, "name", None) or type(thing).__name__)
+        return thing
+
+
+class Value:
+    """Stands for a tensor: whatever is done with it is written down."""
+
+    def __init__(self, tracer: _Tracer, node: Node) -> None:
+        self.tracer = tracer
+        self.node = node
+
+    __class__ = property(lambda self: Tensor)  # for isinstance
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in _ONLY_THE_FORM or name == "T":
+            return self.tracer.record(name, (self,))
+        return _Recorder(self.tracer, name, None, self)
+
+    def __bool__(self) -> bool:
+        raise NotUnderstoodError("it branches on the value or shape of a tensor")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotUnderstoodError("it takes a tensor or its shape apart")
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise NotUnderstoodError("it writes into a tensor")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _add_operators() -> None:
+    """Give ``Value`` Python's operators, under the names of MindSpore's."""
+    binary = (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and",
+        "or",
+        "xor",
+    )
+    names = {f"__{prefix}{name}__": name for name in binary for prefix in ("", "r", "i")}
+    single = ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne", "getitem")
+    names.update({f"__{name}__": name for name in single})
+    for special, name in names.items():
+
+        def operator(self: Value, *others: Any, _name: str = name) -> Value:
+            return self.tracer.record(_name, (self, *_values(others)))
+
+        setattr(Value, special, operator)
+
+
+_add_operators()
+
+
+class _Recorder:
+    """Stands for an operator or a function of MindSpore, or for a method of a tensor."""
+
+    def __init__(
+        self, tracer: _Tracer, name: str, real: Any = None, owner: Value | None = None
+    ) -> None:
+        self._tracer, self._name, self._real, self._owner = tracer, name, real, owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = tuple(_values((args, kwargs)))
+        if self._real is not None and not values:
+            return self._tracer.wrap(self._real(*args, **kwargs))
+        if self._owner is not None:
+            values = (self._owner, *values)
+        return self._tracer.record(self._name, values)
+
+
+class _ClassStandIn:
+    """Stands for a class of layers or operators, so that what it makes is recorded too."""
+
+    def __init__(self, tracer: _Tracer, kind: type) -> None:
+        self._tracer, self._kind = tracer, kind
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tracer.wrap(self._kind(*args, **kwargs))
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self._kind)
+
+
+class _ModuleStandIn:
+    """Stands for a module, so that what is taken from it is recorded."""
+
+    def __init__(self, tracer: _Tracer, module: ModuleType) -> None:
+        self._tracer, self._module = tracer, module
+
+    def __getattr__(self, name: str) -> Any:
+        return self._tracer.wrap(getattr(self._module, name))
+
+
+class _CellStandIn:
+    """Stands for a Cell: ``self`` in its own code, an attribute in that of others."""
+
+    def __init__(self, tracer: _Tracer, cell: nn.Cell) -> None:
+        vars(self).update(_tracer=tracer, _real=cell)
+
+    __class__ = property(lambda self: type(self._real))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tracer.call_cell(self._real, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        cell, tracer = self._real, self._tracer
+        held = vars(cell).get(name) or inspect.getattr_static(type(cell), name, None)
+        if isinstance(held, MethodType) and held.__self__ is cell:
+            held = held.__func__
+        if isinstance(held, FunctionType) and not hasattr(nn.Cell, name):
+            return lambda *args, **kwargs: tracer.call(held, (self, *args), kwargs)
+        if name == "construct":
+            return lambda *args, **kwargs: tracer.call_cell(cell, args, kwargs)
+        if isinstance(held, FunctionType):
+            return lambda *args, **kwargs: tracer.wrap(_listed(held(cell, *args, **kwargs)))
+        return tracer.wrap(getattr(cell, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise NotUnderstoodError(f"it writes into its attribute {name!r}")
+
+    def __bool__(self) -> bool:
+        return bool(self._real)
+
+    def __len__(self) -> int:
+        return len(self._real)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._tracer.wrap(one) for one in iter(self._real))
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tracer.wrap(self._real[index])
+
+
+def _listed(result: Any) -> Any:
+    """Return the views of a dict, as ``Cell.cells()`` gives them, as a list."""
+    return list(result) if type(result).__name__.endswith(("dict_values", "dict_items")) else result
+
+
+def _values(thing: Any) -> Iterator[Value]:
+    """Yield the stand-ins for tensors in arguments or results, however nested."""
+    if type(thing) is Value:
+        yield thing
+    elif isinstance(thing, dict):
+        yield from _values(list(thing.values()))
+    elif type(thing) in (list, tuple):
+        for one in thing:
+            yield from _values(one)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that code and the functions inside it may look up."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _names(constant)
+    return found
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] == "mindspore"
+
+
+def _is_mindspore(filename: str) -> bool:
+    return "/mindspore/" in filename.replace("\\", "/")
+
+
+def _is_leaf(cell: nn.Cell) -> bool:
+    """Tell whether a Cell is one step: a layer whose code is MindSpore's, without Cells inside."""
+    if getattr(cell, "one_step", False):
+        return True
+    owner = next(kind for kind in type(cell).__mro__ if "construct" in vars(kind))
+    if not _is_own(owner.__module__):
+        return False
+    containers = (nn.SequentialCell, nn.CellList)
+    layer = isinstance(cell, _KNOWN_LEAVES) or not any(True for _ in cell.cells())
+    return layer and not isinstance(cell, containers)
+
+
+def _arguments(cell: nn.Cell) -> int:
+    """Return how many tensors to call a Cell with: its parameters without default."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    parameters: Callable[..., Any] = inspect.signature(cell.construct).parameters.values
+    needed = [one for one in parameters() if one.default is one.empty and one.kind not in kinds]
+    return len(needed)
+
+
+__all__ = ["Graph", "Node", "NotUnderstoodError", "trace"]
