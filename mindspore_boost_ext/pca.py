@@ -308,9 +308,10 @@ def open_regular(path: str) -> Iterator[BinaryIO]:
         raise ValueError("it is a symbolic link: give the file itself")
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise ValueError("it is not a regular file")
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is not a regular file")
         yield file
 
 
