@@ -13,7 +13,6 @@ from typing import Any
 
 from mindspore import nn
 
-from mindspore_boost_ext._planned import not_implemented
 from mindspore_boost_ext.adasum import obstacle
 from mindspore_boost_ext.base import ParameterProcess, rebuilt
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
@@ -21,13 +20,9 @@ from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
 from mindspore_boost_ext.gradient_centralization import output_axes
 from mindspore_boost_ext.less_batch_normalization import Rewriting, less_bn, tell_effect
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
+from mindspore_boost_ext.subspace import prepare
 from mindspore_boost_ext.thor import THOR
 from mindspore_boost_ext.thor_switch import thor_in_place_of
-
-# Algorithms that this version can apply.
-AVAILABLE = frozenset(
-    {"less_bn", "adasum", "grad_freeze", "grad_accumulation", "loss_scale_group", "thor"}
-)
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -140,14 +135,10 @@ class AutoBoost:
 
         Returns:
             tuple(Cell, Cell), the network and the optimizer to train with.
-
-        Raises:
-            NotImplementedError: if an algorithm is asked for that this version does not have.
         """
         reason = obstacle(self.device_number)
         if reason:
             self.leave_out("adasum", reason)
-        self._refuse_unavailable()
         if self.boost_config["less_bn"]:
             optimizer = self._fitted(network, optimizer, self._less_bn(network))
             points = self.config.common.gradient_split_groups
@@ -157,6 +148,10 @@ class AutoBoost:
             self._report.put(Row("thor", self._report["thor"].asked_by, APPLIED, reason))
         if self.boost_config["grad_freeze"]:
             network, optimizer = self._freeze(network, optimizer)
+        if self.boost_config["dim_reduce"]:
+            asked_by = self._report["dim_reduce"].asked_by
+            optimizer, reason, counts = prepare(network, optimizer, self.config.dim_reduce)
+            self._report.put(Row("dim_reduce", asked_by, APPLIED, reason, counts))
         if _BUILDING.get() is None:
             setattr(optimizer, _TAG, self)
         return network, optimizer
@@ -229,11 +224,7 @@ class AutoBoost:
 
         Args:
             network (Cell): the network for evaluation.
-
-        Raises:
-            NotImplementedError: if an algorithm is asked for that this version does not have.
         """
-        self._refuse_unavailable()
         if self.boost_config["less_bn"]:
             self._less_bn(network)
         return network
@@ -247,22 +238,14 @@ class AutoBoost:
         finally:
             _BUILDING.reset(token)
 
-    def _refuse_unavailable(self) -> None:
-        wanted = [one.algorithm for one in self.plan() if one.wanted]
-        unavailable = [algorithm for algorithm in wanted if algorithm not in AVAILABLE]
-        if unavailable:
-            raise not_implemented(", ".join(unavailable))
-
 
 def record(report: Report, decisions: tuple[Decision, ...]) -> None:
     """Put a row into ``report`` for each decision."""
     for one in decisions:
-        status, reason = APPLIED, one.reason
+        status = APPLIED
         if not one.wanted:
             status = INACTIVE if one.asked_by == "-" else SKIPPED
-        elif one.algorithm not in AVAILABLE:
-            status, reason = SKIPPED, "not implemented yet: training raises NotImplementedError"
-        report.put(Row(one.algorithm, one.asked_by, status, reason))
+        report.put(Row(one.algorithm, one.asked_by, status, one.reason))
 
 
 __all__ = ["AutoBoost", "record"]

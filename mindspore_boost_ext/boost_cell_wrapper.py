@@ -97,6 +97,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = 0
         self.compiles_end = type(self) is self._library_class() and _is_mindspores(optimizer)
+        # The trials of dim_reduce run the network, which need not compile.
+        self.compiles_end = self.compiles_end and not self.enable_dim_reduce
         self.auto_boost.report().put(
             Row(
                 "overflow detection",
@@ -122,18 +124,26 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         wanted = self.weights_and_factors if self.capturing else self.weights
         gradients = self.grad(self.network, wanted)(*inputs, sens)
         finish = self._finish_compiled if self.compiles_end else self._finish
-        loss, overflow = finish(status, loss, scale, self._samples(*inputs), *gradients)
+        batch = inputs if self.enable_dim_reduce else ()
+        # One flat list: a compiled function is compiled anew for each tuple that it is given.
+        rest = (*gradients, *batch)
+        loss, overflow = finish(status, loss, scale, self._samples(*inputs), *rest)
         return loss, overflow, scale
 
     def _finish(
         self, status: Tensor, loss: Tensor, scale: Tensor, samples: float, *gradients: Any
     ) -> tuple[Tensor, Tensor]:
-        """Do all that follows the backward pass; return the loss and the overflow."""
+        """Do all that follows the backward pass; return the loss and the overflow.
+
+        Behind the gradients come the factors for THOR and the batch for DimReduce, if any.
+        """
+        count = len(self.weights_and_factors) if self.capturing else len(self.weights)
+        gradients, batch = gradients[:count], gradients[count:]
         notes = self._notes(gradients[len(self.weights) :], scale)
         gradients = self.grad_reducer(unscaled_all(gradients[: len(self.weights)], scale))
         overflow = self.detector(status, gradients)
         overflow = ops.depend(overflow, self._update_scale(overflow))
-        return self._update_unless(overflow, loss, gradients, samples, notes), overflow
+        return self._update_unless(overflow, loss, gradients, samples, notes, *batch), overflow
 
     def _notes(self, notes: tuple[Tensor, ...], scales: Any) -> tuple[Tensor, ...]:
         """Return the factors that the backward pass brought for THOR, without the loss scale."""
@@ -184,6 +194,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         gradients: tuple[Any, ...],
         samples: float,
         notes: tuple[Tensor, ...] = (),
+        *inputs: Tensor,
     ) -> Tensor:
         loss = ops.depend(loss, ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32)))
         if overflow:
@@ -193,9 +204,9 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             if self.capturing:
                 loss = ops.depend(loss, self.thor.refresh(notes))
             if self.use_grad_accumulation:
-                loss = self._accumulate(loss, gradients, samples)
+                loss = self._accumulate(loss, gradients, samples, *inputs)
             else:
-                loss = self.update(loss, gradients)
+                loss = self.update(loss, gradients, *inputs)
         return loss
 
     def _update_scale(self, overflow: Tensor) -> Tensor:

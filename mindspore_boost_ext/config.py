@@ -15,8 +15,9 @@ O2     less_bn, grad_freeze, adasum
 
 Modes: ``auto`` follows the level; ``manual`` is the level's table overridden by the given switches;
 ``enable_all`` asks for everything that its prerequisites allow; ``disable_all`` for nothing.
-At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others. ``thor``
-is in no level: a section of that name switches it on, unless ``manual`` says otherwise.
+At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others but
+``grad_accumulation``. ``thor`` is in no level: a section of that name switches it on, unless
+``manual`` says otherwise.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ def _decision(algorithm: str, wanted: bool, authority: str) -> Decision:
 
 
 def _excluded(decision: Decision) -> Decision:
-    if not decision.wanted or decision.algorithm == "dim_reduce":
+    if not decision.wanted or decision.algorithm in ("dim_reduce", "grad_accumulation"):
         return decision
     return dataclasses.replace(decision, wanted=False, reason="dim_reduce excludes all others")
 

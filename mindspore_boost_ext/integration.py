@@ -21,7 +21,6 @@ from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import ModelUnderConstruction
-from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._rules import shown
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import (
@@ -207,7 +206,6 @@ class BoostModel(ms.Model):
 
     Raises:
         ValueError: for everything wrong with the level or the settings, all in one message.
-        NotImplementedError: if an algorithm is asked for that this version does not have.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -345,10 +343,7 @@ def installed() -> Iterator[None]:
 
 def _own(module: str, name: str) -> Any:
     """Return this package's object for a public name of ``mindspore.boost.<module>``."""
-    try:
-        return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
-    except (ModuleNotFoundError, AttributeError):
-        return planned(name)
+    return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
 
 
 __all__ = ["BoostModel", "install", "installed", "is_installed", "uninstall"]

@@ -93,7 +93,12 @@ class GradAccumulationConfig:
 
 @dataclass(frozen=True)
 class DimReduceConfig:
-    """Section ``dim_reduce``; ``timeout`` is in seconds."""
+    """Section ``dim_reduce``; ``timeout`` is in seconds, ``memory_limit`` in MiB of snapshots.
+
+    ``method`` is ``"p-bfgs"`` (upstream's), ``"p-sgd"`` or ``"twa"``. ``trials`` step lengths are
+    tried; after ``stall_limit`` failures in a row shorter ones (None: never, as upstream);
+    ``first_update_scaling`` fits the first step length to the curvature.
+    """
 
     rho: float = setting(0.55, real("(0, 1)"))
     gamma: float = setting(0.9, real("[0, 1)"))
@@ -103,6 +108,11 @@ class DimReduceConfig:
     pca_mat_path: str | None = setting(None, optional_path())
     weight_load_dir: str | None = setting(None, optional_path())
     timeout: float = setting(1800, real("(0, inf)"))
+    method: str = setting("p-bfgs", one_of(("p-bfgs", "p-sgd", "twa")))
+    trials: int = setting(2, integer(1))
+    first_update_scaling: bool = setting(False, boolean())
+    stall_limit: int | None = setting(3, optional(integer(1)))
+    memory_limit: float = setting(4096, real("(0, inf)"))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_ce
 from mindspore_boost_ext.gradients import clipped
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Report, Row, warn
 from mindspore_boost_ext.resting import resting_copy
+from mindspore_boost_ext.subspace import make_dim_reduce
 from mindspore_boost_ext.thor import thor_of
 from mindspore_boost_ext.thor_step import Turns
 
@@ -77,10 +78,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         super().__init__(network, optimizer, sens)
         self.auto_boost = AutoBoost.current(optimizer)
         self.clip_norm = self.auto_boost.config.gradients.clip_norm
-        self.enable_dim_reduce = False
-        self.dim_reduce = None
-        self.weights_clone = None
         self._use_adasum()
+        self._use_dim_reduce()
         self._use_accumulation()
         self.freeze = isinstance(optimizer, FreezeOpt)
         self.freeze_nets: tuple[BoostTrainOneStepCell, ...] = ()
@@ -89,7 +88,6 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self.thor: Any = thor_of(optimizer)
         self.capturing = False
         self.turns: Any = None
-        self._turns_of_groups: dict[int, Turns] = {}
         self._add_rows()
         self._tell_unequal_scales()
         if self.steps_of_groups_at_once:
@@ -102,7 +100,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         if self.turns is not None:
             return self.turns(*inputs)
         special = self.use_grad_accumulation or self.capturing or self.enable_adasum
-        if self.clip_norm is None and not special:
+        special = special or self.enable_dim_reduce or self.clip_norm is not None
+        if not special:
             return super().construct(*inputs)
         loss = self.network(*inputs)
         sens = ops.fill(loss.dtype, loss.shape, self.sens)
@@ -116,19 +115,23 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         gradients = self.grad_reducer(gradients)
         if self.use_grad_accumulation:
             return self.gradient_accumulation_process(loss, gradients, sens, *inputs)
-        return self.update(loss, gradients)
+        return self.update(loss, gradients, *inputs)
 
-    def update(self, loss: Tensor, gradients: tuple[Any, ...]) -> Tensor:
+    def update(self, loss: Tensor, gradients: tuple[Any, ...], *inputs: Tensor) -> Tensor:
         """Clip reduced gradients, update the weights, and return the loss.
 
         Args:
             loss (Tensor): the loss; it is returned when the update is done.
             gradients (tuple(Tensor)): gradients in the order of ``weights``, times ``sens``.
+            inputs (tuple(Tensor)): the inputs of ``loss``, for the trials of ``dim_reduce``.
         """
         if self.clip_norm is not None:
             gradients = clipped(gradients, self.clip_norm * self.sens)
         if self.enable_adasum:
             return self.adasum_process(loss, gradients)
+        if self.enable_dim_reduce:
+            clone = self.weights_clone
+            return self.dim_reduce(loss, gradients, self.sens, self.weights, clone, *inputs)
         return ops.depend(loss, self.optimizer(gradients))
 
     def gradient_accumulation_process(
@@ -142,7 +145,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             sens (Tensor): the factor that they carry; not used.
             inputs (tuple(Tensor)): the inputs; the first axis of the first counts the samples.
         """
-        return self._accumulate(loss, grads, self._samples(*inputs))
+        return self._accumulate(loss, grads, self._samples(*inputs), *inputs)
 
     def _samples(self, *inputs: Tensor) -> float:
         """Return the weight of a micro-batch in its window."""
@@ -150,16 +153,18 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             return float(inputs[0].shape[0])
         return 1.0
 
-    def _accumulate(self, loss: Tensor, gradients: tuple[Any, ...], weight: float) -> Tensor:
+    def _accumulate(
+        self, loss: Tensor, gradients: tuple[Any, ...], weight: float, *inputs: Tensor
+    ) -> Tensor:
         loss = ops.depend(loss, self.accumulation.accumulate(gradients, weight))
         if self.accumulation.is_full():
-            loss = self.close_window(loss)
+            loss = self.close_window(loss, *inputs)
         return loss
 
-    def close_window(self, loss: Tensor) -> Tensor:
+    def close_window(self, loss: Tensor, *inputs: Tensor) -> Tensor:
         """Update with what the window holds, and empty it; return ``loss`` when that is done."""
         gradients = self.window_reducer(self.accumulation.window_gradients())
-        loss = self.update(loss, gradients)
+        loss = self.update(loss, gradients, *inputs)
         return ops.depend(loss, self.accumulation.clear())
 
     def gradient_freeze_process(self, *inputs: Tensor) -> Any:
@@ -184,6 +189,9 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         are ever compiled. Inside another Cell's graph, and in a subclass with a ``construct`` of
         its own, ``gradient_freeze_process`` chooses in the graph.
         """
+        if self.enable_dim_reduce:
+            self._last_inputs[:] = inputs
+            self._check_subspace()
         chooses = self.freeze or self.turns is not None
         if not chooses or type(self).construct is not self._library_class().construct:
             return super().__call__(*inputs, **kwargs)
@@ -207,7 +215,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         step = self.freeze_nets[self.optimizer.next_group()] if self.freeze else self
         if id(step) not in self._flushes:
             self._flushes[id(step)] = _Flush(step)
-        self._flushes[id(step)]()
+        self._flushes[id(step)](*self._last_inputs)
         return True
 
     def _use_adasum(self) -> None:
@@ -232,6 +240,26 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         devices = self.auto_boost.device_number
         servers = get_group_size() // devices
         return AdaSum(get_rank(), devices, servers, weights, equal_in_server=True)
+
+    def _use_dim_reduce(self) -> None:
+        """Set up training in a subspace, if its basis has come with the optimizer."""
+        self.enable_dim_reduce = False
+        self._last_inputs: list[Any] = []  # the batch on which a flush would search
+        self.dim_reduce: Any = None
+        if self.auto_boost.boost_config["dim_reduce"]:
+            settings = self.auto_boost.config.dim_reduce
+            mean = self.mean if self.reducer_flag else True
+            self.dim_reduce = make_dim_reduce(self.network, self.optimizer, settings, mean)
+            self.enable_dim_reduce = self.dim_reduce is not None
+        # Between two steps a clone of the weights is equal to the weights.
+        self.weights_clone = self.weights if self.enable_dim_reduce else None
+        self._subspace_checked = not self.enable_dim_reduce
+
+    def _check_subspace(self) -> None:
+        """Before the first step, compare a state that was loaded with the basis at hand."""
+        if not self._subspace_checked:
+            self.dim_reduce.check_state()
+            self._subspace_checked = True
 
     def _use_accumulation(self) -> None:
         """Set up the window; gradients are then reduced over ranks once for each window."""
@@ -337,7 +365,10 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     def observations(self) -> dict[str, Any]:
         """Return what the active algorithms tell of the last step: name -> number or bool."""
-        return {} if self.thor is None else self.thor.observations()
+        observed = {} if self.thor is None else self.thor.observations()
+        if self.enable_dim_reduce:
+            observed.update(self.dim_reduce.observations())
+        return observed
 
     def _add_rows(self) -> None:
         """Complete the report with what only the step knows."""
@@ -365,6 +396,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     def _tell_unequal_scales(self) -> None:
         """Tell when the optimizer will not divide out the factor put into the gradients."""
         own = getattr(self.optimizer, "loss_scale", None)
+        if self.enable_dim_reduce and self.dim_reduce.divides_loss_scale:
+            return
         if own is not None and float(own) != float(self.sens):
             warn(
                 f"the backward pass multiplies gradients by sens={self.sens}, but the optimizer "
@@ -380,8 +413,11 @@ class _Flush(nn.Cell):
         super().__init__(auto_prefix=False)
         self.step = step
 
-    def construct(self) -> Tensor:
-        return self.step.close_window(Tensor(0.0))
+    def construct(self, *inputs: Tensor) -> Tensor:
+        loss = Tensor(0.0)
+        if self.step.enable_dim_reduce:
+            loss = self.step.dim_reduce.loss_of(*inputs)
+        return self.step.close_window(loss, *inputs)
 
 
 __all__ = ["BoostTrainOneStepCell"]

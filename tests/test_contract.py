@@ -120,6 +120,17 @@ ALGORITHMS += [
         model=lambda net: {"loss_scale_manager": ms.DynamicLossScaleManager(2**10, 2, 5)},
     ),
 ]
+ALGORITHMS += [
+    Algorithm(
+        f"dim_reduce, {method}",
+        {
+            **switched(dim_reduce=True),
+            "dim_reduce": {"method": method, "n_components": 8, "pca_mat_path": nets.basis_file()},
+        },
+        "dim_reduce",
+    )
+    for method in ("p-bfgs", "p-sgd", "twa")
+]
 # Counters of MindSpore's own dynamic loss scale, under the names that MindSpore gave them.
 MINDSPORES_OWN = {"current_iterator_step", "last_overflow_iterator_step"}
 everyone = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: one.name)
@@ -225,4 +236,5 @@ def test_state_has_stable_names(algorithm):
     assert names == list(nets.weights(plain_net))
     own = nets.weights(model.train_network).keys() - nets.weights(plain.train_network).keys()
     own = {name for name in own if not name.endswith(algorithm.gains)}
-    assert all(name.startswith("boost.") for name in own - MINDSPORES_OWN)
+    # accum and stat: the SGD that takes the place of the user's optimizer under dim_reduce.
+    assert all(name.startswith(("boost.", "accum.", "stat.")) for name in own - MINDSPORES_OWN)
