@@ -21,7 +21,6 @@ from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.launcher import run_script
 from mindspore_boost_ext.report import Report
 
-
 # Where the card of an algorithm stands: the docstring of its module.
 CARDS = {
     "less_bn": "less_batch_normalization",

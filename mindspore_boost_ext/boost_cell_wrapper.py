@@ -11,8 +11,9 @@ A skipped step leaves weights, moments and step counters bit-identical. S is a p
 rule, so that scaling and unscaling cost no bit in float32.
 
 When it helps: in float16, where small gradients become zero. When it hurts: in float32 and bfloat16
-it only costs. Measured effect (``examples/benchmarks/loss_scaling.py``): four layers whose gradients
-span ten decades; of the lowest one float16 keeps nothing without a scale, 98.8 % with a dynamic one.
+it only costs. Measured effect (``examples/benchmarks/loss_scaling.py``): of the lowest of four
+layers with gradients over ten decades float16 keeps nothing without a scale, 98.8 % with a dynamic
+one.
 Cost: one pass over the gradients that both unscales and checks them.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
 How it combines: with every algorithm; each sees the unscaled gradients of steps that count.
