@@ -346,6 +346,7 @@ def exchange(network: nn.Cell, table: Mapping[int, nn.Cell]) -> None:
         table: from the id of a Cell to the Cell that takes its place.
     """
     for _, cell in list(network.cells_and_names()) if table else ():
+        cell.compile_cache.clear()  # graphs compiled before are those of the other network
         for name, inner in list(cell._cells.items()):
             if id(inner) in table:
                 cell.insert_child_to_cell(name, table[id(inner)])

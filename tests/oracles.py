@@ -31,3 +31,13 @@ def clip_by_global_norm(gradients, bound):
     """Return the gradients, times bound / norm where the norm of all together exceeds the bound."""
     norm = np.sqrt(sum((np.float64(gradient) ** 2).sum() for gradient in gradients))
     return [np.float64(gradient) * min(1.0, bound / norm) for gradient in gradients]
+
+
+def cosine_head(features, weight, bias, multiplier, epsilon=1e-4):
+    """Return m * (x^ W^T + b) with rows divided by their lengths, at least sqrt(epsilon)."""
+
+    def unit(rows):
+        rows = np.float64(rows)
+        return rows / np.sqrt(np.maximum((rows**2).sum(axis=1, keepdims=True), epsilon))
+
+    return multiplier * (unit(features) @ unit(weight).T + np.float64(bias))
