@@ -14,10 +14,14 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext._planned import not_implemented
-from mindspore_boost_ext._rebuilt import rebuilt
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
-from mindspore_boost_ext.less_batch_normalization import Rewriting, less_bn, tell_effect
+from mindspore_boost_ext.less_batch_normalization import (
+    Rewriting,
+    fitted,
+    less_bn,
+    tell_effect,
+)
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 
 # Algorithms that this version can apply.
@@ -143,34 +147,18 @@ class AutoBoost:
         return network, optimizer
 
     def _less_bn(self, network: nn.Cell) -> Rewriting:
-        """Rewrite a network in place, and put what was done into the report."""
+        """Rewrite a network in place."""
         section = self.config.less_bn
         settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
-        rewriting = less_bn(network, **settings)
-        tell_effect(rewriting)
-        done = rewriting.has_effect
-        reason = "" if done else "nothing in the network could be changed"
-        asked_by = self._report["less_bn"].asked_by
-        status = APPLIED if done else SKIPPED
-        self._report.put(Row("less_bn", asked_by, status, reason, rewriting.counts))
-        for row in rewriting.rows():
-            self._report.put(row)
-        return rewriting
+        return less_bn(network, **settings)
 
     def _fitted(self, optimizer: nn.Cell, rewriting: Rewriting) -> nn.Cell:
         """Return the optimizer over the parameters that the rewritten network has."""
-        trained = {id(parameter) for parameter in optimizer.parameters}
-        removed = [one for one in rewriting.surplus if id(one) in trained]
-        added = [one for one in rewriting.fresh if id(one) not in trained]
+        tell_effect(rewriting)
+        for row in rewriting.rows(self._report["less_bn"].asked_by):
+            self._report.put(row)
         # less_bn.gc_flag: centralize = output_axes(network) from gradient_centralization
-        centralize = None
-        if not (removed or added or centralize):
-            return optimizer
-        if isinstance(optimizer, FreezeOpt):
-            return optimizer.over_other_parameters(
-                rebuilt(optimizer.opt, removed, added, centralize)
-            )
-        return rebuilt(optimizer, removed, added, centralize)
+        return fitted(optimizer, rewriting, centralize=None)
 
     def _freeze(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
         if isinstance(optimizer, FreezeOpt):
@@ -199,7 +187,11 @@ class AutoBoost:
         """
         self._refuse_unavailable()
         if self.boost_config["less_bn"]:
-            self._less_bn(network)
+            rewriting = self._less_bn(network)
+            if rewriting.is_new:
+                counts = rewriting.counts
+                reason = "a network of its own, rewritten like the trained one"
+                self._report.put(Row("less_bn (evaluation)", "less_bn", APPLIED, reason, counts))
         return network
 
     @contextlib.contextmanager

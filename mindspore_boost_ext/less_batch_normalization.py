@@ -33,9 +33,11 @@ from typing import Any
 
 from mindspore import Parameter, Tensor, nn
 
+from mindspore_boost_ext._rebuilt import rebuilt
 from mindspore_boost_ext._rules import check_all, name_patterns, optional, real
+from mindspore_boost_ext.freeze_optimizer import FreezeOpt
 from mindspore_boost_ext.normalised_head import CommonHeadLastFN, in_place_of
-from mindspore_boost_ext.report import LOGGER, NoEffectWarning, Row, warn
+from mindspore_boost_ext.report import APPLIED, LOGGER, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.residual_blocks import BATCH_NORMS, Verdict, find_classifier, judge
 from mindspore_boost_ext.tracing import Graph, trace
 
@@ -119,12 +121,21 @@ class Rewriting:
         """Whether the network differs from the original, now or since an earlier rewriting."""
         return any(change.done != KEPT for change in self.changes)
 
-    def rows(self) -> tuple[Row, ...]:
-        """Return a row of a report for each layer."""
-        return tuple(
+    @property
+    def is_new(self) -> bool:
+        """Whether something was changed now."""
+        return any(change.now and change.done != KEPT for change in self.changes)
+
+    def rows(self, asked_by: str = "less_bn") -> tuple[Row, ...]:
+        """Return the row of less_bn in a report, and one for each layer."""
+        status = APPLIED if self.has_effect else SKIPPED
+        reason = "" if self.has_effect else "nothing in the network could be changed"
+        first = Row("less_bn", asked_by, status, reason, self.counts)
+        layers = [
             Row(f"less_bn {change.name}", "less_bn", change.done, change.reason)
             for change in self.changes
-        )
+        ]
+        return (first, *layers)
 
 
 @dataclass(frozen=True)
@@ -334,8 +345,33 @@ def tell_effect(rewriting: Rewriting) -> None:
         reasons = sorted({change.reason for change in rewriting.changes})
         told = "; ".join(reasons) or "the network has no BatchNorm"
         warn(f"less_bn has no effect on this network: {told}", NoEffectWarning)
-    elif not any(change.now and change.done != KEPT for change in rewriting.changes):
+    elif not rewriting.is_new:
         LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
+
+
+def fitted(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> nn.Cell:
+    """Return an optimizer over the parameters that a rewritten network has.
+
+    Args:
+        optimizer (Cell): the optimizer over those of the original network; a ``FreezeOpt`` keeps
+            its groups and schedule. It is left as it is, and returned where nothing is to change.
+        rewriting (Rewriting): what was done to the network.
+        centralize: for ``rebuilt``: whose gradients to centralize.
+
+    Raises:
+        TypeError: if the optimizer has to change and is no ``nn.Optimizer``.
+    """
+    if not isinstance(optimizer, nn.Optimizer):
+        raise TypeError(f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}")
+    trained = {id(parameter) for parameter in optimizer.parameters}
+    removed = [one for one in rewriting.surplus if id(one) in trained]
+    added = [one for one in rewriting.fresh if id(one) not in trained]
+    if not (removed or added or centralize):
+        return optimizer
+    if isinstance(optimizer, FreezeOpt):
+        plain = rebuilt(optimizer.opt, removed, added, centralize)
+        return optimizer.over_other_parameters(plain)
+    return rebuilt(optimizer, removed, added, centralize)
 
 
 def exchange(network: nn.Cell, table: Mapping[int, nn.Cell]) -> None:
@@ -415,4 +451,4 @@ def _surplus_and_fresh(
     return tuple(dict.fromkeys(surplus)), tuple(fresh)
 
 
-__all__ = ["Change", "CommonHeadLastFN", "LessBN", "Rewriting", "less_bn", "tell_effect"]
+__all__ = ["Change", "CommonHeadLastFN", "LessBN", "Rewriting", "fitted", "less_bn", "tell_effect"]
