@@ -16,6 +16,7 @@ from mindspore import nn
 from mindspore_boost_ext._planned import not_implemented
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
+from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.less_batch_normalization import (
     Rewriting,
     fitted,
@@ -81,6 +82,7 @@ class AutoBoost:
         self.level = self.config.level
         self.boost_config_dict = boost_config_dict
         self._missing: dict[str, str] = {}
+        self._rewriting: Rewriting | None = None
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         tell(self.config)
         record(self._report, self.plan())
@@ -154,11 +156,24 @@ class AutoBoost:
 
     def _fitted(self, optimizer: nn.Cell, rewriting: Rewriting) -> nn.Cell:
         """Return the optimizer over the parameters that the rewritten network has."""
+        self._rewriting = rewriting
         tell_effect(rewriting)
         for row in rewriting.rows(self._report["less_bn"].asked_by):
             self._report.put(row)
         # less_bn.gc_flag: centralize = output_axes(network) from gradient_centralization
         return fitted(optimizer, rewriting, centralize=None)
+
+    def fit_groups(self, manager: Any) -> None:
+        """Give a manager's loss-scale groups the parameters that the rewritten network has.
+
+        Args:
+            manager: a loss-scale manager, or None; only a ``GroupLossScaleManager`` has groups.
+        """
+        if self._rewriting is None or not isinstance(manager, GroupLossScaleManager):
+            return
+        groups = self._rewriting.regrouped(manager.loss_scale_groups)
+        if [len(one) for one in groups] != [len(one) for one in manager.loss_scale_groups]:
+            manager.loss_scale_groups = groups
 
     def _freeze(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
         if isinstance(optimizer, FreezeOpt):

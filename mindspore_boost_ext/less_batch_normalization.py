@@ -102,12 +102,33 @@ class Rewriting:
     Attributes:
         changes: one entry for each BatchNorm, and one for the head if it was asked for.
         surplus: parameters of removed layers, also of earlier rewritings.
-        fresh: parameters that the network has gained, likewise.
+        heads: the normalised heads, likewise.
     """
 
     changes: tuple[Change, ...]
     surplus: tuple[Parameter, ...] = ()
-    fresh: tuple[Parameter, ...] = ()
+    heads: tuple[CommonHeadLastFN, ...] = ()
+
+    @property
+    def fresh(self) -> tuple[Parameter, ...]:
+        """Parameters that the network has gained: the multipliers of the heads."""
+        return tuple(head.multiplier for head in self.heads)
+
+    def regrouped(self, groups: Iterable[Iterable[Parameter]]) -> list[list[Parameter]]:
+        """Return groups of the original parameters as groups of those of the rewritten network.
+
+        Args:
+            groups: a multiplier joins the group that has the weight of its head.
+        """
+        gone = {id(parameter) for parameter in self.surplus}
+        multipliers = {id(head.weight): head.multiplier for head in self.heads}
+        found = []
+        for group in groups:
+            left = [one for one in group if id(one) not in gone]
+            joining = [multipliers[id(one)] for one in left if id(one) in multipliers]
+            present = {id(one) for one in left}
+            found.append(left + [one for one in joining if id(one) not in present])
+        return found
 
     @property
     def counts(self) -> dict[str, int]:
@@ -283,8 +304,8 @@ def less_bn(
     if fn_flag:
         plan.heads()
     exchange(network, plan.exchange)
-    surplus, fresh = _surplus_and_fresh(network)
-    return Rewriting(tuple(plan.changes), surplus, fresh)
+    normalised = tuple(_cells(network, (CommonHeadLastFN,)))
+    return Rewriting(tuple(plan.changes), _surplus(network), normalised)
 
 
 class LessBN(nn.Cell):
@@ -441,14 +462,12 @@ def _failures(graphs: Iterable[Graph]) -> dict[int, str]:
     return found
 
 
-def _surplus_and_fresh(
-    network: nn.Cell,
-) -> tuple[tuple[Parameter, ...], tuple[Parameter, ...]]:
+def _surplus(network: nn.Cell) -> tuple[Parameter, ...]:
+    """Return the parameters of removed layers that nothing else in the network has."""
     removed = _cells(network, (RemovedBatchNorm,))
     left = {id(parameter) for parameter in network.get_parameters()}
     surplus = [one for cell in removed for one in cell.before.parameters if id(one) not in left]
-    fresh = [head.multiplier for head in _cells(network, (CommonHeadLastFN,))]
-    return tuple(dict.fromkeys(surplus)), tuple(fresh)
+    return tuple(dict.fromkeys(surplus))
 
 
 __all__ = ["Change", "CommonHeadLastFN", "LessBN", "Rewriting", "fitted", "less_bn", "tell_effect"]

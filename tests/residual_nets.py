@@ -132,9 +132,46 @@ class Reshaped(Block):
         return self.act(self.branch(x).reshape(x.shape) + x)
 
 
+class Inherited(AddFunction):
+    """Calls the code of its parent, which is a function of the module."""
+
+    def construct(self, x):
+        return super().construct(x)
+
+
+class Compiled(Block):
+    """Its construct is a function for the compiler."""
+
+    @ms.jit
+    def construct(self, x):
+        return self.act(ops.add(self.branch(x), x))
+
+
+class InClosure(Block):
+    """Its activation is a function from a closure, its layers stand in a list and a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [self.conv1, self.bn1]
+        self.rest = {"conv": self.conv2, "norm": self.bn2}
+        self.rectified = rectifier(ops.relu)
+
+    def construct(self, x):
+        out = x
+        for layer in self.layers:
+            out = layer(out)
+        out = self.rest["norm"](self.rest["conv"](self.rectified(out)))
+        return ops.relu(x + out)
+
+
+def rectifier(function):
+    return lambda x: function(x)
+
+
 UNDERSTOOD = [
     *(Block, Swapped, InPlace, AddOperator, AddFunction, AddMethod, AddCell, ReLU6Block, GELUBlock),
     *(OperatorBlock, BiasBlock, InBranchOperator, LoopBlock, GateAfter, Reshaped),
+    *(Inherited, Compiled, InClosure),
 ]
 
 

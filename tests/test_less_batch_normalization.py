@@ -15,8 +15,17 @@ import residual_nets as zoo
 from mindcv.models import create_model
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext import AutoBoost, BoostModel, FreezeOpt, LessBN, NoEffectWarning
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostModel,
+    FreezeOpt,
+    GroupLossScaleManager,
+    LessBN,
+    NoEffectWarning,
+)
 from mindspore_boost_ext.less_batch_normalization import less_bn
+from mindspore_boost_ext.residual_blocks import is_batch_norm
+from mindspore_boost_ext.tracing import trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "benchmarks"))
 from networks import SmallResNet
@@ -43,9 +52,11 @@ def norms(net):
 
 @pytest.mark.parametrize("kind", zoo.UNDERSTOOD, ids=lambda one: one.__name__)
 def test_the_first_batch_norm_of_a_block_goes_however_it_is_written(kind):
-    rewriting = less_bn(kind())
+    net = kind()
+    rewriting = less_bn(net)
     assert done(rewriting, "removed") == ["bn1"]
     assert done(rewriting, "kept") == ["bn2"]
+    assert [node.cell for node in trace(net)[0].nodes if is_batch_norm(node)] == [net.bn2]
 
 
 @pytest.mark.parametrize("kind", zoo.UNDERSTOOD, ids=lambda one: one.__name__)
@@ -348,6 +359,12 @@ def test_a_checkpoint_of_the_original_network_loads_and_the_surplus_is_reported(
     np.testing.assert_array_equal(nets.weights(net)["conv1.weight"], original["conv1.weight"])
 
 
+def test_only_an_optimizer_of_mindspore_can_be_fitted():
+    net = zoo.ZooResNet()
+    with pytest.raises(TypeError, match=r"less_bn needs an nn\.Optimizer, got Identity"):
+        AutoBoost("O1", switched()).network_auto_process_train(net, nn.Identity())
+
+
 def test_a_freeze_optimizer_of_the_user_is_fitted():
     net = zoo.ZooResNet()
     plain = nets.momentum(net.trainable_params())
@@ -386,6 +403,39 @@ def test_with_freezing_accumulation_and_loss_scaling(mode, kind):
     assert norms(net) == 3
     for name in ("end_point.multiplier", "layer2.0.bn3.gamma", "layer2.0.conv1.weight"):
         assert not np.array_equal(start[name], after[name]), name
+
+
+class Marked(zoo.ZooResNet):
+    """Two groups of loss scales: everything, and the classifier."""
+
+    def __init__(self, manager):
+        super().__init__()
+        self.manager = manager
+        head = self.end_point.trainable_params()
+        names = {one.name for one in head}
+        body = [one for one in self.trainable_params() if one.name not in names]
+        manager.loss_scale_groups = [body, head]
+
+    def construct(self, x):
+        x = self.relu(self.bn1(self.conv1(self.manager(x, 0, 1))))
+        x = self.mean(self.layer2(self.layer1(x)), (2, 3))
+        x = self.end_point(self.manager(self.flatten(x), 1, 2))
+        return self.manager(x, 2, 3)
+
+
+def test_with_grouped_loss_scales(mode):
+    manager = GroupLossScaleManager([64.0, 4.0], [])
+    net = Marked(manager)
+    config = switched()
+    config["boost"]["loss_scale_group"] = True
+    model = model_of(net, config=config, loss_scale_manager=manager)
+    names = [[one.name for one in group] for group in manager.loss_scale_groups]
+    assert names[1] == ["end_point.weight", "end_point.bias", "end_point.multiplier"]
+    assert not [name for name in names[0] if "layer1.0.bn1" in name]
+    x, y = zoo.images()
+    loss, overflow, _ = model.train_network(x, y)
+    assert np.isfinite(loss.asnumpy())
+    assert not overflow.asnumpy()
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
