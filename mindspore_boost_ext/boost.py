@@ -141,7 +141,7 @@ class AutoBoost:
         """
         self._refuse_unavailable()
         if self.boost_config["less_bn"]:
-            optimizer = self._fitted(optimizer, self._less_bn(network))
+            optimizer = self._fitted(network, optimizer, self._less_bn(network))
         if self.boost_config["grad_freeze"]:
             network, optimizer = self._freeze(network, optimizer)
         if _BUILDING.get() is None:
@@ -154,14 +154,14 @@ class AutoBoost:
         settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
         return less_bn(network, **settings)
 
-    def _fitted(self, optimizer: nn.Cell, rewriting: Rewriting) -> nn.Cell:
+    def _fitted(self, network: nn.Cell, optimizer: nn.Cell, rewriting: Rewriting) -> nn.Cell:
         """Return the optimizer over the parameters that the rewritten network has."""
         self._rewriting = rewriting
         tell_effect(rewriting)
         for row in rewriting.rows(self._report["less_bn"].asked_by):
             self._report.put(row)
-        # less_bn.gc_flag: centralize = output_axes(network) from gradient_centralization
-        return fitted(optimizer, rewriting, centralize=None)
+        centralize = None  # less_bn.gc_flag: output_axes(network), once that is merged
+        return fitted(optimizer, rewriting, centralize)
 
     def fit_groups(self, manager: Any) -> None:
         """Give a manager's loss-scale groups the parameters that the rewritten network has.

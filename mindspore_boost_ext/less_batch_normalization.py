@@ -16,8 +16,11 @@ hurts: the network computes something else. **It is not function-preserving**: a
 original network loads (the surplus is reported as not used), but its accuracy is lost, so train
 from scratch. Gradients of deep networks can be large in the first steps: warm up. The head bounds
 the loss from below, see :mod:`mindspore_boost_ext.normalised_head`.
-Measured effect: not measured yet; ``examples/benchmarks/less_bn.py``.
+Measured effect (``examples/benchmarks/less_bn.py``): MindCV's ResNet-50 has 17 BatchNorms instead
+of 53 and 43 % fewer normalised elements, ResNet-18 9 instead of 20 and 37 % fewer. Accuracy and
+speed: see the README.
 Cost: nothing while training; the network's code is run once on stand-ins when the Model is built.
+Layers of ``mindspore.nn`` only: those of ``mindspore.mint`` have no CPU kernels, and stay.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
 How it combines: it comes first; the other algorithms see the rewritten network and an optimizer
 without the parameters of removed layers, and with the head's multiplier.

@@ -97,7 +97,10 @@ def print_runs(seeds: int, epochs: int, width: int, multiplier: float) -> None:
     for name, settings in METHODS.items():
         if settings is not None and settings["fn_flag"]:
             settings = {**settings, "multiplier": multiplier}
-        found = [trained_accuracy(settings, seed, epochs, width) for seed in range(seeds)]
+        found = []
+        for seed in range(seeds):
+            found.append(trained_accuracy(settings, seed, epochs, width))
+            print(f"{name}, seed {seed}: {found[-1]:.4f}", file=sys.stderr, flush=True)
         mean = statistics.mean(found)
         plain = mean if settings is None else plain
         kept = "" if settings is None else "yes" if mean >= plain - ACCURACY_DEMAND else "no"
