@@ -223,11 +223,18 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
     new = type(base)(params=list(params), **arguments_of(base))
     _keep_rate_names(base, new)
     new.unique = base.unique
-    if new.target != base.target:
+    if _placement(new) != _placement(base):
         new.target = base.target
     if isinstance(optimizer, nn.LARS):
         return type(optimizer)(new, **optimizer.init_args)
     return new
+
+
+def _placement(optimizer: nn.Optimizer) -> tuple[Any, ...]:
+    """Return what setting ``target`` changes: kernels too, even if it names the device itself."""
+    sparse = getattr(optimizer, "sparse_opt", None)
+    on_device = getattr(optimizer, "_is_device", None)
+    return optimizer.target, on_device, getattr(sparse, "name", None)
 
 
 def _keep_rate_names(old: nn.Optimizer, new: nn.Optimizer) -> None:
