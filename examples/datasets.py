@@ -43,6 +43,21 @@ class DatasetError(ValueError):
     """A data file is missing or damaged, or does not fit the request; the message is one line."""
 
 
+class Shard(NamedTuple):
+    """The part of the data that one of several processes works on.
+
+    Attributes:
+        rank: number of the process, from 0.
+        ranks: how many there are.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+
+
+WHOLE = Shard()
+
+
 class Labelled(NamedTuple):
     """Images with their classes.
 
@@ -131,7 +146,11 @@ def enlarge(images: np.ndarray, side: int) -> np.ndarray:
 
 
 def digits_datasets(
-    batch_size: int, side: int = 32, channels: int = 1, split_seed: int = 0
+    batch_size: int,
+    side: int = 32,
+    channels: int = 1,
+    split_seed: int = 0,
+    shard: Shard = WHOLE,
 ) -> tuple[ds.Dataset, ds.Dataset]:
     """Builds the training and test pipelines of the bundled digits (1,437 and 360 images).
 
@@ -141,6 +160,7 @@ def digits_datasets(
         channels (int): The grey image is repeated over this many channels. Default: ``1``.
         split_seed (int): Seed of the split; apart from the seed of training, so that runs with
             different training seeds are tested on the same images. Default: ``0``.
+        shard (Shard): The part for this process. Default: everything.
 
     Returns:
         Two datasets of (float32 ``[batch, channels, side, side]`` in [0, 1], int32 ``[batch]``).
@@ -153,15 +173,20 @@ def digits_datasets(
     pixels = np.repeat(pixels[:, None], channels, axis=1)
     labels = digits.labels.astype(np.int32)
     train, test = stratified_split(labels, split_seed)
-    _check_batch_size(batch_size, len(train))
+    _check_batch_size(batch_size, len(train) // shard.ranks)
     return (
-        array_dataset(pixels[train], labels[train], batch_size, training=True),
-        array_dataset(pixels[test], labels[test], batch_size, training=False),
+        array_dataset(pixels[train], labels[train], batch_size, training=True, shard=shard),
+        array_dataset(pixels[test], labels[test], batch_size, training=False, shard=shard),
     )
 
 
 def array_dataset(
-    images: np.ndarray, labels: np.ndarray, batch_size: int, *, training: bool
+    images: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    *,
+    training: bool,
+    shard: Shard = WHOLE,
 ) -> ds.Dataset:
     """Wraps arrays in a pipeline; reshuffles every epoch when training, with MindSpore's seed.
 
@@ -171,12 +196,17 @@ def array_dataset(
         batch_size (int): Images per batch.
         training (bool): Shuffle, and drop the last incomplete batch so that all steps have one
             shape; otherwise keep order and every image.
+        shard (Shard): The part for this process: when training, parts of one length of images
+            shuffled alike (a few images may be in two parts); otherwise every ``ranks``-th image.
 
     Returns:
         Dataset with the columns ``image`` and ``label``.
     """
+    if not training:
+        images, labels = (one[shard.rank :: shard.ranks] for one in (images, labels))
     columns = {"image": images, "label": labels}
-    dataset = ds.NumpySlicesDataset(columns, shuffle=training)
+    parts = {"num_shards": shard.ranks, "shard_id": shard.rank} if training else {}
+    dataset = ds.NumpySlicesDataset(columns, shuffle=training, **parts)
     return dataset.batch(batch_size, drop_remainder=training)
 
 
@@ -220,7 +250,9 @@ def unpack_mnist(source: Path, target: Path) -> None:
             )
 
 
-def mnist_datasets(folder: Path, batch_size: int) -> tuple[ds.Dataset, ds.Dataset]:
+def mnist_datasets(
+    folder: Path, batch_size: int, shard: Shard = WHOLE
+) -> tuple[ds.Dataset, ds.Dataset]:
     """Builds the training and test pipelines of MNIST, zero-padded from 28x28 to 32x32.
 
     The files are read while the datasets are used, so the folder has to stay until then.
@@ -228,6 +260,8 @@ def mnist_datasets(folder: Path, batch_size: int) -> tuple[ds.Dataset, ds.Datase
     Args:
         folder (Path): What ``unpack_mnist`` wrote.
         batch_size (int): Images per batch, at most the number of training images.
+        shard (Shard): The part for this process; parts have one length, so that a few images may
+            be in two of them where the number of processes does not divide. Default: everything.
 
     Returns:
         Two datasets of (float32 ``[batch, 1, 32, 32]`` in [0, 1], int32 ``[batch]``).
@@ -235,8 +269,9 @@ def mnist_datasets(folder: Path, batch_size: int) -> tuple[ds.Dataset, ds.Datase
     Raises:
         DatasetError: ``batch_size`` is larger than the training set.
     """
-    train = ds.MnistDataset(str(folder), usage="train", shuffle=True)
-    test = ds.MnistDataset(str(folder), usage="test", shuffle=False)
+    parts = {"num_shards": shard.ranks, "shard_id": shard.rank}
+    train = ds.MnistDataset(str(folder), usage="train", shuffle=True, **parts)
+    test = ds.MnistDataset(str(folder), usage="test", shuffle=False, **parts)
     _check_batch_size(batch_size, train.get_dataset_size())
     prepare = [vision.Pad(MNIST_PADDING), vision.Rescale(1 / 255, 0.0), vision.HWC2CHW()]
     to_int32 = transforms.TypeCast(ms.int32)

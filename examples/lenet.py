@@ -4,10 +4,13 @@
     python examples/lenet.py --mode pynative
     python examples/lenet.py --config examples/configs/accumulation.json
     python examples/lenet.py --data-dir ~/mnist --epochs 2
+    msrun --worker_num=4 --local_worker_num=4 --join=True examples/lenet.py --distributed
 
 Needs MindSpore and mindspore_boost_ext (``pip install .`` in the repository), no download: the
 bundled digits are enlarged from 8x8 to 32x32. Shows a progress bar, and after every epoch the loss
-and the accuracy on images kept for testing. Equal seeds give equal runs on one machine.
+and the accuracy on images kept for testing. Equal seeds give equal runs on one machine. With
+``--distributed`` each process trains on its part of the images (``--batch-size`` counts those of
+one process) and the accuracy is that of all together; rank 0 alone shows it.
 
 Reference: Y. LeCun, L. Bottou, Y. Bengio, P. Haffner (1998), Gradient-based learning applied to
 document recognition; here with ReLU, max pooling and fully connected channels.
@@ -31,10 +34,14 @@ from typing import Any
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import mindspore as ms
-from datasets import digits_datasets, mnist_datasets, unpack_mnist
+import numpy as np
+from datasets import WHOLE, Shard, digits_datasets, mnist_datasets, unpack_mnist
 from mindspore import nn
+from mindspore.communication import get_group_size, get_rank, init
+from mindspore.train import Metric
 
 from mindspore_boost_ext import BoostMonitor, plot_history
+from mindspore_boost_ext.exchange import RowsOfRanks
 from mindspore_boost_ext.history import HistoryWriter
 
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
@@ -75,6 +82,31 @@ class LeNet5(nn.Cell):
         return self.fc3(hidden)
 
 
+class Accuracy(Metric):
+    """Share of images in the right class, over the images of all processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = RowsOfRanks()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all images."""
+        self.right, self.seen = 0, 0
+
+    def update(self, *inputs: Any) -> None:
+        """Counts a batch: logits ``[batch, classes]`` and labels ``[batch]``."""
+        logits, labels = (self._convert_data(one) for one in inputs)
+        self.right += int((logits.argmax(axis=1) == labels).sum())
+        self.seen += len(labels)
+
+    def eval(self) -> float:
+        """Returns the accuracy; a call for all processes at once."""
+        counts = ms.Tensor(np.array([self.right, self.seen], np.float32))
+        right, seen = self.rows(counts).asnumpy().sum(axis=0)
+        return float(right / seen)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the example.
 
@@ -86,12 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = parse_arguments(argv)
     with tempfile.TemporaryDirectory(prefix="lenet-") as scratch:
+        ms.set_context(mode=MODES[args.mode])
+        shard = join_processes() if args.distributed else WHOLE
         try:
-            train, test = load_data(args, Path(scratch))
-            ms.set_context(mode=MODES[args.mode])
+            train, test = load_data(args, Path(scratch), shard)
             ms.set_seed(args.seed)  # weights, and the shuffling of the datasets
             model = build_model(args, train.get_dataset_size())
-            if args.history:
+            if args.history and shard.rank == 0:
                 HistoryWriter(args.history).close()  # refuses what cannot be continued, now
         except (NotImplementedError, TypeError, ValueError) as error:
             print(f"lenet.py: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -100,18 +133,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         model.fit(args.epochs, train, test, callbacks=[BoostMonitor(history_path=args.history)])
         accuracy = model.eval(test)["accuracy"]
         seconds = time.perf_counter() - started
+    if shard.rank > 0:
+        return 0
     print(f"test accuracy {accuracy:.4f} after {args.epochs} epochs in {seconds:.1f} s")
     if args.plot:
         plot_history(args.history, args.plot)
     return 0
 
 
-def load_data(args: argparse.Namespace, scratch: Path) -> tuple[Any, Any]:
+def join_processes() -> Shard:
+    """Joins the processes that msrun started; gradients are averaged over them from now on."""
+    init()
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    return Shard(get_rank(), get_group_size())
+
+
+def load_data(args: argparse.Namespace, scratch: Path, shard: Shard = WHOLE) -> tuple[Any, Any]:
     """Returns the training and the test dataset; ``scratch`` has to outlive them."""
     if args.data_dir is None:
-        return digits_datasets(args.batch_size)
+        return digits_datasets(args.batch_size, shard=shard)
     unpack_mnist(args.data_dir, scratch)
-    return mnist_datasets(scratch, args.batch_size)
+    return mnist_datasets(scratch, args.batch_size, shard)
 
 
 def build_model(args: argparse.Namespace, steps_per_epoch: int) -> ms.Model:
@@ -127,7 +169,7 @@ def build_model(args: argparse.Namespace, steps_per_epoch: int) -> ms.Model:
         # Equal to nn.CrossEntropyLoss(), which takes half of a PYNATIVE step on CPU.
         loss_fn=nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
         optimizer=nn.Momentum(net.trainable_params(), learning_rate=rates, momentum=0.9),
-        metrics={"accuracy"},
+        metrics={"accuracy": Accuracy()},
         boost_level=args.level,
         boost_config_dict=args.config,
     )
@@ -152,7 +194,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--data-dir", type=Path, metavar="FOLDER", help="MNIST files instead of bundled digits")
     add("--history", type=_output_file, metavar="FILE", help="append progress as JSON lines")
     add("--plot", type=_output_file, metavar="FILE.png", help="draw the history (matplotlib)")
+    add("--distributed", action="store_true", help="one of several processes, see msrun above")
     args = parser.parse_args(argv)
+    if args.distributed and "MS_ROLE" not in os.environ:
+        parser.error("--distributed needs the launcher: msrun --worker_num=4 ... --distributed")
     if "level" not in args:
         args.level = "O1" if args.config else "O0"
     if args.plot and not args.history:
