@@ -160,7 +160,12 @@ def test_a_model_with_adasum_trains_by_the_rule(ended, mode_of, ranks, mode, nam
 
 def test_statistics_differ_between_ranks(ended):
     _, results = ended(4, "graph")
-    assert len({json.dumps(result["adasum adam norm"]["others"]) for result in results}) == 4
+    assert (
+        len(
+            {json.dumps(result["adasum clipped accumulation norm"]["others"]) for result in results}
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize(("ranks", "mode", "name"), ADASUM_CASES)
