@@ -46,7 +46,7 @@ from mindspore_boost_ext.adasum_rule import Level, PairRule, owners_of_slices, t
 from mindspore_boost_ext.exchange import RowsOfRanks, group_of, make_swap, rank_count
 from mindspore_boost_ext.packing import Packing
 
-_WIDE_DEVICES = ("CPU",)  # those whose collectives carry float64
+_WIDE_DEVICES = ("CPU",)  # those that compute in float64
 
 
 class AdaSum(nn.Cell):
@@ -211,7 +211,7 @@ class AdaSum(nn.Cell):
         return {
             "mean in the server": average if self.averages else 0,
             "swaps": swaps,
-            "inner products": sums * (8 if ms.get_context("device_target") == "CPU" else 4),
+            "inner products": sums * 4,
             "gather": (ranks - 1) * own * block if self.group_number > 1 else 0,
         }
 
@@ -255,7 +255,7 @@ class _LevelCell(nn.Cell):
     def _look_on(self, piece: Tensor) -> Tensor:
         """Take part in the gather that all ranks run, and hold a piece of the right size."""
         size = self.rule.count * self.rule.columns
-        rows = self.gather_rows(ops.zeros((size,), self.rule.dtype))
+        rows = self.gather_rows(ops.zeros((size,), ms.float32))
         return ops.depend(piece[: self.kept], rows)
 
 
