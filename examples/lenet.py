@@ -3,6 +3,7 @@
     python examples/lenet.py                               # 1,797 bundled digits, graph mode
     python examples/lenet.py --mode pynative
     python examples/lenet.py --config examples/configs/accumulation.json
+    python examples/lenet.py --thor --epochs 5             # second order
     python examples/lenet.py --data-dir ~/mnist --epochs 2
 
 Needs MindSpore and mindspore_boost_ext (``pip install .`` in the repository), no download: the
@@ -34,9 +35,10 @@ import mindspore as ms
 from datasets import digits_datasets, mnist_datasets, unpack_mnist
 from mindspore import nn
 
-from mindspore_boost_ext import BoostMonitor, plot_history
+from mindspore_boost_ext import THOR, BoostMonitor, ConvertModelUtils, plot_history
 from mindspore_boost_ext.history import HistoryWriter
 
+THOR_DAMPING, THOR_FREQUENCY = 0.1, 20
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 
 
@@ -122,14 +124,28 @@ def build_model(args: argparse.Namespace, steps_per_epoch: int) -> ms.Model:
     net = LeNet5()
     steps = args.epochs * steps_per_epoch
     rates = nn.cosine_decay_lr(0.0, args.learning_rate, steps, steps_per_epoch, args.epochs)
+    # Equal to nn.CrossEntropyLoss(), which takes half of a PYNATIVE step on CPU.
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    if args.thor:
+        return thor_model(net, loss, rates, args)
     return ms.Model(
         net,
-        # Equal to nn.CrossEntropyLoss(), which takes half of a PYNATIVE step on CPU.
-        loss_fn=nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        loss_fn=loss,
         optimizer=nn.Momentum(net.trainable_params(), learning_rate=rates, momentum=0.9),
         metrics={"accuracy"},
         boost_level=args.level,
         boost_config_dict=args.config,
+    )
+
+
+def thor_model(net: nn.Cell, loss: nn.Cell, rates: Any, args: argparse.Namespace) -> ms.Model:
+    """Returns a Model that trains any network with THOR: create it, convert the Model, train."""
+    opt = THOR(net, rates, THOR_DAMPING, 0.9, batch_size=args.batch_size)
+    metrics = {"accuracy"}
+    boost = {"boost_level": args.level, "boost_config_dict": args.config}
+    model = ms.Model(net, loss, opt, metrics, **boost)
+    return ConvertModelUtils().convert_to_thor_model(
+        model, net, loss, opt, metrics, frequency=THOR_FREQUENCY
     )
 
 
@@ -148,6 +164,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--epochs", type=_positive_int, default=20, help="passes over the training images")
     add("--batch-size", type=_positive_int, default=32, help="images per step")
     add("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
+    add("--thor", action="store_true", help="train with THOR instead of momentum")
     add("--learning-rate", type=_positive_float, default=0.03, help="in the first epoch")
     add("--data-dir", type=Path, metavar="FOLDER", help="MNIST files instead of bundled digits")
     add("--history", type=_output_file, metavar="FILE", help="append progress as JSON lines")
