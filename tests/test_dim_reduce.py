@@ -394,4 +394,4 @@ def test_a_rank_that_does_not_answer_is_named(monkeypatch):
 
     monkeypatch.setattr(ops, "Broadcast", Deaf)
     with pytest.raises(TimeoutError, match=r"rank 1 has not answered .*timeout = 0\.1 seconds"):
-        subspace.broadcasts([np.zeros(1, np.float32)], (0, 1), 0.1)
+        subspace.broadcasts(np.zeros(1, np.float32), (0, 1), 0.1)
