@@ -4,6 +4,7 @@
     python examples/lenet.py --mode pynative
     python examples/lenet.py --config examples/configs/accumulation.json
     python examples/lenet.py --data-dir ~/mnist --epochs 2
+    python examples/lenet.py --dim-reduce                  # again, in 30 directions of that run
 
 Needs MindSpore and mindspore_boost_ext (``pip install .`` in the repository), no download: the
 bundled digits are enlarged from 8x8 to 32x32. Shows a progress bar, and after every epoch the loss
@@ -34,8 +35,11 @@ import mindspore as ms
 from datasets import digits_datasets, mnist_datasets, unpack_mnist
 from mindspore import nn
 
-from mindspore_boost_ext import BoostMonitor, plot_history
+from mindspore_boost_ext import BoostMonitor, TrajectorySampler, plot_history
 from mindspore_boost_ext.history import HistoryWriter
+
+# Training in a subspace: snapshots of the first stage, directions and length of the second.
+SNAPSHOTS, DIRECTIONS, LARGER_BATCH = 40, 30, 16
 
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 
@@ -97,13 +101,52 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"lenet.py: error: {' '.join(str(error).split())}", file=sys.stderr)
             return 2
         started = time.perf_counter()
-        model.fit(args.epochs, train, test, callbacks=[BoostMonitor(history_path=args.history)])
+        callbacks = [BoostMonitor(history_path=args.history)]
+        if args.dim_reduce:
+            every = max(1, args.epochs * train.get_dataset_size() // SNAPSHOTS)
+            folder = Path(scratch) / "snapshots"
+            callbacks.append(TrajectorySampler(folder, every, "step", keep=2 * SNAPSHOTS))
+        model.fit(args.epochs, train, test, callbacks=callbacks)
         accuracy = model.eval(test)["accuracy"]
         seconds = time.perf_counter() - started
+        if args.dim_reduce:
+            print(f"stage 1: test accuracy {accuracy:.4f} in {seconds:.1f} s", flush=True)
+            accuracy = train_again(args, Path(scratch), train.get_dataset_size())
+            seconds = time.perf_counter() - started
     print(f"test accuracy {accuracy:.4f} after {args.epochs} epochs in {seconds:.1f} s")
     if args.plot:
         plot_history(args.history, args.plot)
     return 0
+
+
+def train_again(args: argparse.Namespace, scratch: Path, steps_per_epoch: int) -> float:
+    """Trains from the same start in the directions of the first run; returns the accuracy.
+
+    The batches are larger, since a quasi-Newton step needs a gradient with little noise; the number
+    of passes over the images is the same.
+    """
+    factor = min(LARGER_BATCH, steps_per_epoch)
+    args.batch_size *= factor
+    ms.set_seed(args.seed)  # the same start
+    (scratch / "again").mkdir()
+    train, test = load_data(args, scratch / "again")
+    count = len(list((scratch / "snapshots").iterdir()))
+    section = {
+        "weight_load_dir": str(scratch / "snapshots"),
+        "n_components": min(DIRECTIONS, count - 1),
+        "trials": 8,
+    }
+    switches = dict.fromkeys(("less_bn", "grad_freeze", "adasum"), False)
+    args.config = {
+        "boost": {"mode": "manual", **switches, "dim_reduce": True},
+        "dim_reduce": section,
+    }
+    args.level = "O1"
+    model = build_model(args, train.get_dataset_size())
+    print(model.train_network.report()["dim_reduce"].reason, flush=True)
+    model.fit(args.epochs, train, test, callbacks=[BoostMonitor(history_path=args.history)])
+    accuracy: float = model.eval(test)["accuracy"]
+    return accuracy
 
 
 def load_data(args: argparse.Namespace, scratch: Path) -> tuple[Any, Any]:
@@ -150,9 +193,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
     add("--learning-rate", type=_positive_float, default=0.03, help="in the first epoch")
     add("--data-dir", type=Path, metavar="FOLDER", help="MNIST files instead of bundled digits")
+    add("--dim-reduce", action="store_true", help="train again, in the directions of the first run")
     add("--history", type=_output_file, metavar="FILE", help="append progress as JSON lines")
     add("--plot", type=_output_file, metavar="FILE.png", help="draw the history (matplotlib)")
     args = parser.parse_args(argv)
+    if args.dim_reduce and args.config:
+        parser.error("--dim-reduce makes a config of its own: leave out --config")
     if "level" not in args:
         args.level = "O1" if args.config else "O0"
     if args.plot and not args.history:
