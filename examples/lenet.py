@@ -39,7 +39,7 @@ from mindspore_boost_ext import BoostMonitor, TrajectorySampler, plot_history
 from mindspore_boost_ext.history import HistoryWriter
 
 # Training in a subspace: snapshots of the first stage, directions and length of the second.
-SNAPSHOTS, DIRECTIONS, LARGER_BATCH = 40, 30, 16
+SNAPSHOTS, DIRECTIONS, LARGER_BATCH = 40, 30, 8
 
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 

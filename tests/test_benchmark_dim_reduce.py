@@ -1,4 +1,4 @@
-"""The benchmark of training in a subspace, with settings of a few seconds. Nothing is timed here."""
+"""The benchmark of training in a subspace, with settings of a few seconds. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def test_the_basis_is_compared(capsys):
 
 
 def test_upstream_stalls_and_ours_does_not(graph_mode):
-    assert benchmark._stalled("mindspore.boost", 12, 50.0) == (12, np.float32(1.0))
+    zero, loss = benchmark._stalled("mindspore.boost", 12, 50.0)
+    assert zero == 12
+    assert abs(loss - 1.0) < 1e-6  # float32
     zero, loss = benchmark._stalled("mindspore_boost_ext", 12, 50.0)
     assert zero <= 5
     assert loss < 0.1

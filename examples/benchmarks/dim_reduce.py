@@ -249,7 +249,7 @@ def plot_runs(results: dict[str, list[dict[str, Run]]], path: Path) -> None:
     pyplot.close(figure)
 
 
-def basis_cost(count: int = 40, size: int = 1_200_000, k: int = 32, pairs: int = 5) -> None:
+def basis_cost(count: int = 40, size: int = 1_200_000, k: int = 32, pairs: int = 3) -> None:
     """Print time and memory of the basis over a randomised SVD."""
     from sklearn.utils.extmath import randomized_svd
 
