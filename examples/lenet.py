@@ -47,7 +47,7 @@ from mindspore_boost_ext import TrajectorySampler
 from mindspore_boost_ext.bundled import LeNet5
 
 # Training in a subspace: snapshots of the first stage, directions and batches of the second.
-SNAPSHOTS, DIRECTIONS, LARGER_BATCH = 40, 30, 16
+SNAPSHOTS, DIRECTIONS, LARGER_BATCH = 40, 30, 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
