@@ -19,7 +19,9 @@ and norms are float64 on CPU, scaled float32 on Ascend and GPU.
 When it helps: many servers, a learning rate tuned for one, gradients that differ (small batches,
 early in training). When it hurts: one server (plain data parallel is used); gradients that agree
 (large batches), where it is an expensive mean; a learning rate already tuned for the mean.
-Measured effect: see ``examples/benchmarks/adasum.py`` and the README.
+Measured effect (``examples/benchmarks/adasum.py``, 8 simulated servers, the rate tuned for one):
+9.8 rounds to the loss where the mean needs 18.6 and the sum diverges. Time: not measured on a quiet
+machine.
 Cost: for S servers of D devices, ``2 log2 S + 1`` collectives a step, whatever the number of
 parameters (two more when S is no power of two). A rank sends ``(2 - 2/S) n / D`` values plus the
 final gather's share on Ascend and GPU, on CPU twice as many in the swaps. Memory: about four
