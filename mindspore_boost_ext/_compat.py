@@ -193,3 +193,10 @@ def share_compile_settings(source: nn.Cell, target: nn.Cell) -> None:
     for name in ("_dynamic_shape_inputs", "_jit_config_dict"):
         if hasattr(source, name):
             setattr(target, name, getattr(source, name))
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
+    executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
+    api = sys.modules[type(executor).__module__]  # mindspore.common.api up to 2.8, then graph.api
+    return len(api.ms_compile_cache) + sum(len(one) for one in api.cells_compile_cache.values())
