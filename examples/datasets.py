@@ -1,9 +1,9 @@
-"""Datasets of the examples: MNIST from the user's own files, and by name the bundled digits.
+"""Datasets of the examples: MNIST and CIFAR-10 from the user's files, by name the bundled digits.
 
-Plain functions from files to a MindSpore pipeline that yields ``(image, label)`` batches: image
-float32 ``[batch, channels, height, width]`` in [0, 1], label int32 ``[batch]``. Every file is
-checked before it is used; whatever is wrong with one is reported as a ``DatasetError`` that names
-the file, the fault and the remedy in one line.
+Plain functions from files to a MindSpore pipeline of ``(image, label)`` batches: image float32
+``[batch, channels, height, width]`` in [0, 1], label int32 ``[batch]``. Every file is checked
+before it is used; whatever is wrong with one is reported as a ``DatasetError`` that names the file,
+the fault and the remedy in one line.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gzip
 import math
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -24,6 +25,7 @@ from mindspore_boost_ext.bundled import (
     DIGITS_FILE,
     DIGITS_SHA256,
     DatasetError,
+    EpochOrder,
     Labelled,
     array_dataset,
     check_batch_size,
@@ -44,6 +46,11 @@ MNIST_ITEMS = {  # file name -> (idx magic number, shape of one item)
     "t10k-images-idx3-ubyte": (2051, (MNIST_SIDE, MNIST_SIDE)),
     "t10k-labels-idx1-ubyte": (2049, ()),
 }
+CIFAR_CLASSES = 10
+CIFAR_ITEMS = 10_000  # images in each of the binary files
+CIFAR_RECORD = 1 + 3 * 32 * 32  # bytes of one image: its label, then red, green and blue
+CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+CIFAR_TEST = "test_batch.bin"
 _BLOCK = 1 << 20  # bytes held in memory while a file is copied
 
 
@@ -167,12 +174,79 @@ def _copy_checked(stream: BinaryIO, copy: BinaryIO, magic: int, shape: tuple[int
     return count
 
 
+# -------------------------------------------------------------------------------------- CIFAR-10
+
+
+def cifar10_datasets(
+    folder: Path,
+    batch_size: int,
+    order: Callable[[int], ds.Sampler],
+    most: int | None = None,
+) -> tuple[ds.Dataset, ds.Dataset]:
+    """Builds the training and test pipelines of CIFAR-10's binary files.
+
+    Args:
+        folder (Path): Holds ``test_batch.bin`` and one or more of ``data_batch_1.bin`` to ``5``,
+            as ``cifar-10-binary.tar.gz`` unpacks them. Read while the datasets are used.
+        batch_size (int): Images per batch, at most the number of training images.
+        order (Callable[[int], ds.Sampler]): From the number of training images to their order.
+        most (int | None): Use this many images of each part at the most. Default: None, all.
+
+    Returns:
+        Two datasets of (float32 ``[batch, 3, 32, 32]`` in [0, 1], int32 ``[batch]``).
+
+    Raises:
+        DatasetError: A file is missing or damaged, or ``batch_size`` is too large.
+    """
+    found = _check_cifar10(folder)
+    count = min(most or math.inf, CIFAR_ITEMS * (found - 1))
+    check_batch_size(batch_size, int(count))
+    prepare = [vision.Rescale(1 / 255, 0.0), vision.HWC2CHW()]
+
+    def pipeline(part: str, training: bool, sampler: ds.Sampler) -> ds.Dataset:
+        dataset = ds.Cifar10Dataset(str(folder), usage=part, sampler=sampler)
+        dataset = dataset.map(prepare, "image").map(transforms.TypeCast(ms.int32), "label")
+        return dataset.batch(batch_size, drop_remainder=training)
+
+    in_order = ds.SequentialSampler(num_samples=min(most or CIFAR_ITEMS, CIFAR_ITEMS))
+    return pipeline("train", True, order(int(count))), pipeline("test", False, in_order)
+
+
+def _check_cifar10(folder: Path) -> int:
+    """Checks the binary files; returns how many there are. MindSpore's loader takes whole ones."""
+    if not folder.is_dir():
+        raise DatasetError(
+            f"{folder} is not a folder: --data-dir takes the folder that holds {CIFAR_TEST}"
+        )
+    train = [path for path in (folder / name for name in CIFAR_TRAIN) if path.is_file()]
+    for path in (folder / CIFAR_TEST, train[0] if train else folder / CIFAR_TRAIN[0]):
+        if not path.is_file():
+            raise DatasetError(
+                f"{path} is missing: unpack cifar-10-binary.tar.gz, the binary version, there"
+            )
+    for path in (folder / CIFAR_TEST, *train):
+        size = path.stat().st_size
+        if size != CIFAR_ITEMS * CIFAR_RECORD:
+            raise DatasetError(
+                f"{path} holds {size} bytes, {CIFAR_ITEMS} images have "
+                f"{CIFAR_ITEMS * CIFAR_RECORD}: download the file again"
+            )
+        largest = int(np.memmap(path, np.uint8, "r")[::CIFAR_RECORD].max())
+        if largest >= CIFAR_CLASSES:
+            raise DatasetError(
+                f"{path} holds the label {largest}, CIFAR-10 has 0 to 9: download the file again"
+            )
+    return 1 + len(train)
+
+
 __all__ = [
     "DIGITS_FILE",
     "DIGITS_SHA256",
     "DatasetError",
+    "EpochOrder",
     "Labelled",
     "array_dataset",
+    "cifar10_datasets",
     "digits_datasets",
     "enlarge",
     "load_digits",

@@ -16,29 +16,26 @@ document recognition; here with ReLU, max pooling and fully connected channels.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import math
-import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# oneDNN in the MindSpore 2.9 and 2.10 wheels falls back to its reference convolution on AVX-512
-# machines (20 to 50 times slower). Has to be set before MindSpore starts; a user's value stays.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
-
-import mindspore as ms
+from command_line import (  # sets the oneDNN variable: must come first
+    boosted_model,
+    check_history,
+    cosine_rates,
+    fit,
+    make_parser,
+    parse,
+    prepare,
+    refuse,
+)
 from datasets import digits_datasets, mnist_datasets, unpack_mnist
 from mindspore import nn
 
-from mindspore_boost_ext import BoostMonitor, plot_history
 from mindspore_boost_ext.bundled import LeNet5
-from mindspore_boost_ext.history import HistoryWriter
-
-MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,25 +47,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         int, exit code: 0 after training, 2 when data, level, config or history is refused.
     """
-    args = parse_arguments(argv)
+    args = parse(parser(), argv)
     with tempfile.TemporaryDirectory(prefix="lenet-") as scratch:
         try:
             train, test = load_data(args, Path(scratch))
-            ms.set_context(mode=MODES[args.mode])
-            ms.set_seed(args.seed)  # weights, and the shuffling of the datasets
-            model = build_model(args, train.get_dataset_size())
-            if args.history:
-                HistoryWriter(args.history).close()  # refuses what cannot be continued, now
+            prepare(args)
+            net = LeNet5()
+            rates = cosine_rates(args, train.get_dataset_size())
+            optimizer = nn.Momentum(net.trainable_params(), learning_rate=rates, momentum=0.9)
+            model = boosted_model(args, net, optimizer)
+            check_history(args)
         except (NotImplementedError, TypeError, ValueError) as error:
-            print(f"lenet.py: error: {' '.join(str(error).split())}", file=sys.stderr)
-            return 2
-        started = time.perf_counter()
-        model.fit(args.epochs, train, test, callbacks=[BoostMonitor(history_path=args.history)])
-        accuracy = model.eval(test)["accuracy"]
-        seconds = time.perf_counter() - started
-    print(f"test accuracy {accuracy:.4f} after {args.epochs} epochs in {seconds:.1f} s")
-    if args.plot:
-        plot_history(args.history, args.plot)
+            return refuse("lenet.py", error)
+        fit(args, model, train, test)
     return 0
 
 
@@ -80,85 +71,15 @@ def load_data(args: argparse.Namespace, scratch: Path) -> tuple[Any, Any]:
     return mnist_datasets(scratch, args.batch_size)
 
 
-def build_model(args: argparse.Namespace, steps_per_epoch: int) -> ms.Model:
-    """Returns LeNet-5 with loss, momentum and the requested boost, ready to fit.
-
-    The learning rate falls from ``--learning-rate`` along a half cosine, once per epoch.
-    """
-    net = LeNet5()
-    steps = args.epochs * steps_per_epoch
-    rates = nn.cosine_decay_lr(0.0, args.learning_rate, steps, steps_per_epoch, args.epochs)
-    return ms.Model(
-        net,
-        # Equal to nn.CrossEntropyLoss(), which takes half of a PYNATIVE step on CPU.
-        loss_fn=nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
-        optimizer=nn.Momentum(net.trainable_params(), learning_rate=rates, momentum=0.9),
-        metrics={"accuracy"},
-        boost_level=args.level,
-        boost_config_dict=args.config,
+def parser() -> argparse.ArgumentParser:
+    """Returns the command line of this example."""
+    return make_parser(
+        "lenet.py",
+        "Train LeNet-5 on handwritten digits with mindspore_boost_ext.",
+        data_dir="MNIST files instead of bundled digits",
+        epochs=20,
+        learning_rate=0.03,
     )
-
-
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Reads and checks the command line; argparse exits with code 2 on a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="lenet.py",
-        description="Train LeNet-5 on handwritten digits with mindspore_boost_ext.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--mode", choices=MODES, default="graph", help="execution mode of MindSpore")
-    level = "boost level (default: O1 with --config, else O0)"
-    add("--level", choices=("O0", "O1", "O2"), default=argparse.SUPPRESS, help=level)
-    add("--config", type=Path, metavar="FILE.json", help="boost config, see examples/configs")
-    add("--epochs", type=_positive_int, default=20, help="passes over the training images")
-    add("--batch-size", type=_positive_int, default=32, help="images per step")
-    add("--seed", type=_seed, default=0, help="seed of the weights and of the order of images")
-    add("--learning-rate", type=_positive_float, default=0.03, help="in the first epoch")
-    add("--data-dir", type=Path, metavar="FOLDER", help="MNIST files instead of bundled digits")
-    add("--history", type=_output_file, metavar="FILE", help="append progress as JSON lines")
-    add("--plot", type=_output_file, metavar="FILE.png", help="draw the history (matplotlib)")
-    args = parser.parse_args(argv)
-    if "level" not in args:
-        args.level = "O1" if args.config else "O0"
-    if args.plot and not args.history:
-        parser.error("--plot draws the history, so it needs --history FILE as well")
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install 'mindspore_boost_ext[plot]'")
-    return args
-
-
-def _positive_int(text: str) -> int:
-    """Argument type: an integer of at least 1."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    """Argument type: an integer that NumPy and MindSpore both take as a seed."""
-    if not text.isascii() or not text.isdigit() or int(text) >= 2**32:
-        raise argparse.ArgumentTypeError(f"must be an integer in 0..2**32-1, got {text!r}")
-    return int(text)
-
-
-def _positive_float(text: str) -> float:
-    """Argument type: a finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text!r}")
-    return value
-
-
-def _output_file(text: str) -> Path:
-    """Argument type: a file to write, in a folder that exists (found out before training)."""
-    path = Path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a file in an existing folder, got {text!r}")
-    return path
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
-from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.adasum import AdaSum
 from mindspore_boost_ext.base import OptimizerProcess, ParameterProcess
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import (
@@ -20,6 +20,7 @@ from mindspore_boost_ext.boost_cell_wrapper import (
 from mindspore_boost_ext.callbacks import BoostMonitor, FlushAccumulation
 from mindspore_boost_ext.checkpoint import save_checkpoint
 from mindspore_boost_ext.config import BoostConfig, BoostConfigError
+from mindspore_boost_ext.dim_reduce import DimReduce
 from mindspore_boost_ext.grad_accumulation import GradientAccumulation
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze, freeze_cell
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
@@ -34,12 +35,9 @@ from mindspore_boost_ext.integration import (
 )
 from mindspore_boost_ext.less_batch_normalization import LessBN
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
-
-# Public names of mindspore.boost that this version does not have yet: calling one says so.
-AdaSum = planned("AdaSum")
-DimReduce = planned("DimReduce")
-THOR = planned("THOR")
-
+from mindspore_boost_ext.thor import THOR
+from mindspore_boost_ext.thor_model import ConvertModelUtils
+from mindspore_boost_ext.trajectory import TrajectorySampler
 
 if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "off"):
     install()
@@ -55,6 +53,7 @@ __all__ = [
     "BoostTrainOneStepCell",
     "BoostTrainOneStepWithLossScaleCell",
     "BoostWarning",
+    "ConvertModelUtils",
     "DimReduce",
     "FlushAccumulation",
     "FreezeOpt",
@@ -66,6 +65,7 @@ __all__ = [
     "OptimizerProcess",
     "ParameterProcess",
     "Report",
+    "TrajectorySampler",
     "__version__",
     "freeze_cell",
     "install",

@@ -195,6 +195,17 @@ def share_compile_settings(source: nn.Cell, target: nn.Cell) -> None:
             setattr(target, name, getattr(source, name))
 
 
+# ---- Communication groups ----
+
+
+def make_group(name: str, ranks: tuple[int, ...]) -> None:
+    """Create a communication group unless this process has it already."""
+    from mindspore.communication import _comm_helper
+
+    if name not in _comm_helper._ExistingGroup.ITEMS:
+        ms.communication.create_group(name, list(ranks))
+
+
 def compiled_graphs() -> int:
     """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
     executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor

@@ -145,6 +145,36 @@ def name_patterns() -> Rule:
     return Rule("a list of patterns such as 'layer1.*'", accepts, lambda value: tuple(value))  # type: ignore[arg-type]
 
 
+def reals(interval: str, count: int | None = None) -> Rule:
+    """Accept a non-empty list or tuple of numbers in an interval; stored as a tuple of floats.
+
+    With ``count``, exactly so many of them, none above the one before it.
+    """
+    single = real(interval)
+
+    def accepts(value: object) -> bool:
+        if not isinstance(value, (list, tuple)) or not value:
+            return False
+        good = all(single.accepts(item) for item in value)
+        if count is None or not good:
+            return good
+        return len(value) == count and all(one >= two for one, two in zip(value, value[1:]))
+
+    text = f"a list of numbers in {interval}"
+    if count is not None:
+        text = f"{count} numbers in {interval}, none above the one before it"
+    return Rule(text, accepts, lambda value: tuple(float(item) for item in value))  # type: ignore
+
+
+def either(first: Rule, second: Rule) -> Rule:
+    """Accept what one of two rules accepts."""
+    return Rule(
+        f"{first.text}, or {second.text}",
+        lambda value: first.accepts(value) or second.accepts(value),
+        lambda value: (first if first.accepts(value) else second).convert(value),
+    )
+
+
 def freeze_schedule() -> Rule:
     """Accept None, the name of a prefix schedule, a list of groups (ints >= 0), or a function."""
     names, group = ("linear", "cubic", "step"), integer(0)

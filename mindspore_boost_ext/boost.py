@@ -13,16 +13,16 @@ from typing import Any
 
 from mindspore import nn
 
-from mindspore_boost_ext._planned import not_implemented
+from mindspore_boost_ext.adasum import obstacle
 from mindspore_boost_ext.base import ParameterProcess, rebuilt
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
 from mindspore_boost_ext.gradient_centralization import output_axes
 from mindspore_boost_ext.less_batch_normalization import Rewriting, less_bn, tell_effect
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
-
-# Algorithms that this version can apply.
-AVAILABLE = frozenset({"less_bn", "grad_freeze", "grad_accumulation", "loss_scale_group"})
+from mindspore_boost_ext.subspace import prepare
+from mindspore_boost_ext.thor import THOR
+from mindspore_boost_ext.thor_switch import thor_in_place_of
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -91,6 +91,11 @@ class AutoBoost:
             optimizer = getattr(optimizer, "opt", None)  # LARS and FreezeOpt wrap an optimizer
         return building or AutoBoost()
 
+    @staticmethod
+    def is_building() -> bool:
+        """Tell whether a Model of this thread is being built."""
+        return _BUILDING.get() is not None
+
     @property
     def boost_config(self) -> dict[str, bool]:
         """Which algorithms are switched on, as a new dict of switches."""
@@ -130,17 +135,23 @@ class AutoBoost:
 
         Returns:
             tuple(Cell, Cell), the network and the optimizer to train with.
-
-        Raises:
-            NotImplementedError: if an algorithm is asked for that this version does not have.
         """
-        self._refuse_unavailable()
+        reason = obstacle(self.device_number)
+        if reason:
+            self.leave_out("adasum", reason)
         if self.boost_config["less_bn"]:
             optimizer = self._fitted(network, optimizer, self._less_bn(network))
             points = self.config.common.gradient_split_groups
             ParameterProcess().assign_parameter_group(network.trainable_params(), points)
+        if self.boost_config["thor"]:
+            optimizer, reason = thor_in_place_of(optimizer, network, self.config.thor)
+            self._report.put(Row("thor", self._report["thor"].asked_by, APPLIED, reason))
         if self.boost_config["grad_freeze"]:
             network, optimizer = self._freeze(network, optimizer)
+        if self.boost_config["dim_reduce"]:
+            asked_by = self._report["dim_reduce"].asked_by
+            optimizer, reason, counts = prepare(network, optimizer, self.config.dim_reduce)
+            self._report.put(Row("dim_reduce", asked_by, APPLIED, reason, counts))
         if _BUILDING.get() is None:
             setattr(optimizer, _TAG, self)
         return network, optimizer
@@ -165,23 +176,32 @@ class AutoBoost:
         trained = {id(parameter) for parameter in optimizer.parameters}
         removed = [one for one in rewriting.surplus if id(one) in trained]
         added = [one for one in rewriting.fresh if id(one) not in trained]
-        centralize = output_axes(network) if self.config.less_bn.gc_flag else {}
-        self._add_centralization_row(centralize, optimizer)
+        centralize = self._centralized(network, optimizer)
         if not (removed or added or centralize):
             return optimizer
+        if isinstance(optimizer, THOR):
+            raise ValueError(
+                "less_bn has changed the network after THOR was made over it: use the section "
+                "'thor' with a plain optimizer, or rewrite with LessBN(network) before THOR"
+            )
         if not isinstance(optimizer, FreezeOpt):
             return rebuilt(optimizer, removed, added, centralize, carry_state=True)
         inner = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
         return optimizer.over_other_parameters(inner)
 
-    def _add_centralization_row(self, centralize: dict[str, int], optimizer: nn.Cell) -> None:
-        if self.config.less_bn.gc_flag:
-            count = sum(parameter.name in centralize for parameter in optimizer.parameters)
-            status, reason = APPLIED, ""
-            if not count:
-                status, reason = SKIPPED, "no weight has more than one input for an output"
-            row = Row("gradient centralization", "less_bn", status, reason, {"weights": count})
-            self._report.put(row)
+    def _centralized(self, network: nn.Cell, optimizer: nn.Cell) -> dict[str, int]:
+        """Return the weights whose gradients are to be centralized, and put a row for it."""
+        if not self.config.less_bn.gc_flag:
+            return {}
+        names = {parameter.name for parameter in optimizer.parameters}
+        found = {name: axis for name, axis in output_axes(network).items() if name in names}
+        reason = "" if found else "no weight has more than one input for an output"
+        if self.boost_config["thor"] or isinstance(optimizer, THOR):
+            found, reason = {}, "THOR has a rule of its own for each weight"
+        status = SKIPPED if reason else APPLIED
+        counts = {"weights": len(found)}
+        self._report.put(Row("gradient centralization", "less_bn", status, reason, counts))
+        return found
 
     def _freeze(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
         if isinstance(optimizer, FreezeOpt):
@@ -204,11 +224,7 @@ class AutoBoost:
 
         Args:
             network (Cell): the network for evaluation.
-
-        Raises:
-            NotImplementedError: if an algorithm is asked for that this version does not have.
         """
-        self._refuse_unavailable()
         if self.boost_config["less_bn"]:
             self._less_bn(network)
         return network
@@ -222,22 +238,14 @@ class AutoBoost:
         finally:
             _BUILDING.reset(token)
 
-    def _refuse_unavailable(self) -> None:
-        wanted = [one.algorithm for one in self.plan() if one.wanted]
-        unavailable = [algorithm for algorithm in wanted if algorithm not in AVAILABLE]
-        if unavailable:
-            raise not_implemented(", ".join(unavailable))
-
 
 def record(report: Report, decisions: tuple[Decision, ...]) -> None:
     """Put a row into ``report`` for each decision."""
     for one in decisions:
-        status, reason = APPLIED, one.reason
+        status = APPLIED
         if not one.wanted:
             status = INACTIVE if one.asked_by == "-" else SKIPPED
-        elif one.algorithm not in AVAILABLE:
-            status, reason = SKIPPED, "not implemented yet: training raises NotImplementedError"
-        report.put(Row(one.algorithm, one.asked_by, status, reason))
+        report.put(Row(one.algorithm, one.asked_by, status, one.reason))
 
 
 __all__ = ["AutoBoost", "record"]

@@ -84,6 +84,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self.detector = choose_detector(self.reducer_flag)
         self.loss_scaling_manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
         self.grouped = isinstance(scale_sense, GroupLossScaleManager)
+        self.group_of_layer: tuple[int, ...] = ()
         self.weights_and_probe = None
         self.markers_complete: Any = None
         if self.grouped:
@@ -96,6 +97,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = 0
         self.compiles_end = type(self) is self._library_class() and _is_mindspores(optimizer)
+        # The trials of dim_reduce run the network, which need not compile.
+        self.compiles_end = self.compiles_end and not self.enable_dim_reduce
         self.auto_boost.report().put(
             Row(
                 "overflow detection",
@@ -110,25 +113,41 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""
         if self.freeze:
             return self.gradient_freeze_process(*inputs)  # type: ignore[no-any-return]
+        if self.turns is not None:
+            return self.turns(*inputs)  # type: ignore[no-any-return]
         if self.grouped:
             return self._grouped_step(*inputs)
         loss = self.network(*inputs)
         scale = self.scale_sense + 0.0  # a value of its own: the Parameter changes below
         sens = ops.ones_like(loss) * ops.cast(scale, loss.dtype)
         status, sens = self.detector.start(sens, loss)
-        gradients = self.grad(self.network, self.weights)(*inputs, sens)
+        wanted = self.weights_and_factors if self.capturing else self.weights
+        gradients = self.grad(self.network, wanted)(*inputs, sens)
         finish = self._finish_compiled if self.compiles_end else self._finish
-        loss, overflow = finish(status, loss, scale, self._samples(*inputs), *gradients)
+        batch = inputs if self.enable_dim_reduce else ()
+        # One flat list: a compiled function is compiled anew for each tuple that it is given.
+        rest = (*gradients, *batch)
+        loss, overflow = finish(status, loss, scale, self._samples(*inputs), *rest)
         return loss, overflow, scale
 
     def _finish(
         self, status: Tensor, loss: Tensor, scale: Tensor, samples: float, *gradients: Any
     ) -> tuple[Tensor, Tensor]:
-        """Do all that follows the backward pass; return the loss and the overflow."""
-        gradients = self.grad_reducer(unscaled_all(gradients, scale))
+        """Do all that follows the backward pass; return the loss and the overflow.
+
+        Behind the gradients come the factors for THOR and the batch for DimReduce, if any.
+        """
+        count = len(self.weights_and_factors) if self.capturing else len(self.weights)
+        gradients, batch = gradients[:count], gradients[count:]
+        notes = self._notes(gradients[len(self.weights) :], scale)
+        gradients = self.grad_reducer(unscaled_all(gradients[: len(self.weights)], scale))
         overflow = self.detector(status, gradients)
         overflow = ops.depend(overflow, self._update_scale(overflow))
-        return self._update_unless(overflow, loss, gradients, samples), overflow
+        return self._update_unless(overflow, loss, gradients, samples, notes, *batch), overflow
+
+    def _notes(self, notes: tuple[Tensor, ...], scales: Any) -> tuple[Tensor, ...]:
+        """Return the factors that the backward pass brought for THOR, without the loss scale."""
+        return self.thor.curvature.prepared(notes, scales) if self.capturing else notes
 
     def _grouped_step(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         loss = self.network(*inputs)
@@ -142,7 +161,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self, loss: Tensor, scales: Tensor, samples: float, *gradients: Any
     ) -> tuple[Tensor, Tensor]:
         """Do all that follows the backward pass; return the loss and whether it was skipped."""
-        notes, gradients = gradients[-1], self.grad_reducer(gradients[:-1])
+        factors = self._notes(gradients[len(self.weights) : -1], self._scales_of_layers(scales))
+        notes, gradients = gradients[-1], self.grad_reducer(gradients[: len(self.weights)])
         own = ops.matmul(self.membership, self.detector.non_finite(gradients).astype(ms.float32))
         blamed = self.detector.agree(self.loss_scaling_manager.blamed(notes, own))
         entered = notes[1:-1, 3] > 0
@@ -154,23 +174,39 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
         skip = ops.depend(skip, self.loss_scaling_manager.update(blamed, entered))
         skip = ops.depend(skip, ops.assign(self.markers_complete, complete))
-        return self._update_unless(skip, loss, result, samples), skip
+        return self._update_unless(skip, loss, result, samples, factors), skip
+
+    def _scales_of_layers(self, scales: Tensor) -> tuple[Tensor, ...]:
+        """Return, for each layer of THOR, the scale that its output gradients carry."""
+        result = ()
+        for group in self.group_of_layer:
+            result += (scales[group],)  # type: ignore[assignment]
+        return result
 
     # In PYNATIVE_MODE dozens of small operators one by one cost more than the backward pass.
     _finish_compiled = ms.jit(_finish)
     _finish_groups_compiled = ms.jit(_finish_groups)
 
     def _update_unless(
-        self, overflow: Tensor, loss: Tensor, gradients: tuple[Any, ...], samples: float
+        self,
+        overflow: Tensor,
+        loss: Tensor,
+        gradients: tuple[Any, ...],
+        samples: float,
+        notes: tuple[Tensor, ...] = (),
+        *inputs: Tensor,
     ) -> Tensor:
         loss = ops.depend(loss, ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32)))
         if overflow:
             if self.use_grad_accumulation and self.drop_window:
                 loss = ops.depend(loss, self.accumulation.clear())
-        elif self.use_grad_accumulation:
-            loss = self._accumulate(loss, gradients, samples)
         else:
-            loss = self.update(loss, gradients)
+            if self.capturing:
+                loss = ops.depend(loss, self.thor.refresh(notes))
+            if self.use_grad_accumulation:
+                loss = self._accumulate(loss, gradients, samples, *inputs)
+            else:
+                loss = self.update(loss, gradients, *inputs)
         return loss
 
     def _update_scale(self, overflow: Tensor) -> Tensor:
@@ -199,6 +235,12 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         if self.grouped:
             step._divide_by_groups([self.group_of_weight[place] for place in positions])
         return step
+
+    def _capture(self) -> None:
+        super()._capture()
+        if self.grouped:
+            wanted = (*self.weights_and_factors, self.loss_scaling_manager.probe)
+            self.weights_and_probe = ParameterTuple(wanted)
 
     def set_sense_scale(self, sens: Tensor) -> None:
         """Set the scale that was given as a Tensor.
@@ -243,6 +285,11 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         name = "boost.loss_scale_group.markers_complete"
         self.markers_complete = Parameter(Tensor(True), name=name, requires_grad=False)
         self._divide_by_groups(groups)
+        if self.thor is not None:
+            group_of = {id(one): group for one, group in zip(self.weights, groups)}
+            self.group_of_layer = tuple(
+                group_of[id(plan.weight)] for plan in self.thor.curvature.plans
+            )
 
     def _divide_by_groups(self, groups: list[int]) -> None:
         """Note the group of each weight, counted from 0."""

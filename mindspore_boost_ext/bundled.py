@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,8 +150,35 @@ def enlarge(images: np.ndarray, side: int) -> np.ndarray:
     return enlarged
 
 
+class EpochOrder(ds.Sampler):
+    """An order of training images that depends on a seed and the epoch, and so can be resumed.
+
+    Args:
+        count (int): Images in an epoch, the first ones of the dataset.
+        seed (int): Seed of the order.
+        first_epoch (int): Epochs trained before. Default: ``0``.
+    """
+
+    def __init__(self, count: int, seed: int, first_epoch: int = 0) -> None:
+        super().__init__(count)
+        self.count = count
+        self.seed = seed
+        self.epoch = first_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the places of the images of the next epoch."""
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
+        self.epoch += 1
+        yield from order.tolist()
+
+
 def digits_datasets(
-    batch_size: int, side: int = 32, channels: int = 1, split_seed: int = 0
+    batch_size: int,
+    side: int = 32,
+    channels: int = 1,
+    split_seed: int = 0,
+    order: Callable[[int], ds.Sampler] | None = None,
+    most: int | None = None,
 ) -> tuple[ds.Dataset, ds.Dataset]:
     """Builds the training and test pipelines of the bundled digits (1,437 and 360 images).
 
@@ -160,6 +188,9 @@ def digits_datasets(
         channels (int): The grey image is repeated over this many channels. Default: ``1``.
         split_seed (int): Seed of the split; apart from the seed of training, so that runs with
             different training seeds are tested on the same images. Default: ``0``.
+        order (Callable[[int], ds.Sampler] | None): From the number of training images to their
+            order. Default: None, MindSpore's shuffle.
+        most (int | None): Use this many images of each part at the most. Default: None, all.
 
     Returns:
         Two datasets of (float32 ``[batch, channels, side, side]`` in [0, 1], int32 ``[batch]``).
@@ -171,16 +202,22 @@ def digits_datasets(
     pixels = enlarge(digits.images, side) / np.float32(DIGITS_MAX)
     pixels = np.repeat(pixels[:, None], channels, axis=1)
     labels = digits.labels.astype(np.int32)
-    train, test = stratified_split(labels, split_seed)
+    train, test = (part[spread(len(part), most)] for part in stratified_split(labels, split_seed))
     check_batch_size(batch_size, len(train))
+    chosen = order and order(len(train))
     return (
-        array_dataset(pixels[train], labels[train], batch_size, training=True),
+        array_dataset(pixels[train], labels[train], batch_size, training=True, order=chosen),
         array_dataset(pixels[test], labels[test], batch_size, training=False),
     )
 
 
 def array_dataset(
-    images: np.ndarray, labels: np.ndarray, batch_size: int, *, training: bool
+    images: np.ndarray,
+    labels: np.ndarray,
+    batch_size: int,
+    *,
+    training: bool,
+    order: ds.Sampler | None = None,
 ) -> ds.Dataset:
     """Wraps arrays in a pipeline; reshuffles every epoch when training, with MindSpore's seed.
 
@@ -190,13 +227,22 @@ def array_dataset(
         batch_size (int): Images per batch.
         training (bool): Shuffle, and drop the last incomplete batch so that all steps have one
             shape; otherwise keep order and every image.
+        order (ds.Sampler | None): The order, in place of MindSpore's shuffle. Default: None.
 
     Returns:
         Dataset with the columns ``image`` and ``label``.
     """
     columns = {"image": images, "label": labels}
-    dataset = ds.NumpySlicesDataset(columns, shuffle=training)
+    shuffle = training if order is None else None
+    dataset = ds.NumpySlicesDataset(columns, shuffle=shuffle, sampler=order)
     return dataset.batch(batch_size, drop_remainder=training)
+
+
+def spread(count: int, most: int | None) -> np.ndarray:
+    """Returns ``most`` places, evenly over ``count``: of items sorted by class some of each."""
+    if most is None or most >= count:
+        return np.arange(count)
+    return np.arange(most) * count // most
 
 
 def check_batch_size(batch_size: int, available: int) -> None:

@@ -15,7 +15,9 @@ O2     less_bn, grad_freeze, adasum
 
 Modes: ``auto`` follows the level; ``manual`` is the level's table overridden by the given switches;
 ``enable_all`` asks for everything that its prerequisites allow; ``disable_all`` for nothing.
-At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others.
+At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others but
+``grad_accumulation``. ``thor`` is in no level: a section of that name switches it on, unless
+``manual`` says otherwise.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from mindspore_boost_ext.sections import (
     GradFreezeConfig,
     GradientsConfig,
     LessBNConfig,
+    ThorConfig,
 )
 
 ALGORITHMS = (
@@ -48,6 +51,7 @@ ALGORITHMS = (
     "grad_accumulation",
     "dim_reduce",
     "loss_scale_group",
+    "thor",
 )
 MODES = ("auto", "manual", "enable_all", "disable_all")
 LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -103,8 +107,8 @@ class BoostConfig:
         mode: ``"auto"``, ``"manual"``, ``"enable_all"`` or ``"disable_all"``.
         given_switches: the switches that the user gave in section ``boost``, with their values.
         given: names of the sections that the user filled in.
-        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, gradients: one dataclass a
-            section.
+        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, gradients: one dataclass
+            a section.
     """
 
     level: str = "O0"
@@ -116,6 +120,7 @@ class BoostConfig:
     grad_freeze: GradFreezeConfig = field(default_factory=GradFreezeConfig)
     grad_accumulation: GradAccumulationConfig = field(default_factory=GradAccumulationConfig)
     dim_reduce: DimReduceConfig = field(default_factory=DimReduceConfig)
+    thor: ThorConfig = field(default_factory=ThorConfig)
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
 
     @property
@@ -159,7 +164,10 @@ class BoostConfig:
         return tuple(decisions)
 
     def _own_prerequisites(self) -> dict[str, str]:
-        return {"dim_reduce": "it excludes all others: ask for it alone, in mode manual"}
+        missing = {"dim_reduce": "it excludes all others: ask for it alone, in mode manual"}
+        if "thor" not in self.given:
+            missing["thor"] = "it takes the place of the optimizer: ask for it by a section 'thor'"
+        return missing
 
     def _without_effect(self, decision: Decision) -> Decision:
         """Take back a wish whose own settings leave nothing to do."""
@@ -180,6 +188,8 @@ class BoostConfig:
         switch = self.switches.get(algorithm) if self.mode == "manual" else None
         if switch is not None:
             return _decision(algorithm, switch, f"boost.{algorithm}={switch}")
+        if algorithm == "thor" and algorithm in self.given:
+            return Decision(algorithm, True, "section thor")
         return _decision(algorithm, algorithm in LEVELS[self.level], f"level {self.level}")
 
     def notices(self) -> tuple[str, ...]:
@@ -221,7 +231,7 @@ def _decision(algorithm: str, wanted: bool, authority: str) -> Decision:
 
 
 def _excluded(decision: Decision) -> Decision:
-    if not decision.wanted or decision.algorithm == "dim_reduce":
+    if not decision.wanted or decision.algorithm in ("dim_reduce", "grad_accumulation"):
         return decision
     return dataclasses.replace(decision, wanted=False, reason="dim_reduce excludes all others")
 

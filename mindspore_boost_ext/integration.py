@@ -21,7 +21,6 @@ from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import ModelUnderConstruction
-from mindspore_boost_ext._planned import planned
 from mindspore_boost_ext._rules import shown
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import (
@@ -32,6 +31,7 @@ from mindspore_boost_ext.config import ConfigSource
 from mindspore_boost_ext.grad_freeze import FreezeOpt
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
+from mindspore_boost_ext.thor import thor_of
 
 INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
 
@@ -95,6 +95,8 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
                 "the optimizer is a FreezeOpt, but boost_level O0 freezes nothing: use O1 or O2",
                 NoEffectWarning,
             )
+        elif thor_of(parts.optimizer) is not None:
+            parts.boost = boost  # only the step of this package brings THOR its factors
         return
     if parts.optimizer is None:
         warn(
@@ -116,7 +118,8 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     parts = ModelUnderConstruction(model)
     if parts.boost is None:
         return plain_build(model)
-    plain = parts.plain_train_network(plain_build)
+    with parts.boost.building():
+        plain = parts.plain_train_network(plain_build)
     return boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
 
 
@@ -167,7 +170,7 @@ def boosted_build_train_network(
         **kwargs: as for that function.
     """
     boost = AutoBoost(boost_level, boost_config_dict)
-    if boost.level == "O0":
+    if boost.level == "O0" and (thor_of(optimizer) is None or AutoBoost.is_building()):
         return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
     if "loss_scale_manager" in kwargs:
         manager = kwargs.pop("loss_scale_manager")
@@ -203,7 +206,6 @@ class BoostModel(ms.Model):
 
     Raises:
         ValueError: for everything wrong with the level or the settings, all in one message.
-        NotImplementedError: if an algorithm is asked for that this version does not have.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -341,10 +343,7 @@ def installed() -> Iterator[None]:
 
 def _own(module: str, name: str) -> Any:
     """Return this package's object for a public name of ``mindspore.boost.<module>``."""
-    try:
-        return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
-    except (ModuleNotFoundError, AttributeError):
-        return planned(name)
+    return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
 
 
 __all__ = ["BoostModel", "install", "installed", "is_installed", "uninstall"]

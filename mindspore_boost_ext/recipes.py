@@ -14,7 +14,6 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor, nn
 
-from mindspore_boost_ext.boost import AVAILABLE
 from mindspore_boost_ext.bundled import LeNet5
 from mindspore_boost_ext.config import ALGORITHMS
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
@@ -80,6 +79,9 @@ RECIPES: dict[str, Recipe] = {
         lambda steps, snapshots: {"dim_reduce": {"n_components": 20, "weight_load_dir": snapshots}},
         snapshots=True,
     ),
+    "thor": Recipe(
+        lambda steps, snapshots: {"thor": {"damping": 0.1, "frequency": 20, "batch_size": 32}}
+    ),
     "loss_scale_group": Recipe(parts=_grouped_parts),
     "dynamic_loss_scale": Recipe(parts=_dynamic_parts),
 }
@@ -87,8 +89,7 @@ RECIPES: dict[str, Recipe] = {
 
 def runs() -> tuple[str, ...]:
     """Return the names that can be chosen, in the order of the configuration's switches."""
-    switches = [name for name in ALGORITHMS if name in AVAILABLE]
-    return (*switches, *(name for name in RECIPES if name not in ALGORITHMS))
+    return (*ALGORITHMS, *(name for name in RECIPES if name not in ALGORITHMS))
 
 
 def configuration(name: str, steps: int, snapshots: str) -> tuple[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 from mindspore_boost_ext._rules import (
     Rule,
     boolean,
+    either,
     freeze_schedule,
     increasing_integers,
     integer,
@@ -22,6 +23,7 @@ from mindspore_boost_ext._rules import (
     optional,
     optional_path,
     real,
+    reals,
 )
 
 
@@ -91,7 +93,12 @@ class GradAccumulationConfig:
 
 @dataclass(frozen=True)
 class DimReduceConfig:
-    """Section ``dim_reduce``; ``timeout`` is in seconds."""
+    """Section ``dim_reduce``; ``timeout`` is in seconds, ``memory_limit`` in MiB of snapshots.
+
+    ``method`` is ``"p-bfgs"`` (upstream's), ``"p-sgd"`` or ``"twa"``. ``trials`` step lengths are
+    tried; after ``stall_limit`` failures in a row shorter ones (None: never, as upstream);
+    ``first_update_scaling`` fits the first step length to the curvature.
+    """
 
     rho: float = setting(0.55, real("(0, 1)"))
     gamma: float = setting(0.9, real("[0, 1)"))
@@ -101,6 +108,34 @@ class DimReduceConfig:
     pca_mat_path: str | None = setting(None, optional_path())
     weight_load_dir: str | None = setting(None, optional_path())
     timeout: float = setting(1800, real("(0, inf)"))
+    method: str = setting("p-bfgs", one_of(("p-bfgs", "p-sgd", "twa")))
+    trials: int = setting(2, integer(1))
+    first_update_scaling: bool = setting(False, boolean())
+    stall_limit: int | None = setting(3, optional(integer(1)))
+    memory_limit: float = setting(4096, real("(0, inf)"))
+
+
+@dataclass(frozen=True)
+class ThorConfig:
+    """Section ``thor``: THOR takes the place of the user's optimizer; giving it switches that on.
+
+    Learning rate, weight decay and parameters are those of the optimizer, and so is ``momentum`` if
+    it is None and the optimizer has one (else 0.9). The other settings are the arguments of
+    ``THOR``.
+    """
+
+    damping: Any = setting(0.03, either(real("[0, inf)"), reals("[0, inf)")))
+    momentum: float | None = setting(None, optional(real("[0, inf)")))
+    batch_size: int = setting(32, integer(1))
+    use_nesterov: bool = setting(False, boolean())
+    split_indices: tuple[int, ...] | None = setting(None, optional(increasing_integers()))
+    enable_clip_grad: bool = setting(False, boolean())
+    frequency: int = setting(100, integer(1))
+    block_size: int | None = setting(None, optional(integer(1)))
+    trace_rule: tuple[float, ...] | None = setting(None, optional(reals("[0, inf)", 2)))
+    pi_damping: bool = setting(False, boolean())
+    kl_clip: float | None = setting(None, optional(real("(0, inf)")))
+    moving_average: float = setting(0.0, real("[0, 1)"))
 
 
 @dataclass(frozen=True)
@@ -117,6 +152,7 @@ SECTIONS: Mapping[str, type] = MappingProxyType(
         "grad_freeze": GradFreezeConfig,
         "grad_accumulation": GradAccumulationConfig,
         "dim_reduce": DimReduceConfig,
+        "thor": ThorConfig,
         "gradients": GradientsConfig,
     }
 )
@@ -129,5 +165,6 @@ __all__ = [
     "GradFreezeConfig",
     "GradientsConfig",
     "LessBNConfig",
+    "ThorConfig",
     "setting",
 ]

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
+import shutil
+import tempfile
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
@@ -67,6 +73,23 @@ def fill(net, seed=0):
         values = generator.normal(0, 0.3, parameter.shape).astype(np.float32)
         parameter.set_data(Tensor(values))
     return net
+
+
+@functools.cache
+def basis_file(net=MLP, rows=8, seed=0):
+    """Return the path of a file with random directions and a mean for a network's weights."""
+    from mindspore_boost_ext.pca import Basis, save_basis  # the built-in package's runs lack it
+
+    parameters = net().trainable_params()
+    layout = tuple((one.name, tuple(one.shape)) for one in parameters)
+    mean = np.concatenate([one.asnumpy().reshape(-1) for one in parameters])
+    columns = np.random.default_rng(seed).normal(size=(len(mean), rows))
+    components = np.ascontiguousarray(np.linalg.qr(columns)[0].T, np.float32)
+    folder = tempfile.mkdtemp(prefix="basis-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = os.path.join(folder, "basis.npz")
+    save_basis(path, Basis(components, np.full(rows, 1 / rows), mean, layout))
+    return path
 
 
 def batches(count, seed=1, image=False):

@@ -31,3 +31,27 @@ def clip_by_global_norm(gradients, bound):
     """Return the gradients, times bound / norm where the norm of all together exceeds the bound."""
     norm = np.sqrt(sum((np.float64(gradient) ** 2).sum() for gradient in gradients))
     return [np.float64(gradient) * min(1.0, bound / norm) for gradient in gradients]
+
+
+def adasum_pair(first, second):
+    """Return A(a, b) = (1 - d / 2 na) a + (1 - d / 2 nb) b of one tensor, in float64."""
+    first, second = np.float64(first), np.float64(second)
+    product, guard = (first * second).sum(), np.sqrt(np.finfo(np.float64).tiny)
+    squares = [(one * one).sum() for one in (first, second)]
+    factors = [1.0 if square < guard else 1.0 - product / (2 * square) for square in squares]
+    return factors[0] * first + factors[1] * second
+
+
+def adasum(values, devices=1):
+    """Return the AdaSum of one tensor of each rank: mean in a server, fold, tree of neighbours."""
+    servers = [
+        np.mean(np.float64(values[start : start + devices]), axis=0)
+        for start in range(0, len(values), devices)
+    ]
+    power = 2 ** int(np.log2(len(servers)))
+    for extra in range(power, len(servers)):
+        servers[extra - power] = adasum_pair(servers[extra - power], servers[extra])
+    servers = servers[:power]
+    while len(servers) > 1:
+        servers = [adasum_pair(*servers[i : i + 2]) for i in range(0, len(servers), 2)]
+    return servers[0]

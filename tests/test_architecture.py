@@ -27,7 +27,6 @@ FLOORS = [
     },
     {
         "_compat",
-        "_planned",
     },
     {
         "learning_rate",

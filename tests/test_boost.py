@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import threading
 
-import nets
 import pytest
 
-import mindspore_boost_ext
 from mindspore_boost_ext import AutoBoost, BoostConfigError, NoEffectWarning
 
 OFF = {"boost": {"mode": "disable_all"}}
@@ -68,23 +66,6 @@ def test_what_has_no_effect_is_told_once():
     assert len(caught) == 1
     assert "boost.less_bn=True" in str(caught[0].message)
     assert "section 'common'" in str(caught[0].message)
-
-
-def test_an_algorithm_that_does_not_exist_is_never_a_silent_no_op():
-    net = nets.MLP()
-    missing = AutoBoost("O2").boost_config.keys() - mindspore_boost_ext.boost.AVAILABLE
-    for algorithm in missing:
-        source = {
-            "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, algorithm: True}
-        }
-        if algorithm == "dim_reduce":
-            source["dim_reduce"] = {"pca_mat_path": "basis.npz"}
-        boost = AutoBoost("O1", source)
-        with pytest.raises(NotImplementedError, match=algorithm):
-            boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
-        with pytest.raises(NotImplementedError, match=algorithm):
-            boost.network_auto_process_eval(net)
-        assert boost.report()[algorithm].status == "skipped"
 
 
 def test_report_says_who_asked():

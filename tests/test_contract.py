@@ -108,6 +108,28 @@ ALGORITHMS += [
         "less_bn",
         gains=("second.multiplier",),
     ),
+    Algorithm(
+        "thor",
+        {**switched(thor=True), "thor": {"damping": 0.1, "frequency": 3, "moving_average": 0.5}},
+        "thor",
+    ),
+    Algorithm(
+        "thor, trace rule, dynamic loss scale",
+        {**switched(thor=True), "thor": {"damping": 0.1, "frequency": 2, "trace_rule": [0.1, 0]}},
+        "thor",
+        model=lambda net: {"loss_scale_manager": ms.DynamicLossScaleManager(2**10, 2, 5)},
+    ),
+]
+ALGORITHMS += [
+    Algorithm(
+        f"dim_reduce, {method}",
+        {
+            **switched(dim_reduce=True),
+            "dim_reduce": {"method": method, "n_components": 8, "pca_mat_path": nets.basis_file()},
+        },
+        "dim_reduce",
+    )
+    for method in ("p-bfgs", "p-sgd", "twa")
 ]
 # Counters of MindSpore's own dynamic loss scale, under the names that MindSpore gave them.
 MINDSPORES_OWN = {"current_iterator_step", "last_overflow_iterator_step"}
@@ -172,6 +194,8 @@ def test_report_says_what_was_applied(algorithm):
     applied = {row.algorithm for row in report.rows if row.status == "applied"}
     if algorithm.row == "loss_scale_group":
         applied.discard("overflow detection")  # every scale needs it
+    if algorithm.row == "thor":
+        applied.discard("overflow detection")
     assert applied == ({algorithm.row} if algorithm.row else set())
 
 
@@ -212,4 +236,5 @@ def test_state_has_stable_names(algorithm):
     assert names == list(nets.weights(plain_net))
     own = nets.weights(model.train_network).keys() - nets.weights(plain.train_network).keys()
     own = {name for name in own if not name.endswith(algorithm.gains)}
-    assert all(name.startswith("boost.") for name in own - MINDSPORES_OWN)
+    # accum and stat: the SGD that takes the place of the user's optimizer under dim_reduce.
+    assert all(name.startswith(("boost.", "accum.", "stat.")) for name in own - MINDSPORES_OWN)

@@ -1,59 +1,63 @@
-"""Data parallel with two real processes: all ranks end with the same weights and scales."""
+"""Real processes: all ranks end with the same weights and scales, and with the right ones."""
 
 from __future__ import annotations
 
 import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
 
+import adasum_cases
 import distributed_worker
+import launch
 import mindspore as ms
 import nets
 import numpy as np
+import oracles
 import pytest
 from mindspore import Tensor
 
-TESTS = pathlib.Path(__file__).parent
+RUNS = distributed_worker.CASES
+EVERY_CASE = [(*run, name) for run, names in RUNS.items() for name in names]
+PLAIN_CASES = [one for one in EVERY_CASE if not one[2].startswith("adasum")]
+ADASUM_CASES = [one for one in EVERY_CASE if one[2].startswith("adasum")]
 
 
-@pytest.fixture(scope="module", params=["graph", "pynative"])
-def ranks(request, tmp_path_factory):
-    """Run the worker on two ranks; return its mode and what each rank ended with."""
-    folder = tmp_path_factory.mktemp(request.param)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    interpreter = pathlib.Path(sys.executable).parent
-    command = [
-        *(sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2"),
-        *("--local_worker_num=2", f"--master_port={port}", f"--log_dir={folder}", "--join=True"),
-        *(str(TESTS / "distributed_worker.py"), request.param, str(folder)),
-    ]
-    subprocess.run(
-        command,
-        cwd=folder,
-        capture_output=True,
-        timeout=240,
-        env={**os.environ, "PATH": f"{interpreter}{os.pathsep}{os.environ['PATH']}"},
-    )
-    found = sorted(folder.glob("rank*.json"))
-    logs = "\n".join(log.read_text()[-2000:] for log in folder.glob("worker_*.log"))
-    assert len(found) == 2, logs
-    return request.param, [json.loads(path.read_text()) for path in found]
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """Return a function that runs the worker once for each number of ranks and mode."""
+    done = {}
+
+    def run(ranks, mode):
+        if (ranks, mode) not in done:
+            folder = tmp_path_factory.mktemp(f"{mode}{ranks}")
+            code, logs = launch.launch(
+                ranks, folder, launch.TESTS / "distributed_worker.py", mode, folder
+            )
+            found = sorted(folder.glob("rank*.json"))
+            assert code == 0, logs
+            assert len(found) == ranks, logs
+            done[ranks, mode] = folder, [json.loads(path.read_text()) for path in found]
+        return done[ranks, mode]
+
+    return run
 
 
-@pytest.mark.parametrize("name", ["plain", "accumulation", "freezing", "dynamic", "grouped"])
-def test_ranks_end_bitwise_equal(ranks, name):
-    _, (first, second) = ranks
-    assert first[name]["weights"] == second[name]["weights"]
-    assert first[name]["observations"] == second[name]["observations"]
+@pytest.fixture
+def mode_of():
+    """Return a function that sets a mode until the test ends."""
+    before = ms.get_context("mode")
+    yield lambda mode: ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    ms.set_context(mode=before)
+
+
+@pytest.mark.parametrize(("ranks", "mode", "name"), EVERY_CASE)
+def test_ranks_end_bitwise_equal(ended, ranks, mode, name):
+    _, results = ended(ranks, mode)
+    for result in results[1:]:
+        assert result[name]["weights"] == results[0][name]["weights"]
+        assert result[name]["observations"] == results[0][name]["observations"]
 
 
 def single_process(name):
-    """Train one process on the whole batches, without the overflow of rank 1."""
+    """Train one process on the whole batches, with the overflow of rank 1."""
     net, step = distributed_worker.case(name)
     for index, (x, y) in enumerate(nets.batches(distributed_worker.STEPS)):
         if index == distributed_worker.OVERFLOW_AT and name in ("dynamic", "grouped"):
@@ -62,30 +66,125 @@ def single_process(name):
     return nets.weights(net), step.observations()
 
 
-@pytest.mark.parametrize("name", ["plain", "accumulation", "freezing", "dynamic", "grouped"])
-def test_two_ranks_train_like_one_process_on_all_the_data(ranks, name):
-    """The mean over ranks of means over halves is the mean over the whole, but for rounding."""
-    mode, (first, _) = ranks
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
-    try:
-        weights, observations = single_process(name)
-    finally:
-        ms.set_context(mode=before)
+@pytest.mark.parametrize(("ranks", "mode", "name"), [one for one in PLAIN_CASES if one[2] != "sum"])
+def test_ranks_train_like_one_process_on_all_the_data(ended, mode_of, ranks, mode, name):
+    """The mean over ranks of means over shares is the mean over the whole, but for rounding."""
+    _, results = ended(ranks, mode)
+    mode_of(mode)
+    weights, observations = single_process(name)
     for key, value in weights.items():
-        np.testing.assert_allclose(np.array(first[name]["weights"][key]), value, atol=1e-6)
-    assert first[name]["observations"].get("skipped_steps") == observations.get("skipped_steps")
+        np.testing.assert_allclose(np.array(results[0][name]["weights"][key]), value, atol=1e-6)
+    assert results[0][name]["observations"].get("skipped_steps") == observations.get(
+        "skipped_steps"
+    )
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks):
-    _, results = ranks
-    for result in results:
-        for name in ("dynamic", "grouped"):
-            assert result[name]["observations"]["skipped_steps"] == 1
+def test_without_gradients_mean_the_ranks_are_summed(ended, mode_of):
+    """Two ranks at rate 0.1 are one process at twice the rate."""
+    _, results = ended(2, "graph")
+    mode_of("graph")
+    net = nets.Deep()
+    optimizer = ms.nn.SGD(net.trainable_params(), 0.2)
+    step = ms.nn.TrainOneStepCell(ms.nn.WithLossCell(net, nets.loss_fn()), optimizer)
+    for x, y in nets.batches(distributed_worker.STEPS):
+        step(Tensor(x), Tensor(y))
+    for key, value in nets.weights(net).items():
+        np.testing.assert_allclose(np.array(results[0]["sum"]["weights"][key]), value, atol=1e-6)
 
 
-def test_gradients_are_reduced_once_in_a_window(ranks):
-    mode, results = ranks
-    if mode == "graph":
-        pytest.skip("calls are counted in PYNATIVE_MODE")
+@pytest.mark.parametrize(
+    ("ranks", "mode", "name"),
+    [one for one in EVERY_CASE if one[2] in distributed_worker.OVERFLOWING],
+)
+def test_an_overflow_on_one_rank_skips_the_step_on_all(ended, ranks, mode, name):
+    _, results = ended(ranks, mode)
+    assert [result[name]["observations"]["skipped_steps"] for result in results] == [1] * ranks
+
+
+def test_gradients_are_reduced_once_in_a_window(ended):
+    _, results = ended(2, "pynative")  # where calls can be counted
     assert [result["accumulation"]["reductions"] for result in results] == [3, 3]  # 6 steps by 2
+
+
+# ---- AdaSum ----
+
+
+def simulated(name, ranks):
+    """Train every server in this process, by the library without AdaSum; combine in float64."""
+    devices = distributed_worker.devices(name)
+    servers = [distributed_worker.case(name, adasum=False) for _ in range(ranks // devices)]
+    for index, (x, y) in enumerate(distributed_worker.steps_of(name)):
+        old = trained(servers[0][0])
+        for number, (_, step) in enumerate(servers):
+            parts = [
+                [distributed_worker.share(one, number * devices + c, ranks) for c in range(devices)]
+                for one in (x, y)
+            ]
+            data, labels = (np.concatenate(part) for part in parts)
+            if index == distributed_worker.OVERFLOW_AT and name in distributed_worker.OVERFLOWING:
+                data[0, 0] = np.inf
+            step(Tensor(data), Tensor(labels))
+        steps = [
+            {key: old[key] - value for key, value in trained(net).items()} for net, _ in servers
+        ]
+        new = {key: old[key] - oracles.adasum([step[key] for step in steps]) for key in old}
+        for net, _ in servers:
+            for one in net.trainable_params():
+                ms.ops.assign(one, Tensor(new[one.name].astype(np.float32)))
+    return [trained(net) for net, _ in servers], servers
+
+
+def trained(net):
+    return {one.name: np.float64(one.asnumpy()) for one in net.trainable_params()}
+
+
+@pytest.mark.parametrize(("ranks", "mode", "name"), ADASUM_CASES)
+def test_a_model_with_adasum_trains_by_the_rule(ended, mode_of, ranks, mode, name):
+    _, results = ended(ranks, mode)
+    mode_of("pynative")  # nothing to compile; both modes train the same
+    (weights, *_), servers = simulated(name, ranks)
+    # float32 steps against the same steps combined in float64, 20 of them at most. Adam divides by
+    # the root of squared gradients, some of which are rounding errors themselves.
+    tolerance = 1e-4 if name.endswith("adam") else 1e-5
+    for key, value in weights.items():
+        found = np.array(results[0][name]["weights"][key])
+        np.testing.assert_allclose(found, value, atol=tolerance, err_msg=key)
+    for rank, result in enumerate(results):
+        net = servers[rank // distributed_worker.devices(name)][0]
+        for one in net.get_parameters():
+            if not one.requires_grad:  # BatchNorm's statistics are those of the rank's own data
+                found = np.array(result[name]["others"][one.name])
+                np.testing.assert_allclose(found, one.asnumpy(), atol=1e-5)
+
+
+def test_statistics_differ_between_ranks(ended):
+    _, results = ended(4, "graph")
+    assert len({json.dumps(result["adasum norm"]["others"]) for result in results}) == 4
+
+
+@pytest.mark.parametrize(("ranks", "mode", "name"), ADASUM_CASES)
+def test_the_report_tells_servers_and_cost(ended, ranks, mode, name):
+    _, results = ended(ranks, mode)
+    devices = distributed_worker.devices(name)
+    _, _, status, reason, counts = results[0][name]["row"]
+    assert status == "applied"
+    assert reason.startswith(f"{ranks // devices} servers of {devices}")
+    levels = int(np.ceil(np.log2(ranks // devices)))
+    assert f"collectives_a_step={2 * levels + 1}" in counts
+
+
+CLASS_RUNS = [(*run, count) for run in RUNS for count in adasum_cases.device_numbers(run[0])]
+
+
+@pytest.mark.parametrize(("ranks", "mode", "devices"), CLASS_RUNS)
+def test_the_cell_agrees_with_the_tree_in_float64(ended, ranks, mode, devices):
+    folder, _ = ended(ranks, mode)
+    found = [np.load(folder / f"adasum{devices}_rank{rank}.npz") for rank in range(ranks)]
+    steps = adasum_cases.steps(ranks)
+    for index in range(len(steps[0])):
+        result = found[0][str(index)]
+        assert all(one[str(index)].tobytes() == result.tobytes() for one in found[1:])
+        expected = -oracles.adasum([row[index] for row in steps], devices)
+        error = np.linalg.norm(np.float64(result) - expected)
+        bound = 100 * np.finfo(result.dtype).eps  # Horovod's
+        assert error <= bound * np.linalg.norm(expected), (index, result.dtype, result.shape)

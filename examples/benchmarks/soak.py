@@ -122,7 +122,9 @@ def leave_snapshots(folder: str, data: list[tuple[Tensor, Tensor]]) -> None:
     for number, batch in enumerate(itertools.islice(itertools.cycle(data), 5 * SNAPSHOTS)):
         model.train_network(*batch)
         if number % 5 == 0:
-            save_checkpoint(model.train_network.network, Path(folder) / f"{number:04d}.ckpt")
+            weights = model.train_network.network.trainable_params()
+            kept = [{"name": one.name, "data": one} for one in weights]
+            save_checkpoint(kept, Path(folder) / f"{number:04d}.ckpt")
 
 
 def soak(name: str, steps: int, mode: str) -> Soak:

@@ -1,0 +1,428 @@
+"""AdaSum against the mean and the sum: rounds to a loss, bytes and collectives, time.
+
+    python examples/benchmarks/adasum.py                       # everything, about five minutes
+    python examples/benchmarks/adasum.py --parts rounds        # simulated workers, NumPy only
+    python examples/benchmarks/adasum.py --parts speed --pairs 100
+    python examples/benchmarks/adasum.py --plot rounds.png     # needs matplotlib
+
+The task is a perceptron 64-32-10 on the bundled digits, 16 samples a worker and round, plain SGD.
+The learning rate is the one of a grid that gives ONE worker the lowest loss after one epoch.
+*rounds*: until the loss over all digits is below the target, for N simulated workers (the rule in
+float64). *processes*: the same with 4 real processes through ``ms.Model`` and ``msrun``. *cost*:
+what a rank sends, by AdaSum's own account, over the least that any all-reduce can send.
+*speed*: AdaSum of a network's parameters over a plain all-reduce of them, by paired timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import paired, print_table
+
+EXAMPLES = Path(__file__).resolve().parents[1]
+RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
+HOW = ("average", "AdaSum", "sum")
+SAMPLES, HIDDEN, CLASSES, TARGET = 16, 32, 10, 0.35
+PROCESSES = 4
+Weights = list[np.ndarray]
+
+
+# ---- The task, in NumPy ----
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return centred images float64 ``[1797, 64]`` and labels int32 ``[1797]``."""
+    with np.load(EXAMPLES / "data" / "digits.npz") as arrays:
+        images, labels = arrays["images"].reshape(-1, 64) / 16, arrays["labels"]
+    return images - images.mean(axis=0), labels.astype(np.int32)
+
+
+def first_weights(generator: np.random.Generator) -> Weights:
+    """Return the weights and biases of the perceptron before training."""
+    return [
+        generator.normal(size=(64, HIDDEN)) * np.sqrt(2 / 64),
+        np.zeros(HIDDEN),
+        generator.normal(size=(HIDDEN, CLASSES)) * np.sqrt(1 / HIDDEN),
+        np.zeros(CLASSES),
+    ]
+
+
+def forward(weights: Weights, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the hidden values and the probabilities of the classes."""
+    hidden = np.maximum(images @ weights[0] + weights[1], 0)
+    logits = hidden @ weights[2] + weights[3]
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return hidden, powers / powers.sum(axis=1, keepdims=True)
+
+
+def loss_of(weights: Weights, images: np.ndarray, labels: np.ndarray) -> float:
+    """Return the cross-entropy, mean over the images."""
+    _, chances = forward(weights, images)
+    return float(-np.log(chances[np.arange(len(labels)), labels] + 1e-300).mean())
+
+
+def gradients(weights: Weights, images: np.ndarray, labels: np.ndarray) -> Weights:
+    """Return the gradients of :func:`loss_of`."""
+    hidden, slope = forward(weights, images)
+    slope[np.arange(len(labels)), labels] -= 1
+    slope /= len(labels)
+    below = slope @ weights[2].T * (hidden > 0)
+    return [images.T @ below, below.sum(axis=0), hidden.T @ slope, slope.sum(axis=0)]
+
+
+def adasum(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the AdaSum of a power of two of tensors, in float64."""
+    while len(parts) > 1:
+        parts = [_pair(*parts[i : i + 2]) for i in range(0, len(parts), 2)]
+    return parts[0]
+
+
+def _pair(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    product = (first * second).sum()
+    squares = [(one * one).sum() for one in (first, second)]
+    shares = [product / (2 * square) if square else 0.0 for square in squares]
+    return (1 - shares[0]) * first + (1 - shares[1]) * second
+
+
+RULES: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
+    "average": lambda parts: sum(parts) / len(parts),
+    "AdaSum": adasum,
+    "sum": sum,  # type: ignore[dict-item]
+}
+
+
+def train(how: str, workers: int, rate: float, seed: int) -> Iterator[Weights]:
+    """Yield the weights after each round."""
+    images, labels = digits()
+    generator = np.random.default_rng(seed)
+    weights = first_weights(generator)
+    while True:
+        drawn = generator.integers(0, len(labels), (workers, SAMPLES))
+        parts = [gradients(weights, images[one], labels[one]) for one in drawn]
+        combined = [RULES[how](tensors) for tensors in zip(*parts)]
+        weights = [one - rate * step for one, step in zip(weights, combined)]
+        yield weights
+
+
+def rounds_to_target(how: str, workers: int, rate: float, seed: int, most: int) -> float:
+    """Return the rounds until the loss is below the target; inf if it never is."""
+    images, labels = digits()
+    with np.errstate(all="ignore"):  # a sum that diverges
+        for number, weights in zip(range(1, most + 1), train(how, workers, rate, seed)):
+            if loss_of(weights, images, labels) < TARGET:
+                return number
+    return np.inf
+
+
+def tuned_rate(rates: Sequence[float], seeds: int, rounds: int = 112) -> float:
+    """Return the rate that gives one worker the lowest loss after one epoch."""
+    images, labels = digits()
+
+    def loss(rate: float, seed: int) -> float:
+        *_, (_, weights) = zip(range(rounds), train("average", 1, rate, seed))
+        return loss_of(weights, images, labels)
+
+    return min(rates, key=lambda rate: np.mean([loss(rate, seed) for seed in range(seeds)]))
+
+
+def simulated(args: argparse.Namespace) -> None:
+    """Print the rounds of simulated workers; draw them if asked."""
+    rate = tuned_rate(RATES, args.seeds)
+    table = {
+        (how, workers): np.mean(
+            [rounds_to_target(how, workers, rate, seed, args.most) for seed in range(args.seeds)]
+        )
+        for workers in args.workers
+        for how in HOW
+    }
+    print_table(
+        f"Rounds to loss {TARGET} at the rate tuned for one worker ({rate:g}), "
+        f"mean of {args.seeds} seeds",
+        ("workers", *HOW, "AdaSum / average"),
+        [
+            (
+                workers,
+                *(_rounds(table[how, workers]) for how in HOW),
+                f"{table['AdaSum', workers] / table['average', workers]:.2f}",
+            )
+            for workers in args.workers
+        ],
+    )
+    largest = max(args.workers)
+    rows = []
+    for one in RATES:
+        found = [
+            np.mean([rounds_to_target(how, largest, one, s, args.most) for s in range(args.seeds)])
+            for how in HOW
+        ]
+        rows.append((one, *map(_rounds, found), f"{found[1] / found[0]:.2f}"))
+    print_table(
+        f"The same with {largest} workers at other rates",
+        ("rate", *HOW, "AdaSum / average"),
+        rows,
+    )
+    if args.plot:
+        draw(args.plot, args.workers, table)
+
+
+def _rounds(value: float) -> str:
+    return f"{value:.1f}" if np.isfinite(value) else "never"
+
+
+def draw(path: str, workers: Sequence[int], table: dict[tuple[str, int], float]) -> None:
+    """Draw rounds over workers."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4))
+    for how in HOW:
+        axes.plot(workers, [table[how, one] for one in workers], marker="o", label=how)
+    axes.set(xlabel="workers", ylabel=f"rounds to loss {TARGET}", xscale="log", ylim=(0, None))
+    axes.set_xticks(workers, [str(one) for one in workers])
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+# ---- Real processes ----
+
+
+def on_processes(job: str, **settings: Any) -> Any:
+    """Run this script as one rank of several, and return what rank 0 found."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "mindspore.parallel.cluster.run"),
+            *(f"--worker_num={PROCESSES}", f"--local_worker_num={PROCESSES}"),
+            *(f"--master_port={port}", f"--log_dir={folder}", "--join=True", __file__),
+            *("--rank-job", json.dumps({"job": job, "answer": f"{folder}/answer", **settings})),
+        ]
+        search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        ended = subprocess.run(
+            command,
+            cwd=folder,
+            env={**os.environ, "PATH": search},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        if ended.returncode:
+            logs = sorted(Path(folder).glob("worker_*.log"))
+            raise RuntimeError("\n".join(log.read_text()[-2000:] for log in logs))
+        return json.loads(Path(f"{folder}/answer").read_text())
+
+
+def rank_job(job: str, answer: str, **settings: Any) -> None:
+    """Do one rank's part of a job; rank 0 writes the answer."""
+    import mindspore as ms
+    from mindspore.communication import get_rank, init
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    init()
+    found = {"rounds": real_rounds, "speed": speed_of}[job](**settings)
+    if get_rank() == 0:
+        Path(answer).write_text(json.dumps(found), encoding="utf-8")
+
+
+def real_rounds(how: str, rate: float, seed: int, most: int) -> int | None:
+    """Train through ms.Model on this rank's samples; return the rounds to the target."""
+    import mindspore as ms
+    from mindspore import Tensor, nn
+    from mindspore.communication import get_group_size, get_rank
+
+    import mindspore_boost_ext  # noqa: F401  (plugs into ms.Model)
+
+    images, labels = digits()
+    generator = np.random.default_rng(seed)
+    weights = first_weights(generator)
+    net = nn.SequentialCell(nn.Dense(64, HIDDEN), nn.ReLU(), nn.Dense(HIDDEN, CLASSES))
+    for parameter, value in zip(net.trainable_params(), weights):
+        parameter.set_data(Tensor(np.float32(value.T)))
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=how != "sum")
+    switches = {"less_bn": False, "grad_freeze": False, "adasum": how == "AdaSum"}
+    model = ms.Model(
+        net,
+        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        nn.SGD(net.trainable_params(), rate),
+        boost_level="O2",
+        boost_config_dict={"boost": {"mode": "manual", **switches}, "common": {"device_number": 1}}
+        if how == "AdaSum"
+        else {"boost": {"mode": "manual", **switches}},
+    )
+    for number in range(1, most + 1):
+        own = generator.integers(0, len(labels), (get_group_size(), SAMPLES))[get_rank()]
+        model.train_network(Tensor(np.float32(images[own])), Tensor(labels[own]))
+        now = [np.float64(one.asnumpy()).T for one in net.trainable_params()]
+        if loss_of(now, images, labels) < TARGET:
+            return number
+    return None
+
+
+def real(args: argparse.Namespace) -> None:
+    """Print the rounds of real processes."""
+    rate = tuned_rate(RATES, args.seeds)
+    found = {how: on_processes("rounds", how=how, rate=rate, seed=0, most=args.most) for how in HOW}
+    print_table(
+        f"Rounds to loss {TARGET} with {PROCESSES} processes under msrun, rate {rate:g}, seed 0",
+        (*HOW, "AdaSum / average"),
+        [(*(found[how] or "never" for how in HOW), f"{found['AdaSum'] / found['average']:.2f}")],
+    )
+
+
+def speed_of(network: str, pairs: int) -> dict[str, Any]:
+    """Time AdaSum over a plain all-reduce of a network's parameters, on this rank."""
+    import mindspore as ms
+    from mindspore import ParameterTuple, Tensor, nn, ops
+    from mindspore.communication import get_group_size, get_rank
+    from networks import NETWORKS
+
+    from mindspore_boost_ext import AdaSum
+
+    ranks = get_group_size()
+    parameters = NETWORKS[network]().trainable_params()
+    cell = AdaSum(get_rank(), 1, ranks, parameters, equal_in_server=True)
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+
+    class Combine(nn.Cell):
+        """A snapshot, a change, and the combination of all changes."""
+
+        def __init__(self) -> None:
+            super().__init__(auto_prefix=False)
+            self.adasum = cell
+
+        def construct(self, old: Tensor) -> Tensor:
+            return self.adasum.update_since(old)[0]
+
+    class Reduce(nn.Cell):
+        """The plain all-reduce of the same tensors: one by one, or as one buffer."""
+
+        def __init__(self, fused: bool) -> None:
+            super().__init__(auto_prefix=False)
+            self.fused, self.packing = fused, cell.packing
+            self.parameters = ParameterTuple(parameters)
+            self.all_reduce = ops.AllReduce()
+            self.reducer = nn.DistributedGradReducer(parameters, True, ranks)
+
+        def construct(self, old: Tensor) -> Tensor:
+            if self.fused:
+                mean = self.all_reduce(self.packing.pack(self.parameters)) / ranks
+                return self.packing.write(mean, self.parameters)[0]
+            return self.reducer(self.packing.unpack(old))[0]
+
+    combine, fused, single = Combine(), Reduce(True), Reduce(False)
+    old = Tensor(cell.snapshot_compiled().asnumpy() + 1)
+    answer = {"values": int(sum(one.size for one in parameters)), "tensors": len(parameters)}
+    for name, reference in (("one buffer", fused), ("tensor by tensor", single)):
+        ratio = paired(
+            lambda: combine(old).asnumpy(),
+            lambda reference=reference: reference(old).asnumpy(),  # type: ignore[misc]
+            pairs,
+        )
+        answer[name] = ratio._asdict()
+    return answer
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Print the time of AdaSum over that of a plain all-reduce."""
+    rows = []
+    for network in ("LeNet", "small ResNet"):
+        found = on_processes("speed", network=network, pairs=args.pairs)
+        for name in ("one buffer", "tensor by tensor"):
+            one = found[name]
+            size = f"{found['values']} in {found['tensors']}"
+            quartiles = f"{one['low']:.2f} to {one['high']:.2f}"
+            rows.append(
+                (
+                    network,
+                    size,
+                    name,
+                    f"{one['reference_ms']:.1f}",
+                    f"{one['median']:.2f}",
+                    quartiles,
+                )
+            )
+    print_table(
+        f"AdaSum over a plain all-reduce of the same parameters, {PROCESSES} processes, GRAPH mode",
+        ("network", "values in tensors", "all-reduce", "all-reduce, ms", "ratio", "quartiles"),
+        rows,
+    )
+
+
+def cost(_: argparse.Namespace) -> None:
+    """Print bytes and collectives of a step for several clusters, without starting any."""
+    from unittest import mock
+
+    from networks import NETWORKS
+
+    from mindspore_boost_ext import adasum as module
+
+    parameters = NETWORKS["small ResNet"]().trainable_params()
+    values, rows = sum(one.size for one in parameters), []
+    for ranks, devices in ((2, 1), (3, 1), (4, 1), (8, 1), (8, 2), (16, 8)):
+        with (
+            mock.patch.object(module, "rank_count", return_value=ranks),
+            mock.patch.object(module, "make_swap", return_value=None),
+        ):
+            cell = module.AdaSum(0, devices, ranks // devices, parameters, equal_in_server=True)
+        sent = cell.bytes_sent()
+        on_cpu, least = sum(sent.values()), 8 * values * (ranks - 1) / ranks
+        elsewhere = on_cpu - sent["swaps"] // 2
+        rows.append(
+            (
+                ranks,
+                devices,
+                cell.collectives(),
+                on_cpu,
+                elsewhere,
+                *tuple(f"{bytes_ / least:.2f}" for bytes_ in (on_cpu, elsewhere)),
+            )
+        )
+    print_table(
+        f"What AdaSum sends on rank 0 a step, {values} parameters in {len(parameters)} tensors "
+        "(the reduction of gradients inside a server comes on top)",
+        (
+            *("ranks", "device_number", "collectives", "bytes (CPU)", "bytes (Send/Receive)"),
+            *("over the least (CPU)", "over the least (Send/Receive)"),
+        ),
+        rows,
+    )
+
+
+PARTS = {"rounds": simulated, "processes": real, "cost": cost, "speed": speed}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the parts that are asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    add("--workers", nargs="+", type=int, default=[2, 4, 8], help="simulated; powers of two")
+    add("--seeds", type=int, default=5)
+    add("--most", type=int, default=400, help="rounds after which a run has failed")
+    add("--pairs", type=int, default=40)
+    add("--plot", metavar="FILE.png")
+    add("--rank-job", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.rank_job:
+        rank_job(**json.loads(args.rank_job))
+        return
+    for part in args.parts:
+        PARTS[part](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,439 @@
+"""What training in a subspace gives, and what it costs.
+
+    python examples/benchmarks/dim_reduce.py --runs --seeds 3 --plot dim_reduce.png
+    python examples/benchmarks/dim_reduce.py --basis
+    python examples/benchmarks/dim_reduce.py --step
+    python examples/benchmarks/dim_reduce.py --stall
+
+--runs: a perceptron on the bundled digits, with right labels and with 30 % of them drawn at random.
+SGD trains with snapshots (stage 1); then the same start is trained in the subspace (stage 2):
+P-SGD, P-BFGS, TWA, and P-BFGS in a random subspace of the same size. Demanded: P-BFGS within 0.01
+of SGD with right labels, and at least 0.05 above SGD's final accuracy with noise.
+--basis: 40 snapshots of 1.2 million weights, k = 32, over scikit-learn's randomised SVD. Demanded:
+0.4 of its time, 1.5 times the snapshots' memory.
+--step: the step over the model (2 + trials) forward passes and 4kn multiply-adds.
+--stall: steps on a quadratic of curvature 50, of the built-in package and of this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mindspore as ms
+import numpy as np
+from harness import paired, print_table  # sets the oneDNN variable: must come before the datasets
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.train import Callback
+
+import mindspore_boost_ext
+from mindspore_boost_ext import BoostModel, TrajectorySampler
+from mindspore_boost_ext.dim_reduce import DimReduce
+from mindspore_boost_ext.pca import Basis, orthonormality_error, principal_basis, save_basis
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from datasets import load_digits, stratified_split
+
+NOISE = 0.3
+METHODS = ("SGD", "P-SGD", "P-BFGS", "TWA", "random")
+LABELS = {"clean": 0.0, "30 % noise": NOISE}
+
+
+class Plan(NamedTuple):
+    """Lengths of the runs: epochs of both stages, snapshots, directions, hidden neurons."""
+
+    first: int = 80
+    second: int = 20
+    snapshots: int = 40
+    directions: int = 30
+    hidden: int = 128
+    batch: int = 128
+    large_batch: int = 512
+
+
+class Run(NamedTuple):
+    """What one training gave: test accuracy after each epoch, seconds, observations, report."""
+
+    accuracy: list[float]
+    seconds: float
+    counts: dict[str, Any]
+    reason: str
+
+
+class Data(NamedTuple):
+    """Images float32 [m, 64] and labels int32 [m], for training and for testing."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+def digits(noise: float, seed: int) -> Data:
+    """Return the digits with the share ``noise`` of the training labels drawn anew."""
+    digits = load_digits()
+    images = (digits.images.reshape(-1, 64) / 8.0 - 1.0).astype(np.float32)
+    train, test = stratified_split(digits.labels)
+    labels = digits.labels.astype(np.int32)
+    generator = np.random.default_rng(seed)
+    drawn = generator.random(len(labels)) < noise
+    noisy = np.where(drawn, generator.integers(0, 10, len(labels)), labels).astype(np.int32)
+    return Data(images[train], noisy[train], images[test], labels[test])
+
+
+def perceptron(hidden: int, seed: int) -> nn.Cell:
+    """Return a network of one hidden layer; equal seeds give equal weights."""
+    ms.set_seed(seed)
+    net = nn.SequentialCell(nn.Dense(64, hidden), nn.ReLU(), nn.Dense(hidden, 10))
+    generator = np.random.default_rng(seed)
+    for one in net.trainable_params():
+        scale = np.sqrt(2.0 / one.shape[-1]) if one.ndim > 1 else 0.0
+        one.set_data(Tensor((scale * generator.normal(size=one.shape)).astype(np.float32)))
+    return net
+
+
+class Accuracy(Callback):
+    """Notes the accuracy on the test images after every epoch, and the time of training alone."""
+
+    def __init__(self, data: Data) -> None:
+        super().__init__()
+        self.data, self.values, self.seconds = data, [], 0.0
+        self._began = 0.0
+
+    def on_train_epoch_begin(self, run_context: Any) -> None:
+        """Start the clock."""
+        self._began = time.perf_counter()
+
+    def on_train_epoch_end(self, run_context: Any) -> None:
+        """Stop the clock; count right answers with NumPy, which touches nothing in MindSpore."""
+        self.seconds += time.perf_counter() - self._began
+        values = [one.asnumpy() for one in run_context.original_args().network.trainable_params()]
+        hidden = np.maximum(self.data.test_images @ values[0].T + values[1], 0.0)
+        answers = (hidden @ values[2].T + values[3]).argmax(axis=1)
+        self.values.append(float((answers == self.data.test_labels).mean()))
+
+
+def train(
+    plan: Plan,
+    data: Data,
+    seed: int,
+    epochs: int,
+    batch: int,
+    rates: Any,
+    config: dict[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Train one perceptron from the weights of ``seed``; return how it went."""
+    net = perceptron(plan.hidden, seed)
+    dataset = ms.dataset.NumpySlicesDataset((data.images, data.labels), shuffle=True)
+    dataset = dataset.batch(batch, drop_remainder=True)
+    steps = epochs * dataset.get_dataset_size()
+    model = BoostModel(
+        net,
+        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        nn.SGD(net.trainable_params(), rates(steps), momentum=0.9),
+        boost_level="O1" if config else "O0",
+        boost_config_dict=config,
+    )
+    accuracy = Accuracy(data)
+    model.train(epochs, dataset, callbacks=[accuracy, *callbacks], dataset_sink_mode=False)
+    step = model.train_network
+    counts = step.observations() if config else {}
+    reason = step.report()["dim_reduce"].reason if config else ""
+    return Run(accuracy.values, accuracy.seconds, counts, reason)
+
+
+def falling(rate: float) -> Any:
+    """Return a linear way from ``rate`` to 0 over the steps of a run."""
+    return lambda steps: [rate * (1 - step / steps) for step in range(steps)]
+
+
+def settings(source: dict[str, Any], plan: Plan, **more: Any) -> dict[str, Any]:
+    """Return a configuration with dim_reduce alone."""
+    off = dict.fromkeys(("less_bn", "grad_freeze", "adasum"), False)
+    section = {"n_components": plan.directions, **source, **more}
+    return {"boost": {"mode": "manual", **off, "dim_reduce": True}, "dim_reduce": section}
+
+
+def random_basis(path: Path, plan: Plan, seed: int) -> None:
+    """Write a basis of random directions, of the size of the other one."""
+    size = sum(one.size for one in perceptron(plan.hidden, seed).trainable_params())
+    columns = np.random.default_rng(seed).normal(size=(size, plan.directions))
+    components = np.ascontiguousarray(np.linalg.qr(columns)[0].T, np.float32)
+    save_basis(path, Basis(components, np.empty(0)))
+
+
+def races(plan: Plan, noise: float, seed: int, folder: Path) -> dict[str, Run]:
+    """Return both stages of all methods for one seed."""
+    data = digits(noise, seed)
+    snapshots = {"weight_load_dir": str(folder / "snapshots")}
+    every = max(1, plan.first // plan.snapshots)
+    sampler = TrajectorySampler(folder / "snapshots", every=every, keep=plan.snapshots + 1)
+    runs = {"SGD": train(plan, data, seed, plan.first, plan.batch, falling(0.1), None, [sampler])}
+    random_basis(folder / "random.npy", plan, seed)
+    random = {"pca_mat_path": str(folder / "random.npy")}
+    second: dict[str, tuple[int, dict[str, Any]]] = {
+        "P-SGD": (plan.batch, settings(snapshots, plan, method="p-sgd")),
+        "P-BFGS": (plan.large_batch, settings(snapshots, plan, alpha=0.0, trials=8)),
+        "TWA": (plan.batch, settings(snapshots, plan, method="twa")),
+        "random": (plan.large_batch, settings(random, plan, alpha=0.0, trials=8)),
+    }
+    for name, (batch, config) in second.items():
+        epochs = plan.second * (plan.large_batch // plan.batch if batch > plan.batch else 1)
+        runs[name] = train(plan, data, seed, epochs, batch, falling(0.1), config)
+    return runs
+
+
+def run_table(results: dict[str, list[dict[str, Run]]], plan: Plan) -> None:
+    """Print final and best accuracy of every method, means over the seeds, and the demands."""
+    rows = []
+    for labels, seeds in results.items():
+        for method in METHODS:
+            runs = [one[method] for one in seeds]
+            final = statistics.mean(run.accuracy[-1] for run in runs)
+            best = statistics.mean(max(run.accuracy) for run in runs)
+            over = final - statistics.mean(one["SGD"].accuracy[-1] for one in seeds)
+            seconds = statistics.mean(run.seconds for run in runs)
+            whole = seconds
+            if method not in ("SGD", "random"):
+                whole += statistics.mean(one["SGD"].seconds for one in seeds)
+            failed = [run.counts.get("dim_reduce.failed_searches", "") for run in runs]
+            accepted = [run.counts.get("dim_reduce.accepted_steps", "") for run in runs]
+            steps = f"{sum(accepted)} / {sum(failed)}" if failed[0] != "" else ""
+            cells = (
+                f"{final:.4f}",
+                f"{best:.4f}",
+                f"{over:+.4f}",
+                f"{seconds:.1f}",
+                f"{whole:.1f}",
+            )
+            rows.append((labels, method, *cells, steps))
+    headings = ("labels", "method", "final", "best", "final minus SGD", "s", "s with stage 1")
+    title = (
+        f"Digits, {plan.directions} directions of {plan.snapshots} snapshots, "
+        f"seeds 0 to {len(next(iter(results.values()))) - 1}"
+    )
+    print_table(title, (*headings, "steps / failed searches"), rows)
+    for labels, seeds in results.items():
+        print(f"\n{labels}, seed 0: {seeds[0]['P-BFGS'].reason}")
+
+
+def plot_runs(results: dict[str, list[dict[str, Run]]], path: Path) -> None:
+    """Draw the accuracy over the passes through the data, a panel for each kind of labels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(results), figsize=(10, 4), sharey=True, squeeze=False)
+    for axis, (labels, seeds) in zip(axes[0], results.items()):
+        for method in METHODS:
+            mean = np.mean([one[method].accuracy for one in seeds], axis=0)
+            axis.plot(np.arange(1, len(mean) + 1), mean, label=method)
+        axis.set(title=f"labels: {labels}", xlabel="epoch of the stage")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("test accuracy, mean over seeds")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def basis_cost(count: int = 40, size: int = 1_200_000, k: int = 32, pairs: int = 5) -> None:
+    """Print time and memory of the basis over a randomised SVD."""
+    from sklearn.utils.extmath import randomized_svd
+
+    generator = np.random.default_rng(0)
+    walk = generator.normal(size=(count, size)).astype(np.float32).cumsum(axis=0)
+
+    def other() -> Any:
+        return randomized_svd(walk - walk.mean(axis=0), k, random_state=0)
+
+    ratio = paired(lambda: principal_basis(walk, k), other, pairs, steps=1, warm_up=1)
+    error = orthonormality_error(principal_basis(walk, k).components)
+    tracemalloc.start()
+    basis = principal_basis(walk.copy(), k, overwrite=True)  # the copy stands for the files' matrix
+    peak = tracemalloc.get_traced_memory()[1] / walk.nbytes
+    tracemalloc.stop()
+    explained = np.cumsum(basis.explained)
+    quartiles = f"{ratio.low:.3f} to {ratio.high:.3f}"
+    row = (f"{ratio.reference_ms / 1e3:.2f}", f"{ratio.median:.3f}", quartiles)
+    shares = ", ".join(f"{explained[i - 1]:.4f}" for i in sorted({min(5, k), min(10, k), k}))
+    headings = ("randomised SVD, s", "time ratio", "quartiles", "memory over snapshots")
+    title = f"Basis of {count} x {size} float32, k = {k}"
+    print_table(
+        title,
+        (*headings, "|PP'-I|", "explained by 5, 10, k"),
+        [(*row, f"{peak:.2f}", f"{error:.1e}", shares)],
+    )
+
+
+def step_cost(trials: int = 2, k: int = 32, hidden: int = 4096, batch: int = 1024) -> None:
+    """Print the step of P-BFGS over its model; its searches are made to run all trials."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    net = perceptron(hidden, 0)
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    network = nn.WithLossCell(net, loss).set_train()
+    weight = ParameterTuple(net.trainable_params())
+    size = sum(one.size for one in weight)
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(size, k)))[0].T.astype(np.float32)
+    data = digits(0.0, 0)
+    inputs = Tensor(data.images[:batch]), Tensor(data.labels[:batch])
+    whole = _Step(network, weight, basis, trials)
+    parts = _Model(network, basis)
+
+    def modelled() -> None:
+        for _ in range(2 + trials):
+            network(*inputs).asnumpy()
+        parts().asnumpy()
+
+    plain = nn.TrainOneStepCell(network, nn.SGD(list(weight), 1e-9)).set_train()
+    rows = []
+    for name, reference in (("(2 + trials) forward + 4kn", modelled), ("plain step", None)):
+        compare = reference or (lambda: plain(*inputs).asnumpy())
+        ratio = paired(lambda: whole(*inputs).asnumpy(), compare, pairs=15, steps=2)
+        cells = (f"{ratio.reference_ms:.2f}", f"{ratio.median:.3f}")
+        rows.append((name, *cells, f"{ratio.low:.3f} to {ratio.high:.3f}"))
+    title = f"Step of P-BFGS: n = {size}, k = {k}, batch {len(inputs[0])}, {trials} trials, GRAPH"
+    print_table(title, ("over", "that takes, ms", "ratio", "quartiles"), rows)
+
+
+class _Step(nn.Cell):
+    """Forward and backward pass and the step in the subspace, with every trial run."""
+
+    def __init__(self, network: nn.Cell, weight: Any, basis: np.ndarray, trials: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.network, self.weight = network, weight
+        optimizer = nn.SGD(list(weight), 1.0)
+        # No loss falls by 99.99 % of what the slope promises: each search runs all its trials.
+        constants = (0.55, 0.9, 0.0, 0.9999, 0, 1)
+        self.reduce = DimReduce(
+            network, optimizer, weight, basis, len(basis), *constants, trials=trials
+        )
+        self.grad = ops.GradOperation(get_by_list=True)
+
+    def construct(self, *inputs: Tensor) -> Tensor:
+        loss = self.network(*inputs)
+        gradients = self.grad(self.network, self.weight)(*inputs)
+        return self.reduce(loss, gradients, 1.0, self.weight, self.weight, *inputs)
+
+
+class _Model(nn.Cell):
+    """Matrix products of 4kn multiply-adds."""
+
+    def __init__(self, network: nn.Cell, basis: np.ndarray) -> None:
+        super().__init__(auto_prefix=False)
+        self.basis = Parameter(Tensor(basis), name="basis", requires_grad=False)
+        self.column = Parameter(Tensor(basis[:1].T.copy()), name="column", requires_grad=False)
+
+    def construct(self) -> Tensor:
+        down = ops.matmul(self.basis, self.column)
+        pair = ops.concat((down, 2 * down, 3 * down), 1)
+        return ops.matmul(ops.transpose(self.basis, (1, 0)), pair).sum()
+
+
+def stall(steps: int = 12, curvature: float = 50.0) -> None:
+    """Print how many steps are zero where two trials cannot succeed, here and upstream."""
+    rows = []
+    for name in ("mindspore.boost", "mindspore_boost_ext"):
+        zero, loss = _stalled(name, steps, curvature)
+        rows.append((name, f"{zero} of {steps}", f"{loss:.4g}"))
+    title = f"A quadratic of curvatures up to {curvature:g}, default settings, from loss 1"
+    print_table(title, ("package", "zero steps", "loss at the end"), rows)
+
+
+def _stalled(package: str, steps: int, curvature: float) -> tuple[int, float]:
+    """Return the number of zero steps and the last loss, from the loss 1."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    curvatures = np.linspace(1.0, curvature, 8).astype(np.float32)
+
+    class Quadratic(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            start = np.sqrt(2.0 / curvatures.sum()) * np.ones(8, np.float32)
+            self.w = Parameter(Tensor(start.astype(np.float32)), name="w")
+            self.curvatures = Tensor(curvatures)
+
+        def construct(self, x: Tensor) -> Tensor:
+            return 0.5 * (self.curvatures * self.w * self.w).sum() + 0.0 * x.sum()
+
+    if package == "mindspore.boost":
+        mindspore_boost_ext.uninstall()
+    try:
+        from mindspore.boost.dim_reduce import DimReduce as Reduce
+    finally:
+        mindspore_boost_ext.install()
+    net, x = Quadratic(), Tensor(np.zeros(1, np.float32))
+    weight = ParameterTuple(net.trainable_params())
+    clone = weight.clone(prefix="clone", init="same")
+    basis = np.eye(8, dtype=np.float32)
+    constants = (8, 0.55, 0.9, 0.001, 0.4, 0, 1)
+    reduce = Reduce(net, nn.SGD(list(weight), 1.0), weight, basis, *constants)
+    zero = 0
+    for _ in range(steps):
+        before = net.w.asnumpy().copy()
+        gradient = (Tensor(curvatures * before),)
+        reduce(net(x), gradient, Tensor(1.0), weight, clone, x)
+        zero += int(np.abs(net.w.asnumpy() - before).max() == 0.0)
+    return zero, float(net(x).asnumpy())
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line; without a choice everything is measured."""
+    parser = argparse.ArgumentParser(description="Measure training in a subspace.")
+    for name, text in (
+        ("runs", "digits: accuracy of all methods"),
+        ("basis", "time and memory of the basis"),
+        ("step", "time of the step over its model"),
+        ("stall", "zero steps at curvature 50"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true", help=text)
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each training (default: 3)")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the runs")
+    args = parser.parse_args(argv)
+    if args.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {args.seeds}")
+    if not (args.runs or args.basis or args.step or args.stall):
+        args.runs = args.basis = args.step = args.stall = True
+    return args
+
+
+def all_races(plan: Plan, seeds: int) -> dict[str, list[dict[str, Run]]]:
+    """Return the runs of all seeds, for each kind of labels."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    results: dict[str, list[dict[str, Run]]] = {}
+    for labels, noise in LABELS.items():
+        results[labels] = []
+        for seed in range(seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                results[labels].append(races(plan, noise, seed, Path(folder)))
+            print(f"{labels}, seed {seed}: done", file=sys.stderr, flush=True)
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the tables that were asked for."""
+    args = parse_arguments(argv)
+    if args.stall:
+        stall()
+    if args.basis:
+        basis_cost()
+    if args.step:
+        step_cost()
+    if args.runs:
+        plan = Plan()
+        results = all_races(plan, args.seeds)
+        run_table(results, plan)
+        if args.plot:
+            plot_runs(results, args.plot)
+
+
+if __name__ == "__main__":
+    main()

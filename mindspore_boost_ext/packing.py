@@ -1,0 +1,108 @@
+"""Many tensors in one buffer of equal blocks, so that one collective carries all of them.
+
+Each tensor is flattened, cast to float32 and padded with zeros to whole blocks; no block holds
+parts of two tensors. Sums over a tensor are then sums over its blocks, and any range of whole
+blocks is a piece that a rank can work on by itself. Zeros change no sum, product or maximum.
+
+When it helps: with many small tensors, where each collective costs its latency. When it hurts: the
+padding, at most ``1 / 16`` of the buffer where tensors are that large, else a block a tensor.
+Measured effect: not measured by itself. Cost: one copy in and one out.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+Reference: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+_SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 1024
+_PADDING_SHARE = 16  # about one sixteenth of the buffer may be padding
+
+
+class Packing(nn.Cell):
+    """The places of tensors in a buffer ``[blocks, width]`` of float32.
+
+    Args:
+        tensors (Sequence[Tensor]): the tensors, of which only shapes and dtypes are read.
+        multiple (int): the number of blocks is a multiple of this.
+
+    Attributes:
+        count (int): number of tensors.
+        width (int): values in a block.
+        blocks (int): number of blocks.
+        owners (numpy.ndarray): int32 [blocks], the tensor to which a block belongs; ``count`` for
+            the padding at the end.
+    """
+
+    def __init__(self, tensors: Sequence[Any], multiple: int = 1) -> None:
+        super().__init__(auto_prefix=False)
+        self.shapes = tuple(tuple(one.shape) for one in tensors)
+        self.dtypes = tuple(one.dtype for one in tensors)
+        self.count = len(tensors)
+        self.sizes = tuple(int(np.prod(shape)) for shape in self.shapes)
+        self.width = block_width(self.sizes)
+        blocks = [-(-size // self.width) for size in self.sizes]
+        self.starts = tuple(int(n) * self.width for n in np.cumsum([0, *blocks])[:-1])
+        self.gaps = tuple(n * self.width - size for n, size in zip(blocks, self.sizes))
+        self.blocks = -(-sum(blocks) // multiple) * multiple
+        self.tail = (self.blocks - sum(blocks)) * self.width
+        owners = np.full(self.blocks, self.count, np.int32)
+        owners[: sum(blocks)] = np.repeat(np.arange(self.count, dtype=np.int32), blocks)
+        self.__dict__["owners"] = owners
+
+    def pack(self, tensors: Any) -> Tensor:
+        """Return float32 ``[blocks, width]`` with the values of the tensors."""
+        pieces: tuple[Any, ...] = ()
+        for index in range(self.count):
+            pieces += (ops.reshape(ops.cast(tensors[index], ms.float32), (-1,)),)
+            if self.gaps[index] > 0:
+                pieces += (ops.zeros((self.gaps[index],), ms.float32),)
+        if self.tail > 0:
+            pieces += (ops.zeros((self.tail,), ms.float32),)
+        flat = pieces[0] if len(pieces) == 1 else ops.concat(pieces)
+        return ops.reshape(flat, (self.blocks, self.width))
+
+    def unpack(self, buffer: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors in their shapes and dtypes."""
+        flat = ops.reshape(buffer, (-1,))
+        tensors: tuple[Tensor, ...] = ()
+        for index in range(self.count):
+            start = self.starts[index]
+            values = ops.reshape(flat[start : start + self.sizes[index]], self.shapes[index])
+            tensors += (ops.cast(values, self.dtypes[index]),)
+        return tensors
+
+    def write(self, buffer: Tensor, parameters: tuple[Parameter, ...]) -> tuple[Tensor, ...]:
+        """Assign the values in the buffer to parameters, and return them."""
+        written: tuple[Tensor, ...] = ()
+        values = self.unpack(buffer)
+        for index in range(self.count):
+            written += (ops.assign(parameters[index], values[index]),)
+        return written
+
+
+def block_width(sizes: Sequence[int]) -> int:
+    """Return the values in a block: a power of two that wastes about 1/16 of the buffer at most.
+
+    On average half a block is lost for each tensor.
+
+    Args:
+        sizes (Sequence[int]): values in each tensor.
+
+    Examples:
+        >>> block_width([400, 120, 48000, 120, 10080, 84, 840, 10])
+        512
+    """
+    wanted = 2 * sum(sizes) // (_PADDING_SHARE * len(sizes))
+    width = _SMALLEST_BLOCK
+    while 2 * width <= min(wanted, _LARGEST_BLOCK):
+        width *= 2
+    return width
+
+
+__all__ = ["Packing", "block_width"]

@@ -1,0 +1,316 @@
+"""Which layers THOR preconditions, and how it sees their activations and output gradients.
+
+What it does: :func:`layer_plans` lists the layers of a network with the shapes of their factors;
+:class:`Taps` lets those layers carry a :class:`_Tap` behind their linear operator. A tap is the
+identity forwards; backwards it hands out, as the "gradient" of the layer's two factor Parameters,
+
+    A = s·Σ a·aᵀ / M,   G = s·N²·Σ δ·δᵀ / M
+
+over the M rows of the batch (samples, or samples × positions), with the gradient δ of the mean
+loss, N = the first axis of the layer's input, and s = √(H·W) for a convolution with H × W output
+positions, else 1. So a training step that differentiates by weights *and* factors gets both from
+one backward pass: no side effect, nothing kept between passes, the same in both modes.
+
+The layers stay what they are: a tap replaces ``construct`` on the object, not the class; parameter
+names, outputs and checkpoints are untouched, and :meth:`Taps.detach` takes it away again.
+
+With √(H·W) inside the factors, (G+√λI)⁻¹·∂W·(A+√λI)⁻¹ is for convolutions exactly the rule with
+damping √(λ/HW) and the result divided by HW, so all layers share one rule.
+
+A layer that runs several times in one forward pass (weights shared over time) adds up its factors.
+Cost: one matrix product a factor, in steps that ask for them. Devices and modes: run on CPU in
+GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+Reference: Martens and Grosse, K-FAC, ICML 2015; Grosse and Martens, ICML 2016 (convolutions).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+DENSE, CONV, EMBEDDING = "Dense", "Conv2d", "Embedding"
+PLAIN, LAYER_NORM = "plain", "LayerNorm"
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """A layer whose gradient is preconditioned.
+
+    Attributes:
+        kind: ``"Dense"``, ``"Conv2d"`` or ``"Embedding"``.
+        layer: the Cell.
+        weight: the Parameter that the factors belong to.
+        a_size: length of a row of activations: the vocabulary for an embedding, whose A is a
+            vector.
+        g_size: length of a row of output gradients.
+        block: rows and columns of a diagonal block; factors up to that size are one block.
+    """
+
+    kind: str
+    layer: nn.Cell
+    weight: Parameter
+    a_size: int
+    g_size: int
+    block: int
+
+    @property
+    def a_shape(self) -> tuple[int, ...]:
+        """Shape of factor A."""
+        return (self.a_size,) if self.kind == EMBEDDING else factor_shape(self.a_size, self.block)
+
+    @property
+    def g_shape(self) -> tuple[int, ...]:
+        """Shape of factor G."""
+        return factor_shape(self.g_size, self.block)
+
+
+def factor_shape(size: int, block: int) -> tuple[int, ...]:
+    """Return [size, size], or [blocks, block, block] where the size exceeds the block."""
+    if size <= block:
+        return (size, size)
+    return (-(-size // block), block, block)
+
+
+def layer_plans(
+    network: nn.Cell, trained: Iterable[Parameter], block: int
+) -> tuple[list[LayerPlan], dict[int, str]]:
+    """Find the layers to precondition, in the order of the network.
+
+    Args:
+        network: searched with all its Cells.
+        trained: the Parameters that the optimizer trains; layers with others are left out.
+        block: largest size of a factor's block.
+
+    Returns:
+        The plans; and, for the other trained parameters by id, why each keeps its plain gradient
+        (``"LayerNorm"`` for those with the rule of LayerNorm).
+    """
+    wanted = {id(parameter): parameter for parameter in trained}
+    plans: dict[int, LayerPlan] = {}
+    reasons = dict.fromkeys(wanted, "no layer that THOR preconditions")
+    for cell in {id(one): one for _, one in network.cells_and_names()}.values():
+        for parameter in cell._params.values():
+            key = id(parameter)
+            if key not in wanted:
+                continue
+            plan, reason = _plan(cell, parameter, block)
+            if key in plans or (plan is not None and reasons[key] == "shared"):
+                plans.pop(key, None)  # two layers own one weight: no Kronecker factors for the sum
+                reasons[key] = "shared"
+            elif plan is not None:
+                plans[key] = plan
+            else:
+                reasons[key] = reason
+    reasons = {key: reason for key, reason in reasons.items() if key not in plans}
+    return list(plans.values()), reasons
+
+
+def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | None, str]:
+    """Return the plan for one parameter of a Cell, or the reason why there is none."""
+    if isinstance(cell, nn.LayerNorm):
+        return None, LAYER_NORM
+    kind = _kind(cell)
+    if kind is None:
+        return None, f"parameter of {type(cell).__name__}"
+    main = cell.embedding_table if kind == EMBEDDING else cell.weight
+    if parameter is not main:
+        return None, f"bias of {kind}"
+    if type(cell).construct is not _CLASSES[kind].construct:
+        return None, f"{type(cell).__name__} has a construct of its own"
+    if kind == CONV and (cell.group != 1 or cell.data_format != "NCHW"):
+        return None, f"Conv2d with group={cell.group}, {cell.data_format}"
+    rows, columns = parameter.shape[0], parameter.size // parameter.shape[0]
+    a_size, g_size = (rows, columns) if kind == EMBEDDING else (columns, rows)
+    return LayerPlan(kind, cell, parameter, a_size, g_size, block), ""
+
+
+_CLASSES = {DENSE: nn.Dense, CONV: nn.Conv2d, EMBEDDING: nn.Embedding}
+
+
+def _kind(cell: nn.Cell) -> str | None:
+    return next((kind for kind, one in _CLASSES.items() if isinstance(cell, one)), None)
+
+
+# ---- from activations and gradients to factors ----
+
+
+def gram(columns: Tensor, block: int) -> Tensor:
+    """Return columns · columnsᵀ, or its diagonal blocks: [n, M] -> [n, n] or [blocks, b, b].
+
+    The last block is filled up with rows of zeros.
+    """
+    size = columns.shape[0]
+    if size <= block:
+        return ops.MatMul(transpose_b=True)(columns, columns)
+    columns = ops.reshape(padded_rows(columns, block), (-1, block, columns.shape[1]))
+    return ops.BatchMatMul(transpose_b=True)(columns, columns)
+
+
+def padded_rows(matrix: Tensor, block: int) -> Tensor:
+    """Return the matrix with rows of zeros added, up to a multiple of ``block``."""
+    missing = -matrix.shape[0] % block
+    if missing == 0:
+        return matrix
+    return ops.concat((matrix, ops.zeros((missing, matrix.shape[1]), matrix.dtype)), 0)
+
+
+def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
+    """Return what pad mode ``"same"`` adds before and after an axis."""
+    output = -(-size // stride)
+    total = max((output - 1) * stride + dilation * (kernel - 1) + 1 - size, 0)
+    return total // 2, total - total // 2
+
+
+class _Tap(nn.Cell):
+    """Identity forwards; backwards factors as gradients of ``a`` and ``g``."""
+
+    def __init__(self, plan: LayerPlan) -> None:
+        super().__init__(auto_prefix=False)
+        self.a_size, self.g_size, self.block = plan.a_size, plan.g_size, plan.block
+        # float32 inside networks of lower precision: squares of small gradients are 0 in float16.
+        self.to_float(ms.float32)
+
+    def construct(self, out: Tensor, x: Tensor, a: Parameter, g: Parameter) -> Tensor:
+        """Return ``out``."""
+        return out
+
+    def bprop(
+        self, out: Tensor, x: Tensor, a: Parameter, g: Parameter, result: Tensor, dout: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Hand the gradient on, and the factors to ``a`` and ``g``."""
+        activations, gradients = self.columns(x, ops.cast(dout, ms.float32))
+        rows, samples = gradients.shape[1], x.shape[0]
+        scale = self.positions(dout) ** 0.5 / rows
+        note_a = self.a_factor(activations, scale)
+        note_g = gram(gradients, self.block) * (scale * samples * samples)
+        return dout, ops.zeros_like(x), note_a, note_g
+
+    def a_factor(self, activations: Tensor, scale: float) -> Tensor:
+        """Return factor A from the columns of activations."""
+        return gram(activations, self.block) * scale
+
+    def positions(self, dout: Tensor) -> float:
+        """Return how many output positions share one weight matrix within a sample."""
+        return 1.0
+
+    def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+        """Return activations [a_size, M] and output gradients [g_size, M]."""
+        x = ops.reshape(ops.cast(x, ms.float32), (-1, self.a_size))
+        return ops.transpose(x, (1, 0)), self.columns_of_rows(dout)
+
+    def columns_of_rows(self, dout: Tensor) -> Tensor:
+        """Return gradients whose last axis is that of the rows, as columns."""
+        return ops.transpose(ops.reshape(dout, (-1, self.g_size)), (1, 0))
+
+
+class _EmbeddingTap(_Tap):
+    """For an embedding A is diagonal: the share of each word among the rows."""
+
+    def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.reshape(ops.cast(x, ms.int32), (-1,)), self.columns_of_rows(dout)
+
+    def a_factor(self, activations: Tensor, scale: float) -> Tensor:
+        ones = ops.ones(activations.shape, ms.float32)
+        return ops.unsorted_segment_sum(ones, activations, self.a_size) * scale
+
+
+class _ConvTap(_Tap):
+    """For a convolution a row is a patch of the input, as im2col cuts it."""
+
+    def __init__(self, plan: LayerPlan) -> None:
+        super().__init__(plan)
+        layer = plan.layer
+        self.kernel, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
+        self.same = layer.pad_mode == "same"
+        pads = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,) * 4
+        self.pads = pads if layer.pad_mode == "pad" else (0, 0, 0, 0)  # top, bottom, left, right
+
+    def positions(self, dout: Tensor) -> float:
+        return float(dout.shape[2] * dout.shape[3])
+
+    def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+        x = ops.cast(x, ms.float32)
+        top, bottom, left, right = self.pads
+        if self.same:
+            top, bottom = same_padding(x.shape[2], self.kernel[0], self.stride[0], self.dilation[0])
+            left, right = same_padding(x.shape[3], self.kernel[1], self.stride[1], self.dilation[1])
+        if top + bottom + left + right > 0:
+            x = ops.Pad(((0, 0), (0, 0), (top, bottom), (left, right)))(x)
+        patches = ops.unfold(x, self.kernel, self.dilation, 0, self.stride)  # [N, a_size, H * W]
+        patches = ops.reshape(ops.transpose(patches, (1, 0, 2)), (self.a_size, -1))
+        gradients = ops.reshape(ops.transpose(dout, (1, 0, 2, 3)), (self.g_size, -1))
+        return patches, gradients
+
+
+_TAPS = {DENSE: _Tap, CONV: _ConvTap, EMBEDDING: _EmbeddingTap}
+
+
+# ---- layers that carry a tap; these functions stand in for the layer's own construct ----
+
+
+def _tapped(self: Any, x: Tensor) -> Tensor:
+    out = self.thor_plain(x)
+    return ops.cast(self.thor_tap(out, x, self.thor_a, self.thor_g), out.dtype)
+
+
+def _tapped_dense_with_activation(self: Any, x: Tensor) -> Tensor:
+    """The operators of ``nn.Dense``, with the tap in front of the activation."""
+    shape = x.shape
+    rows = self.reshape(x, (-1, shape[-1])) if len(shape) != 2 else x
+    out = self.matmul(rows, self.weight)
+    if self.has_bias:
+        out = self.bias_add(out, self.bias)
+    out = ops.cast(self.thor_tap(out, x, self.thor_a, self.thor_g), out.dtype)
+    out = self.activation(out)
+    return self.reshape(out, (*shape[:-1], out.shape[-1])) if len(shape) != 2 else out
+
+
+_OWN = ("construct", "thor_plain", "thor_tap", "thor_a", "thor_g")
+
+
+class Taps:
+    """Puts taps on layers and takes them away again.
+
+    Args:
+        plans: the layers.
+        factors: for each the Parameters A and G.
+    """
+
+    def __init__(
+        self, plans: Iterable[LayerPlan], factors: Iterable[tuple[Parameter, Parameter]]
+    ) -> None:
+        """Make the taps; they are not attached yet."""
+        self._parts = [
+            (plan.layer, _TAPS[plan.kind](plan), *pair) for plan, pair in zip(plans, factors)
+        ]
+
+    def attach(self) -> None:
+        """Let the layers carry these taps, whatever they carried before."""
+        for layer, tap, a, g in self._parts:
+            _remove(layer)
+            activation = isinstance(layer, nn.Dense) and layer.activation_flag
+            function = _tapped_dense_with_activation if activation else _tapped
+            # Past Cell.__setattr__: the layer must not list them among its Cells and Parameters.
+            values = (types.MethodType(function, layer), layer.construct, tap, a, g)
+            layer.__dict__.update(zip(_OWN, values))
+
+    def detach(self) -> None:
+        """Give the layers back their own ``construct``."""
+        for layer in self._layers():
+            _remove(layer)
+
+    def _layers(self) -> Iterator[nn.Cell]:
+        return (part[0] for part in self._parts)
+
+
+def _remove(layer: nn.Cell) -> None:
+    for name in _OWN:
+        layer.__dict__.pop(name, None)
+
+
+__all__ = ["LayerPlan", "Taps", "factor_shape", "gram", "layer_plans"]

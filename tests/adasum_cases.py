@@ -1,0 +1,66 @@
+"""Tensors in the manner of Horovod's AdaSum tests, one list for each rank; and how to run them."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+
+KINDS = ("random", "orthogonal", "parallel", "tiny", "spread", "zero on some")
+LARGE = 1 << 19
+
+
+def sizes(ranks):
+    """Return lengths that no number of halves divides, and one value alone."""
+    return (20 * ranks - 17, 2 * ranks + 1, ranks + 2, 1)
+
+
+def device_numbers(ranks):
+    """Return the numbers of devices in a server to try; the last is one server of all."""
+    return tuple(count for count in (1, 2, ranks) if ranks % count == 0)
+
+
+def steps(ranks):
+    """Return for each rank the same list of arrays: kinds x sizes x dtypes, then a large one."""
+    table = [[] for _ in range(ranks)]
+    for dtype in (np.float32, np.float16):
+        for kind in KINDS:
+            for size in sizes(ranks):
+                for row, value in zip(table, values(kind, size, ranks, dtype)):
+                    row.append(value)
+    for row, value in zip(table, values("random", LARGE, ranks, np.float32)):
+        row.append(value)
+    return table
+
+
+def values(kind, size, ranks, dtype):
+    """Return an array for each rank."""
+    generator = np.random.default_rng(size)
+    base = generator.normal(size=(ranks, size))
+    if kind == "orthogonal":
+        base = np.where(np.arange(size) % ranks == np.arange(ranks)[:, None], base, 0)
+    elif kind == "parallel":
+        base = np.arange(1, ranks + 1)[:, None] * base[:1]
+    elif kind == "tiny":
+        base *= 1e-30 if dtype == np.float32 else 1e-4
+    elif kind == "spread":
+        reach = 24 if dtype == np.float32 else 3
+        base *= 10.0 ** np.linspace(-reach, reach, ranks)[:, None]
+    elif kind == "zero on some":
+        base[::2] = 0
+    return base.astype(dtype)
+
+
+class Run(nn.Cell):
+    """Calls AdaSum inside one graph, as a training step does."""
+
+    def __init__(self, adasum, parameters):
+        super().__init__(auto_prefix=False)
+        self.adasum = adasum
+        self.parameters = ms.ParameterTuple(parameters)
+
+    def construct(self, *old):
+        steps = ()
+        for index in range(len(old)):
+            steps += (old[index] - self.parameters[index],)
+        return self.adasum(steps, self.parameters, old)
