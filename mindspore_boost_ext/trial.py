@@ -85,7 +85,8 @@ def _run_bundled(trial: Trial, folder: Path) -> None:
         every = max(1, trial.epochs * train.get_dataset_size() // _SNAPSHOTS)
         sampler = TrajectorySampler(snapshots, every, "step")
         model = _model(trial, PLAIN, train.get_dataset_size(), "")
-        model.train(trial.epochs, train, callbacks=[sampler])
+        # A dataset belongs to the Model that trains on it.
+        model.train(trial.epochs, digits_datasets(trial.batch_size)[0], callbacks=[sampler])
     model = _model(trial, trial.name, train.get_dataset_size(), str(snapshots))
     monitor = BoostMonitor(folder / HISTORY, progress=False)
     model.fit(trial.epochs, train, test, callbacks=[monitor])
