@@ -166,7 +166,8 @@ def test_the_bundled_comparison(tmp_path, capsys):
 
 SCRIPT = """
     import sys
-        import numpy as np
+    import mindspore as ms
+    import numpy as np
     from mindspore import nn
     from mindspore.boost import AutoBoost
 
