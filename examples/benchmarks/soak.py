@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -185,9 +185,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.one:
         print(json.dumps(soak(options.names[0], options.steps, options.mode)._asdict()))
         return 0
-    soaked = [in_own_process(name, options) for name in options.names]
-    title = f"{options.steps} steps of LeNet, {options.mode}"
-    print_table(title, HEADINGS, [one.row() for one in soaked])
+    soaked: list[Soak] = []
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for name in options.names:
+            soaked.append(in_own_process(name, options))
+            yield soaked[-1].row()
+
+    print_table(f"{options.steps} steps of LeNet, {options.mode}", HEADINGS, rows())
     return int(not all(one.steady for one in soaked))
 
 
