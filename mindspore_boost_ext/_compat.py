@@ -204,3 +204,10 @@ def make_group(name: str, ranks: tuple[int, ...]) -> None:
 
     if name not in _comm_helper._ExistingGroup.ITEMS:
         ms.communication.create_group(name, list(ranks))
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
+    executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
+    api = sys.modules[type(executor).__module__]  # mindspore.common.api up to 2.8, then graph.api
+    return len(api.ms_compile_cache) + sum(len(one) for one in api.cells_compile_cache.values())

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mindspore_boost_ext.history import Record
+from mindspore_boost_ext.report import APPLIED, SKIPPED
 
 _COMPILES_TIMES, _COMPILES_SECONDS = 5.0, 0.05
 RAN, FAILED, NOT_RUN = "ran", "failed", "not run"
@@ -114,10 +115,10 @@ def applied(history: Sequence[Record]) -> str:
     rows = report.get("rows", []) if isinstance(report, dict) else []
     told = []
     for row in rows:
-        if row.get("status") == "inactive":
-            continue
+        if row.get("status") not in (APPLIED, SKIPPED):
+            continue  # asked by nobody, or a detail such as what became of one layer
         counts = ", ".join(f"{key}={value}" for key, value in (row.get("counts") or {}).items())
-        status = "" if row["status"] == "applied" else f" {row['status']}: {row.get('reason')}"
+        status = "" if row["status"] == APPLIED else f" {row['status']}: {row.get('reason')}"
         told.append(f"{row['algorithm']}{status}" + (f" ({counts})" if counts else ""))
     return "; ".join(told)
 

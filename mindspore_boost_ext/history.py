@@ -137,9 +137,9 @@ def _mend_tail(path: str) -> None:
 def _parse(line: bytes) -> Record | None:
     try:
         record = json.loads(line)
-    except ValueError:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
+        return _restore(record) if isinstance(record, dict) else None
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end
         return None
-    return record if isinstance(record, dict) else None
 
 
 def _restore(value: Any) -> Any:
@@ -166,7 +166,7 @@ def read_history(path: PathLike) -> list[Record]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If a line is damaged; the message names file and line number.
+        ValueError: If it is no regular file; if a line is damaged: the message names file and line.
 
     Examples:
         >>> import os, tempfile
@@ -177,12 +177,14 @@ def read_history(path: PathLike) -> list[Record]:
         >>> read_history(path)
         [{'event': 'step', 'step': 1, 'loss': inf}]
     """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"a history must be a regular file, got '{os.fspath(path)}'")
     lines = Path(path).read_bytes().split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
         record = _parse(line)
         if record is not None:
-            records.append(_restore(record))
+            records.append(record)
         elif number < len(lines):  # what follows the last newline is empty or was cut short
             raise ValueError(
                 f"{os.fspath(path)}, line {number}: must be one JSON object, got {line[:60]!r}; "
@@ -262,6 +264,8 @@ def _load_run(path: PathLike) -> list[Record]:
         if record.get("event") not in ("step", "epoch") or "step" not in record:
             continue
         step = record["step"]
+        if not isinstance(step, int):
+            raise ValueError(f"{os.fspath(path)}: step must be an int, got {str(step)[:60]!r}")
         if record["event"] == "step":
             if step <= last:
                 kept = [old for old in kept if old["step"] < step]

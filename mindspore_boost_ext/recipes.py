@@ -79,6 +79,9 @@ RECIPES: dict[str, Recipe] = {
         lambda steps, snapshots: {"dim_reduce": {"n_components": 20, "weight_load_dir": snapshots}},
         snapshots=True,
     ),
+    "thor": Recipe(
+        lambda steps, snapshots: {"thor": {"damping": 0.1, "frequency": 20, "batch_size": 32}}
+    ),
     "loss_scale_group": Recipe(parts=_grouped_parts),
     "dynamic_loss_scale": Recipe(parts=_dynamic_parts),
 }

@@ -21,14 +21,13 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import nn
-from mindspore.train import Callback
 
 from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.callbacks import BoostMonitor
-from mindspore_boost_ext.checkpoint import save_checkpoint
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.launcher import run_script
 from mindspore_boost_ext.recipes import PLAIN, RECIPES, Recipe, configuration, parts
+from mindspore_boost_ext.trajectory import TrajectorySampler
 
 HISTORY, RESULT, DESCRIPTION, OUTPUT = "history.jsonl", "result.json", "trial.json", "output.txt"
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
@@ -83,10 +82,11 @@ def _run_bundled(trial: Trial, folder: Path) -> None:
     train, test = digits_datasets(trial.batch_size)
     snapshots = folder / "snapshots"
     if RECIPES.get(trial.name, Recipe()).snapshots:
-        snapshots.mkdir()
         every = max(1, trial.epochs * train.get_dataset_size() // _SNAPSHOTS)
+        sampler = TrajectorySampler(snapshots, every, "step")
         model = _model(trial, PLAIN, train.get_dataset_size(), "")
-        model.train(trial.epochs, train, callbacks=[Snapshots(snapshots, every)])
+        # A dataset belongs to the Model that trains on it.
+        model.train(trial.epochs, digits_datasets(trial.batch_size)[0], callbacks=[sampler])
     model = _model(trial, trial.name, train.get_dataset_size(), str(snapshots))
     monitor = BoostMonitor(folder / HISTORY, progress=False)
     model.fit(trial.epochs, train, test, callbacks=[monitor])
@@ -107,20 +107,6 @@ def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.
         boost_config_dict=config,
         **arguments,
     )
-
-
-class Snapshots(Callback):
-    """Saves the network's weights every so many steps, numbered, into a folder."""
-
-    def __init__(self, folder: Path, every: int) -> None:
-        super().__init__()
-        self._folder, self._every = folder, every
-
-    def on_train_step_end(self, run_context: Any) -> None:
-        """Save, when it is time."""
-        params = run_context.original_args()
-        if params.cur_step_num % self._every == 0:
-            save_checkpoint(params.network, self._folder / f"{params.cur_step_num:06d}.ckpt")
 
 
 def _run_script(trial: Trial, folder: Path) -> None:

@@ -14,7 +14,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import mindspore as ms
@@ -72,7 +72,7 @@ def paired(
     return Ratio(median, low, high, statistics.median(references))
 
 
-def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under headings as a Markdown table, with the machine above it."""
     print(f"\n{title}\n")
     print(

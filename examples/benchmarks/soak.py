@@ -1,0 +1,200 @@
+"""Long runs: does memory grow, does a step slow down, are graphs compiled without end?
+
+    python examples/benchmarks/soak.py                        # every algorithm, 20,000 steps
+    python examples/benchmarks/soak.py grad_freeze plain --steps 3000 --mode pynative
+
+LeNet-5 on the bundled digits, each algorithm in a process of its own. Demanded: resident memory
+grows by no more than 2 % after the warm-up (the first tenth), the number of compiled graphs does
+not grow, and the step time drifts by less than it varies: the medians of the first and of the last
+fifth after the warm-up differ by less than the quartiles of the first lie apart. Prints a Markdown
+table; the exit code is 1 if a demand is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mindspore as ms
+from harness import MODES, print_table  # sets the oneDNN variable: must come first
+from mindspore import Tensor, nn
+
+from mindspore_boost_ext import save_checkpoint
+from mindspore_boost_ext._compat import compiled_graphs
+from mindspore_boost_ext.bundled import digits_datasets
+from mindspore_boost_ext.recipes import PLAIN, RECIPES, Recipe, configuration, parts, runs
+
+GROWTH_LIMIT = 0.02
+SNAPSHOTS = 40
+HEADINGS = ("run", "MiB after warm-up", "MiB at the end", "growth", "step at first, ms")
+HEADINGS += ("step at last, ms", "quartiles at first", "graphs", "graphs at the end", "steady")
+
+
+class Soak(NamedTuple):
+    """What one long run showed.
+
+    Attributes:
+        name: of the algorithm.
+        memory: MiB of resident memory after the warm-up and at the end.
+        first, last: quartiles of the step time in ms, in the first and last fifth after warm-up.
+        graphs: compiled graphs after the warm-up and at the end.
+    """
+
+    name: str
+    memory: tuple[float, float]
+    first: tuple[float, float, float]
+    last: tuple[float, float, float]
+    graphs: tuple[int, int]
+
+    @property
+    def growth(self) -> float:
+        """Share by which memory grew."""
+        return self.memory[1] / self.memory[0] - 1
+
+    @property
+    def steady(self) -> bool:
+        """Whether all three demands are met."""
+        slower = self.last[1] - self.first[1]
+        return (
+            self.growth <= GROWTH_LIMIT
+            and self.graphs[1] <= self.graphs[0]
+            and slower <= self.first[2] - self.first[0]
+        )
+
+    def row(self) -> tuple[object, ...]:
+        """Return the table's row."""
+        low, median, high = self.first
+        return (
+            self.name,
+            f"{self.memory[0]:.1f}",
+            f"{self.memory[1]:.1f}",
+            f"{self.growth:+.2%}",
+            f"{median:.2f}",
+            f"{self.last[1]:.2f}",
+            f"{low:.2f} to {high:.2f}",
+            *self.graphs,
+            "yes" if self.steady else "NO",
+        )
+
+
+def resident_mib() -> float:
+    """Return the resident memory of this process in MiB (Linux)."""
+    gc.collect()
+    with open("/proc/self/status", encoding="ascii") as file:
+        line = next(line for line in file if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
+
+
+def model_of(name: str, steps: int, snapshots: str) -> ms.Model:
+    """Return a Model of LeNet-5 with one algorithm; the rate is small, so that it stays finite."""
+    ms.set_seed(0)
+    net, arguments = parts(name)
+    level, config = configuration(name, steps, snapshots)
+    return ms.Model(
+        net,
+        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        nn.Momentum(net.trainable_params(), learning_rate=1e-3, momentum=0.9),
+        boost_level=level,
+        boost_config_dict=config,
+        **arguments,
+    )
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    """Return one epoch of the digits in batches of 32."""
+    train, _ = digits_datasets(32)
+    return [tuple(batch) for batch in train.create_tuple_iterator(num_epochs=1)]
+
+
+def leave_snapshots(folder: str, data: list[tuple[Tensor, Tensor]]) -> None:
+    """Train plainly for a while, and save the weights of every few steps."""
+    model = model_of(PLAIN, 1, "")
+    for number, batch in enumerate(itertools.islice(itertools.cycle(data), 5 * SNAPSHOTS)):
+        model.train_network(*batch)
+        if number % 5 == 0:
+            weights = model.train_network.network.trainable_params()
+            kept = [{"name": one.name, "data": one} for one in weights]
+            save_checkpoint(kept, Path(folder) / f"{number:04d}.ckpt")
+
+
+def soak(name: str, steps: int, mode: str) -> Soak:
+    """Train for so many steps, and look at memory, time and graphs on the way."""
+    ms.set_context(mode=MODES[mode.upper()])
+    data, times = batches(), []
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        if RECIPES.get(name, Recipe()).snapshots:
+            leave_snapshots(folder, data)
+        step = model_of(name, steps, folder).train_network
+    warm_up, before = steps // 10, (0.0, 0)
+    for number, batch in enumerate(itertools.islice(itertools.cycle(data), steps)):
+        if number == warm_up:
+            before = (resident_mib(), compiled_graphs())
+        start = time.perf_counter()
+        outputs = step(*batch)
+        (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
+        times.append(time.perf_counter() - start)
+    after = (resident_mib(), compiled_graphs())
+    fifth = (steps - warm_up) // 5
+    first, last = times[warm_up : warm_up + fifth], times[-fifth:]
+    return Soak(
+        name,
+        (before[0], after[0]),
+        quartiles_ms(first),
+        quartiles_ms(last),
+        (before[1], after[1]),
+    )
+
+
+def quartiles_ms(times: Sequence[float]) -> tuple[float, float, float]:
+    """Return the quartiles in milliseconds."""
+    low, median, high = (value * 1e3 for value in statistics.quantiles(times, n=4))
+    return low, median, high
+
+
+def in_own_process(name: str, options: argparse.Namespace) -> Soak:
+    """Run one algorithm in a process of its own, whose memory is nobody else's."""
+    command = [sys.executable, __file__, name, "--one", "--mode", options.mode]
+    command += ["--steps", str(options.steps)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return Soak(**{key: value if key == "name" else tuple(value) for key, value in found.items()})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Soak the chosen algorithms and print the table."""
+    suited = [PLAIN, *(name for name in runs() if not RECIPES.get(name, Recipe()).unsuited)]
+    parser = argparse.ArgumentParser(description="Look for leaks and drift in long runs.")
+    parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
+    parser.add_argument("--steps", type=int, default=20_000, help="at least 50")
+    parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    unknown = sorted(set(options.names) - set(suited))
+    if unknown or options.steps < 50:
+        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--steps must be at least 50")
+    if options.one:
+        print(json.dumps(soak(options.names[0], options.steps, options.mode)._asdict()))
+        return 0
+    soaked: list[Soak] = []
+
+    def rows() -> Iterator[tuple[object, ...]]:
+        for name in options.names:
+            soaked.append(in_own_process(name, options))
+            yield soaked[-1].row()
+
+    print_table(f"{options.steps} steps of LeNet, {options.mode}", HEADINGS, rows())
+    return int(not all(one.steady for one in soaked))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The whole suite on every supported MindSpore, each in a virtual environment of its own.
+
+    python examples/benchmarks/versions.py
+    python examples/benchmarks/versions.py --versions 2.7.0 2.10.0 -- tests/test_contract.py -x
+
+Makes the environments under ``--folder`` (those that are there already are used again), installs
+MindSpore and this checkout with its test extra, runs ``python -m pytest`` in each, and prints a
+table. What follows ``--`` is pytest's. Takes about 1.5 GB of disk and a whole suite for each
+version; the exit code is 1 if anything failed anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSIONS = ("2.7.0", "2.8.0", "2.9.0", "2.10.0")
+HEADINGS = ("MindSpore", "passed", "failed", "errors", "skipped", "minutes", "first failure")
+
+
+class Result(NamedTuple):
+    """How the suite ended under one version.
+
+    Attributes:
+        version: of MindSpore.
+        passed, failed, errors, skipped: numbers of tests; all 0 if pytest could not run.
+        seconds: how long the suite took.
+        failure: the first test that failed, or what went wrong; empty when all is well.
+    """
+
+    version: str
+    passed: int
+    failed: int
+    errors: int
+    skipped: int
+    seconds: float
+    failure: str
+
+    def row(self) -> str:
+        """Return the result as a row of a Markdown table."""
+        counts = [str(count) for count in self[1:5]]
+        cells = [self.version, *counts, f"{self.seconds / 60:.1f}", self.failure or "-"]
+        return f"| {' | '.join(cells)} |"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the suite under each version; print the table."""
+    options = parse_arguments(argv)
+    print(f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|", flush=True)
+    failed = False
+    for version in options.versions:
+        result = run(version, options)
+        failed = failed or bool(result.failure)
+        print(result.row(), flush=True)
+    return int(failed)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Run the test suite on several MindSpores.")
+    parser.add_argument("--versions", nargs="+", default=list(VERSIONS), metavar="VERSION")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".venvs", help="of environments")
+    parser.add_argument("--python", default=sys.executable, help="makes the environments")
+    parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
+    return parser.parse_args(argv)
+
+
+def run(version: str, options: argparse.Namespace) -> Result:
+    """Run the suite under one version."""
+    try:
+        python = environment(options.folder / f"ms{version}", version, options.python)
+    except subprocess.CalledProcessError as error:
+        return Result(version, 0, 0, 0, 0, 0.0, f"no environment: {' '.join(error.cmd[:6])} failed")
+    with tempfile.TemporaryDirectory(prefix="versions-") as scratch:
+        report = Path(scratch) / "report.xml"
+        command = [str(python), "-m", "pytest", f"--junitxml={report}", *options.pytest]
+        started = time.perf_counter()
+        ended = subprocess.run(command, cwd=ROOT, env=variables(), stdout=sys.stderr, check=False)
+        seconds = time.perf_counter() - started
+        if not report.exists():
+            return Result(version, 0, 0, 0, 0, seconds, f"pytest ended with {ended.returncode}")
+        return read_report(version, report.read_text(encoding="utf-8"), seconds)
+
+
+def environment(folder: Path, version: str, python: str) -> Path:
+    """Return the interpreter of a virtual environment, which is made if it is not there."""
+    interpreter = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    if not interpreter.exists():
+        subprocess.run([python, "-m", "venv", str(folder)], check=True)
+        packages = [f"mindspore=={version}", f"{ROOT}[test]"]
+        install = [str(interpreter), "-m", "pip", "install", "--quiet", *packages]
+        subprocess.run(install, check=True, stdout=sys.stderr)
+    return interpreter
+
+
+def variables() -> dict[str, str]:
+    """Return the variables under which this checkout is tested, whatever is installed."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def read_report(version: str, report: str, seconds: float) -> Result:
+    """Return what a JUnit report of pytest says."""
+    cases = list(ElementTree.fromstring(report).iter("testcase"))
+    ends = {kind: [] for kind in ("failure", "error", "skipped")}
+    for case in cases:
+        for kind, names in ends.items():
+            if case.find(kind) is not None:
+                names.append(f"{case.get('classname')}::{case.get('name')}")
+    failed, errors, skipped = (len(names) for names in ends.values())
+    passed = len(cases) - len({*ends["failure"], *ends["error"], *ends["skipped"]})
+    first = next(iter([*ends["failure"], *ends["error"]]), "")
+    if not cases:
+        first = "no test was run"
+    return Result(version, passed, failed, errors, skipped, seconds, first)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""The processes of ``test_faults.py``: one that is killed, one that resumes, and what they share.
+
+``killed`` and ``resumed`` run every algorithm of the contract suite. Which of them makes its next
+step is drawn at random (seeded), and after each step its checkpoint is saved; so one SIGKILL hits
+each at a step of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+import mindspore as ms
+import nets
+import numpy as np
+import test_contract as contract
+from mindspore import Tensor
+
+from mindspore_boost_ext import read_history, save_checkpoint
+from mindspore_boost_ext.history import HistoryWriter
+
+STEPS = contract.STEPS
+DONE = "steps_done"
+
+
+def file_of(folder, algorithm, suffix):
+    return os.path.join(folder, f"{algorithm.name.replace(' ', '_')}.{suffix}")
+
+
+def train(folder, algorithm, model, done, until):
+    """Make the steps after ``done``, each with its record and its checkpoint."""
+    writer = HistoryWriter(file_of(folder, algorithm, "jsonl"))
+    step_cell = model.train_network
+    for number, batch in enumerate(nets.batches(STEPS)[done:until], start=done + 1):
+        (loss,) = contract.run(model, [batch])
+        observed = step_cell.observations() if hasattr(step_cell, "observations") else {}
+        writer.write({"event": "step", "step": number, "loss": loss, "boost": observed})
+        path = file_of(folder, algorithm, "ckpt")
+        save_checkpoint(step_cell, path, append_dict={DONE: number})
+    writer.close()
+
+
+def killed(folder, seed):
+    """Train all algorithms by turns, drawn at random, and die at a random moment."""
+    draw = random.Random(int(seed))
+    models = [contract.switched_on(algorithm)[1] for algorithm in contract.ALGORITHMS]
+    done = [0] * len(models)
+    turns = draw.randint(len(models) * STEPS // 3, len(models) * STEPS // 2)
+    for _ in range(turns):
+        one = draw.choice([index for index, steps in enumerate(done) if steps < STEPS])
+        train(folder, contract.ALGORITHMS[one], models[one], done[one], done[one] + 1)
+        done[one] += 1
+    # The dying step: trained and written down, its checkpoint is not saved any more.
+    one = draw.choice([index for index, steps in enumerate(done) if steps < STEPS])
+    contract.run(models[one], nets.batches(STEPS)[done[one] : done[one] + 1])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def resumed(folder, _):
+    """Finish what ``killed`` began, train anew without interruption, and tell what differs."""
+    results = {}
+    for algorithm in contract.ALGORITHMS:
+        path, done = file_of(folder, algorithm, "ckpt"), 0
+        _, second = contract.switched_on(algorithm)
+        if os.path.exists(path):
+            saved = ms.load_checkpoint(path)
+            done = int(saved.pop(DONE).asnumpy())
+            missing, _ = ms.load_param_into_net(second.train_network, saved)
+            assert not missing, missing
+        train(folder, algorithm, second, done, STEPS)
+
+        _, whole = contract.switched_on(algorithm)
+        losses = contract.run(whole, nets.batches(STEPS))
+        results[algorithm.name] = {
+            "resumed_at": done,
+            "different": different(second.train_network, whole.train_network),
+            "history": [record["loss"] for record in last_of_each_step(folder, algorithm)],
+            "losses": losses,
+        }
+    with open(os.path.join(folder, "results.json"), "w", encoding="utf-8") as file:
+        json.dump(results, file)
+
+
+def last_of_each_step(folder, algorithm):
+    """Return one record a step: where a resumed run repeats one, the later counts."""
+    records = {
+        record["step"]: record for record in read_history(file_of(folder, algorithm, "jsonl"))
+    }
+    return [records[step] for step in sorted(records)]
+
+
+def different(one, two):
+    """Return the names of all Parameters that are not bit-identical: state included."""
+    first, second = nets.weights(one), nets.weights(two)
+    names = first.keys() | second.keys()
+    same = [name for name in first.keys() & second.keys() if equal(first[name], second[name])]
+    return sorted(names - set(same))
+
+
+def equal(one, two):
+    return one.dtype == two.dtype and np.asarray(one).tobytes() == np.asarray(two).tobytes()
+
+
+# ---- killed while writing: children without end, each killed at a random moment ----
+
+
+def writing_checkpoints(folder):
+    """Save the numbers 0, 1, 2, ... as checkpoints of 4 MB in the same place."""
+    number = 0
+    while True:
+        values = Tensor(np.full(1_000_000, number, np.float32))
+        save_checkpoint([{"name": "values", "data": values}], os.path.join(folder, "run.ckpt"))
+        number += 1
+
+
+def writing_history(folder):
+    """Append long records without end."""
+    writer, number = HistoryWriter(os.path.join(folder, "history.jsonl")), 0
+    while True:
+        number += 1
+        writer.write({"event": "step", "step": number, "text": "x" * 100_000})
+
+
+def main(task, mode, folder, seed):
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    {"killed": killed, "resumed": resumed}[task](folder, seed)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        {"checkpoints": writing_checkpoints, "history": writing_history}[sys.argv[1]](sys.argv[2])
+    else:
+        main(*sys.argv[1:])
