@@ -188,7 +188,10 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             step.set_train(self.training)
         resting = self._resting[group] if self.freeze else ()
         with _in_eval_mode(resting), turns.running(step) if turns else contextlib.nullcontext():
-            return step(*inputs, **kwargs)
+            outputs = step(*inputs, **kwargs)
+        if turns is not None and step is turns.capturing:
+            self.thor.tell_troubles()
+        return outputs
 
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""
