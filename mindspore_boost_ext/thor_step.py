@@ -68,11 +68,10 @@ class Turns(nn.Cell):
 
     @contextlib.contextmanager
     def running(self, step: nn.Cell) -> Iterator[None]:
-        """Attach the taps for a step that captures; after it, tell what went wrong."""
+        """Attach the taps for a step that captures, and do without them where they cost time."""
         if step is self.capturing:
             self.thor.taps.attach()
             yield
-            self.thor.tell_troubles()
             return
         eager = ms.get_context("mode") == ms.PYNATIVE_MODE
         if eager:

@@ -206,7 +206,10 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         if step.training != self.training:
             step.set_train(self.training)
         with turns.running(step) if turns else contextlib.nullcontext():
-            return step(*inputs, **kwargs)
+            outputs = step(*inputs, **kwargs)
+        if turns is not None and step is turns.capturing:
+            self.thor.tell_troubles()
+        return outputs
 
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""
