@@ -27,6 +27,7 @@ from mindspore_boost_ext._rules import shown
 from mindspore_boost_ext.gradient_centralization import (
     UNTOUCHED,
     install_centralization,
+    installed_axes,
     output_axes,
     output_axis_of,
     owned_parameters,
@@ -63,7 +64,8 @@ def rebuilt(
             rate and weight decay of the optimizer. Default: none.
         centralize (Union[dict, Container, None]): whose gradients to centralize, besides those of
             groups that say ``grad_centralization``: names or Parameters; or a dict from names to
-            output axes, as ``output_axes`` returns it. Default: None, no others.
+            output axes, as ``output_axes`` returns it. What ``optimizer`` centralizes by now stays
+            so. Default: None, no others.
         carry_state (bool): whether moments, global step and so on go on from where they are.
             Else they start again. Default: ``False``.
 
@@ -96,10 +98,15 @@ def _made(
     optimizer: nn.Optimizer, params: Sequence[Any], centralize: Centralize, carry_state: bool
 ) -> nn.Optimizer:
     """Return an optimizer like another over ``params``, centralizing what is asked for."""
+    centralize = (centralize,) if isinstance(centralize, str) else centralize
     new = construct_like(optimizer, params)
     base = base_of(new)
     flags = getattr(base, "grad_centralization_flags", (False,) * len(base.parameters))
-    axes = [_axis(one, centralize, flag) for one, flag in zip(base.parameters, flags)]
+    before = installed_axes(base_of(optimizer))
+    axes = [
+        before.get(id(one), _axis(one, centralize, flag))
+        for one, flag in zip(base.parameters, flags)
+    ]
     if any(axis != UNTOUCHED for axis in axes) or any(flags):
         install_centralization(base, axes)
     if carry_state:

@@ -291,6 +291,7 @@ class _InUpdate(OptimizerPart):
 # The columns of the update of an optimizer, counted from the end: where the gradients stand.
 _GRADIENT_COLUMN: Mapping[type, int] = MappingProxyType({nn.AdamWeightDecay: -3, nn.AdaFactor: -6})
 _HOOK = "gradients_centralization"
+_NOTE = "boost_centralized"
 
 
 def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None:
@@ -325,6 +326,13 @@ def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None
             "before scale_grad"
         )
     optimizer.grad_centralization_flags = tuple(axis != UNTOUCHED for axis in axes)
+    chosen = zip(optimizer.parameters, axes)
+    vars(optimizer)[_NOTE] = {id(one): axis for one, axis in chosen if axis != UNTOUCHED}
+
+
+def installed_axes(optimizer: nn.Optimizer) -> dict[int, int]:
+    """Return what an optimizer centralizes by this rule: ``id`` of a parameter -> output axis."""
+    return dict(vars(optimizer).get(_NOTE, {}))
 
 
 __all__ = [
@@ -333,6 +341,7 @@ __all__ = [
     "OptimizerPart",
     "centralize",
     "install_centralization",
+    "installed_axes",
     "output_axes",
     "output_axis_of",
     "owned_parameters",

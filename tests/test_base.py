@@ -124,6 +124,15 @@ def test_a_rate_changed_by_hand_counts():
     assert rebuilt(nn.Momentum(parameters(), 0.1, 0.9)).init_learning_rate == 0.1
 
 
+def test_what_is_centralized_stays_so():
+    """But not for another parameter of that name: it may be another kind of layer."""
+    old = rebuilt(PLAIN["Momentum"](parameters()), centralize={"weight": 1, "extra": 0})
+    other = Parameter(Tensor(np.zeros((3, 2), np.float32)), name="extra")
+    new = rebuilt(old, removed=["extra"], added=[other])
+    assert new.gradients_centralization.output_axes == (1, -1, -1, -1)
+    assert rebuilt(new, centralize="extra").grad_centralization_flags == (True, False, False, True)
+
+
 # ---- Groups ----
 
 
