@@ -19,9 +19,10 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 import mindspore as ms
 from mindspore import nn
 
-from mindspore_boost_ext import BoostMonitor, plot_history
+from mindspore_boost_ext import THOR, BoostMonitor, ConvertModelUtils, plot_history
 from mindspore_boost_ext.history import HistoryWriter
 
+THOR_DAMPING, THOR_FREQUENCY = 0.1, 20
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 
 
@@ -50,6 +51,7 @@ def make_parser(
     add("--epochs", type=positive_int, default=epochs, help="passes over the training images")
     add("--batch-size", type=positive_int, default=32, help="images per step")
     add("--seed", type=seed, default=0, help="seed of the weights and of the order of images")
+    add("--thor", action="store_true", help="train with THOR instead of momentum")
     add("--learning-rate", type=positive_float, default=learning_rate, help="in the first epoch")
     add("--data-dir", type=Path, metavar="FOLDER", help=data_dir)
     add("--history", type=output_file, metavar="FILE", help="append progress as JSON lines")
@@ -96,15 +98,45 @@ def boosted_model(args: argparse.Namespace, net: nn.Cell, optimizer: nn.Cell, **
         optimizer (Cell): The optimizer.
         more: Further arguments of ``ms.Model``.
     """
-    return ms.Model(
+    more.setdefault("metrics", {"accuracy"})
+    boost = {"boost_level": args.level, "boost_config_dict": args.config}
+    return ms.Model(net, classification_loss(), optimizer, **boost, **more)
+
+
+def classification_loss() -> nn.Cell:
+    """Returns what equals ``nn.CrossEntropyLoss()``, which takes half of a PYNATIVE step on CPU."""
+    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+
+
+def thor_model(
+    args: argparse.Namespace,
+    net: nn.Cell,
+    rates: Any,
+    amp_level: str = "O0",
+    loss_scale_manager: Any = None,
+    **settings: Any,
+) -> ms.Model:
+    """Returns a Model that trains any network with THOR: create it, convert the Model, train.
+
+    Args:
+        args (argparse.Namespace): The command line.
+        net (Cell): The network, from images to logits.
+        rates (Any): Learning rate of each step.
+        amp_level (str): As for ``ms.Model``. Default: ``"O0"``.
+        loss_scale_manager (LossScaleManager, optional): As for ``ms.Model``. Default: None.
+        settings: Further arguments of ``THOR``.
+    """
+    opt = THOR(net, rates, THOR_DAMPING, 0.9, batch_size=args.batch_size, **settings)
+    model = boosted_model(args, net, opt)
+    return ConvertModelUtils().convert_to_thor_model(
+        model,
         net,
-        # Equal to nn.CrossEntropyLoss(), which takes half of a PYNATIVE step on CPU.
-        loss_fn=nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
-        optimizer=optimizer,
-        metrics={"accuracy"},
-        boost_level=args.level,
-        boost_config_dict=args.config,
-        **more,
+        classification_loss(),
+        opt,
+        {"accuracy"},
+        amp_level,
+        loss_scale_manager,
+        frequency=THOR_FREQUENCY,
     )
 
 
@@ -121,13 +153,16 @@ def fit(
     test: Any,
     callbacks: Sequence[Any] = (),
     first_epoch: int = 0,
+    shows: bool = True,
 ) -> None:
-    """Trains with progress on the screen, and prints the final accuracy."""
+    """Trains with progress on the screen, and prints the final accuracy if ``shows`` is set."""
     started = time.perf_counter()
     monitor = BoostMonitor(history_path=args.history)
     model.fit(args.epochs, train, test, callbacks=[monitor, *callbacks], initial_epoch=first_epoch)
     accuracy = model.eval(test)["accuracy"]
     seconds = time.perf_counter() - started
+    if not shows:
+        return
     print(f"test accuracy {accuracy:.4f} after {args.epochs} epochs in {seconds:.1f} s")
     if args.plot:
         plot_history(args.history, args.plot)

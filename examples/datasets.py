@@ -24,9 +24,11 @@ from mindspore.dataset import transforms, vision
 from mindspore_boost_ext.bundled import (
     DIGITS_FILE,
     DIGITS_SHA256,
+    WHOLE,
     DatasetError,
     EpochOrder,
     Labelled,
+    Shard,
     array_dataset,
     check_batch_size,
     digits_datasets,
@@ -94,7 +96,9 @@ def unpack_mnist(source: Path, target: Path) -> None:
             )
 
 
-def mnist_datasets(folder: Path, batch_size: int) -> tuple[ds.Dataset, ds.Dataset]:
+def mnist_datasets(
+    folder: Path, batch_size: int, shard: Shard = WHOLE
+) -> tuple[ds.Dataset, ds.Dataset]:
     """Builds the training and test pipelines of MNIST, zero-padded from 28x28 to 32x32.
 
     The files are read while the datasets are used, so the folder has to stay until then.
@@ -102,6 +106,8 @@ def mnist_datasets(folder: Path, batch_size: int) -> tuple[ds.Dataset, ds.Datase
     Args:
         folder (Path): What ``unpack_mnist`` wrote.
         batch_size (int): Images per batch, at most the number of training images.
+        shard (Shard): The part for this process; parts have one length, so that a few images may
+            be in two of them where the number of processes does not divide. Default: everything.
 
     Returns:
         Two datasets of (float32 ``[batch, 1, 32, 32]`` in [0, 1], int32 ``[batch]``).
@@ -109,8 +115,9 @@ def mnist_datasets(folder: Path, batch_size: int) -> tuple[ds.Dataset, ds.Datase
     Raises:
         DatasetError: ``batch_size`` is larger than the training set.
     """
-    train = ds.MnistDataset(str(folder), usage="train", shuffle=True)
-    test = ds.MnistDataset(str(folder), usage="test", shuffle=False)
+    parts = {"num_shards": shard.ranks, "shard_id": shard.rank}
+    train = ds.MnistDataset(str(folder), usage="train", shuffle=True, **parts)
+    test = ds.MnistDataset(str(folder), usage="test", shuffle=False, **parts)
     check_batch_size(batch_size, train.get_dataset_size())
     prepare = [vision.Pad(MNIST_PADDING), vision.Rescale(1 / 255, 0.0), vision.HWC2CHW()]
     to_int32 = transforms.TypeCast(ms.int32)
@@ -242,9 +249,11 @@ def _check_cifar10(folder: Path) -> int:
 __all__ = [
     "DIGITS_FILE",
     "DIGITS_SHA256",
+    "WHOLE",
     "DatasetError",
     "EpochOrder",
     "Labelled",
+    "Shard",
     "array_dataset",
     "cifar10_datasets",
     "digits_datasets",

@@ -4,6 +4,7 @@
     python examples/resnet.py --network resnet50 --side 32
     python examples/resnet.py --config examples/configs/grad_freeze.json --amp-level O2
     python examples/resnet.py --level O1 --config FILE.json --loss-scale dynamic
+    python examples/resnet.py --thor                           # second order
     python examples/resnet.py --data-dir ~/cifar-10-batches-bin --epochs 30
     python examples/resnet.py --checkpoint run.ckpt            # after every epoch ...
     python examples/resnet.py --resume run.ckpt                # ... and on from there
@@ -36,6 +37,7 @@ from command_line import (  # sets the oneDNN variable: must come first
     positive_int,
     prepare,
     refuse,
+    thor_model,
 )
 from datasets import EpochOrder, cifar10_datasets, digits_datasets
 from mindspore import (
@@ -102,6 +104,18 @@ def build_model(args: argparse.Namespace, steps_per_epoch: int) -> Model:
     Weights decay, but neither biases nor the scales and offsets of BatchNorm.
     """
     net = NETWORKS[args.network]()
+    rates = cosine_rates(args, steps_per_epoch)
+    # The optimizer divides out what a manager with drop_overflow_update=False has multiplied in.
+    scale = FIXED_SCALE if args.loss_scale == "fixed" else 1.0
+    manager = {
+        "none": lambda: None,
+        "fixed": lambda: FixedLossScaleManager(FIXED_SCALE, drop_overflow_update=False),
+        "dynamic": DynamicLossScaleManager,
+    }[args.loss_scale]()
+    precision = {"amp_level": args.amp_level, "loss_scale_manager": manager}
+    if args.thor:
+        decay = {"weight_decay": WEIGHT_DECAY, "decay_filter": lambda one: one.ndim > 1}
+        return thor_model(args, net, rates, loss_scale=scale, **decay, **precision)
     weights = [one for one in net.trainable_params() if one.ndim > 1]
     others = [one for one in net.trainable_params() if one.ndim < 2]
     groups = [
@@ -109,19 +123,8 @@ def build_model(args: argparse.Namespace, steps_per_epoch: int) -> Model:
         {"params": others, "weight_decay": 0.0},
         {"order_params": net.trainable_params()},
     ]
-    optimizer = nn.Momentum(
-        groups,
-        learning_rate=cosine_rates(args, steps_per_epoch),
-        momentum=0.9,
-        # It divides out what a manager with drop_overflow_update=False has multiplied in.
-        loss_scale=FIXED_SCALE if args.loss_scale == "fixed" else 1.0,
-    )
-    manager = {
-        "none": lambda: None,
-        "fixed": lambda: FixedLossScaleManager(FIXED_SCALE, drop_overflow_update=False),
-        "dynamic": DynamicLossScaleManager,
-    }[args.loss_scale]()
-    return boosted_model(args, net, optimizer, amp_level=args.amp_level, loss_scale_manager=manager)
+    optimizer = nn.Momentum(groups, learning_rate=rates, momentum=0.9, loss_scale=scale)
+    return boosted_model(args, net, optimizer, **precision)
 
 
 class SaveEveryEpoch(Callback):

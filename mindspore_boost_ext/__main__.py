@@ -2,13 +2,14 @@
 
 ``python -m mindspore_boost_ext train.py --epochs 3`` runs an unmodified script that was written for
 ``mindspore.boost``, as plain Python would run it. ``--explain``, ``--check`` and ``--env`` answer
-what a configuration would do, whether it is valid, and what this machine offers. ``compare`` trains
-with each algorithm and without, and shows what that did.
+what a configuration would do or what a method is, whether a configuration is valid, and what this
+machine offers. ``compare`` trains with each algorithm and without, and shows what that did.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,26 @@ from mindspore_boost_ext.config import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.launcher import run_script
 from mindspore_boost_ext.report import Report
+
+# Where the card of an algorithm stands: the docstring of its module.
+CARDS = {
+    "less_bn": "less_batch_normalization",
+    "normalised_head": "normalised_head",
+    "gradient_centralization": "gradient_centralization",
+    "grad_freeze": "grad_freeze",
+    "adasum": "adasum",
+    "grad_accumulation": "grad_accumulation",
+    "dim_reduce": "dim_reduce",
+    "loss_scale": "boost_cell_wrapper",
+    "loss_scale_group": "group_loss_scale_manager",
+    "thor": "thor",
+}
+
+
+def card(name: str) -> str:
+    """Return what a method does, its rule, its price, and when it does not help."""
+    text = importlib.import_module(f"mindspore_boost_ext.{CARDS[name]}").__doc__ or ""
+    return text.strip()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -37,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
         "--explain",
         nargs="?",
         const="",
-        metavar="CONFIG",
-        help="say what a JSON configuration would do",
+        metavar="CONFIG|NAME",
+        help="say what a JSON configuration would do, or show the card of an algorithm",
     )
     questions.add_argument(
         "--check", metavar="CONFIG", help="say whether a JSON configuration is valid"
@@ -70,7 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(describe())
             return 0
         if options.explain is not None:
-            print(explain(BoostConfig.parse(options.level, options.explain)))
+            is_card = options.explain in CARDS
+            config = None if is_card else BoostConfig.parse(options.level, options.explain)
+            print(explain(config) if config else card(options.explain))
             return 0
         if options.check is not None:
             config = BoostConfig.parse(options.level, options.check)

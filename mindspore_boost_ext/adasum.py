@@ -19,7 +19,9 @@ and norms are float64 on CPU, scaled float32 on Ascend and GPU.
 When it helps: many servers, a learning rate tuned for one, gradients that differ (small batches,
 early in training). When it hurts: one server (plain data parallel is used); gradients that agree
 (large batches), where it is an expensive mean; a learning rate already tuned for the mean.
-Measured effect: see ``examples/benchmarks/adasum.py`` and the README.
+Measured effect (``examples/benchmarks/adasum.py``, 8 simulated servers, the rate tuned for one):
+9.8 rounds to the loss where the mean needs 18.6 and the sum diverges. Time: not measured on a quiet
+machine.
 Cost: for S servers of D devices, ``2 log2 S + 1`` collectives a step, whatever the number of
 parameters (two more when S is no power of two). A rank sends ``(2 - 2/S) n / D`` values plus the
 final gather's share on Ascend and GPU, on CPU twice as many in the swaps. Memory: about four
@@ -46,7 +48,7 @@ from mindspore_boost_ext.adasum_rule import Level, PairRule, owners_of_slices, t
 from mindspore_boost_ext.exchange import RowsOfRanks, group_of, make_swap, rank_count
 from mindspore_boost_ext.packing import Packing
 
-_WIDE_DEVICES = ("CPU",)  # those whose collectives carry float64
+_WIDE_DEVICES = ("CPU",)  # those that compute in float64
 
 
 class AdaSum(nn.Cell):
@@ -211,7 +213,7 @@ class AdaSum(nn.Cell):
         return {
             "mean in the server": average if self.averages else 0,
             "swaps": swaps,
-            "inner products": sums * (8 if ms.get_context("device_target") == "CPU" else 4),
+            "inner products": sums * 4,
             "gather": (ranks - 1) * own * block if self.group_number > 1 else 0,
         }
 
@@ -255,7 +257,7 @@ class _LevelCell(nn.Cell):
     def _look_on(self, piece: Tensor) -> Tensor:
         """Take part in the gather that all ranks run, and hold a piece of the right size."""
         size = self.rule.count * self.rule.columns
-        rows = self.gather_rows(ops.zeros((size,), self.rule.dtype))
+        rows = self.gather_rows(ops.zeros((size,), ms.float32))
         return ops.depend(piece[: self.kept], rows)
 
 

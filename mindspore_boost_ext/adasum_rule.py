@@ -19,6 +19,7 @@ Reference: Maleki et al., Scaling Distributed Training with Adaptive Summation, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +115,7 @@ class PairRule(nn.Cell):
         self.dtype = ms.float64 if wide else ms.float32
         tiny = np.finfo(np.float64 if wide else np.float32).tiny
         self.guard = Tensor(np.sqrt(tiny), self.dtype)  # a Python float would be cut to float32
-        self.columns = 4 if wide else 6
+        self.columns = 8 if wide else 6
         self.product = ops.BatchMatMul(transpose_b=True)
         self.mix = ops.BatchMatMul()
 
@@ -124,9 +125,12 @@ class PairRule(nn.Cell):
         return ops.cast(ops.concat(both, 1), self.dtype)
 
     def sums(self, pair: Tensor) -> Tensor:
-        """Return [count * columns]: |a|^2, <a, b>, <b, a>, |b|^2 of this range, and its scales."""
+        """Return float32 [count * columns]: |a|^2, <a, b>, |b|^2 of this range, and their scales.
+
+        Collectives carry no float64, so a wide number goes as two float32 and a power of two.
+        """
         if self.wide:
-            return ops.reshape(self._products(pair), (-1,))
+            return ops.reshape(_split(self._products(pair)), (-1,))
         largest = ops.unsorted_segment_max(
             ops.ReduceMax()(ops.abs(pair), -1), self.owners, self.count
         )
@@ -140,15 +144,12 @@ class PairRule(nn.Cell):
         Args:
             rows (Tensor): [ranges, count * columns], what :meth:`sums` returned for each range.
         """
-        if self.wide:
-            products = ops.ReduceSum()(rows, 0)
-            return ops.reshape(products, (self.count, 4)), ops.ones((self.count, 2), self.dtype)
         parts = ops.reshape(rows, (-1, self.count, self.columns))
+        if self.wide:
+            return ops.ReduceSum()(_whole(parts), 0), ops.ones((self.count, 2), self.dtype)
         scales = ops.ReduceMax()(parts[:, :, 4:], 0)
-        ratio = parts[:, :, 4:] / scales
-        first, second = ratio[:, :, :1], ratio[:, :, 1:]
-        factors = ops.concat((first * first, first * second, first * second, second * second), 2)
-        return ops.ReduceSum()(parts[:, :, :4] * factors, 0), scales
+        products = parts[:, :, :4] * _products_of(parts[:, :, 4:] / scales)
+        return ops.ReduceSum()(products, 0), scales
 
     def combined(self, pair: Tensor, products: Tensor, scales: Tensor) -> Tensor:
         """Return A(a, b), float32 [blocks, width]."""
@@ -167,6 +168,41 @@ class PairRule(nn.Cell):
 
     def _scaled(self, pair: Tensor, scales: Tensor) -> Tensor:
         return pair / ops.expand_dims(ops.gather(scales, self.owners, 0), 2)
+
+
+def _products_of(factors: Tensor) -> Tensor:
+    """Return [..., 4]: the factors of |a|^2, <a, b>, <b, a>, |b|^2 from those of a and b."""
+    first, second = factors[:, :, :1], factors[:, :, 1:]
+    return ops.concat((first * first, first * second, first * second, second * second), 2)
+
+
+def _split(products: Tensor) -> Tensor:
+    """Return float64 [count, 4] as float32 [count, 8]: high and low parts, and exponents."""
+    own = ops.concat((products[:, :1], products[:, 3:]), 1)
+    positive = own > 0
+    halves = ops.log(ops.select(positive, own, ops.ones_like(own))) * (0.5 / math.log(2.0))
+    exponents = ops.floor(halves)
+    first, second = ops.split(ops.pow(Tensor(2.0, ms.float64), -exponents), 1, 1)
+    normal = ops.concat(
+        (
+            products[:, :1] * first * first,
+            products[:, 1:2] * first * second,
+            products[:, 3:] * second * second,
+        ),
+        1,
+    )
+    high = ops.cast(normal, ms.float32)
+    low = ops.cast(normal - ops.cast(high, ms.float64), ms.float32)
+    return ops.concat((high, low, ops.cast(exponents, ms.float32)), 1)
+
+
+def _whole(parts: Tensor) -> Tensor:
+    """Return float64 [ranges, count, 4] from what :func:`_split` made of each range."""
+    parts = ops.cast(parts, ms.float64)
+    normal = parts[:, :, 0:3] + parts[:, :, 3:6]
+    factors = ops.pow(Tensor(2.0, ms.float64), parts[:, :, 6:])
+    four = ops.concat((normal[:, :, :2], normal[:, :, 1:]), 2)
+    return four * _products_of(factors)
 
 
 def _or_one(largest: Tensor) -> Tensor:

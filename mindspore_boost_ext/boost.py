@@ -14,11 +14,17 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext.adasum import obstacle
-from mindspore_boost_ext.base import ParameterProcess, rebuilt
+from mindspore_boost_ext.base import ParameterProcess
 from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
 from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
 from mindspore_boost_ext.gradient_centralization import output_axes
-from mindspore_boost_ext.less_batch_normalization import Rewriting, less_bn, tell_effect
+from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
+from mindspore_boost_ext.less_batch_normalization import (
+    Rewriting,
+    fitted,
+    less_bn,
+    tell_effect,
+)
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.subspace import prepare
 from mindspore_boost_ext.thor import THOR
@@ -78,6 +84,7 @@ class AutoBoost:
         self.level = self.config.level
         self.boost_config_dict = boost_config_dict
         self._missing: dict[str, str] = {}
+        self._rewriting: Rewriting | None = None
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         tell(self.config)
         record(self._report, self.plan())
@@ -157,37 +164,26 @@ class AutoBoost:
         return network, optimizer
 
     def _less_bn(self, network: nn.Cell) -> Rewriting:
-        """Rewrite a network in place, and put what was done into the report."""
+        """Rewrite a network in place."""
         section = self.config.less_bn
         settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
-        rewriting = less_bn(network, **settings)
-        tell_effect(rewriting)
-        done = rewriting.has_effect
-        reason = "" if done else "nothing in the network could be changed"
-        asked_by = self._report["less_bn"].asked_by
-        status = APPLIED if done else SKIPPED
-        self._report.put(Row("less_bn", asked_by, status, reason, rewriting.counts))
-        for row in rewriting.rows():
-            self._report.put(row)
-        return rewriting
+        return less_bn(network, **settings)
 
     def _fitted(self, network: nn.Cell, optimizer: nn.Cell, rewriting: Rewriting) -> nn.Cell:
         """Return the optimizer over the parameters that the rewritten network has."""
+        self._rewriting = rewriting
+        tell_effect(rewriting)
+        for row in rewriting.rows(self._report["less_bn"].asked_by):
+            self._report.put(row)
         trained = {id(parameter) for parameter in optimizer.parameters}
-        removed = [one for one in rewriting.surplus if id(one) in trained]
-        added = [one for one in rewriting.fresh if id(one) not in trained]
-        centralize = self._centralized(network, optimizer)
-        if not (removed or added or centralize):
-            return optimizer
-        if isinstance(optimizer, THOR):
+        lost = any(id(parameter) in trained for parameter in rewriting.surplus)
+        missed = any(id(parameter) not in trained for parameter in rewriting.fresh)
+        if isinstance(optimizer, THOR) and (lost or missed):
             raise ValueError(
                 "less_bn has changed the network after THOR was made over it: use the section "
                 "'thor' with a plain optimizer, or rewrite with LessBN(network) before THOR"
             )
-        if not isinstance(optimizer, FreezeOpt):
-            return rebuilt(optimizer, removed, added, centralize, carry_state=True)
-        inner = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
-        return optimizer.over_other_parameters(inner)
+        return fitted(optimizer, rewriting, self._centralized(network, optimizer))
 
     def _centralized(self, network: nn.Cell, optimizer: nn.Cell) -> dict[str, int]:
         """Return the weights whose gradients are to be centralized, and put a row for it."""
@@ -202,6 +198,18 @@ class AutoBoost:
         counts = {"weights": len(found)}
         self._report.put(Row("gradient centralization", "less_bn", status, reason, counts))
         return found
+
+    def fit_groups(self, manager: Any) -> None:
+        """Give a manager's loss-scale groups the parameters that the rewritten network has.
+
+        Args:
+            manager: a loss-scale manager, or None; only a ``GroupLossScaleManager`` has groups.
+        """
+        if self._rewriting is None or not isinstance(manager, GroupLossScaleManager):
+            return
+        groups = self._rewriting.regrouped(manager.loss_scale_groups)
+        if [len(one) for one in groups] != [len(one) for one in manager.loss_scale_groups]:
+            manager.loss_scale_groups = groups
 
     def _freeze(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
         if isinstance(optimizer, FreezeOpt):
@@ -226,7 +234,11 @@ class AutoBoost:
             network (Cell): the network for evaluation.
         """
         if self.boost_config["less_bn"]:
-            self._less_bn(network)
+            rewriting = self._less_bn(network)
+            if rewriting.is_new:
+                counts = rewriting.counts
+                reason = "a network of its own, rewritten like the trained one"
+                self._report.put(Row("less_bn (evaluation)", "less_bn", APPLIED, reason, counts))
         return network
 
     @contextlib.contextmanager

@@ -8,8 +8,16 @@ For a scale S::
     unless overflow: accumulate or clip, update weights
 
 A skipped step leaves weights, moments and step counters bit-identical. S is a power of two as a
-rule, so that scaling and unscaling cost no bit in float32. Reference: Micikevicius et al., Mixed
-Precision Training, ICLR 2018.
+rule, so that scaling and unscaling cost no bit in float32.
+
+When it helps: in float16, where small gradients become zero. When it hurts: in float32 and bfloat16
+it only costs. Measured effect (``examples/benchmarks/loss_scaling.py``): of the lowest of four
+layers with gradients over ten decades float16 keeps nothing without a scale, 98.8 % with a dynamic
+one.
+Cost: one pass over the gradients that both unscales and checks them.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+How it combines: with every algorithm; each sees the unscaled gradients of steps that count.
+Reference: Micikevicius et al., Mixed Precision Training, ICLR 2018.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mindspore.dataset as ds
 import numpy as np
@@ -28,6 +28,21 @@ DIGITS_MAX = 16  # a pixel of the 8x8 digits counts the dark points of a 4x4 blo
 
 class DatasetError(ValueError):
     """A data file is missing or damaged, or does not fit the request; the message is one line."""
+
+
+class Shard(NamedTuple):
+    """The part of the data that one of several processes works on.
+
+    Attributes:
+        rank: number of the process, from 0.
+        ranks: how many there are.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+
+
+WHOLE = Shard()
 
 
 class Labelled(NamedTuple):
@@ -179,6 +194,7 @@ def digits_datasets(
     split_seed: int = 0,
     order: Callable[[int], ds.Sampler] | None = None,
     most: int | None = None,
+    shard: Shard = WHOLE,
 ) -> tuple[ds.Dataset, ds.Dataset]:
     """Builds the training and test pipelines of the bundled digits (1,437 and 360 images).
 
@@ -191,6 +207,7 @@ def digits_datasets(
         order (Callable[[int], ds.Sampler] | None): From the number of training images to their
             order. Default: None, MindSpore's shuffle.
         most (int | None): Use this many images of each part at the most. Default: None, all.
+        shard (Shard): The part for this process, where there is no ``order``. Default: everything.
 
     Returns:
         Two datasets of (float32 ``[batch, channels, side, side]`` in [0, 1], int32 ``[batch]``).
@@ -203,11 +220,13 @@ def digits_datasets(
     pixels = np.repeat(pixels[:, None], channels, axis=1)
     labels = digits.labels.astype(np.int32)
     train, test = (part[spread(len(part), most)] for part in stratified_split(labels, split_seed))
-    check_batch_size(batch_size, len(train))
+    check_batch_size(batch_size, len(train) // shard.ranks)
     chosen = order and order(len(train))
     return (
-        array_dataset(pixels[train], labels[train], batch_size, training=True, order=chosen),
-        array_dataset(pixels[test], labels[test], batch_size, training=False),
+        array_dataset(
+            pixels[train], labels[train], batch_size, training=True, order=chosen, shard=shard
+        ),
+        array_dataset(pixels[test], labels[test], batch_size, training=False, shard=shard),
     )
 
 
@@ -218,6 +237,7 @@ def array_dataset(
     *,
     training: bool,
     order: ds.Sampler | None = None,
+    shard: Shard = WHOLE,
 ) -> ds.Dataset:
     """Wraps arrays in a pipeline; reshuffles every epoch when training, with MindSpore's seed.
 
@@ -228,13 +248,19 @@ def array_dataset(
         training (bool): Shuffle, and drop the last incomplete batch so that all steps have one
             shape; otherwise keep order and every image.
         order (ds.Sampler | None): The order, in place of MindSpore's shuffle. Default: None.
+        shard (Shard): The part for this process: when training, parts of one length of images
+            shuffled alike (a few images may be in two parts); otherwise every ``ranks``-th image.
 
     Returns:
         Dataset with the columns ``image`` and ``label``.
     """
+    if not training:
+        images, labels = (one[shard.rank :: shard.ranks] for one in (images, labels))
     columns = {"image": images, "label": labels}
-    shuffle = training if order is None else None
-    dataset = ds.NumpySlicesDataset(columns, shuffle=shuffle, sampler=order)
+    how: dict[str, Any] = {"sampler": order} if order is not None else {"shuffle": training}
+    if training and shard.ranks > 1:
+        how.update(num_shards=shard.ranks, shard_id=shard.rank)
+    dataset = ds.NumpySlicesDataset(columns, **how)
     return dataset.batch(batch_size, drop_remainder=training)
 
 

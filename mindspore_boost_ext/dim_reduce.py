@@ -29,9 +29,9 @@ training mode. They leave no trace: everything in the network that is not traine
 BatchNorm's statistics, is put back bit by bit. Dropout is left out of the line search, of f(w) too
 (one forward pass more), so that both sides are the same function and no random number is drawn.
 
-When it helps: retraining the same network, above all on noisy labels: 30 directions cannot learn
-the noise. When it hurts: the basis costs the run it comes from; on other data or another start it
-is a random subspace. Measured effect: ``examples/benchmarks/dim_reduce.py``; see the README.
+When it helps: retraining the same network, above all on noisy labels, if the run is short: the
+directions of a run that has learned the noise hold the noise too. When it hurts: the basis costs
+the run it comes from; on other data or another start it is a random subspace. Measured effect: ``examples/benchmarks/dim_reduce.py``; see the README.
 Cost: a plain step, the trials (1 to ``trials`` forward passes), 3·k·n multiply-adds. Memory: k·n
 floats for P (shared out over ranks), 2·n for residual and saved weights. Communication: one
 all-gather of k numbers, one all-reduce of 2·n, one number for each loss.

@@ -163,7 +163,8 @@ class RowsOfRanks(nn.Cell):
     """The same vector of every rank, as the rows of a matrix.
 
     Inputs:
-        - **vector** (Tensor) - float16, float32 or float64, :math:`(n,)`, n the same on all ranks.
+        - **vector** (Tensor) - float32, :math:`(n,)`, n the same on all ranks. (On CPU MindSpore
+          casts float64 to float32 on its way through AllGather.)
 
     Outputs:
         Tensor, :math:`(ranks, n)`: row r is the vector of rank r.

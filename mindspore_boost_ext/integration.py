@@ -107,6 +107,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
     check_loss_scale_manager(parts.loss_scale_manager, boost)
     with boost.building():
         trained = boost.network_auto_process_train(parts.network, parts.optimizer)
+        boost.fit_groups(parts.loss_scale_manager)
         if parts.eval_network is not None:
             parts.eval_network = boost.network_auto_process_eval(parts.eval_network)
     parts.network, parts.optimizer = trained
@@ -179,6 +180,7 @@ def boosted_build_train_network(
     check_loss_scale_manager(manager, boost)
     with boost.building():
         network, optimizer = boost.network_auto_process_train(network, optimizer)
+        boost.fit_groups(manager)
     plain = original(network, optimizer, loss_fn, level, "O0", loss_scale_manager=None, **kwargs)
     return boosted_step(plain, optimizer, manager, boost)
 

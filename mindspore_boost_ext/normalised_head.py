@@ -86,10 +86,9 @@ class CommonHeadLastFN(_Outputs):
     Args:
         in_channels (int): length of the features, >= 1.
         out_channels (int): number of outputs, >= 1.
-        weight_init (Union[Tensor, str, Initializer, numbers.Number]): the weight, or how to make
-            it; a ``Parameter`` is taken itself. Default: ``'normal'``.
-        bias_init (Union[Tensor, str, Initializer, numbers.Number]): the bias, likewise. Default:
-            ``'zeros'``.
+        weight_init: the weight as a Tensor; or how to make it, a name, Initializer or number as for
+            ``initializer``; a ``Parameter`` is taken itself. Default: ``'normal'``.
+        bias_init: the bias, likewise. Default: ``'zeros'``.
         has_bias (bool): whether there is a bias, added to the cosines before they are multiplied.
             Default: ``True``.
         activation (Union[Cell, Primitive, None]): applied to the result. Default: None.

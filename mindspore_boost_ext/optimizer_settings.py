@@ -23,6 +23,8 @@ from mindspore_boost_ext.learning_rate import host_array
 Group = dict[str, Any]
 ORDER = "order_params"
 _LISTS = ("params", ORDER)
+# The name of a rate that groups without one share.
+_DEFAULT_RATE = "learning_rate"
 # MindSpore marks a constructor that notes its arguments by wrapping it in this.
 _NOTES_ARGUMENTS = "opt_init_args_register."
 
@@ -80,7 +82,7 @@ def _groups_by_setting(base: nn.Optimizer) -> list[Group]:
         key = (id(rate), id(decay) if isinstance(decay, nn.Cell) else decay, centralized)
         if key not in groups:
             groups[key] = {"params": [], "weight_decay": _given_decay(decay, base)}
-            if base.is_group_lr:
+            if base.is_group_lr and getattr(rate, "name", "") != _DEFAULT_RATE:
                 groups[key]["lr"] = present_rate(None, rate)
             if centralized:
                 groups[key]["grad_centralization"] = True
@@ -125,8 +127,12 @@ def _default_rate(optimizer: nn.Optimizer) -> Any:
         return None  # AdaFactor computes it
     groups = [group for group in groups_of(optimizer) if isinstance(group, dict)]
     heads = [group["params"][0] for group in groups if ORDER not in group and "lr" not in group]
-    if groups and not heads:  # nobody uses it
-        return groups[0]["lr"] if noted is None else noted
+    if groups and not heads and noted is None:
+        # Nobody uses it. A fixed one, if there is one: MindSpore rounds fixed rates beside others.
+        rates = [group["lr"] for group in groups if ORDER not in group]
+        return min(rates, key=lambda rate: not isinstance(rate, (int, float)))
+    if groups and not heads:
+        return noted
     return present_rate(noted, optimizer.get_lr_parameter((heads or optimizer.parameters)[0]))
 
 
@@ -223,11 +229,18 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
     new = type(base)(params=list(params), **arguments_of(base))
     _keep_rate_names(base, new)
     new.unique = base.unique
-    if new.target != base.target:
+    if _placement(new) != _placement(base):
         new.target = base.target
     if isinstance(optimizer, nn.LARS):
         return type(optimizer)(new, **optimizer.init_args)
     return new
+
+
+def _placement(optimizer: nn.Optimizer) -> tuple[Any, ...]:
+    """Return what setting ``target`` changes: kernels too, even if it names the device itself."""
+    sparse = getattr(optimizer, "sparse_opt", None)
+    on_device = getattr(optimizer, "_is_device", None)
+    return optimizer.target, on_device, getattr(sparse, "name", None)
 
 
 def _keep_rate_names(old: nn.Optimizer, new: nn.Optimizer) -> None:

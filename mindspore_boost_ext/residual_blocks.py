@@ -77,8 +77,16 @@ def judge(graph: Graph) -> dict[Node, Verdict]:
     users = graph.users()
     for node in graph.nodes:
         if node.name in ADDITIONS and len(node.data) == 2 and dominators[node] is not None:
-            verdicts.update(_Block(graph, node, dominators, users).verdicts())
+            for norm, verdict in _Block(graph, node, dominators, users).verdicts().items():
+                verdicts[norm] = _stricter(verdicts[norm], verdict)
     return verdicts
+
+
+def _stricter(one: Verdict, two: Verdict) -> Verdict:
+    """Return what holds for a BatchNorm on the branches of two additions."""
+    if one.reason == OUTSIDE or (one.removable and two.reason != OUTSIDE and not two.removable):
+        return two
+    return one
 
 
 def _dominators(graph: Graph) -> dict[Node, Node | None]:

@@ -196,7 +196,7 @@ def _coefficients(
             failure, result = error, result * np.nan
     high = result.astype(np.float32)
     low = (result - high).astype(np.float32)
-    result = np.float64(broadcasts([high, low], (0,), timeout)[0]).sum(axis=0)
+    result = np.float64(broadcasts(np.stack([high, low]), (0,), timeout)[0]).sum(axis=0)
     if failure is not None:
         raise failure
     if not np.isfinite(result).all():
@@ -214,7 +214,7 @@ def _agreed(read: Callable[[], tuple[Any, int]], timeout: float, rank: int, rank
     except ValueError as error:
         failure = error
     mine = np.array([failure is None, checksum >> 16, checksum & 0xFFFF], np.float32)
-    answers = broadcasts([mine], tuple(range(rank_size)), timeout)[:, 0]
+    answers = broadcasts(mine, tuple(range(rank_size)), timeout)
     if failure is not None:
         raise failure
     failed = [other for other, answer in enumerate(answers) if not answer[0]]
@@ -232,25 +232,26 @@ def _agreed(read: Callable[[], tuple[Any, int]], timeout: float, rank: int, rank
     return content
 
 
-def broadcasts(values: Sequence[np.ndarray], roots: Sequence[int], timeout: float) -> np.ndarray:
+def broadcasts(values: np.ndarray, roots: Sequence[int], timeout: float) -> np.ndarray:
     """Let some ranks in turn send ``values`` to all; return what each of them sent, stacked.
 
     Args:
-        values: float32 arrays of one shape, the same shape on all ranks.
+        values: a float32 array, of the same shape on all ranks.
         roots: the ranks that send.
         timeout: seconds in which all of them must have answered.
 
     Raises:
         TimeoutError: naming the first rank that has not.
     """
-    heard: list[list[np.ndarray]] = []
+    heard: list[np.ndarray] = []
     failures: list[Exception] = []
 
     def listen() -> None:
         try:
             for root in roots:
-                sent = ops.Broadcast(root)(tuple(Tensor(value) for value in values))
-                heard.append([one.asnumpy().copy() for one in sent])
+                # One tensor at a time: of several, Broadcast on CPU leaves the later ones unset.
+                sent = ops.Broadcast(root)((Tensor(values),))
+                heard.append(sent[0].asnumpy().copy())
         except Exception as error:  # handed to the thread that waits
             failures.append(error)
 

@@ -253,9 +253,16 @@ _TAPS = {DENSE: _Tap, CONV: _ConvTap, EMBEDDING: _EmbeddingTap}
 # ---- layers that carry a tap; these functions stand in for the layer's own construct ----
 
 
+def _through_tap(layer: Any, out: Tensor, x: Tensor) -> Tensor:
+    """Return ``out``; casts of its own, so that its gradient comes back in its own dtype."""
+    wide = layer.thor_tap(
+        ops.cast(out, ms.float32), ops.stop_gradient(x), layer.thor_a, layer.thor_g
+    )
+    return ops.cast(wide, out.dtype)
+
+
 def _tapped(self: Any, x: Tensor) -> Tensor:
-    out = self.thor_plain(x)
-    return ops.cast(self.thor_tap(out, x, self.thor_a, self.thor_g), out.dtype)
+    return _through_tap(self, self.thor_plain(x), x)
 
 
 def _tapped_dense_with_activation(self: Any, x: Tensor) -> Tensor:
@@ -265,8 +272,7 @@ def _tapped_dense_with_activation(self: Any, x: Tensor) -> Tensor:
     out = self.matmul(rows, self.weight)
     if self.has_bias:
         out = self.bias_add(out, self.bias)
-    out = ops.cast(self.thor_tap(out, x, self.thor_a, self.thor_g), out.dtype)
-    out = self.activation(out)
+    out = self.activation(_through_tap(self, out, x))
     return self.reshape(out, (*shape[:-1], out.shape[-1])) if len(shape) != 2 else out
 
 

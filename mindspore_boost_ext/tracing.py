@@ -139,6 +139,9 @@ class _Tracer:
             if name in function.__globals__
         }
         own["__builtins__"] = function.__globals__.get("__builtins__", __builtins__)
+        if args and "super" in function.__code__.co_names:
+            kind = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+            own["super"] = lambda *_: _SuperStandIn(kind["__class__"].cell_contents, args[0])
         closure = tuple(self._cell(one) for one in function.__closure__ or ()) or None
         copy = FunctionType(
             function.__code__, own, function.__name__, function.__defaults__, closure
@@ -302,9 +305,13 @@ class _CellStandIn:
 
     def __getattr__(self, name: str) -> Any:
         cell, tracer = self._real, self._tracer
-        held = vars(cell).get(name) or inspect.getattr_static(type(cell), name, None)
+        held = vars(cell).get(name)
         if isinstance(held, MethodType) and held.__self__ is cell:
             held = held.__func__
+        elif name not in vars(cell):
+            held = inspect.getattr_static(type(cell), name, None)
+        else:
+            return tracer.wrap(held)
         if isinstance(held, FunctionType) and not hasattr(nn.Cell, name):
             return lambda *args, **kwargs: tracer.call(held, (self, *args), kwargs)
         if name == "construct":
@@ -327,6 +334,20 @@ class _CellStandIn:
 
     def __getitem__(self, index: Any) -> Any:
         return self._tracer.wrap(self._real[index])
+
+
+class _SuperStandIn:
+    """Stands for ``super()`` in a method of a Cell."""
+
+    def __init__(self, kind: type, stand_in: _CellStandIn) -> None:
+        self._kind, self._stand_in = kind, stand_in
+
+    def __getattr__(self, name: str) -> Any:
+        line = type(self._stand_in._real).__mro__
+        above = line[line.index(self._kind) + 1 :]
+        held = next(vars(one)[name] for one in above if name in vars(one))
+        tracer = self._stand_in._tracer
+        return lambda *args, **kwargs: tracer.call(held, (self._stand_in, *args), kwargs)
 
 
 def _listed(result: Any) -> Any:

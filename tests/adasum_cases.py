@@ -16,8 +16,8 @@ def sizes(ranks):
 
 
 def device_numbers(ranks):
-    """Return the numbers of devices in a server to try; the last is one server of all."""
-    return tuple(count for count in (1, 2, ranks) if ranks % count == 0)
+    """Return the numbers of devices in a server to try; with 2 ranks, 2 is one server of all."""
+    return tuple(count for count in (1, 2) if ranks % count == 0)
 
 
 def steps(ranks):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import socket
 import subprocess
 import sys
+
+import psutil
 
 TESTS = pathlib.Path(__file__).parent
 
@@ -26,7 +29,6 @@ def launch(ranks, folder, script, *arguments, timeout=240, environment=None):
         *(f"--log_dir={folder}", "--join=True", str(script), *map(str, arguments)),
     ]
     own = {"PATH": f"{interpreter}{os.pathsep}{os.environ['PATH']}", **(environment or {})}
-    # A session of its own: what is left after the time is ended with it.
     with open(f"{folder}/launcher.log", "w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
@@ -34,24 +36,19 @@ def launch(ranks, folder, script, *arguments, timeout=240, environment=None):
             stdout=log,
             stderr=log,
             env={**os.environ, **own},
-            start_new_session=True,
         )
         try:
             process.wait(timeout)
         finally:
-            end_session(process.pid)
-            process.wait()
+            end(process)
     logs = sorted(pathlib.Path(folder).glob("*.log"))
-    return process.returncode, "\n".join(log.read_text(errors="replace")[-3000:] for log in logs)
+    return process.returncode, "\n".join(log.read_text(errors="replace")[-20_000:] for log in logs)
 
 
-def end_session(session):
-    """End every process of a session that this module started."""
-    for entry in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            # Field 6 of stat is the session; the name in field 2 may hold spaces.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                os.kill(int(entry.name), 9)
-        except (OSError, ValueError):
-            continue
+def end(process):
+    """End the launcher and every process under it, if they still run."""
+    if process.poll() is None:
+        for one in [*psutil.Process(process.pid).children(recursive=True), process]:
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                one.kill()
+    process.wait()

@@ -55,3 +55,13 @@ def adasum(values, devices=1):
     while len(servers) > 1:
         servers = [adasum_pair(*servers[i : i + 2]) for i in range(0, len(servers), 2)]
     return servers[0]
+
+
+def cosine_head(features, weight, bias, multiplier, epsilon=1e-4):
+    """Return m * (x^ W^T + b) with rows divided by their lengths, at least sqrt(epsilon)."""
+
+    def unit(rows):
+        rows = np.float64(rows)
+        return rows / np.sqrt(np.maximum((rows**2).sum(axis=1, keepdims=True), epsilon))
+
+    return multiplier * (unit(features) @ unit(weight).T + np.float64(bias))

@@ -53,6 +53,13 @@ def test_readme_python_runs(code, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
+def test_the_chinese_page_shows_the_same_script():
+    chinese = (ROOT / "mindspore_boost_ext" / "docs" / "README.zh-CN.md").read_text("utf-8")
+    shown = re.findall(r"^```python\n(.*?)^```", chinese, re.MULTILINE | re.DOTALL)
+    assert shown == blocks("python")[: len(shown)]
+    assert shown
+
+
 @pytest.mark.parametrize("text", blocks("json"))
 def test_readme_json_is_a_valid_configuration(text):
     BoostConfig.parse("O1", json.loads(text))

@@ -21,7 +21,9 @@ if str(EXAMPLES) not in sys.path:
     sys.path.insert(0, str(EXAMPLES))
 
 import datasets  # noqa: E402
+import launch  # noqa: E402
 import lenet  # noqa: E402
+import mindspore as ms  # noqa: E402
 
 TRAIN_ITEMS, TEST_ITEMS = 7, 3
 
@@ -360,7 +362,12 @@ def test_example_configs_are_valid() -> None:
     from mindspore_boost_ext import BoostConfig
 
     paths = sorted((EXAMPLES / "configs").glob("*.json"))
-    assert [path.stem for path in paths] == ["accumulation", "grad_freeze", "nothing_enabled"]
+    assert [path.stem for path in paths] == [
+        "accumulation",
+        "adasum",
+        "grad_freeze",
+        "nothing_enabled",
+    ]
     wanted = {
         path.stem: [
             decision.algorithm
@@ -371,9 +378,43 @@ def test_example_configs_are_valid() -> None:
     }
     assert wanted == {
         "accumulation": ["grad_accumulation"],
+        "adasum": ["adasum"],
         "grad_freeze": ["grad_freeze"],
         "nothing_enabled": [],
     }
+
+
+def test_shards_divide_the_digits() -> None:
+    shards = [datasets.Shard(rank, 4) for rank in range(4)]
+    pairs = [datasets.digits_datasets(8, side=8, shard=shard) for shard in shards]
+    assert {train.get_dataset_size() for train, _ in pairs} == {360 // 8}  # 1437 / 4, rounded up
+    seen = [
+        labels
+        for _, test in pairs
+        for _, labels in test.create_tuple_iterator(num_epochs=1, output_numpy=True)
+    ]
+    assert sum(map(len, seen)) == 360
+    _, whole = datasets.digits_datasets(360, side=8)
+    ((_, labels),) = whole.create_tuple_iterator(num_epochs=1, output_numpy=True)
+    np.testing.assert_array_equal(np.bincount(np.concatenate(seen)), np.bincount(labels))
+
+
+def test_accuracy_counts_every_image() -> None:
+    metric = lenet.Accuracy()
+    logits = np.eye(3, dtype=np.float32)
+    metric.update(ms.Tensor(logits), ms.Tensor([0, 1, 1]))
+    metric.update(ms.Tensor(logits[:1]), ms.Tensor([0]))
+    assert metric.eval() == 0.75
+
+
+def test_lenet_trains_on_two_processes(tmp_path: Path) -> None:
+    options = ("--distributed", "--epochs", "1", "--config", EXAMPLES / "configs" / "adasum.json")
+    code, logs = launch.launch(2, tmp_path, EXAMPLES / "lenet.py", *options)
+    assert code == 0, logs
+    shown = [path.read_text(errors="replace") for path in sorted(tmp_path.glob("worker_*.log"))]
+    lines = [[line for line in text.splitlines() if "accuracy" in line] for text in shown]
+    assert re.fullmatch(r"test accuracy 0\.\d{4} after 1 epochs in .* s", lines[0][-1])
+    assert lines[1] == []  # rank 0 alone shows the progress
 
 
 @pytest.mark.parametrize("name", ["accumulation", "grad_freeze"])

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext.config import ALGORITHMS
 
 LAUNCHER = [sys.executable, "-m", "mindspore_boost_ext"]
 
@@ -178,6 +179,14 @@ def test_explain_says_what_a_configuration_would_do(capsys, tmp_path):
     assert "LessBNConfig(fn_flag=True" in printed
     assert main(["--explain"]) == 0
     assert "mode auto" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, "loss_scale"])
+def test_explain_shows_the_card_of_an_algorithm(capsys, name):
+    assert main(["--explain", name]) == 0
+    printed = capsys.readouterr().out
+    for part in ("When it helps", "hurts", "Measured effect", "Cost", "Reference"):
+        assert part in printed, f"the card of {name} lacks: {part}"
 
 
 def test_check_says_whether_a_configuration_is_valid(capsys, tmp_path):

@@ -190,7 +190,7 @@ def test_the_articles_four_lines(mode, tmp_path):
         metrics={"acc"},
         loss_scale_manager=ms.DynamicLossScaleManager(2**4, 2, 100),
         amp_level="O2",
-        keep_batchnorm_fp32=True,
+        keep_batchnorm_fp32=False,
         frequency=2,
     )
     data = nets.dataset(4, image=True)
@@ -229,7 +229,7 @@ def test_a_section_is_all_it_takes(graph_mode):
         "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False},
         "thor": {"frequency": 2},
     }
-    optimizer = nn.Momentum(net.trainable_params(), [0.1, 0.05], 0.8, weight_decay=0.01)
+    optimizer = nn.Momentum(net.trainable_params(), [0.1, 0.1, 0.05], 0.8, weight_decay=0.01)
     model = BoostModel(net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=config)
     thor = model.train_network.optimizer
     assert isinstance(thor, THOR)

@@ -153,7 +153,7 @@ def simulated(args: argparse.Namespace) -> None:
             (
                 workers,
                 *(_rounds(table[how, workers]) for how in HOW),
-                f"{table['AdaSum', workers] / table['average', workers]:.2f}",
+                _ratio(table["AdaSum", workers], table["average", workers]),
             )
             for workers in args.workers
         ],
@@ -165,7 +165,7 @@ def simulated(args: argparse.Namespace) -> None:
             np.mean([rounds_to_target(how, largest, one, s, args.most) for s in range(args.seeds)])
             for how in HOW
         ]
-        rows.append((one, *map(_rounds, found), f"{found[1] / found[0]:.2f}"))
+        rows.append((one, *map(_rounds, found), _ratio(found[1], found[0])))
     print_table(
         f"The same with {largest} workers at other rates",
         ("rate", *HOW, "AdaSum / average"),
@@ -177,6 +177,10 @@ def simulated(args: argparse.Namespace) -> None:
 
 def _rounds(value: float) -> str:
     return f"{value:.1f}" if np.isfinite(value) else "never"
+
+
+def _ratio(value: float, reference: float) -> str:
+    return f"{value / reference:.2f}" if np.isfinite(reference) else "-"
 
 
 def draw(path: str, workers: Sequence[int], table: dict[tuple[str, int], float]) -> None:
@@ -279,7 +283,12 @@ def real(args: argparse.Namespace) -> None:
     print_table(
         f"Rounds to loss {TARGET} with {PROCESSES} processes under msrun, rate {rate:g}, seed 0",
         (*HOW, "AdaSum / average"),
-        [(*(found[how] or "never" for how in HOW), f"{found['AdaSum'] / found['average']:.2f}")],
+        [
+            (
+                *(found[how] or "never" for how in HOW),
+                _ratio(found["AdaSum"] or np.inf, found["average"] or np.inf),
+            )
+        ],
     )
 
 
@@ -321,7 +330,10 @@ def speed_of(network: str, pairs: int) -> dict[str, Any]:
             if self.fused:
                 mean = self.all_reduce(self.packing.pack(self.parameters)) / ranks
                 return self.packing.write(mean, self.parameters)[0]
-            return self.reducer(self.packing.unpack(old))[0]
+            total = ()
+            for one in self.reducer(self.packing.unpack(old)):  # all, or the compiler drops them
+                total += (one.reshape(-1)[:1],)
+            return ops.concat(total)
 
     combine, fused, single = Combine(), Reduce(True), Reduce(False)
     old = Tensor(cell.snapshot_compiled().asnumpy() + 1)

@@ -1,0 +1,223 @@
+"""What LessBN, the normalised head and gradient centralization do to accuracy and to the step.
+
+    python examples/benchmarks/less_bn.py                     # everything, about 10 minutes
+    python examples/benchmarks/less_bn.py --runs --seeds 3 --epochs 4
+    python examples/benchmarks/less_bn.py --counts --speed --pairs 40
+
+**Runs** (``--runs``): the digits, trained plainly and with the methods, equal steps and seeds.
+Demanded: within 2 points of plain.
+
+**Counts** (``--counts``): BatchNorms and normalised elements before and after; a third fewer
+elements are expected of bottlenecks. ResNet-50 is MindCV's, and left out where that is missing.
+
+**Speed** (``--speed``), ratios of paired runs in one process, both modes: the step with less_bn
+over the plain one, as measured; with the head over with a Dense, demanded at most 1.2; with
+centralization over without, at most 1.03. The line "head alone" is a classifier of 512 features
+and nothing else: its operators are so small that starting them is all that is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import MODES, paired, print_table  # sets the oneDNN variable: must come first
+
+# isort: split
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from networks import SmallResNet, batch, momentum, with_loss
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from datasets import digits_datasets
+
+from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
+from mindspore_boost_ext.less_batch_normalization import CommonHeadLastFN, less_bn
+
+BATCH_SIZE, LEARNING_RATE = 32, 0.03  # those of examples/lenet.py
+# Settings of section less_bn; None trains plainly.
+METHODS: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "less_bn": {"fn_flag": False, "gc_flag": False},
+    "less_bn, head": {"fn_flag": True, "gc_flag": False},
+    "less_bn, head, centralization": {"fn_flag": True, "gc_flag": True},
+}
+HEAD_DEMAND, CENTRALIZATION_DEMAND, ACCURACY_DEMAND = 1.2, 1.03, 0.02
+Step = Callable[[], object]
+
+
+def training_cell(
+    network: nn.Cell, settings: dict[str, Any] | None, rate: Any = LEARNING_RATE
+) -> nn.Cell:
+    """Return the training step of a network with LessBN, or MindSpore's own.
+
+    Args:
+        network (Cell): the network without its loss; with settings it is rewritten.
+        settings: of section ``less_bn``, or None.
+        rate (Union[float, list[float]]): learning rate, of each step if it is a list.
+    """
+    optimizer = nn.Momentum(network.trainable_params(), learning_rate=rate, momentum=0.9)
+    if settings is None:
+        return nn.TrainOneStepCell(with_loss(network), optimizer).set_train()
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    config = {"boost": {"mode": "manual", **off, "less_bn": True}, "less_bn": settings}
+    boost = AutoBoost("O1", config)
+    network, optimizer = boost.network_auto_process_train(network, optimizer)
+    with boost.building():
+        return BoostTrainOneStepCell(with_loss(network), optimizer).set_train()
+
+
+def trained_accuracy(settings: dict[str, Any] | None, seed: int, epochs: int, width: int) -> float:
+    """Train the small ResNet on the digits and return its accuracy on the test images, 0 to 1."""
+    ms.set_seed(seed)
+    train, test = digits_datasets(BATCH_SIZE)
+    network = SmallResNet(width)
+    each = train.get_dataset_size()
+    rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, epochs * each, each, epochs)
+    step = training_cell(network, settings, rates)
+    for _ in range(epochs):
+        for inputs in train.create_tuple_iterator():
+            step(*inputs)
+    network.set_train(False)
+    correct = [
+        network(images).asnumpy().argmax(1) == labels.asnumpy()
+        for images, labels in test.create_tuple_iterator()
+    ]
+    return float(np.mean(np.concatenate(correct)))
+
+
+def print_runs(seeds: int, epochs: int, width: int, multiplier: float) -> None:
+    """Print the accuracy of each method over the seeds."""
+    rows, plain = [], 0.0
+    for name, settings in METHODS.items():
+        if settings is not None and settings["fn_flag"]:
+            settings = {**settings, "multiplier": multiplier}
+        found = []
+        for seed in range(seeds):
+            found.append(trained_accuracy(settings, seed, epochs, width))
+            print(f"{name}, seed {seed}: {found[-1]:.4f}", file=sys.stderr, flush=True)
+        mean = statistics.mean(found)
+        plain = mean if settings is None else plain
+        kept = "" if settings is None else "yes" if mean >= plain - ACCURACY_DEMAND else "no"
+        shown = ", ".join(f"{one:.4f}" for one in found)
+        rows.append((name, f"{mean:.4f}", f"{mean - plain:+.4f}", kept, shown))
+    title = f"Digits, small ResNet (width {width}), {epochs} epochs, multiplier {multiplier:g}"
+    print_table(
+        title, ("method", "mean test accuracy", "minus plain", "within 0.02", "seeds"), rows
+    )
+
+
+def normalised(network: nn.Cell, images: Tensor) -> tuple[int, int]:
+    """Return how many BatchNorms a network calls, and how many elements they give per image."""
+    sizes: list[int] = []
+
+    def note(cell: nn.Cell, inputs: Any, output: Tensor) -> None:
+        sizes.append(output.size // images.shape[0])
+
+    norms = [cell for _, cell in network.cells_and_names() if isinstance(cell, nn.BatchNorm2d)]
+    hooks = [cell.register_forward_hook(note) for cell in norms]
+    network.set_train(False)(images)
+    for hook in hooks:
+        hook.remove()
+    return len(sizes), sum(sizes)
+
+
+def print_counts() -> None:
+    """Print BatchNorms and normalised elements before and after."""
+    networks: dict[str, tuple[Callable[[], nn.Cell], tuple[int, ...]]] = {
+        "small ResNet": (SmallResNet, (1, 1, 32, 32))
+    }
+    try:
+        from mindcv.models import resnet18, resnet50
+    except ImportError:
+        print("MindCV is not installed: its ResNets are left out")
+    else:
+        networks["ResNet-18"] = (resnet18, (1, 3, 64, 64))
+        networks["ResNet-50"] = (resnet50, (1, 3, 64, 64))
+    ms.set_context(mode=ms.PYNATIVE_MODE)  # hooks run there
+    rows = []
+    for name, (make, shape) in networks.items():
+        network, images = make(), Tensor(np.zeros(shape, np.float32))
+        norms, elements = normalised(network, images)
+        less_bn(network)
+        norms_left, left = normalised(network, images)
+        change = f"{left / elements - 1:+.0%}"
+        rows.append((name, norms, norms_left, f"{elements:,}", f"{left:,}", change))
+    headings = ("network", "BatchNorms", "left", "elements an image", "left", "change")
+    print_table("What is normalised", headings, rows)
+
+
+def waiting(cell: nn.Cell, inputs: Sequence[Tensor]) -> Step:
+    """Return a function that runs one step and waits for its loss."""
+    return lambda: cell(*inputs).asnumpy()
+
+
+def head_alone(kind: Callable[[int, int], nn.Cell]) -> Step:
+    """Return the step of a classifier of 512 features without a network."""
+    network = kind(512, 10)
+    generator = np.random.default_rng(0)
+    features = Tensor(generator.normal(size=(BATCH_SIZE, 512)).astype(np.float32))
+    labels = Tensor(generator.integers(0, 10, BATCH_SIZE).astype(np.int32))
+    cell = nn.TrainOneStepCell(with_loss(network), momentum(network)).set_train()
+    return waiting(cell, (features, labels))
+
+
+def pairs_to_time() -> dict[str, tuple[Step, Step, float | None]]:
+    """Return candidate, reference and demand of each comparison."""
+    inputs = batch(BATCH_SIZE)
+
+    def step(name: str) -> Step:
+        return waiting(training_cell(SmallResNet(), METHODS[name], 1e-3), inputs)
+
+    third, last = "less_bn, head", "less_bn, head, centralization"
+    return {
+        "less_bn over plain": (step("less_bn"), step("plain"), None),
+        "head over Dense": (step(third), step("less_bn"), HEAD_DEMAND),
+        "centralization": (step(last), step(third), CENTRALIZATION_DEMAND),
+        "head alone over Dense alone": (head_alone(CommonHeadLastFN), head_alone(nn.Dense), None),
+    }
+
+
+def print_speed(pairs: int, steps: int) -> None:
+    """Print the ratio of each comparison in both modes."""
+    rows = []
+    for mode, value in MODES.items():
+        ms.set_context(mode=value)
+        for name, (candidate, reference, demand) in pairs_to_time().items():
+            ratio = paired(candidate, reference, pairs=pairs, steps=steps)
+            quartiles = f"{ratio.low:.3f} to {ratio.high:.3f}"
+            shown = (f"{ratio.reference_ms:.1f}", f"{ratio.median:.3f}", quartiles)
+            rows.append((name, mode, *shown, "" if demand is None else f"<= {demand:g}"))
+    headings = ("step", "mode", "reference, ms", "ratio", "quartiles", "demand")
+    print_table("Small ResNet, batch 32", headings, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the parts that are asked for, all of them by default."""
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    for part in ("runs", "counts", "speed"):
+        parser.add_argument(f"--{part}", action="store_true", help="only the parts given")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each method")
+    parser.add_argument("--epochs", type=int, default=4, help="passes over the digits")
+    parser.add_argument("--width", type=int, default=8, help="channels of the first stage")
+    parser.add_argument("--multiplier", type=float, default=1.0, help="where the head's m starts")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of each comparison")
+    parser.add_argument("--steps", type=int, default=5, help="steps in each half of a pair")
+    args = parser.parse_args(argv)
+    everything = not (args.runs or args.counts or args.speed)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    if args.runs or everything:
+        print_runs(args.seeds, args.epochs, args.width, args.multiplier)
+    if args.counts or everything:
+        print_counts()
+    if args.speed or everything:
+        print_speed(args.pairs, args.steps)
+
+
+if __name__ == "__main__":
+    main()
