@@ -57,10 +57,10 @@ def resumed(request, tmp_path_factory):
     """Kill a run of all algorithms, resume it in a new process; return what that one found."""
     folder = tmp_path_factory.mktemp(request.param)
     killed = start("killed", request.param, folder, SEED, stderr=subprocess.PIPE)
-    _, errors = killed.communicate(timeout=300)
+    _, errors = killed.communicate(timeout=900)
     assert killed.returncode == -signal.SIGKILL, errors.decode()[-2000:]
     second = start("resumed", request.param, folder, SEED, stderr=subprocess.PIPE)
-    _, errors = second.communicate(timeout=300)
+    _, errors = second.communicate(timeout=900)
     assert second.returncode == 0, errors.decode()[-2000:]
     return json.loads((folder / "results.json").read_text())
 
