@@ -12,14 +12,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from harness import MODES, paired, print_table  # sets the oneDNN variable: must come first
+
+# isort: split
 import mindspore as ms
 import numpy as np
-from harness import MODES, paired, print_table  # sets the oneDNN variable: must come first
 from mindspore import Tensor, nn
 from networks import SmallResNet, momentum, with_loss
 
-# networks.py has put the folder of the examples on the path.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from resnets import resnet18, resnet50
 
 from mindspore_boost_ext import OptimizerProcess
