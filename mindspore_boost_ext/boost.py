@@ -175,7 +175,7 @@ class AutoBoost:
         tell_effect(rewriting)
         for row in rewriting.rows(self._report["less_bn"].asked_by):
             self._report.put(row)
-        trained = {id(parameter) for parameter in optimizer.parameters}
+        trained = {id(parameter) for parameter in getattr(optimizer, "parameters", ())}
         lost = any(id(parameter) in trained for parameter in rewriting.surplus)
         missed = any(id(parameter) not in trained for parameter in rewriting.fresh)
         if isinstance(optimizer, THOR) and (lost or missed):
@@ -189,7 +189,7 @@ class AutoBoost:
         """Return the weights whose gradients are to be centralized, and put a row for it."""
         if not self.config.less_bn.gc_flag:
             return {}
-        names = {parameter.name for parameter in optimizer.parameters}
+        names = {parameter.name for parameter in getattr(optimizer, "parameters", ())}
         found = {name: axis for name, axis in output_axes(network).items() if name in names}
         reason = "" if found else "no weight has more than one input for an output"
         if self.boost_config["thor"] or isinstance(optimizer, THOR):

@@ -15,7 +15,6 @@ from mindspore_boost_ext import (
     NoEffectWarning,
     OptimizerProcess,
     ParameterProcess,
-    boost,
 )
 from mindspore_boost_ext.base import rebuilt
 from mindspore_boost_ext.gradient_centralization import output_axes
@@ -468,11 +467,11 @@ def test_wrong_split_points_are_refused(points, error):
 
 
 @pytest.mark.parametrize("points", [3, [3], (3,)])
-def test_less_bn_splits_reductions_where_the_configuration_says(points, monkeypatch):
-    monkeypatch.setattr(boost, "AVAILABLE", boost.AVAILABLE | {"less_bn"})
+def test_less_bn_splits_reductions_where_the_configuration_says(points):
     switches = {"mode": "manual", "less_bn": True, "grad_freeze": False}
     settings = {"boost": switches, "common": {"gradient_split_groups": points}}
     net = nets.MLP()
     auto = AutoBoost("O1", settings)
     network, _ = auto.network_auto_process_train(net, nets.momentum(net.trainable_params()))
-    assert [one.comm_fusion for one in network.trainable_params()] == [1, 1, 1, 2]
+    # Two weights, two biases, and the multiplier of the normalised head.
+    assert [one.comm_fusion for one in network.trainable_params()] == [1, 1, 1, 2, 2]

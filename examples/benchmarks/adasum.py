@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 from harness import paired, print_table
 
-EXAMPLES = Path(__file__).resolve().parents[1]
+from mindspore_boost_ext.bundled import load_digits
+
 RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 HOW = ("average", "AdaSum", "sum")
 SAMPLES, HIDDEN, CLASSES, TARGET = 16, 32, 10, 0.35
@@ -42,8 +43,8 @@ Weights = list[np.ndarray]
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """Return centred images float64 ``[1797, 64]`` and labels int32 ``[1797]``."""
-    with np.load(EXAMPLES / "data" / "digits.npz") as arrays:
-        images, labels = arrays["images"].reshape(-1, 64) / 16, arrays["labels"]
+    bundled = load_digits()
+    images, labels = bundled.images.reshape(-1, 64) / 16, bundled.labels
     return images - images.mean(axis=0), labels.astype(np.int32)
 
 
