@@ -177,7 +177,7 @@ PROBLEMS = {
         goal="a loss of 0.1",
         smoothing=0.0,
         damping=1e-3,
-        rates=((0.1, 0.3, 1.0, 3.0), (0.003, 0.01, 0.03, 0.1), (0.01, 0.03, 0.1, 0.3)),
+        rates=((0.1, 0.3, 1.0, 3.0), (0.01, 0.03, 0.1, 0.3), (0.03, 0.1, 0.3, 1.0)),
         rules=((0.5, 0.0),),
     ),
     "settling": Problem(
@@ -188,7 +188,7 @@ PROBLEMS = {
         goal="the loss of the model that made the labels",
         smoothing=0.0,
         damping=1e-3,
-        rates=((), (), (0.01,)),
+        rates=((), (), (0.003,)),
         rules=((0.01, 0.0), (0.01, 0.001), (0.1, 0.0)),
     ),
     "lenet": Problem(

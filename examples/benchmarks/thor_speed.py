@@ -28,7 +28,7 @@ from mindspore_boost_ext import THOR, BoostTrainOneStepCell
 from mindspore_boost_ext.thor_layers import CONV
 
 DAMPING = 0.03
-PRODUCTS = 3  # of n x n matrices with an inverse: two of its Newton step, one of its check
+PRODUCTS = 1  # of n x n matrices with an inverse, in its check
 
 
 def refresh_work(optimizer: THOR, positions: Sequence[int]) -> tuple[float, float, float]:
