@@ -117,9 +117,9 @@ def optional_path() -> Rule:
     )
 
 
-def increasing_integers() -> Rule:
-    """Accept an int >= 1, or a list or tuple of such ints that grow; stored as a tuple."""
-    single = integer(1)
+def increasing_integers(low: int = 1) -> Rule:
+    """Accept an int >= low, or a list or tuple of such ints that grow; stored as a tuple."""
+    single = integer(low)
 
     def accepts(value: object) -> bool:
         if not isinstance(value, (list, tuple)):
@@ -131,7 +131,8 @@ def increasing_integers() -> Rule:
         items = value if isinstance(value, (list, tuple)) else (value,)
         return tuple(int(item) for item in items)
 
-    return Rule("an int >= 1, or a list or tuple of such ints in rising order", accepts, convert)
+    text = f"an int >= {low}, or a list or tuple of such ints in rising order"
+    return Rule(text, accepts, convert)
 
 
 def name_patterns() -> Rule:

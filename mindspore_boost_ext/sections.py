@@ -128,7 +128,7 @@ class ThorConfig:
     momentum: float | None = setting(None, optional(real("[0, inf)")))
     batch_size: int = setting(32, integer(1))
     use_nesterov: bool = setting(False, boolean())
-    split_indices: tuple[int, ...] | None = setting(None, optional(increasing_integers()))
+    split_indices: tuple[int, ...] | None = setting(None, optional(increasing_integers(0)))
     enable_clip_grad: bool = setting(False, boolean())
     frequency: int = setting(100, integer(1))
     block_size: int | None = setting(None, optional(integer(1)))

@@ -18,15 +18,20 @@ all H·W positions, damping :math:`\sqrt{\lambda / HW}`, result divided by HW. L
 
 When it helps: badly conditioned inputs or layers, where momentum needs many steps. When it hurts:
 well-conditioned problems gain nothing; a damping far too small makes steps too long (``kl_clip``).
-Measured effect: see ``examples/benchmarks/thor.py``.
+Measured effect (``examples/benchmarks/thor.py``, perceptron, inputs of condition 100, 3 seeds):
+0.15 times the steps of the best momentum with a refresh in every step, 0.38 at frequency 20 (Adam:
+0.47). With noisy labels the trace rule (.1, 0) needs 10 times fewer inversions than a refresh in
+every step and 0.85 times the steps, (.01, .001) 30 times fewer, (.01, 0) 1.8 times fewer. LeNet
+on the digits: 0.44 and 0.65 times the steps of momentum (Adam: 0.53).
 Cost: per layer factors and inverses, 2·(n_A² + n_G²) floats; in a refresh one matrix product and
 one inverse a factor; in every other step two matrix products a layer.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
 How it combines: the training step of this package brings the factors (``ms.Model`` with the package
 installed, ``BoostModel``, ``convert_to_thor_model``, ``BoostTrainOneStepCell``); in a step cell of
-another library the inverses stay the identity, which is momentum. Loss scales are divided out; a
-skipped step refreshes nothing; with accumulation the factors are those of the last micro-batch of
-the window; ranks average them; freezing leaves factors of frozen layers fresh.
+another library the inverses stay the identity, which is momentum, and a warning says so. Loss
+scales are divided out; a skipped step refreshes nothing; with accumulation the factors are those of
+the last micro-batch of the window; ranks average them; freezing leaves factors of frozen layers
+fresh.
 Reference: Chen et al., THOR, Trace-based Hardware-driven Layer-oriented Natural Gradient Descent
 Computation, AAAI 2021; Martens and Grosse, K-FAC, ICML 2015.
 """
@@ -184,8 +189,18 @@ class THOR(nn.Optimizer):
             Tensor(0, ms.int32), name="boost.thor.next_refresh", requires_grad=False
         )
         self._told: set[str] = set()
+        # Runs when the update is compiled, on the host; True, so that the graph has a use for it.
+        self.look_for_taps = ops.constexpr(self._warn_without_taps, reuse_result=False)
         if not plans:
             warn("THOR: the network has no layer to precondition, so all gradients stay plain")
+
+    def _warn_without_taps(self) -> bool:
+        if self.factors and not self.taps.used:
+            warn(
+                "THOR: the training step brings no factors, so this is plain momentum: train with "
+                "BoostTrainOneStepCell, or with ms.Model while this package is installed"
+            )
+        return True
 
     @property
     def factors(self) -> tuple[Parameter, ...]:
@@ -243,7 +258,7 @@ class THOR(nn.Optimizer):
         rate = self.get_lr()
         gradients = self.decay_weight(self._directions(gradients, rate))
         self.assignadd(self.global_step, self.global_step_increase_tensor)
-        success = True
+        success = self.look_for_taps()
         for index in range(len(self.parameters)):
             gradient, moment = gradients[index], self.moments[index]
             if self.enable_clip_grad:

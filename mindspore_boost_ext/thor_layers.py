@@ -294,9 +294,11 @@ class Taps:
         self._parts = [
             (plan.layer, _TAPS[plan.kind](plan), *pair) for plan, pair in zip(plans, factors)
         ]
+        self.used = False  # whether they have ever been attached
 
     def attach(self) -> None:
         """Let the layers carry these taps, whatever they carried before."""
+        self.used = True
         for layer, tap, a, g in self._parts:
             _remove(layer)
             activation = isinstance(layer, nn.Dense) and layer.activation_flag

@@ -35,14 +35,17 @@ def test_thor_needs_fewer_steps_than_momentum(benchmark, graph_mode):
     assert thor.inversions == 3 * thor.steps
 
 
-def test_the_flop_model_counts_products_and_inverses(benchmark):
+def test_the_model_of_a_refresh_counts_flops_and_bytes(benchmark):
+    import thor_speed
+
     class Plan:
-        a_size, g_size = 3, 2
+        kind, a_size, g_size = "Conv2d", 3, 2
 
     class Optimizer:
         class curvature:
             plans = (Plan(),)
 
-    products, inverses = benchmark.refresh_flops(Optimizer, [10])
-    assert products == 2 * 10 * (9 + 4) + 6 * (27 + 8)
+    products, inverses, moved = thor_speed.refresh_work(Optimizer, [10])
+    assert products == 2 * 10 * (9 + 4) + thor_speed.PRODUCTS * 2 * (27 + 8)
     assert inverses == 2 * (27 + 8)
+    assert moved == 4 * 10 * (3 * 3 + 2 * 2)

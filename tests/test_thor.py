@@ -125,8 +125,8 @@ def test_a_grouped_convolution_keeps_its_plain_gradient(mode):
     expected = (target / 4 * x).sum((0, 2, 3)) * weight
     np.testing.assert_allclose(found["0.weight"].reshape(2), expected, **TOLERANCE)
     rows = {row.algorithm: (row.status, row.reason) for row in optimizer.report().rows}
-    assert rows["0.weight"] == ("plain", "Conv2d with group=2, NCHW")
-    assert rows["1.weight"] == ("preconditioned", "Conv2d: A 2x2, G 1x1")
+    assert rows["layer.0.weight"] == ("plain", "Conv2d with group=2, NCHW")
+    assert rows["layer.1.weight"] == ("preconditioned", "Conv2d: A 2x2, G 1x1")
 
 
 def test_blocks_are_the_solve_with_the_diagonal_blocks(mode):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import mindspore as ms
 import nets
 import numpy as np
@@ -18,8 +20,10 @@ from mindspore_boost_ext import (
     BoostWarning,
     ConvertModelUtils,
     FreezeOpt,
+    GroupLossScaleManager,
 )
-from mindspore_boost_ext.thor import THOR
+from mindspore_boost_ext.thor import THOR, thor_of
+from mindspore_boost_ext.thor_factors import CurvatureSettings
 
 # Powers of two leave the float32 mantissa alone, so scaled runs meet the unscaled tolerance.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -46,6 +50,39 @@ def test_a_loss_scale_is_divided_out_of_the_factors(mode):
         loss_scale=256.0,
     )
     np.testing.assert_allclose(weight_of(fixed), reference(steps, frequency=2), **TOLERANCE)
+
+
+class Marked(nn.Cell):
+    """Two Dense layers, each in a group of its own where there is a manager."""
+
+    def __init__(self, manager=None):
+        super().__init__()
+        self.manager = manager
+        self.first, self.second = nn.Dense(3, 2, has_bias=False), nn.Dense(2, 2, has_bias=False)
+
+    def construct(self, x, target):
+        if self.manager is None:
+            return (self.second(self.first(x)) * target).sum() / x.shape[0]
+        x = self.first(self.manager(x, 0, 1))
+        x = self.second(self.manager(x, 1, 2))
+        return self.manager((x * target).sum() / target.shape[0], 2, 3)
+
+
+def test_group_scales_are_divided_out_of_the_factors_layer_by_layer(graph_mode):
+    """Powers of two: the run without scales is met but for the order of float32 sums."""
+    plain, _ = train(pairs(2), net=Marked(), frequency=1)
+    manager = GroupLossScaleManager([64.0, 1024.0], [])
+    net = Marked(manager)
+    manager.loss_scale_groups = [[net.first.weight], [net.second.weight]]
+    grouped, optimizer = train(
+        pairs(2),
+        net=net,
+        step=lambda net, opt: BoostTrainOneStepWithLossScaleCell(net, opt, manager),
+        frequency=1,
+    )
+    assert optimizer.observations()["thor.refreshes"] == 2
+    for one, other in zip(plain.weights, grouped.weights):
+        np.testing.assert_allclose(other.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_a_skipped_step_leaves_curvature_and_weights_bit_identical(mode):
@@ -295,6 +332,35 @@ def test_a_step_of_its_own_is_refused():
     foreign = Foreign(Weighted(net), optimizer)
     with pytest.raises(ValueError, match="network is a Foreign with a construct of its own"):
         ConvertModelUtils().convert_to_thor_model(ms.Model(foreign), foreign)
+
+
+def test_a_step_cell_that_brings_no_factors_is_told(mode):
+    net = nets.MLP()
+    foreign = nn.TrainOneStepCell(nn.WithLossCell(net, nets.loss_fn()), THOR(net, 0.1, 0.1, 0.9))
+    with pytest.warns(BoostWarning, match="THOR: the training step brings no factors, so this is"):
+        foreign(*map(Tensor, nets.batches(1)[0]))
+
+
+def test_a_json_file_sets_every_argument(tmp_path):
+    settings = {
+        "damping": [0.2, 0.1],
+        "momentum": 0.5,
+        "split_indices": [0],
+        "frequency": 5,
+        "trace_rule": [0.1, 0.01],
+        "moving_average": 0.5,
+        "kl_clip": 0.01,
+    }
+    path = tmp_path / "boost.json"
+    path.write_text(json.dumps({"boost": {"mode": "manual"}, "thor": settings}))
+    net = nets.MLP()
+    boost = AutoBoost("O1", str(path))
+    _, optimizer = boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
+    thor = thor_of(optimizer)
+    np.testing.assert_array_equal(thor.damping.asnumpy(), np.float32([0.2, 0.1]))
+    assert float(thor.momentum.asnumpy()) == 0.5
+    assert (thor.split_indices, thor.frequency, thor.kl_clip) == ((0,), 5, 0.01)
+    assert thor.curvature.settings == CurvatureSettings((0.1, 0.01), False, 0.5)
 
 
 def test_thor_does_not_take_the_place_of_a_wrapper():

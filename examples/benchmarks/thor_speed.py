@@ -1,0 +1,164 @@
+"""What THOR's steps cost: over momentum, over a model of their flops and bytes, and in memory.
+
+    python examples/benchmarks/thor_speed.py
+    python examples/benchmarks/thor_speed.py --networks LeNet --pairs 20
+
+The model of a refresh counts flops of matrix products and inverses and bytes that im2col moves, and
+divides them by the rates that the same operators reach here on arrays of the same sizes.
+"""
+
+from __future__ import annotations
+
+import harness  # sets the oneDNN variable, so it comes first
+
+# isort: split
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mindspore as ms
+import networks
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext import THOR, BoostTrainOneStepCell
+from mindspore_boost_ext.thor_layers import CONV
+
+DAMPING = 0.03
+PRODUCTS = 1  # of n x n matrices with an inverse, in its check
+
+
+def refresh_work(optimizer: THOR, positions: Sequence[int]) -> tuple[float, float, float]:
+    """Return what a refresh does: flops of matrix products and of inverses, bytes that it moves.
+
+    Products: 2·M·n² for the Gram matrix of each factor and 2·n³ for each product in the check of
+    its inverse; inverses: 2·n³; bytes: the patches of a convolution are written by im2col, read and
+    written once more in the order of the product, its output gradients read and written.
+
+    Args:
+        optimizer: whose layers are counted.
+        positions: M, the rows of the batch, for each layer.
+    """
+    products = inverses = moved = 0.0
+    for plan, rows in zip(optimizer.curvature.plans, positions):
+        for size in (plan.a_size, plan.g_size):
+            products += 2.0 * rows * size**2 + PRODUCTS * 2.0 * size**3
+            inverses += 2.0 * size**3
+        if plan.kind == CONV:
+            moved += 4.0 * rows * (3 * plan.a_size + 2 * plan.g_size)
+    return products, inverses, moved
+
+
+def rows_of_layers(net: nn.Cell, optimizer: THOR, images: Tensor) -> list[int]:
+    """Return for each preconditioned layer the rows of its output in one forward pass."""
+    counted: dict[int, int] = {}
+
+    def count(cell: nn.Cell, inputs: Any, output: Tensor) -> None:
+        counted[id(cell)] = output.size // output.shape[1]
+
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    hooks = [plan.layer.register_forward_hook(count) for plan in optimizer.curvature.plans]
+    net(images)
+    for hook in hooks:
+        hook.remove()
+    ms.set_context(mode=before)
+    return [counted[id(plan.layer)] for plan in optimizer.curvature.plans]
+
+
+def rate_of(run: Callable[[], Tensor], work: float, times: int = 20) -> float:
+    """Return the work per second of an operator, as the median over ``times`` calls."""
+    run().asnumpy()
+    seconds = []
+    for _ in range(times):
+        started = time.perf_counter()
+        run().asnumpy()
+        seconds.append(time.perf_counter() - started)
+    return work / statistics.median(seconds)
+
+
+def machine_rates(size: int = 256) -> tuple[float, float, float]:
+    """Return the rates here: flops/s of products and of inverses, bytes/s of a transposition."""
+    matrix = Tensor(np.eye(size, dtype=np.float32) + 0.01)
+    product = rate_of(lambda: ops.matmul(matrix, matrix), 2.0 * size**3)
+    inverse = rate_of(lambda: ops.inverse(matrix), 2.0 * size**3)
+    patches = Tensor(np.ones((32, 72, 1024), np.float32))
+    moving = rate_of(lambda: ops.transpose(patches, (1, 0, 2)), 2.0 * patches.nbytes)
+    return product, inverse, moving
+
+
+def speed(names: Sequence[str], pairs: int) -> None:
+    """Print the cost of THOR's steps over plain momentum, and of a refresh over its model."""
+    rows = []
+    for name in names:
+        network = networks.NETWORKS[name]
+        batch = networks.batch()
+        net = network()
+        plain = nn.TrainOneStepCell(networks.with_loss(net), networks.momentum(net)).set_train()
+        own = network()
+        optimizer = THOR(own, 1e-3, DAMPING, 0.9, frequency=10**6)
+        step = BoostTrainOneStepCell(networks.with_loss(own), optimizer).set_train()
+        rows_of = rows_of_layers(own, optimizer, batch[0])
+        first = _once(lambda: step(*batch))  # noqa: B023  (compiles the capturing step)
+        ratio = harness.paired(lambda: step(*batch), lambda: plain(*batch), pairs)  # noqa: B023
+        due = Tensor(0, ms.int32)
+        refreshes = []
+        for _ in range(max(pairs // 4, 3)):
+            ops.assign(optimizer.next_refresh, due)
+            refreshes.append(_once(lambda: step(*batch)))  # noqa: B023
+        refresh = statistics.median(refreshes)
+        ordinary = ratio.median * ratio.reference_ms / 1e3
+        work = refresh_work(optimizer, rows_of)
+        model = sum(amount / rate for amount, rate in zip(work, machine_rates()))
+        at_hundred = (99 * ordinary + refresh) / 100 / (ratio.reference_ms / 1e3)
+        rows.append(
+            (
+                name,
+                f"{ratio.reference_ms:.1f}",
+                f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})",
+                f"{at_hundred:.3f}",
+                f"{refresh * 1e3:.1f}",
+                f"{(refresh - ordinary) / model:.2f}",
+                f"{memory_ratio(step, plain, optimizer):.3f}",
+                f"{first:.1f}",
+            )
+        )
+    headings = (
+        *("network", "momentum, ms", "ordinary step / momentum", "mean at frequency 100"),
+        *("refresh, ms", "refresh / model", "memory / estimate", "compilation, s"),
+    )
+    harness.print_table("Speed and memory of THOR, GRAPH mode", headings, rows)
+
+
+def _once(run: Callable[[], Tensor]) -> float:
+    started = time.perf_counter()
+    run().asnumpy()
+    return time.perf_counter() - started
+
+
+def memory_ratio(step: nn.Cell, plain: nn.Cell, optimizer: THOR) -> float:
+    """Return the bytes that THOR's step holds beyond momentum's, over the report's estimate."""
+
+    def held(cell: nn.Cell) -> int:
+        return sum(int(one.nbytes) for one in cell.get_parameters())
+
+    return (held(step) - held(plain)) / optimizer.counts()["bytes"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = list(networks.NETWORKS)
+    parser.add_argument("--networks", nargs="*", choices=names, default=names)
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of the timing")
+    args = parser.parse_args(argv)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    speed(args.networks, args.pairs)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
