@@ -307,8 +307,7 @@ def _start_at_mean(ordered: Sequence[Any], share: Share) -> None:
     start = 0
     for parameter in ordered:
         part = share.mean[start : start + parameter.size].reshape(parameter.shape)
-        # Not set_data: in PYNATIVE_MODE that cuts a Parameter off from operators that have run.
-        ops.assign(parameter, Tensor(part.copy()).astype(parameter.dtype))
+        parameter.set_data(Tensor(part.copy()).astype(parameter.dtype))
         start += parameter.size
 
 

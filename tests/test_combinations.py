@@ -285,17 +285,6 @@ def test_thor_goes_on_with_the_schedule_of_the_optimizer():
     assert float(thor.get_lr().asnumpy().reshape(())) == pytest.approx(0.1)
 
 
-def test_twa_starts_at_the_mean_after_other_training_too(mode):
-    fresh, used = Net(), Net()
-    before = model_of(used, {"boost": {"mode": "manual", **OFF}}).train_network
-    before(*batch(0))
-    switches, sections = dim_reduce("twa")
-    config = {"boost": {"mode": "manual", **OFF, **switches}, **sections}
-    for net in (fresh, used):
-        model_of(net, config).train_network(*batch(1))
-    nets.assert_same_weights(fresh, used)
-
-
 def test_p_sgd_hands_the_gradient_to_thor(mode):
     switches, sections = dim_reduce("p-sgd")
     config = {"boost": {"mode": "manual", **OFF, **switches}, **sections}
@@ -308,35 +297,26 @@ def test_p_sgd_hands_the_gradient_to_thor(mode):
     assert thor.observations()["thor.refreshes"] == 2
 
 
-class Eager(nn.Optimizer):
-    """An optimizer of a user's own that runs in PYNATIVE_MODE only, around an operator."""
+def test_only_known_optimizers_are_compiled_with_the_end_of_the_step():
+    """In PYNATIVE_MODE; one of a user's own need not compile, even around an operator ``opt``."""
 
-    def __init__(self, parameters):
-        super().__init__(0.05, parameters)
-        self.opt = ms.ops.AssignSub()
-        self.largest = 0.0
+    class Own(nn.Momentum):
+        pass
 
-    def construct(self, gradients):
-        self.largest = float(np.abs(gradients[0].asnumpy()).max())
-        for weight, gradient in zip(self.parameters, gradients):
-            self.opt(weight, 0.05 * gradient)
-        return True
-
-
-def test_an_optimizer_that_does_not_compile_runs_in_pynative_mode():
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    try:
+    makers = {
+        Own: lambda net: Own(net.trainable_params(), 0.05, 0.9),
+        nn.Momentum: lambda net: FreezeOpt(nets.momentum(net.trainable_params())),
+        THOR: lambda net: FreezeOpt(THOR(net, 0.1, 0.1, 0.9)),
+    }
+    for kind, make in makers.items():
         net = Net()
-        manager = ms.DynamicLossScaleManager(256, 2, 100)
-        optimizer = Eager(net.trainable_params())
-        config = {"boost": {"mode": "manual", **OFF}}
-        step = model_of(net, config, optimizer, loss_scale_manager=manager).train_network
-        losses = [loss_of(step(*batch(0))) for _ in range(3)]
-        assert losses[-1] < losses[0]
-        assert optimizer.largest > 0
-    finally:
-        ms.set_context(mode=before)
+        step = model_of(
+            net,
+            {"boost": {"mode": "manual", **OFF}},
+            make(net),
+            loss_scale_manager=ms.DynamicLossScaleManager(256, 2, 100),
+        ).train_network
+        assert step.compiles_end == (kind is not Own)
 
 
 def test_levels_on_one_process_leave_adasum_out(graph_mode):
