@@ -27,7 +27,7 @@ from mindspore_boost_ext.less_batch_normalization import (
 )
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.subspace import prepare
-from mindspore_boost_ext.thor import THOR
+from mindspore_boost_ext.thor import thor_of
 from mindspore_boost_ext.thor_switch import thor_in_place_of
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
@@ -178,7 +178,7 @@ class AutoBoost:
         trained = {id(parameter) for parameter in getattr(optimizer, "parameters", ())}
         lost = any(id(parameter) in trained for parameter in rewriting.surplus)
         missed = any(id(parameter) not in trained for parameter in rewriting.fresh)
-        if isinstance(optimizer, THOR) and (lost or missed):
+        if thor_of(optimizer) is not None and (lost or missed):
             raise ValueError(
                 "less_bn has changed the network after THOR was made over it: use the section "
                 "'thor' with a plain optimizer, or rewrite with LessBN(network) before THOR"
@@ -192,7 +192,7 @@ class AutoBoost:
         names = {parameter.name for parameter in getattr(optimizer, "parameters", ())}
         found = {name: axis for name, axis in output_axes(network).items() if name in names}
         reason = "" if found else "no weight has more than one input for an output"
-        if self.boost_config["thor"] or isinstance(optimizer, THOR):
+        if self.boost_config["thor"] or thor_of(optimizer) is not None:
             found, reason = {}, "THOR has a rule of its own for each weight"
         status = SKIPPED if reason else APPLIED
         counts = {"weights": len(found)}

@@ -28,6 +28,7 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext._rules import shown
+from mindspore_boost_ext.freeze_optimizer import FreezeOpt
 from mindspore_boost_ext.gradients import unscaled, unscaled_all
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.overflow import FiniteDetector, choose_detector
@@ -38,6 +39,8 @@ from mindspore_boost_ext.train_step import BoostTrainOneStepCell
 _LARGEST_SCALE = 2.0**127
 # Steps between two looks at the scale from the host. Only CPU has the value at hand at no cost.
 _LOOK_EVERY = {"CPU": 1}
+# Whose optimizers are known to compile; in PYNATIVE_MODE one of the user's own need not.
+_COMPILE = ("mindspore", __name__.partition(".")[0])
 
 
 class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
@@ -104,7 +107,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         )
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = 0
-        self.compiles_end = type(self) is self._library_class() and _is_mindspores(optimizer)
+        self.compiles_end = type(self) is self._library_class() and _compiles(optimizer)
         # The trials of dim_reduce run the network, which need not compile.
         self.compiles_end = self.compiles_end and not self.enable_dim_reduce
         self.auto_boost.report().put(
@@ -330,11 +333,11 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             )
 
 
-def _is_mindspores(optimizer: nn.Cell) -> bool:
-    """Tell whether an optimizer is MindSpore's own, and so known to compile."""
-    inner = getattr(optimizer, "opt", optimizer)
-    inner = getattr(inner, "opt", inner)  # FreezeOpt over LARS over an optimizer
-    return type(inner).__module__.startswith("mindspore.")
+def _compiles(optimizer: nn.Cell) -> bool:
+    """Tell whether an optimizer is MindSpore's or this package's, and so known to compile."""
+    while type(optimizer) in (FreezeOpt, nn.LARS):
+        optimizer = optimizer.opt
+    return type(optimizer).__module__.partition(".")[0] in _COMPILE
 
 
 def _scale_parameter(scale_sense: Tensor | nn.Cell) -> Parameter:

@@ -204,7 +204,7 @@ class FreezeOpt(nn.Optimizer):
         }
 
     def over_other_parameters(self, opt: nn.Optimizer) -> FreezeOpt:
-        """Return the same groups and schedule over another optimizer.
+        """Return the same groups, schedule and position in it over another optimizer.
 
         Parameters that ``opt`` does not train leave their groups; those that only ``opt`` trains
         join every group.
@@ -219,7 +219,9 @@ class FreezeOpt(nn.Optimizer):
             [one for one in group if id(one) in left] + joining
             for group in self.train_parameter_groups
         ]
-        return FreezeOpt(opt, groups, self.schedule)
+        other = FreezeOpt(opt, groups, self.schedule)
+        other.position.set_data(Tensor(self.position.value().copy()))
+        return other
 
     def get_lr(self) -> Any:
         """Return the learning rate of this step, as the plain optimizer does."""

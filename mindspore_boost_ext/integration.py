@@ -74,9 +74,12 @@ def check_loss_scale_manager(manager: Any, boost: AutoBoost) -> None:
             f"got {shown(manager)}"
         )
     if grouped and not boost.boost_config["loss_scale_group"]:
+        remedy = "set it to True, in mode 'manual'"
+        if boost.boost_config["dim_reduce"]:
+            remedy = "dim_reduce excludes all others, so give another manager"
         raise ValueError(
-            "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: set "
-            "it to True, in mode 'manual'"
+            "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: "
+            f"{remedy}"
         )
 
 
@@ -96,6 +99,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
                 NoEffectWarning,
             )
         elif thor_of(parts.optimizer) is not None:
+            check_loss_scale_manager(parts.loss_scale_manager, boost)
             parts.boost = boost  # only the step of this package brings THOR its factors
         return
     if parts.optimizer is None:

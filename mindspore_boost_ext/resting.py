@@ -21,7 +21,9 @@ from mindspore import nn
 from mindspore_boost_ext import _compat
 
 
-def resting_copy(network: nn.Cell, resting: Iterable[nn.Cell]) -> nn.Cell:
+def resting_copy(
+    network: nn.Cell, resting: Iterable[nn.Cell], shared: Iterable[nn.Cell] = ()
+) -> nn.Cell:
     """Return ``network`` with the Cells in ``resting``, and what is in them, in evaluation mode.
 
     They stay in evaluation mode whatever ``set_train`` says; the network that was given, and each
@@ -30,11 +32,15 @@ def resting_copy(network: nn.Cell, resting: Iterable[nn.Cell]) -> nn.Cell:
     Args:
         network (Cell): the network.
         resting (Iterable[Cell]): Cells in it.
+        shared (Iterable[Cell]): Cells that are not copied, wherever they stand: those that act
+            alike in training and evaluation, and must stay the same objects. Default: none.
 
     Returns:
         Cell, over the same Parameters: the network itself if ``resting`` is empty.
     """
-    return _Copier({id(cell) for cell in resting}).copy(network, False)
+    copier = _Copier({id(cell) for cell in resting})
+    copier.done.update({id(cell): cell for cell in shared})
+    return copier.copy(network, False)
 
 
 class _Copier:

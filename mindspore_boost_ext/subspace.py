@@ -28,6 +28,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.communication import get_group_size, get_rank
 
 from mindspore_boost_ext.dim_reduce import P_BFGS, TWA, DimReduce
+from mindspore_boost_ext.freeze_optimizer import FreezeOpt
 from mindspore_boost_ext.pca import (
     Basis,
     Layout,
@@ -82,9 +83,15 @@ def prepare(
         tuple of the optimizer, a sentence for the report, and counts for it.
 
     Raises:
-        ValueError: if the snapshots or the basis cannot be used, on any rank.
+        ValueError: if the optimizer is a ``FreezeOpt``; if the snapshots or the basis cannot be
+            used, on any rank.
         TimeoutError: if a rank does not answer within ``settings.timeout`` seconds.
     """
+    if isinstance(optimizer, FreezeOpt):
+        raise ValueError(
+            "dim_reduce trains all weights in every step, but the optimizer is a FreezeOpt: give "
+            "the optimizer that it wraps"
+        )
     trained = {id(one) for one in optimizer.parameters}
     ordered = [one for one in network.trainable_params() if id(one) in trained]
     known = {id(one) for one in ordered}

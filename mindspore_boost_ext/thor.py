@@ -125,6 +125,7 @@ class THOR(nn.Optimizer):
     """
 
     parameter_aligned = ("layer_of", "normed")
+    parameter_free = ("split_indices",)
 
     def __init__(
         self,
@@ -211,6 +212,18 @@ class THOR(nn.Optimizer):
     def get_frequency(self) -> int:
         """Return the steps from one refresh to the next."""
         return self.frequency
+
+    def get_weight_decay(self) -> Any:
+        """Return the weight decay of this step; MindSpore keeps it times ``loss_scale``."""
+        held = super().get_weight_decay()
+        if not self.need_scale:  # gradients are divided by it before they decay
+            return held
+        if not self.is_group:
+            return held / self.loss_scale
+        result: tuple[Any, ...] = ()
+        for one in held:
+            result += (one / self.loss_scale,)
+        return result
 
     def is_due(self) -> Tensor:
         """Return bool [1]: whether this step should refresh the curvature."""

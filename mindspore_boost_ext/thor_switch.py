@@ -9,7 +9,7 @@ from mindspore import Tensor, nn
 
 from mindspore_boost_ext.learning_rate import host_array
 from mindspore_boost_ext.sections import ThorConfig
-from mindspore_boost_ext.thor import THOR
+from mindspore_boost_ext.thor import THOR, thor_of
 
 _MOMENTUM = 0.9
 # What nn.Optimizer keeps of learning rate, weight decay and loss scale; one entry a parameter where
@@ -36,9 +36,9 @@ def thor_in_place_of(
         The optimizer, and one sentence on what took its place.
 
     Raises:
-        ValueError: if the optimizer wraps another one, or has begun to train.
+        ValueError: if the optimizer wraps another one.
     """
-    if isinstance(optimizer, THOR):
+    if thor_of(optimizer) is not None:
         return optimizer, "the optimizer is THOR already, with settings of its own"
     if isinstance(optimizer, nn.LARS) or type(optimizer).__name__ == "FreezeOpt":
         raise ValueError(
@@ -56,6 +56,8 @@ def thor_in_place_of(
     for name in _GROUPS:
         if hasattr(optimizer, name):
             result.__dict__[name] = getattr(optimizer, name)
+    # The schedules of a run that has begun go on; moments of plain gradients would not fit.
+    result.global_step.set_data(Tensor(optimizer.global_step.value().copy()))
     kind = type(optimizer).__name__
     return result, f"in place of {kind}, with its parameters, learning rate and weight decay"
 

@@ -342,9 +342,11 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         step.freeze = False
         step.weights = optimizer.parameters
         step._cells["optimizer"] = optimizer
-        if self.auto_boost.config.grad_freeze.eval_frozen:
+        if self.freeze and self.auto_boost.config.grad_freeze.eval_frozen:
             frozen = frozen_cells(self.network, step.weights)
-            step._cells["network"] = resting_copy(self.network, frozen).set_grad()
+            # A copy would carry no tap; these layers act alike in training and evaluation.
+            tapped = [] if self.thor is None else [one.layer for one in self.thor.curvature.plans]
+            step._cells["network"] = resting_copy(self.network, frozen, tapped).set_grad()
         if self.reducer_flag:
             reducer = self._reducer(step.weights)
             step._cells["window_reducer"] = reducer
@@ -380,9 +382,9 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             asked_by = f"gradients.clip_norm={self.clip_norm:g}"
             report.put(Row("gradient clipping", asked_by, APPLIED, "by the global norm"))
         if self.thor is not None:
-            asked_by = report["thor"].asked_by
-            asked_by = "the optimizer is THOR" if asked_by == "-" else asked_by
-            reason = report["thor"].reason if report["thor"].status == APPLIED else ""
+            asked_by, reason = "the optimizer is THOR", ""
+            if report["thor"].status == APPLIED:
+                asked_by, reason = report["thor"].asked_by, report["thor"].reason
             report.put(Row("thor", asked_by, APPLIED, reason, self.thor.counts()))
             for row in self.thor.rows():
                 report.put(row)

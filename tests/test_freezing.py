@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import mindspore as ms
 import nets
 import numpy as np
@@ -363,21 +361,3 @@ def test_both_cells_take_a_freeze_opt_directly(mode):
         after = nets.weights(net)
         changed = {name for name, value in after.items() if (value != before[name]).any()}
         assert changed == {one.name for one in every[4:]}
-
-
-# What may be switched on together with freezing: all of it trains, in both modes.
-COMBINED = list(itertools.product(SCALES, [1, 2], [None, 0.1]))
-
-
-@pytest.mark.parametrize("combination", COMBINED, ids=str)
-def test_table_of_combinations(mode, combination):
-    scale, accumulate, clip_norm = combination
-    net = nets.Deep()
-    model = build(net, config(accumulate, clip_norm), **SCALES[scale](net))
-    ((x, _),) = nets.batches(1)
-    y = x.argmax(axis=1).astype(np.int32)
-    losses = []
-    for _ in range(40):
-        output = model.train_network(Tensor(x), Tensor(y))
-        losses.append(float((output[0] if isinstance(output, tuple) else output).asnumpy()))
-    assert losses[-1] < losses[0]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import mindspore as ms
 import nets
 import numpy as np
@@ -307,26 +305,3 @@ def test_report_names_the_detector():
     row = model.train_network.report()["overflow detection"]
     assert row.status == "applied"
     assert row.reason.startswith("cpu_finite: CPU")
-
-
-# What may be switched on together; later algorithms add a line.
-COMBINED = {
-    "scale": ["none", "fixed, dropping", "fixed, not dropping", "dynamic"],
-    "clip_norm": [None, 0.1],
-}
-
-
-@pytest.mark.parametrize("combination", list(itertools.product(*COMBINED.values())), ids=str)
-def test_table_of_combinations(mode, combination):
-    manager, clip_norm = combination
-    own = 1024.0 if manager == "fixed, not dropping" else 1.0
-    net = nets.MLP()
-    config = {**OFF, "gradients": {"clip_norm": clip_norm}}
-    optimizer = nets.momentum(net.trainable_params(), loss_scale=own)
-    model = build(net, config=config, optimizer=optimizer, **MANAGERS[manager]())
-    losses = []
-    ((x, y),) = nets.batches(1)
-    for _ in range(20):
-        output = model.train_network(Tensor(x), Tensor(y))
-        losses.append(float((output[0] if isinstance(output, tuple) else output).asnumpy()))
-    assert losses[-1] < losses[0]
