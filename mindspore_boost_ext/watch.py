@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 PATIENCE = 5.0  # seconds in which msrun should have ended this process; it looks every second
-_PARENT, _EXIT_STATUS = 1, 49  # places in /proc/PID/stat, from the one after the name
+_PARENT, _SESSION, _EXIT_STATUS = 1, 3, 49  # places in /proc/PID/stat, from the one after the name
 
 
 def watch_ranks() -> threading.Thread | None:
@@ -51,7 +51,10 @@ def ranks_beside(parent: int) -> dict[int, int]:
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
         with contextlib.suppress(OSError, ValueError):
-            if pid != os.getpid() and int(_stat(pid)[_PARENT]) == parent:
+            stat = _stat(pid)
+            # A rank has a session of its own; the "tail" that shows its log has not.
+            is_rank = int(stat[_PARENT]) == parent and int(stat[_SESSION]) == pid
+            if is_rank and pid != os.getpid():
                 rank = _variable(folder, "MS_NODE_ID")
                 if rank and _variable(folder, "MS_ROLE") == "MS_WORKER":
                     found[int(rank)] = pid

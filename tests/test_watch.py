@@ -37,14 +37,20 @@ def test_it_says_what_ended_a_process(code, told):
 
 
 def test_it_finds_the_workers_of_its_launcher():
-    def start(**variables):
+    def start(own_session=True, **variables):
         command = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **variables})
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **variables},
+            start_new_session=own_session,
+        )
         process.stdout.readline()  # it runs, with its environment
         return process
 
     workers = [start(MS_ROLE="MS_WORKER", MS_NODE_ID=str(rank)) for rank in (0, 3)]
     others = [start(MS_ROLE="MS_SCHED", MS_NODE_ID="1"), start(MS_ROLE="MS_WORKER")]
+    others.append(start(own_session=False, MS_ROLE="MS_WORKER", MS_NODE_ID="3"))
     try:
         beside = watch.ranks_beside(os.getpid())
         assert beside == {0: workers[0].pid, 3: workers[1].pid}
