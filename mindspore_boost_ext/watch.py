@@ -90,7 +90,8 @@ def _watch(others: dict[int, int]) -> None:
 
 
 def _end(told: str) -> None:
-    print(f"mindspore_boost_ext: {told}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"mindspore_boost_ext: {told}\n")
+    sys.stderr.flush()
     time.sleep(PATIENCE)
     os._exit(1)  # the main thread may wait in a collective for ever
 

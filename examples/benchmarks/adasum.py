@@ -42,7 +42,7 @@ Weights = list[np.ndarray]
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """Return centred images float64 ``[1797, 64]`` and labels int32 ``[1797]``."""
-    with np.load(EXAMPLES / "data" / "digits.npz") as arrays:
+    with np.load(EXAMPLES.parent / "mindspore_boost_ext" / "data" / "digits.npz") as arrays:
         images, labels = arrays["images"].reshape(-1, 64) / 16, arrays["labels"]
     return images - images.mean(axis=0), labels.astype(np.int32)
 
