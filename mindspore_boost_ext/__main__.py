@@ -20,6 +20,7 @@ from mindspore_boost_ext.config import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.launcher import run_script
 from mindspore_boost_ext.report import Report
+from mindspore_boost_ext.watch import watch_ranks
 
 # Where the card of an algorithm stands: the docstring of its module.
 CARDS = {
@@ -109,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: error: cannot open the script {options.script!r}", file=sys.stderr)
         return 2
     install()
+    watch_ranks()
     run_script(options.script, words[words.index(options.script) + 1 :])  # argparse drops a "--"
     return 0
 

@@ -11,21 +11,24 @@ rule of :mod:`mindspore_boost_ext.adasum_rule` works, tensor by tensor, in a tre
 servers. With servers that are no power of two, the ones beyond it are folded pairwise into the
 first; equal steps then give a mean in which the folded servers and their partners count half.
 
-How: all tensors travel in one buffer. A device begins with its part of it; at each level two
-servers swap halves, gather the inner products of all ranks, and combine their half; in the end one
-AllGather brings the slices together, so that every rank holds the bitwise same result. Products
-and norms are float64 on CPU, scaled float32 on Ascend and GPU.
+How: all tensors travel in one buffer. If that of all ranks together is at most 1 MiB (256 KiB each
+on 4 ranks), where latency is what costs, one AllGather gives every rank the steps of all, and each
+does the whole tree itself. A larger one is halved: a device begins with its part of it; at each
+level two servers swap halves, gather the inner products of all ranks, and combine their half; in
+the end one AllGather brings the slices together. Either way every rank holds the bitwise same
+result. Products and norms are float64 on CPU, scaled float32 on Ascend and GPU.
 
 When it helps: many servers, a learning rate tuned for one, gradients that differ (small batches,
 early in training). When it hurts: one server (plain data parallel is used); gradients that agree
 (large batches), where it is an expensive mean; a learning rate already tuned for the mean.
 Measured effect (``examples/benchmarks/adasum.py``, 8 simulated servers, the rate tuned for one):
-9.8 rounds to the loss where the mean needs 18.6 and the sum diverges. Time: not measured on a quiet
-machine.
-Cost: for S servers of D devices, ``2 log2 S + 1`` collectives a step, whatever the number of
-parameters (two more when S is no power of two). A rank sends ``(2 - 2/S) n / D`` values plus the
-final gather's share on Ascend and GPU, on CPU twice as many in the swaps. Memory: about four
-copies of the parameters. Parameters of any dtype travel as float32.
+9.8 rounds to the loss where the mean needs 18.6 and the sum diverges. Time on a
+loaded machine, LeNet on 4 processes: 1.9 times the all-reduce of its parameters as one buffer.
+Cost: a small buffer, one collective a step; a rank sends ``(S D - 1) n`` values and does the
+arithmetic of S - 1 pairs. A large one, for S servers of D devices, ``2 log2 S + 1`` collectives,
+whatever the number of parameters (two more when S is no power of two); a rank sends
+``(2 - 2/S) n / D`` values plus the final gather's share on Ascend and GPU, on CPU twice as many in
+the swaps. Memory: about four copies of the parameters. Parameters of any dtype travel as float32.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE with 2, 3, 4 and 8 processes;
 written, not run, for GPU and Ascend (Send and Receive, checked by recorded calls).
 How it combines: with every optimizer, accumulation (a window first), loss scales (an overflow on
@@ -44,10 +47,11 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext._rules import check_all, integer
-from mindspore_boost_ext.adasum_rule import Level, PairRule, owners_of_slices, tree
+from mindspore_boost_ext.adasum_rule import Level, PairRule, WholeTree, owners_of_slices, tree
 from mindspore_boost_ext.exchange import RowsOfRanks, group_of, make_swap, rank_count
 from mindspore_boost_ext.packing import Packing
 
+GATHERED_BYTES = 1 << 20  # up to this, all ranks' buffers together, every rank gets everything
 _WIDE_DEVICES = ("CPU",)  # those that compute in float64
 
 
@@ -113,7 +117,14 @@ class AdaSum(nn.Cell):
         self.gather_rows = RowsOfRanks()
         self.slices = Tensor(slices, ms.int32)
         self.levels = nn.CellList(auto_prefix=False)
-        if self.group_number > 1:
+        ranks = self.device_number * self.group_number
+        size = 4 * self.packing.blocks * self.packing.width
+        self.gathers = self.group_number > 1 and ranks * size <= GATHERED_BYTES
+        if self.gathers:
+            wide = ms.get_context("device_target") in _WIDE_DEVICES
+            owners, count = self.packing.owners, self.packing.count + 1
+            self.whole_tree = WholeTree(owners, count, self.group_number, wide)
+        elif self.group_number > 1:
             self._make_levels(tree(self.server, self.group_number))
 
     def construct(
@@ -162,6 +173,12 @@ class AdaSum(nn.Cell):
             steps = self.server_sum(steps) / self.device_number
         if self.group_number == 1:
             return steps
+        if self.gathers:
+            rows = self.gather_rows(ops.reshape(steps, (-1,)))
+            if self.device_number > 1:  # one row a server: that of its first device
+                rows = ops.reshape(rows, (self.group_number, self.device_number, -1))[:, 0]
+            shape = (self.group_number, self.packing.blocks, self.packing.width)
+            return self.whole_tree(ops.reshape(rows, shape))
         piece = steps[self.device * self.part : (self.device + 1) * self.part]
         for level in self.levels:
             piece = level(piece)
@@ -208,7 +225,7 @@ class AdaSum(nn.Cell):
         ranks, block = self.device_number * self.group_number, 4 * self.packing.width
         swaps = sum(level.values_sent for level in self.levels) * block
         sums = sum((ranks - 1) * level.rule.count * level.rule.columns for level in self.levels)
-        own = self.packing.blocks // len(self.slices)
+        own = self.packing.blocks // (1 if self.gathers else len(self.slices))
         average = 2 * (self.device_number - 1) * self.packing.blocks * block // self.device_number
         return {
             "mean in the server": average if self.averages else 0,

@@ -103,6 +103,12 @@ class PairRule(nn.Cell):
         count (int): number of tensors, padding included.
         wide (bool): float64 throughout, or float32 with every tensor scaled.
 
+    Inputs:
+        - **pair** (Tensor) - float32 [blocks, 2, width], blocks of two whole gradients or steps.
+
+    Outputs:
+        Tensor, float32 [blocks, width], their AdaSum.
+
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
     """
@@ -118,6 +124,15 @@ class PairRule(nn.Cell):
         self.columns = 8 if wide else 6
         self.product = ops.BatchMatMul(transpose_b=True)
         self.mix = ops.BatchMatMul()
+
+    def construct(self, pair: Tensor) -> Tensor:
+        """Return A(a, b), float32 [blocks, width], of pieces that hold all of every tensor."""
+        pair = ops.cast(pair, self.dtype)
+        if self.wide:
+            ones = ops.ones((self.count, 2), self.dtype)
+            return self.combined(pair, self._products(pair), ones)
+        products, scales = self.joined(self.sums(pair))
+        return self.combined(pair, products, scales)
 
     def pair(self, lower: Tensor, upper: Tensor) -> Tensor:
         """Return [blocks, 2, width]: both pieces side by side, in the dtype of the sums."""
@@ -168,6 +183,53 @@ class PairRule(nn.Cell):
 
     def _scaled(self, pair: Tensor, scales: Tensor) -> Tensor:
         return pair / ops.expand_dims(ops.gather(scales, self.owners, 0), 2)
+
+
+class WholeTree(nn.Cell):
+    """The tree on one rank that has the steps of all servers: each level is one batch of pairs.
+
+    Args:
+        owners (numpy.ndarray): int32 [blocks], the tensor to which each block belongs.
+        count (int): number of tensors, padding included.
+        servers (int): how many there are, at least 2.
+        wide (bool): as in :class:`PairRule`.
+
+    Inputs:
+        - **rows** (Tensor) - float32 [servers, blocks, width], the steps of the servers.
+
+    Outputs:
+        Tensor, float32 [blocks, width], their AdaSum.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+    """
+
+    def __init__(self, owners: np.ndarray, count: int, servers: int, wide: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.blocks = len(owners)
+        self.power = 1 << (servers.bit_length() - 1)
+        self.extra = servers - self.power
+
+        def rule(pairs: int) -> PairRule:
+            many = np.concatenate([owners + number * count for number in range(pairs)])
+            return PairRule(many, pairs * count, wide)
+
+        self.fold: Any = rule(self.extra) if self.extra else None
+        levels = [self.power >> bit for bit in range(1, self.power.bit_length())]
+        self.levels = nn.CellList([rule(pairs) for pairs in levels], auto_prefix=False)
+
+    def construct(self, rows: Tensor) -> Tensor:
+        """Combine the rows."""
+        width = rows.shape[2]
+        rows = ops.reshape(rows, (-1, width))
+        if self.extra > 0:
+            first, last = self.extra * self.blocks, self.power * self.blocks
+            folded = self.fold(self.fold.pair(rows[:first], rows[last:]))
+            rows = ops.concat((folded, rows[first:last]))
+        for rule in self.levels:
+            pair = ops.transpose(ops.reshape(rows, (-1, 2, self.blocks, width)), (0, 2, 1, 3))
+            rows = rule(ops.reshape(pair, (-1, 2, width)))
+        return rows
 
 
 def _products_of(factors: Tensor) -> Tensor:
@@ -235,4 +297,4 @@ def pair_sum(first: Any, second: Any, wide: bool = True) -> Tensor:
     return ops.reshape(rule.combined(pair, products, scales), first.shape)
 
 
-__all__ = ["Level", "PairRule", "owners_of_slices", "pair_sum", "tree"]
+__all__ = ["Level", "PairRule", "WholeTree", "owners_of_slices", "pair_sum", "tree"]

@@ -15,21 +15,25 @@ def sizes(ranks):
     return (20 * ranks - 17, 2 * ranks + 1, ranks + 2, 1)
 
 
-def device_numbers(ranks):
-    """Return the numbers of devices in a server to try; with 2 ranks, 2 is one server of all."""
-    return tuple(count for count in (1, 2) if ranks % count == 0)
+def runs(ranks):
+    """Return devices in a server, and whether the large tensor comes along: all are then halved.
+
+    With 2 ranks, 2 devices are one server of all.
+    """
+    return [(1, True), (1, False) if ranks == 3 else (2, False)]
 
 
-def steps(ranks):
-    """Return for each rank the same list of arrays: kinds x sizes x dtypes, then a large one."""
+def steps(ranks, large):
+    """Return for each rank a list of arrays: kinds x sizes x dtypes, then a large one if asked."""
     table = [[] for _ in range(ranks)]
     for dtype in (np.float32, np.float16):
         for kind in KINDS:
             for size in sizes(ranks):
                 for row, value in zip(table, values(kind, size, ranks, dtype)):
                     row.append(value)
-    for row, value in zip(table, values("random", LARGE, ranks, np.float32)):
-        row.append(value)
+    if large:
+        for row, value in zip(table, values("random", LARGE, ranks, np.float32)):
+            row.append(value)
     return table
 
 

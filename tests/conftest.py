@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from typing import Any
 
 # Some MindSpore wheels run convolutions 20-50 times slower on AVX-512 machines without this.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
@@ -29,6 +31,31 @@ def graph_mode():
     ms.set_context(mode=ms.GRAPH_MODE)
     yield
     ms.set_context(mode=before)
+
+
+@pytest.fixture(scope="session")
+def ended(tmp_path_factory):
+    """Return a function that gives the folder and what each of some real processes found.
+
+    Processes are started once for each number of them, whichever test comes first.
+    """
+    import launch
+
+    done: dict[int, Any] = {}
+
+    def run(ranks: int, mode: str) -> Any:
+        if ranks not in done:
+            folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+            try:
+                done[ranks] = folder, launch.results(ranks, folder)
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                done[ranks] = folder, error  # not to be waited for by every test again
+        folder, found = done[ranks]
+        if isinstance(found, Exception):
+            raise found
+        return folder, [result[mode] for result in found]
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -1,19 +1,13 @@
-"""One rank of ``test_dim_reduce_ranks.py``: trains in a subspace whose rows are shared out."""
+"""What a rank does for ``test_dim_reduce_ranks.py``: trains in a subspace, rows shared out."""
 
 from __future__ import annotations
 
-import json
-import os
 import pathlib
-import sys
 import time
-
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import mindspore as ms
 import nets
 from mindspore import Tensor, nn
-from mindspore.communication import get_rank, init
 
 from mindspore_boost_ext import AutoBoost, BoostModel
 
@@ -61,22 +55,26 @@ def refusal(folder, timeout=120):
     return "nothing"
 
 
-def main(mode, folder):
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
-    init()
-    rank = get_rank()
-    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+def prepare(folder):
+    """Write the snapshots that the ranks are going to read."""
+    for name, first in (("snapshots", 0), ("others", 50)):
+        (folder / name).mkdir()
+        for index in range(8):
+            net = nets.MLP(seed=first + index)
+            ms.save_checkpoint(net, str(folder / name / f"run-{index}.ckpt"))
+
+
+def results(rank, folder):
+    """Train all cases on the half of a rank; return what each ends with, and the errors."""
     folder = pathlib.Path(folder)
     half = slice(4 * rank, 4 * rank + 4)
-    results = {name: result(name, folder / "snapshots", half) for name in CASES}
-    results["missing on rank 1"] = refusal(folder / ("snapshots" if rank == 0 else "nowhere"))
-    results["others on rank 1"] = refusal(folder / ("snapshots" if rank == 0 else "others"))
-    # Last, since rank 0 leaves a broadcast behind that rank 1 has not answered.
+    found = {name: result(name, folder / "snapshots", half) for name in CASES}
+    found["missing on rank 1"] = refusal(folder / ("snapshots" if rank == 0 else "nowhere"))
+    found["others on rank 1"] = refusal(folder / ("snapshots" if rank == 0 else "others"))
+    return found
+
+
+def late(rank, folder):
+    """Let rank 1 come late; rank 0 leaves a broadcast behind that rank 1 has not answered."""
     time.sleep(rank * 6)
-    results["late rank 1"] = refusal(folder / "snapshots", 2)
-    with open(folder / f"rank{rank}.json", "w", encoding="utf-8") as file:
-        json.dump(results, file)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return {"late rank 1": refusal(pathlib.Path(folder) / "snapshots", 2)}

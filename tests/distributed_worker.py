@@ -1,38 +1,50 @@
-"""One rank of ``test_distributed.py``: trains on its share of the data, saves what it ends with."""
+"""One rank of all tests with several ranks: trains on its share, saves what it ends with.
+
+Starting processes is what costs time, so all tests that need the same number share one start, in
+both modes: see ``conftest.ended``.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from unittest import mock
 
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import adasum_cases
+import dim_reduce_worker
 import mindspore as ms
 import nets
 import numpy as np
+import test_overflow
+import thor_worker
 from mindspore import Parameter, Tensor, nn
 from mindspore.communication import get_group_size, get_rank, init
 
 import mindspore_boost_ext
-from mindspore_boost_ext import AdaSum, GroupLossScaleManager
+from mindspore_boost_ext import AdaSum, GroupLossScaleManager, adasum
 
-STEPS, OVERFLOW_AT = 6, 2
+STEPS, OVERFLOW_AT, SAVED_AT = 6, 2, 3
+SCALE = 64.0
 OVERFLOWING = ("dynamic", "grouped", "adasum dynamic")
 PLAIN = ("plain", "accumulation", "freezing", "dynamic", "grouped")
-ADASUM = ("adasum", "adasum servers", "adasum adam")
+ADASUM = ("adasum", "adasum servers sum", "adasum adam")
 ADASUM += ("adasum clipped accumulation norm", "adasum freezing", "adasum dynamic")
-# What runs where: start-up and compilation of many processes are what costs time.
 CASES = {
-    (2, "graph"): (*PLAIN, "sum", "adasum"),
-    (2, "pynative"): PLAIN,
+    (2, "graph"): (*PLAIN, "sum", "adasum resumed"),
+    (2, "pynative"): (*PLAIN, "adasum resumed"),
     (3, "graph"): ("adasum",),
     (4, "graph"): ("plain", *ADASUM),
     (4, "pynative"): ("adasum servers", "adasum dynamic"),
     (8, "graph"): ("plain", "adasum servers"),
+    (8, "pynative"): ("adasum",),
 }
+CLASS_RUNS = [one for one in CASES if one != (8, "pynative")]
 STEPS_OF = {"adasum": 20}
+# So small that all would be gathered: these are halved like large ones.
+HALVED = ("adasum servers", "adasum servers sum", "adasum dynamic")
 
 
 class CountingReducer(nn.Cell):
@@ -77,13 +89,13 @@ def marked():
     return net, manager
 
 
-def case(name, adasum=True):
+def case(name, with_adasum=True):
     """Return the network and the training step of a case, AdaSum switched off if so asked."""
     switches = dict.fromkeys(mindspore_boost_ext.AutoBoost().boost_config, False)
     config = {"boost": {"mode": "manual", **switches}}
     manager = None
     net = network(name)
-    if name.startswith("adasum") and adasum:
+    if name.startswith("adasum") and with_adasum:
         config["boost"]["adasum"] = True
         config["common"] = {"device_number": devices(name)}
     if "accumulation" in name:
@@ -94,6 +106,8 @@ def case(name, adasum=True):
         config["grad_freeze"] = {"param_groups": 3, "schedule": [0, 1, 2], "total_steps": 3}
     elif name.endswith("dynamic"):
         manager = ms.DynamicLossScaleManager(64, 2, 2)
+    elif name == "adasum servers sum":  # a factor in the gradients that the optimizer divides out
+        manager = ms.FixedLossScaleManager(SCALE, drop_overflow_update=False)
     elif name == "grouped":
         config["boost"]["loss_scale_group"] = True
         net, manager = marked()
@@ -119,12 +133,14 @@ def network(name):
 
 
 def devices(name):
-    return 2 if name == "adasum servers" else 1
+    return 2 if name.startswith("adasum servers") else 1
 
 
 def optimizer(name, parameters):
     if "adam" in name:
         return nn.Adam(parameters, 0.01)
+    if name == "adasum servers sum":
+        return nn.Momentum(parameters, 0.1, 0.9, loss_scale=SCALE)
     if name.startswith("adasum"):
         return nn.Momentum(parameters, 0.1, 0.9)
     return nn.SGD(parameters, 0.1)
@@ -140,18 +156,27 @@ def steps_of(name):
     return nets.batches(STEPS_OF.get(name, STEPS))
 
 
-def train(name, mode):
+def train(name, mode, folder):
     """Train one case; return what this rank ends with."""
-    rank, ranks = get_rank(), get_group_size()
-    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=name != "sum")
-    net, step = case(name)
+    ms.set_auto_parallel_context(
+        parallel_mode="data_parallel", gradients_mean=not name.endswith("sum")
+    )
+    net, step = halved_case(name)
     if mode == "pynative" and name == "accumulation":
         step.window_reducer = CountingReducer(step.window_reducer)
-    for index, (x, y) in enumerate(steps_of(name)):
-        x, y = share(x, rank, ranks), share(y, rank, ranks)
-        if index == OVERFLOW_AT and rank == 1 and name in OVERFLOWING:
-            x[0, 0] = np.inf  # on this rank alone
-        step(Tensor(x), Tensor(y))
+    result = {}
+    if name.endswith("resumed"):
+        path = f"{folder}/{mode}_rank{get_rank()}.ckpt"
+        run(name, step, slice(0, SAVED_AT))
+        ms.save_checkpoint(step, path)
+        run(name, step, slice(SAVED_AT, STEPS))
+        result["uninterrupted"] = state(step)
+        net, step = halved_case(name)
+        ms.load_param_into_net(step, ms.load_checkpoint(path))
+        run(name, step, slice(SAVED_AT, STEPS))
+        result["resumed"] = state(step)
+    else:
+        run(name, step)
     counted = getattr(step.window_reducer, "calls", None)
     return {
         "weights": {one.name: one.asnumpy().tolist() for one in net.trainable_params()},
@@ -163,33 +188,71 @@ def train(name, mode):
         "observations": step.observations(),
         "reductions": None if counted is None else len(counted),
         "row": step.report()["adasum"].cells(),
+        **result,
     }
 
 
-def adasum_class(folder):
+def halved_case(name):
+    """Return the case, whose tensors count as large ones if it is to be halved."""
+    limit = 0 if name in HALVED else adasum.GATHERED_BYTES
+    with mock.patch.object(adasum, "GATHERED_BYTES", limit):
+        return case(name)
+
+
+def run(name, step, part=slice(None)):
+    """Train on this rank's share of some batches."""
+    rank, ranks = get_rank(), get_group_size()
+    for index, (x, y) in list(enumerate(steps_of(name)))[part]:
+        x, y = share(x, rank, ranks), share(y, rank, ranks)
+        if index == OVERFLOW_AT and rank == 1 and name in OVERFLOWING:
+            x[0, 0] = np.inf  # on this rank alone
+        step(Tensor(x), Tensor(y))
+
+
+def state(step):
+    return {one.name: one.asnumpy().tolist() for one in step.get_parameters()}
+
+
+def adasum_class(mode, folder):
     """Run the AdaSum Cell itself over all of Horovod's tensors at once; save the results."""
     rank, ranks = get_rank(), get_group_size()
-    for count in adasum_cases.device_numbers(ranks):
-        steps = adasum_cases.steps(ranks)[rank]
+    for count, large in adasum_cases.runs(ranks):
+        steps = adasum_cases.steps(ranks, large)[rank]
         parameters = [
             Parameter(Tensor(np.zeros_like(value)), name=f"p{index}")
             for index, value in enumerate(steps)
         ]
         cell = AdaSum(rank, count, ranks // count, parameters)
+        assert cell.gathers == (not large and ranks > count)
         old = tuple(Tensor(np.zeros_like(value)) for value in steps)
-        run = adasum_cases.Run(cell, parameters)
+        combine = adasum_cases.Run(cell, parameters)
         for parameter, value in zip(parameters, steps):
             ms.ops.assign(parameter, Tensor(-value))
-        run(*old)
+        combine(*old)
         found = {str(index): one.asnumpy() for index, one in enumerate(parameters)}
-        np.savez(f"{folder}/adasum{count}_rank{rank}.npz", **found)
+        np.savez(f"{folder}/{mode}_adasum{count}_{large}_rank{rank}.npz", **found)
 
 
-def main(mode, folder):
+def results_of(mode, folder):
+    """Return what this rank found in one mode, by case."""
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    ranks = get_group_size()
+    results = {name: train(name, mode, folder) for name in CASES.get((ranks, mode), ())}
+    if (ranks, mode) in CLASS_RUNS:
+        adasum_class(mode, folder)
+    if ranks == 2:
+        ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+        results["detector"] = test_overflow.answers_of_rank(get_rank())
+        results["thor"] = thor_worker.weights(get_rank())
+        results["dim_reduce"] = dim_reduce_worker.results(get_rank(), folder)
+    return results
+
+
+def main(folder):
     init()
-    results = {name: train(name, mode) for name in CASES[get_group_size(), mode]}
-    adasum_class(folder)
+    results = {mode: results_of(mode, folder) for mode in ("graph", "pynative")}
+    if get_group_size() == 2:  # last, since it leaves a collective behind that nobody answers
+        results["pynative"]["dim_reduce"].update(dim_reduce_worker.late(get_rank(), folder))
     with open(f"{folder}/rank{get_rank()}.json", "w", encoding="utf-8") as file:
         json.dump(results, file)
 

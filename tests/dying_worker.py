@@ -1,4 +1,4 @@
-"""One rank of a run in which a rank is killed in the middle of training."""
+"""One rank of a run in which a rank is killed in the middle of training; a script like any."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import sys
 
 import distributed_worker
 import mindspore as ms
+import mindspore.boost
 import nets
 from mindspore import Tensor
 from mindspore.communication import get_group_size, get_rank, init
 
 
 def main(mode, folder, victim):
+    print("rank", os.environ["RANK_ID"], sys.argv[1:], mindspore.boost.AutoBoost.__module__)
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     init()
     rank = get_rank()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import socket
 import subprocess
 import sys
 
+import dim_reduce_worker
 import psutil
 
 TESTS = pathlib.Path(__file__).parent
@@ -20,18 +22,28 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def launch(ranks, folder, script, *arguments, timeout=240, environment=None):
-    """Run ``script`` on ``ranks`` processes; return the finished launcher and the logs' ends."""
+def results(ranks, folder):
+    """Run the worker of all tests on ``ranks`` processes; return what each rank found, by mode."""
+    if ranks == 2:
+        dim_reduce_worker.prepare(folder)
+    code, logs = launch(ranks, folder, TESTS / "distributed_worker.py", folder, timeout=600)
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
+    assert (code, len(found)) == (0, ranks), logs
+    return found
+
+
+def launch(ranks, folder, *command, timeout=240, environment=None):
+    """Run a script, or a command, on ``ranks`` processes; return exit code and the logs' ends."""
     interpreter = pathlib.Path(sys.executable).parent
-    command = [
+    launcher = [
         *(sys.executable, "-m", "mindspore.parallel.cluster.run", f"--worker_num={ranks}"),
         *(f"--local_worker_num={ranks}", f"--master_port={free_port()}"),
-        *(f"--log_dir={folder}", "--join=True", str(script), *map(str, arguments)),
+        *(f"--log_dir={folder}", "--join=True", *map(str, command)),
     ]
     own = {"PATH": f"{interpreter}{os.pathsep}{os.environ['PATH']}", **(environment or {})}
     with open(f"{folder}/launcher.log", "w", encoding="utf-8") as log:
         process = subprocess.Popen(
-            command,
+            launcher,
             cwd=folder,
             stdout=log,
             stderr=log,

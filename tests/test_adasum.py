@@ -12,7 +12,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext import AdaSum, AutoBoost, adasum, exchange
-from mindspore_boost_ext.adasum_rule import PairRule, owners_of_slices, pair_sum, tree
+from mindspore_boost_ext.adasum_rule import PairRule, WholeTree, owners_of_slices, pair_sum, tree
 from mindspore_boost_ext.packing import Packing, block_width
 
 wide = pytest.mark.parametrize("wide", [True, False], ids=["float64", "scaled float32"])
@@ -102,6 +102,19 @@ def test_ranges_of_a_tensor_join_to_the_whole(mode, wide):
         expected = oracles.adasum_pair(lower[tensor], upper[tensor])
         result = np.concatenate(found)[tensor]
         assert error(result, expected) <= BOUND * np.linalg.norm(expected)
+
+
+@wide
+@pytest.mark.parametrize("servers", [2, 3, 7, 8])
+def test_the_whole_tree_on_one_rank_agrees_with_float64(mode, wide, servers):
+    """Two tensors of two blocks and of one, the first far larger than the second."""
+    owners = np.array([0, 0, 1], np.int32)
+    rows = GENERATOR.normal(size=(servers, 3, 16)).astype(np.float32)
+    rows[:, :2] *= 1e20
+    found = WholeTree(owners, 2, servers, wide)(Tensor(rows)).asnumpy()
+    for tensor in (slice(0, 2), slice(2, 3)):
+        expected = oracles.adasum(list(rows[:, tensor]))
+        assert error(found[tensor], expected) <= BOUND * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("servers", range(2, 10))

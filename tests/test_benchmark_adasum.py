@@ -53,5 +53,6 @@ def test_rounds_and_cost_print_their_tables(adasum, capsys, tmp_path, monkeypatc
     adasum.main(["--parts", "rounds", "cost", *arguments])
     shown = capsys.readouterr().out
     assert "| 2 | never | never | never |" in shown
-    assert "| 4 | 1 | 5 |" in shown  # collectives
+    assert "| 4 | 1 | halved | 5 |" in shown  # collectives
+    assert "| 4 | 1 | gathered | 1 |" in shown
     assert plot.stat().st_size > 1000

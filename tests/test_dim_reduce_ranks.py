@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-
 import dim_reduce_worker
 import mindspore as ms
-import nets
 import numpy as np
 import pytest
 
-TESTS = pathlib.Path(__file__).parent
 
-
-@pytest.fixture(scope="module", params=["graph", "pynative"])
-def ranks(request, tmp_path_factory):
-    """Run the worker on two ranks; return mode, folder, and what each rank ended with."""
-    folder = tmp_path_factory.mktemp(request.param)
-    for name, first in (("snapshots", 0), ("others", 50)):
-        (folder / name).mkdir()
-        for index in range(8):
-            net = nets.MLP(seed=first + index)
-            ms.save_checkpoint(net, str(folder / name / f"run-{index}.ckpt"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    interpreter = pathlib.Path(sys.executable).parent
-    command = [
-        *(sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2"),
-        *("--local_worker_num=2", f"--master_port={port}", f"--log_dir={folder}", "--join=True"),
-        *(str(TESTS / "dim_reduce_worker.py"), request.param, str(folder)),
-    ]
-    subprocess.run(
-        command,
-        cwd=folder,
-        capture_output=True,
-        timeout=240,
-        env={**os.environ, "PATH": f"{interpreter}{os.pathsep}{os.environ['PATH']}"},
-    )
-    found = sorted(folder.glob("rank*.json"))
-    logs = "\n".join(log.read_text()[-2000:] for log in folder.glob("worker_*.log"))
-    assert len(found) == 2, logs
-    return request.param, folder, [json.loads(path.read_text()) for path in found]
+@pytest.fixture(params=["graph", "pynative"])
+def ranks(request, ended):
+    """Return mode, folder, and what each of two ranks ended with."""
+    folder, results = ended(2, request.param)
+    return request.param, folder, [result["dim_reduce"] for result in results]
 
 
 def test_ranks_end_bitwise_equal(ranks):
@@ -86,7 +52,8 @@ def test_other_snapshots_on_a_rank_are_told_on_all(ranks):
         )
 
 
-def test_a_rank_that_comes_too_late_is_named(ranks):
-    _, _, (first, _) = ranks
+def test_a_rank_that_comes_too_late_is_named(ended):
+    _, (first, _) = ended(2, "pynative")
+    first = first["dim_reduce"]
     assert first["late rank 1"].startswith("TimeoutError: dim_reduce: rank 1 has not answered")
     assert "dim_reduce.timeout = 2 seconds" in first["late rank 1"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -129,45 +128,6 @@ def test_an_unmodified_script_trains_with_this_package(tmp_path):
     assert result.stdout.count("loss is ") == 2
     assert "None" not in result.stdout
     assert result.stdout.splitlines()[-1] == "mindspore_boost_ext.boost"
-
-
-def test_a_script_runs_under_msrun(tmp_path):
-    """Two real processes, each with its rank, through the launcher that MindSpore ships."""
-    path = write(
-        tmp_path,
-        "train.py",
-        """
-        import os, sys
-        import mindspore.boost
-        print("rank", os.environ["RANK_ID"], sys.argv[1:], mindspore.boost.AutoBoost.__module__)
-        """,
-    )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    msrun = [sys.executable, "-m", "mindspore.parallel.cluster.run"]
-    options = ["--worker_num=2", "--local_worker_num=2", f"--master_port={port}", "--join=True"]
-    environment = {
-        **os.environ,
-        "PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}",
-    }
-    run(
-        [
-            *msrun,
-            *options,
-            f"--log_dir={tmp_path}",
-            "python",
-            "-m",
-            "mindspore_boost_ext",
-            path,
-            "-v",
-        ],
-        env=environment,
-    )
-    logs = sorted(tmp_path.glob("worker_*.log"))
-    assert len(logs) == 2
-    for rank, log in enumerate(logs):
-        assert f"rank {rank} ['-v'] mindspore_boost_ext.boost" in log.read_text()
 
 
 def test_explain_says_what_a_configuration_would_do(capsys, tmp_path):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -631,56 +629,26 @@ def test_row_sparse_gradients_compile_with_every_detector(variant, dumps):
 # ---- Two real processes ----
 
 
-def run_rank(folder):
-    """What each of two processes does: rank 1 alone has inf in its second gradient."""
-    ms.communication.init()
-    rank = ms.communication.get_rank()
+def answers_of_rank(rank):
+    """What each of two processes finds: rank 1 alone has inf in its second gradient."""
     clean = [Tensor([1.0, 2.0]), Tensor([[3.0]])]
     bad = [clean[0], Tensor([[np.inf]], ms.float32)] if rank == 1 else clean
-    answers = {}
-    for name, mode in {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}.items():
-        ms.set_context(mode=mode)
-        alone = choose_detector()
-        together = choose_detector(distributed=True)
-        answers[name] = {
-            "alone": flags(alone, *bad)[0],
-            "bad": flags(together, *bad)[0],
-            "clean": flags(together, *clean)[0],
-            "each": PerGradient(together)(*bad).asnumpy().tolist(),
-        }
-    (folder / f"rank{rank}.json").write_text(json.dumps(answers), encoding="utf-8")
+    together = choose_detector(distributed=True)
+    return {
+        "alone": flags(choose_detector(), *bad)[0],
+        "bad": flags(together, *bad)[0],
+        "clean": flags(together, *clean)[0],
+        "each": PerGradient(together)(*bad).asnumpy().tolist(),
+    }
 
 
-def test_all_ranks_agree(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        str(pathlib.Path(sys.executable).with_name("msrun")),
-        "--worker_num=2",
-        "--local_worker_num=2",
-        f"--master_port={port}",
-        f"--log_dir={tmp_path / 'logs'}",
-        "--join=True",
-        __file__,
-        "rank",
-        str(tmp_path),
-    ]
-    here = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    run = subprocess.run(  # msrun starts the python that it finds on the path
-        command,
-        env={**os.environ, "PATH": here},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-    )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    for rank in (0, 1):
-        answers = json.loads((tmp_path / f"rank{rank}.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("mode_name", ["graph", "pynative"])
+def test_all_ranks_agree(ended, mode_name):
+    _, results = ended(2, mode_name)
+    for rank, result in enumerate(results):
         expected = {"alone": rank == 1, "bad": True, "clean": False, "each": [False, True]}
-        assert answers == {"graph": expected, "pynative": expected}
+        assert result["detector"] == expected
 
 
 if __name__ == "__main__":
-    {"compile": compile_all, "rank": run_rank}[sys.argv[1]](pathlib.Path(sys.argv[2]))
+    compile_all(pathlib.Path(sys.argv[2]))

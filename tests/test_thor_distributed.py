@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import thor_worker
@@ -16,27 +9,12 @@ from test_thor import pairs, reference
 
 from mindspore_boost_ext.thor_factors import MeanOverRanks
 
-TESTS = pathlib.Path(__file__).parent
-
 
 @pytest.mark.parametrize("mode_name", ["graph", "pynative"])
-def test_two_ranks_train_like_one_process_on_all_the_data(mode_name, tmp_path):
+def test_two_ranks_train_like_one_process_on_all_the_data(ended, mode_name):
     """The mean over ranks of moments of halves is the moment of the whole batch."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "mindspore.parallel.cluster.run", "--worker_num=2"),
-        *("--local_worker_num=2", f"--master_port={port}", f"--log_dir={tmp_path}", "--join=True"),
-        *(str(TESTS / "thor_worker.py"), mode_name, str(tmp_path)),
-    ]
-    folder = pathlib.Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=240, env=environment)
-    logs = "\n".join(log.read_text()[-2000:] for log in tmp_path.glob("worker_*.log"))
-    found = sorted(tmp_path.glob("rank*.json"))
-    assert len(found) == 2, logs
-    first, second = (json.loads(path.read_text()) for path in found)
+    _, results = ended(2, mode_name)
+    first, second = (result["thor"] for result in results)
     assert first == second
     expected = reference(pairs(thor_worker.STEPS), frequency=thor_worker.FREQUENCY)
     np.testing.assert_allclose(first["layer.weight"], expected, rtol=1e-4, atol=1e-5)

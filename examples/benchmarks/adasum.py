@@ -385,10 +385,15 @@ def cost(_: argparse.Namespace) -> None:
 
     parameters = NETWORKS["small ResNet"]().trainable_params()
     values, rows = sum(one.size for one in parameters), []
-    for ranks, devices in ((2, 1), (3, 1), (4, 1), (8, 1), (8, 2), (16, 8)):
+    clusters = ((2, 1), (3, 1), (4, 1), (8, 1), (8, 2), (16, 8))
+    for ranks, devices, limit in (
+        *((2, 1, module.GATHERED_BYTES), (4, 1, module.GATHERED_BYTES)),
+        *((*cluster, 0) for cluster in clusters),
+    ):
         with (
             mock.patch.object(module, "rank_count", return_value=ranks),
             mock.patch.object(module, "make_swap", return_value=None),
+            mock.patch.object(module, "GATHERED_BYTES", limit),
         ):
             cell = module.AdaSum(0, devices, ranks // devices, parameters, equal_in_server=True)
         sent = cell.bytes_sent()
@@ -398,6 +403,7 @@ def cost(_: argparse.Namespace) -> None:
             (
                 ranks,
                 devices,
+                "gathered" if cell.gathers else "halved",
                 cell.collectives(),
                 on_cpu,
                 elsewhere,
@@ -408,7 +414,8 @@ def cost(_: argparse.Namespace) -> None:
         f"What AdaSum sends on rank 0 a step, {values} parameters in {len(parameters)} tensors "
         "(the reduction of gradients inside a server comes on top)",
         (
-            *("ranks", "device_number", "collectives", "bytes (CPU)", "bytes (Send/Receive)"),
+            *("ranks", "device_number", "steps are", "collectives"),
+            *("bytes (CPU)", "bytes (Send/Receive)"),
             *("over the least (CPU)", "over the least (Send/Receive)"),
         ),
         rows,
