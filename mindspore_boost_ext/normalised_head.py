@@ -35,9 +35,61 @@ from mindspore_boost_ext._rules import check, real, shown
 EPSILON = 1e-4
 
 
-@ms.jit  # one call from PYNATIVE_MODE instead of twelve
-def scaled_cosines(rows: Tensor, weight: Tensor, multiplier: Tensor) -> Tensor:
-    """Return the cosines of the angles between two sets of rows, times a number.
+class _Cosines(nn.Cell):
+    """The cosines between two sets of rows, with gradients that pass over the rows only once.
+
+    The gradient of a row has no part along the row, and the part to take away is a sum of gradients
+    times cosines: one number a row. Automatic differentiation goes back through all squares.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.product = ops.MatMul(transpose_b=True)
+        self.to_rows = ops.MatMul()
+        self.to_weight = ops.MatMul(transpose_a=True)
+        self.total = ops.ReduceSum(keep_dims=True)
+
+    def construct(self, rows: Tensor, weight: Tensor) -> Tensor:
+        product = self.product(_unit(rows), ops.cast(weight, rows.dtype))
+        return product * ops.cast(ops.transpose(_lengths(weight)[0], (1, 0)), rows.dtype)
+
+    def bprop(
+        self, rows: Tensor, weight: Tensor, out: Tensor, dout: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        row_scale, row_away = _lengths(rows)  # [batch, 1]
+        scale, away = _lengths(weight)  # [outputs, 1]
+        unit, kind = _unit(rows), rows.dtype
+        gradient = ops.cast(dout, ms.float32)
+        along = gradient * ops.cast(out, ms.float32)
+        gradient = gradient * ops.transpose(scale, (1, 0))
+        to_rows = self.to_rows(ops.cast(gradient * row_scale, kind), ops.cast(weight, kind))
+        to_rows = to_rows - unit * ops.cast(self.total(along, 1) * row_away, kind)
+        to_weight = ops.cast(self.to_weight(ops.cast(gradient, kind), unit), weight.dtype)
+        by_output = ops.transpose(self.total(along, 0), (1, 0)) * (away * scale)
+        return to_rows, to_weight - weight * ops.cast(by_output, weight.dtype)
+
+
+_COSINES = _Cosines()
+
+
+def _lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return 1 / length of each row, 100 for those shorter than 0.01; and the same, but 0 there."""
+    wide = ops.cast(rows, ms.float32)
+    square = ops.ReduceSum(keep_dims=True)(wide * wide, 1)
+    scale = ops.rsqrt(ops.maximum(square, EPSILON))
+    return scale, scale * ops.cast(square > EPSILON, ms.float32)
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Return rows divided by their lengths, of the type of ``rows``."""
+    return ops.cast(ops.cast(rows, ms.float32) * _lengths(rows)[0], rows.dtype)
+
+
+@ms.jit  # one call from PYNATIVE_MODE instead of a dozen
+def scaled_cosines(
+    rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Return the cosines of the angles between two sets of rows, plus a bias, times a number.
 
     Lengths are computed in float32. Only the features are divided before the product: dividing its
     columns instead of the weight is cheaper, and the product stays within the length of a weight.
@@ -46,21 +98,15 @@ def scaled_cosines(rows: Tensor, weight: Tensor, multiplier: Tensor) -> Tensor:
         rows (Tensor): floating ``[batch, length]``, features.
         weight (Tensor): floating ``[outputs, length]``.
         multiplier (Tensor): float32 ``[1]``.
+        bias (Tensor, optional): floating ``[outputs]``. Default: None.
 
     Returns:
         Tensor ``[batch, outputs]``, of the type of ``rows``.
     """
-    wide = ops.cast(rows, ms.float32)
-    lengths = ops.transpose(_reciprocal_length(ops.cast(weight, ms.float32)), (1, 0))
-    unit = ops.cast(wide * _reciprocal_length(wide), rows.dtype)
-    product = ops.MatMul(transpose_b=True)(unit, ops.cast(weight, rows.dtype))
-    return product * ops.cast(multiplier * lengths, rows.dtype)
-
-
-def _reciprocal_length(rows: Tensor) -> Tensor:
-    """Return 1 / length of each row, ``[count, 1]``; 100 for rows shorter than 0.01."""
-    square = ops.ReduceSum(keep_dims=True)(rows * rows, 1)
-    return ops.rsqrt(ops.maximum(square, EPSILON))
+    result = _COSINES(rows, weight)
+    if bias is not None:
+        result = result + ops.cast(bias, rows.dtype)
+    return result * ops.cast(multiplier, rows.dtype)
 
 
 class _Outputs(nn.Cell):
@@ -73,9 +119,7 @@ class _Outputs(nn.Cell):
     def outputs(self, x: Tensor) -> Tensor:
         """Return ``activation(m * (cosines + bias))``, of the type of ``x``."""
         rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
-        result = scaled_cosines(rows, self.weight, self.multiplier)
-        if self.bias is not None:
-            result = result + ops.cast(self.multiplier * self.bias, result.dtype)
+        result = scaled_cosines(rows, self.weight, self.multiplier, self.bias)
         if x.ndim != 2:
             result = result.reshape((*x.shape[:-1], self.out_channels))
         return result if self.activation is None else self.activation(result)

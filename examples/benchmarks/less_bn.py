@@ -1,7 +1,7 @@
 """What LessBN, the normalised head and gradient centralization do to accuracy and to the step.
 
     python examples/benchmarks/less_bn.py                     # everything, about 15 minutes
-    python examples/benchmarks/less_bn.py --runs --seeds 3 --epochs 10
+    python examples/benchmarks/less_bn.py --runs --seeds 3 --epochs 8
     python examples/benchmarks/less_bn.py --counts --speed --pairs 40
 
 **Runs** (``--runs``): the digits, trained plainly and with the methods; steps, seeds, batches and
@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{part}", action="store_true", help="only the parts given")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each method")
     parser.add_argument("--first-seed", type=int, default=0, help="the seeds count up from here")
-    parser.add_argument("--epochs", type=int, default=10, help="passes over the digits")
+    parser.add_argument("--epochs", type=int, default=8, help="passes over the digits")
     parser.add_argument("--width", type=int, default=8, help="channels of the first stage")
     parser.add_argument("--multiplier", type=float, default=10.0, help="where the head's m starts")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of each comparison")
