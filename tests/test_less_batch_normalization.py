@@ -378,8 +378,8 @@ def test_a_freeze_optimizer_of_the_user_is_fitted():
     assert not [name for name in names[0] if "layer1.0.bn1" in name]
 
 
-@pytest.mark.parametrize("kind", [ms.Model, BoostModel])
-def test_with_freezing_accumulation_and_loss_scaling(mode, kind):
+def test_with_freezing_accumulation_and_loss_scaling(mode):
+    kind = ms.Model if mode == "graph" else BoostModel
     net = zoo.ZooResNet()
     config = {
         "boost": {"mode": "manual", "grad_accumulation": True},
