@@ -28,7 +28,8 @@ is centralizing after decay, since the mean and a factor commute.
 
 When it helps: networks with BatchNorm or weight standardisation, trained from scratch. When it
 hurts: nothing known to be lost; on weights whose row sums have a meaning it is wrong.
-Measured effect: none by itself; see the benchmark of LessBN.
+Measured effect: not measured alone. Digits, small ResNet with LessBN and head, 8 epochs, mean
+accuracy of seeds 0 to 2 (``examples/benchmarks/less_bn.py --runs``): 0.9926, without it 0.9843.
 Cost: one mean and one subtraction for each weight; no memory. Speed:
 ``examples/benchmarks/centralization.py``.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.

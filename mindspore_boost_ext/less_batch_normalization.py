@@ -17,8 +17,8 @@ original network loads (the surplus is reported as not used), but its accuracy i
 from scratch. Gradients of deep networks can be large in the first steps: warm up. The head bounds
 the loss from below, see :mod:`mindspore_boost_ext.normalised_head`.
 Measured effect (``examples/benchmarks/less_bn.py``): MindCV's ResNet-50 has 17 BatchNorms instead
-of 53 and 43 % fewer normalised elements, ResNet-18 9 instead of 20 and 37 % fewer. Accuracy and
-speed: see the README.
+of 53 and 43 % fewer normalised elements, ResNet-18 9 instead of 20 and 37 % fewer. Digits, small
+ResNet, 8 epochs, mean accuracy of seeds 0 to 2: plain 0.9954, LessBN 0.9926. Speed: see there.
 Cost: nothing while training; the network's code is run once on stand-ins when the Model is built.
 Layers of ``mindspore.nn`` only: those of ``mindspore.mint`` have no CPU kernels, and stay.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.

@@ -16,6 +16,8 @@ import less_bn as benchmark  # noqa: E402
 from mindspore import Tensor, nn  # noqa: E402
 from networks import BasicBlock, SmallResNet, batch  # noqa: E402
 
+from mindspore_boost_ext.gradient_centralization import installed_axes  # noqa: E402
+
 
 def test_normalised_elements_are_those_of_one_image():
     # Two BatchNorms of 4 channels on 6 x 6 in the branch, one on the shortcut.
@@ -32,3 +34,12 @@ def test_a_training_cell_of_each_method_trains(graph_mode, name):
     step = benchmark.training_cell(network, benchmark.METHODS[name])
     assert np.isfinite(step(*batch(4)).asnumpy())
     assert isinstance(network.head, nn.Dense) == (name == "plain")
+
+
+def test_the_last_line_differs_from_the_one_before_by_centralization():
+    third, last = list(benchmark.METHODS)[2:]
+    weights = {}
+    for name in (third, last):
+        cell = benchmark.training_cell(SmallResNet(2), benchmark.METHODS[name])
+        weights[name] = len(installed_axes(cell.optimizer))
+    assert weights == {third: 0, last: 17}  # 17 convolutions; the head is left out
