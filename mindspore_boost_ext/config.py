@@ -63,6 +63,7 @@ LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
 )
 STRICT_VARIABLE = "MINDSPORE_BOOST_EXT_STRICT"
 _FILE_LIMIT = 1 << 20
+_PATH_SHOWN = 60
 _ALIASES = MappingProxyType(
     {"dim_reduce.n_component": "n_components", "common.device_num": "device_number"}
 )
@@ -388,7 +389,9 @@ def read_json(path: str) -> dict[str, Any]:
             raise ValueError(f"it must hold a JSON object, got {shown(document)}")
     except (OSError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BoostConfigError([f"cannot use the file {shown(path)}: {reason}"]) from error
+        # The end of a long path says more than its beginning.
+        where = shown(path if len(path) < _PATH_SHOWN else "..." + path[-_PATH_SHOWN:])
+        raise BoostConfigError([f"cannot use the file {where}: {reason}"]) from error
     return document
 
 

@@ -15,6 +15,14 @@ import pytest
 import mindspore_boost_ext
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Keep a file in one process, and all that reads what the same real processes found."""
+    for item in items:
+        group = "ranks" if "ended" in item.fixturenames else item.path.name
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(params=["graph", "pynative"])
 def mode(request):
     """Run the test in GRAPH_MODE and in PYNATIVE_MODE."""
