@@ -27,6 +27,7 @@ from mindspore_boost_ext.resting import resting_copy
 from mindspore_boost_ext.subspace import make_dim_reduce
 from mindspore_boost_ext.thor import thor_of
 from mindspore_boost_ext.thor_step import Turns
+from mindspore_boost_ext.watch import watch_ranks
 
 
 class BoostTrainOneStepCell(nn.TrainOneStepCell):
@@ -76,6 +77,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         if sens is not None and (isinstance(sens, bool) or not isinstance(sens, numbers.Number)):
             raise TypeError(f"sens must be a number or None, got {shown(sens)}")
         super().__init__(network, optimizer, sens)
+        if self.reducer_flag:
+            watch_ranks()
         self.auto_boost = AutoBoost.current(optimizer)
         self.clip_norm = self.auto_boost.config.gradients.clip_norm
         self._use_adasum()

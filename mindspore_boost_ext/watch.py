@@ -1,8 +1,9 @@
 """Says on every rank which rank has died: a thread watches the processes of the other ranks.
 
 ``msrun --join=True`` ends all ranks about a second after one has died, and names a process id. With
-the watch, which ``python -m mindspore_boost_ext`` starts, each of the others first writes the rank
-and what ended it to its log, which msrun shows. Should nobody end them, they end themselves.
+the watch every other rank first writes which rank it was and what ended it to its log, which msrun
+shows. Should nobody end them, they end themselves. ``python -m mindspore_boost_ext`` starts the
+watch, and so does the first step cell that reduces over ranks.
 
 When it helps: with several processes on one machine. When it hurts: nowhere; the thread sleeps in
 the kernel until a process ends. Cost: one look through ``/proc`` at the start.
@@ -21,6 +22,7 @@ import threading
 import time
 from pathlib import Path
 
+NAME = "boost.watch"
 PATIENCE = 5.0  # seconds in which msrun should have ended this process; it looks every second
 _PARENT, _SESSION, _EXIT_STATUS = 1, 3, 49  # places in /proc/PID/stat, from the one after the name
 
@@ -29,14 +31,16 @@ def watch_ranks() -> threading.Thread | None:
     """Watch the other ranks on this machine, if this process is a rank that msrun started.
 
     Returns:
-        threading.Thread, the watch, a daemon; None where there is nothing to watch.
+        threading.Thread, the watch, a daemon; None where there is nothing to watch, or a watch.
     """
     if os.environ.get("MS_ROLE") != "MS_WORKER" or not hasattr(os, "pidfd_open"):
+        return None
+    if any(thread.name == NAME for thread in threading.enumerate()):
         return None
     others = ranks_beside(os.getppid())
     if not others:
         return None
-    watch = threading.Thread(target=_watch, args=(others,), name="boost.watch", daemon=True)
+    watch = threading.Thread(target=_watch, args=(others,), name=NAME, daemon=True)
     watch.start()
     return watch
 

@@ -193,13 +193,14 @@ def test_the_cell_agrees_with_the_tree_in_float64(ended, ranks, mode, devices, l
 # ---- A rank that dies ----
 
 
-def test_a_rank_that_is_killed_is_named_and_ends_the_run_on_all_ranks(tmp_path):
-    """An unmodified script under msrun and our launcher; nobody is left waiting."""
+@pytest.mark.parametrize("launcher", [(), ("python", "-m", "mindspore_boost_ext")])
+def test_a_rank_that_is_killed_is_named_and_ends_the_run_on_all_ranks(tmp_path, launcher):
+    """A script under msrun, without and with our launcher; nobody is left waiting."""
     words = ["graph", str(tmp_path), "1"]
     code, logs = launch.launch(
         2,
         tmp_path,
-        *("python", "-m", "mindspore_boost_ext", launch.TESTS / "dying_worker.py", *words),
+        *(*launcher, launch.TESTS / "dying_worker.py", *words),
         timeout=150,
         environment={"MS_NODE_TIMEOUT": "10"},
     )
