@@ -35,6 +35,7 @@ def test_all_methods_run_and_are_drawn(graph_mode, tmp_path, capsys):
 
 
 def test_the_basis_is_compared(capsys):
+    pytest.importorskip("sklearn")
     benchmark.basis_cost(count=6, size=2000, k=3, pairs=2)
     assert "Basis of 6 x 2000 float32, k = 3" in capsys.readouterr().out
 

@@ -251,8 +251,10 @@ def plot_runs(results: dict[str, list[dict[str, Run]]], path: Path) -> None:
 
 def basis_cost(count: int = 40, size: int = 1_200_000, k: int = 32, pairs: int = 3) -> None:
     """Print time and memory of the basis over a randomised SVD."""
-    from sklearn.utils.extmath import randomized_svd
-
+    try:
+        from sklearn.utils.extmath import randomized_svd
+    except ImportError:
+        sys.exit("--basis compares with scikit-learn's randomised SVD: pip install scikit-learn")
     generator = np.random.default_rng(0)
     walk = generator.normal(size=(count, size)).astype(np.float32).cumsum(axis=0)
 
