@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pytest
 
 matplotlib.use("Agg")
 BENCHMARKS = Path(__file__).resolve().parents[1] / "examples" / "benchmarks"
