@@ -303,12 +303,18 @@ def obstacle(device_number: int) -> str:
             f"{ranks} ranks are 1 server of common.device_number={device_number} devices: plain "
             f"data parallel; set common.device_number below {ranks} to have several servers"
         )
-    if ranks % device_number:
+    if uneven(device_number):
         return (
             f"common.device_number must divide the number of ranks ({ranks}), got {device_number}: "
             "AdaSum combines whole servers"
         )
     return ""
+
+
+def uneven(device_number: int) -> bool:
+    """Tell whether the ranks are more than one server, but not a number of whole ones."""
+    ranks = rank_count()
+    return ranks > device_number and ranks % device_number > 0
 
 
 def server_reducer(weights: Any, rank: int, device_number: int) -> nn.Cell:
@@ -346,4 +352,4 @@ def _check(rank: int, device_number: int, group_number: int, parameters: Any) ->
         )
 
 
-__all__ = ["AdaSum", "obstacle", "server_group", "server_reducer"]
+__all__ = ["AdaSum", "obstacle", "server_group", "server_reducer", "uneven"]

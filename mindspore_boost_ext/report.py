@@ -60,7 +60,8 @@ class Row:
     Attributes:
         algorithm: name of the switch, for example ``"less_bn"``.
         asked_by: what switched it on, for example ``"level O1"``; ``"-"`` when nothing did.
-        status: ``"applied"``, ``"skipped"`` (asked for, not done) or ``"inactive"`` (not asked).
+        status: of an algorithm ``"applied"``, ``"skipped"`` (asked for, not done) or ``"inactive"``
+            (not asked); of a layer or parameter what was done to it, such as ``"removed"``.
         reason: why the status is what it is, in one sentence.
         counts: whole numbers worth knowing, for example ``{"batch_norms_removed": 11}``.
     """

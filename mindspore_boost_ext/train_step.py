@@ -17,7 +17,7 @@ from mindspore.communication import get_group_size, get_rank
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._rules import shown
-from mindspore_boost_ext.adasum import AdaSum, obstacle, server_reducer
+from mindspore_boost_ext.adasum import AdaSum, obstacle, server_reducer, uneven
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.grad_accumulation import DROP_WINDOW, GradientAccumulation
 from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_cells
@@ -232,7 +232,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             return
         devices, report = self.auto_boost.device_number, self.auto_boost.report()
         asked_by, reason = report["adasum"].asked_by, obstacle(devices)
-        if reason.startswith("common.device_number must"):
+        if self.reducer_flag and uneven(devices):
             raise ValueError(reason)
         if reason:
             report.put(Row("adasum", asked_by, SKIPPED, reason))

@@ -369,11 +369,11 @@ NETWORKS = {"LeNet": (LeNet5, MarkedLeNet), "small ResNet": (SmallResNet, Marked
 STEPS = {"dynamic": dynamic_step, "grouped": grouped_step}
 
 
-def speed_rows(pairs: int = 40) -> list[tuple[str, ...]]:
+def speed_rows(modes: Sequence[str], pairs: int = 40) -> list[tuple[str, ...]]:
     """Return the table of step times, one row for each mode, network and kind of scale."""
     rows = []
-    for mode, value in MODES.items():
-        ms.set_context(mode=value)
+    for mode in modes:
+        ms.set_context(mode=MODES[mode])
         for name, networks in NETWORKS.items():
             for scheme, make_step in STEPS.items():
                 ms.set_seed(0)
@@ -476,10 +476,10 @@ def show_effect(seeds: int, plot: Path | None) -> None:
         draw(outcomes, curves, plot)
 
 
-def show_speed() -> None:
+def show_speed(modes: Sequence[str]) -> None:
     """Run and print the step times."""
     headings = ("network", "mode", "scale", "plain step, ms", "ratio", "quartiles", "demanded")
-    print_table("Loss-scaled step over nn.TrainOneStepCell, float32", headings, speed_rows())
+    print_table("Loss-scaled step over nn.TrainOneStepCell, float32", headings, speed_rows(modes))
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -487,6 +487,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure loss scales: effect and speed.")
     parser.add_argument("--effect", action="store_true", help="four layers, and LeNet on digits")
     parser.add_argument("--speed", action="store_true", help="step times")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="of --speed")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each training (default: 3)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the effect")
     args = parser.parse_args(argv)
@@ -506,7 +507,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.effect:
         show_effect(args.seeds, args.plot)
     if args.speed:
-        show_speed()
+        show_speed(args.modes)
 
 
 if __name__ == "__main__":
