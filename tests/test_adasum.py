@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 
 import mindspore as ms
 import nets
@@ -11,7 +12,7 @@ import oracles
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-from mindspore_boost_ext import AdaSum, AutoBoost, adasum, exchange
+from mindspore_boost_ext import AdaSum, AutoBoost, BoostTrainOneStepCell, adasum, exchange
 from mindspore_boost_ext.adasum_rule import PairRule, WholeTree, owners_of_slices, pair_sum, tree
 from mindspore_boost_ext.packing import Packing, block_width
 
@@ -300,6 +301,23 @@ def test_obstacles_name_their_remedy(monkeypatch, ranks, devices, parallel, reas
     monkeypatch.setattr(adasum, "rank_count", lambda: ranks)
     monkeypatch.setattr(ms, "get_auto_parallel_context", lambda name: parallel)
     assert re.search(reason, adasum.obstacle(devices))
+
+
+@pytest.mark.parametrize("ranks", [4, 6])
+def test_a_server_that_is_not_whole_ends_the_building_of_the_step(monkeypatch, ranks):
+    """4 ranks are one server of 4 (a row says so); 6 are one and a half."""
+    monkeypatch.setattr(adasum, "rank_count", lambda: ranks)
+    monkeypatch.setattr(ms, "get_auto_parallel_context", lambda name: "data_parallel")
+    manual = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+    boost = AutoBoost("O2", {"boost": manual, "common": {"device_number": 4}})
+    step = types.SimpleNamespace(auto_boost=boost, reducer_flag=True)
+    if ranks == 6:
+        with pytest.raises(ValueError, match=r"common\.device_number must divide .*\(6\), got 4"):
+            BoostTrainOneStepCell._use_adasum(step)
+    else:
+        BoostTrainOneStepCell._use_adasum(step)
+        assert not step.enable_adasum
+        assert boost.report()["adasum"].status == "skipped"
 
 
 def test_enable_all_leaves_it_out_in_one_process():
