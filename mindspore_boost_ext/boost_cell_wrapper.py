@@ -22,6 +22,7 @@ Reference: Micikevicius et al., Mixed Precision Training, ICLR 2018.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import mindspore as ms
@@ -162,18 +163,24 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
 
     def _grouped_step(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         loss = self.network(*inputs)
-        scales = self.scale_sense[1:-1] + 0.0
         gradients = self.grad(self.network, self.weights_and_probe)(*inputs, ops.ones_like(loss))
         finish = self._finish_groups_compiled if self.compiles_end else self._finish_groups
-        loss, skip = finish(loss, scales, self._samples(*inputs), *gradients)
-        return loss, skip, scales
+        rest = (*gradients, *self.loss_scaling_manager.records)
+        return finish(loss, self._samples(*inputs), *rest)  # type: ignore[no-any-return]
 
     def _finish_groups(
-        self, loss: Tensor, scales: Tensor, samples: float, *gradients: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Do all that follows the backward pass; return the loss and whether it was skipped."""
-        factors = self._notes(gradients[len(self.weights) : -1], self._scales_of_layers(scales))
-        notes, gradients = gradients[-1], self.grad_reducer(gradients[: len(self.weights)])
+        self, loss: Tensor, samples: float, *gradients: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Do all that follows the backward pass; return what the step returns.
+
+        Behind the gradients come the factors for THOR, the probe's gradient, and in PYNATIVE_MODE
+        what the markers have recorded.
+        """
+        place = len(self.weights_and_probe) - 1
+        scales = self.scale_sense[1:-1] + 0.0  # values of their own: the Parameter changes below
+        factors = self._notes(gradients[len(self.weights) : place], self._scales_of_layers(scales))
+        notes = gradients[place] + self.loss_scaling_manager.noted(gradients[place + 1 :])
+        gradients = self.grad_reducer(gradients[: len(self.weights)])
         own = ops.matmul(self.membership, self.detector.non_finite(gradients).astype(ms.float32))
         blamed = self.detector.agree(self.loss_scaling_manager.blamed(notes, own))
         entered = notes[1:-1, 3] > 0
@@ -185,7 +192,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
         skip = ops.depend(skip, self.loss_scaling_manager.update(blamed, entered))
         skip = ops.depend(skip, ops.assign(self.markers_complete, complete))
-        return self._update_unless(skip, loss, result, samples, factors), skip
+        return self._update_unless(skip, loss, result, samples, factors), skip, scales
 
     def _scales_of_layers(self, scales: Tensor) -> tuple[Tensor, ...]:
         """Return, for each layer of THOR, the scale that its output gradients carry."""
@@ -231,7 +238,9 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step; from time to time look whether the scale sits at its minimum."""
-        outputs = super().__call__(*inputs, **kwargs)
+        hooks = self.grouped and ms.get_context("mode") == ms.PYNATIVE_MODE
+        with self.loss_scaling_manager.recording() if hooks else contextlib.nullcontext():
+            outputs = super().__call__(*inputs, **kwargs)
         self._steps_run += 1
         if self.grouped and self._steps_run == 1:
             self._refuse_missing_markers()

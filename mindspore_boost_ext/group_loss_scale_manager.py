@@ -18,7 +18,8 @@ gradients of group i carry :math:`S_i`. After each backward pass:
 
 When it helps: float16 networks whose lowest layers' gradients vanish under any one scale. When it
 hurts: in float32 and bfloat16 it only costs. Measured effect: see the README.
-Cost: one multiplication of the activation's gradient and two finiteness tests a marker.
+Cost: one multiplication of the activation's gradient and two finiteness tests a marker; in
+PYNATIVE_MODE both gradients of a marker are kept until the step ends, for tests in one graph.
 Devices and modes: run on CPU in GRAPH and PYNATIVE, amp O0, O2, O3. GPU and Ascend in inf/nan mode:
 written, not run. Not on Ascend in saturation mode, whose register cannot tell gradients apart.
 Combines with every update rule; it takes the place of a global loss scale.
@@ -28,9 +29,10 @@ are.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -42,6 +44,9 @@ from mindspore_boost_ext._rules import shown
 GROWTH_FACTOR = 2 ** (1 / 1000)
 SHRINK_FACTOR = 2 ** (-1 / 2)
 MAXIMUM = 2.0**100
+# How what a marker has seen of dout and dx makes its four notes, see _note.
+_SEEN = np.array([[1, 0, 1, 0], [0, 1, 0, 0]], np.float32)
+_ENTERED = np.array([0, 0, 0, 1], np.float32)
 
 
 class _Marker(nn.Cell):
@@ -81,10 +86,14 @@ def _scaled_and_noted(
     ends = ops.matmul(pick, scales)
     dx = ops.cast(dout, ms.float32) * (ends[0] / ends[1])
     dx = ops.cast(dx, dtype)
-    above = _non_finite(dout)
-    note = ops.stack((above, _non_finite(dx), above, ops.ones_like(above)))
     unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
-    return ops.cast(dx, dout.dtype), unused[0], rows * note, unused[1], unused[2]
+    return ops.cast(dx, dout.dtype), unused[0], _note(dout, dx, rows), unused[1], unused[2]
+
+
+def _note(dout: Tensor, dx: Tensor, rows: Tensor) -> Tensor:
+    """Return what a marker adds to the notes, from the gradient before and after its ratio."""
+    above = _non_finite(dout)
+    return rows * ops.stack((above, _non_finite(dx), above, ops.ones_like(above)))
 
 
 def _non_finite(values: Tensor) -> Tensor:
@@ -164,6 +173,8 @@ class GroupLossScaleManager(nn.Cell):
         self.minimum, self.maximum = float(minimum), float(maximum)
         self.marker = _Marker()
         self._in_use = False
+        # While a step of PYNATIVE_MODE runs: what its markers have seen, three Tensors for each.
+        self.__dict__["records"], self.__dict__["known"] = (), None
         self._groups: list[list[Parameter]] = []
         self.loss_scale_groups = loss_scale_groups
 
@@ -210,6 +221,53 @@ class GroupLossScaleManager(nn.Cell):
             flags.update(fp16=False, bf16=False, fp32=True)
         super().add_flags_recursive(**flags)
         return self
+
+    def __call__(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
+        """Mark the passage; in a step of PYNATIVE_MODE by a hook, which costs next to nothing."""
+        if isinstance(self.records, list):
+            return self._hooked(x, layer1, layer2)
+        return super().__call__(x, layer1, layer2)
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Let the markers of one step in PYNATIVE_MODE note in ``records`` what they see."""
+        before = self.records, self.known
+        # On CPU their values are at hand; elsewhere the host would have to wait for them.
+        on_cpu = ms.get_context("device_target") == "CPU"
+        self.__dict__["known"] = self.scales.asnumpy().tolist() if on_cpu else self.scales
+        self.__dict__["records"] = []
+        try:
+            yield
+        finally:
+            self.__dict__["records"], self.__dict__["known"] = before
+
+    def _hooked(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
+        dtype, records, scales = self.marker.dtype, self.records, self.known
+        if layer1 > 0:  # below the first group nothing is trained that could want a gradient
+            x = ops.reshape(x, x.shape)  # a node of its own: x may have other users
+
+            def scaled(gradient: Tensor) -> Tensor:
+                dx = ops.cast(gradient, ms.float32) * (scales[layer1] / scales[layer2])
+                dx = ops.cast(dx, dtype or gradient.dtype)
+                records.extend((gradient, dx, self.rows[layer1][layer2]))
+                return ops.cast(dx, gradient.dtype)
+
+            x.register_hook(scaled)
+        return x if dtype is None else ops.cast(x, dtype)
+
+    def noted(self, records: tuple[Tensor, ...]) -> Tensor:
+        """Return what markers have noted by hooks: float32 [n + 2, 4], as the probe's gradient."""
+        if len(records) == 0:
+            return ops.zeros_like(self.probe)
+        finite: tuple[Any, ...] = ()
+        rows: tuple[Any, ...] = ()
+        for index in range(0, len(records), 3):
+            finite += (ops.isfinite(records[index]).all(), ops.isfinite(records[index + 1]).all())
+            rows += (records[index + 2],)
+        # All at once: in PYNATIVE_MODE a small network's step costs what its operators count.
+        bad = 1.0 - ops.cast(ops.reshape(ops.stack(finite), (-1, 2)), ms.float32)
+        notes = ops.matmul(bad, Tensor(_SEEN)) + Tensor(_ENTERED)
+        return (ops.stack(rows) * ops.expand_dims(notes, 1)).sum(0)
 
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
         """Mark the passage from group ``layer1`` to group ``layer2``."""
@@ -314,6 +372,8 @@ def _constants(count: int) -> tuple[tuple[tuple[Tensor, ...], ...], tuple[tuple[
     picks = tuple(tuple(Tensor(unit[[one, two]]) for two in everyone) for one in everyone)
 
     def rows(one: int, two: int) -> Tensor:
+        if one == 0:  # nothing below is trained: what the first group hands on is thrown away
+            return Tensor(np.zeros((count, 4), np.float32))
         by_others = unit[one] if two < count - 1 else np.zeros(count, np.float32)
         return Tensor(np.stack((unit[two], unit[one], by_others, unit[one]), axis=1))
 
