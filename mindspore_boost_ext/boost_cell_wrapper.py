@@ -97,7 +97,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self.loss_scaling_manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
         self.grouped = isinstance(scale_sense, GroupLossScaleManager)
         self.group_of_layer: tuple[int, ...] = ()
-        self.weights_and_probe = None
+        self.weights_and_probe: Any = None
         self.markers_complete: Any = None
         if self.grouped:
             self._use_groups(scale_sense)
@@ -166,7 +166,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         gradients = self.grad(self.network, self.weights_and_probe)(*inputs, ops.ones_like(loss))
         finish = self._finish_groups_compiled if self.compiles_end else self._finish_groups
         rest = (*gradients, *self.loss_scaling_manager.records)
-        return finish(loss, self._samples(*inputs), *rest)  # type: ignore[no-any-return]
+        return finish(loss, self._samples(*inputs), *rest)
 
     def _finish_groups(
         self, loss: Tensor, samples: float, *gradients: Any
