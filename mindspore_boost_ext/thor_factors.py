@@ -27,7 +27,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext.thor_inverse import damped_inverse
+from mindspore_boost_ext.thor_inverse import inverse_for_device
 from mindspore_boost_ext.thor_layers import EMBEDDING, LayerPlan, padded_rows
 
 _TINY = 1e-30
@@ -70,7 +70,7 @@ class LayerFactors(nn.Cell):
         super().__init__(auto_prefix=False)
         self.sizes, self.block = (plan.a_size, plan.g_size), plan.block
         self.diagonal = plan.kind == EMBEDDING
-        self.settings = settings
+        self.settings, self.inverse = settings, inverse_for_device()
         name, a, g = plan.weight.name, plan.a_shape, plan.g_shape
         # Gradients with respect to these two bring the factors out of the backward pass.
         self.a = _state(f"{name}.a", np.zeros(a, np.float32), requires_grad=True)
@@ -109,7 +109,7 @@ class LayerFactors(nn.Cell):
         """
         for_a, for_g = self.dampings(self.trace(a), self.trace(g), damping)
         a_inverse, used_a, good_a = self._inverse_of_a(a, for_a)
-        g_inverse, used_g, good_g = damped_inverse(g, for_g)
+        g_inverse, used_g, good_g = self.inverse(g, for_g)
         good = ops.logical_and(good_a, good_g)
         ops.assign(self.a_inverse, ops.where(good, a_inverse, self.a_inverse))
         ops.assign(self.g_inverse, ops.where(good, g_inverse, self.g_inverse))
@@ -118,7 +118,7 @@ class LayerFactors(nn.Cell):
 
     def _inverse_of_a(self, a: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.diagonal:
-            return damped_inverse(a, damping)
+            return self.inverse(a, damping)  # type: ignore[no-any-return]
         used = ops.maximum(damping, a.max() * 1e-6)
         return 1.0 / (a + used), used, ops.isfinite(a).all()
 

@@ -1,40 +1,118 @@
 """Inverse of a damped factor: the only place where THOR inverts, whatever the device.
 
 What it does: X = (F + dI)⁻¹ for a symmetric F, whole or in diagonal blocks, with a damping d that
-is raised where F cannot be inverted as it is, and never a NaN.
+is raised where F + dI is not positive definite, and never a NaN. What is not good is told as such.
 
-Rule: d = max(damping, 16·eps·‖F‖∞) + (‖F‖∞ if F is seen to be indefinite); X by LU, symmetrised.
-F is seen to be indefinite when a 2 × 2 minor is negative: a diagonal entry below 0, or F[i,j]²
-above F[i,i]·F[j,j]. The result is good when all is finite, MX is near I and every X[i,i]·M[i,i] is
-at least 1/2 (it is at least 1 for a positive definite M). A Newton step X(2I − MX) would double the
-work and gain nothing: in float32 its residual carries the same rounding as X.
+Rule on CPU: d = max(damping, 16·eps·‖F‖∞), eps that of float32; Cholesky F + dI = L·Lᵀ in float64,
+X = L⁻ᵀ·L⁻¹. Where Cholesky finds a pivot that is not positive d is multiplied by 10, and from
+‖F‖∞ on, where F + dI is positive definite by Gershgorin, the search ends. It runs on the host, by
+NumPy, in the middle of the compiled step (``ops.Custom``, "pyfunc"): MindSpore's own Cholesky
+raises RuntimeError for a matrix that is not positive definite, and a graph cannot catch that, so
+training would stop where the damping should rise.
 
-Why not Cholesky: its CPU kernel raises RuntimeError for a matrix that is not positive definite. A
-graph cannot catch that, so training would stop where the damping should rise. No guard before it is
-both cheap and safe: 2 × 2 minors let indefinite matrices through, and a damping for which all
-Gershgorin circles are positive is far above λ where activations are correlated. Nor is it faster:
-LU against ``cholesky`` and ``cholesky_inverse``, condition 1e4, on 2 loaded cores: 0.47 and 0.55 ms
-for n = 64, 3.1 and 7.5 ms for 256, 24 and 27 ms for 512; errors 7e-5 and 1e-4 of the largest entry
-(``examples/benchmarks/thor_inverse.py``). ``cholesky_inverse`` takes no batch of blocks.
-Cost: about 2·n³ flops for the inverse, 2·n³ for its check. Devices and modes: run on CPU in
-GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+Rule elsewhere (written, not run there; the function itself is run on CPU by the tests): X by LU,
+symmetrised; d + ‖F‖∞ where F is seen to be indefinite: a diagonal entry below 0, or F[i,j]² above
+F[i,i]·F[j,j]. The result is good when all is finite, MX is near I and every X[i,i]·M[i,i] is at
+least 1/2 (it is at least 1 for a positive definite M).
+
+Cost: n³/3 flops for Cholesky, n³/3 for L⁻¹ and 2·n³ for the product, by NumPy's BLAS. Measured
+effect: ``examples/benchmarks/thor_inverse.py`` times this and the ways not taken.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import mindspore as ms
-from mindspore import Tensor, ops
+import numpy as np
+from mindspore import Tensor, nn, ops
 
 _EPS = 2.0**-23
 _FLOOR, _MINOR, _RESIDUAL = 16.0, 1.01, 0.1
+_RAISE = 10.0
+_SMALL = 64  # below that size a triangular matrix is inverted as any other
 
 
-def invert(matrix: Tensor) -> Tensor:
-    """Return the inverse over the last two axes; a device with its own operator plugs in here."""
-    return 1.0 / matrix if matrix.shape[-1] == 1 else ops.inverse(matrix)  # no 1 x 1 on CPU
+def inverse_for_device() -> Any:
+    """Return what inverts on this device: a function or a Cell, called as :func:`by_lu`."""
+    return ByCholesky() if ms.get_context("device_target") == "CPU" else by_lu
 
 
-def damped_inverse(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+# ---- on the host ----
+
+
+class ByCholesky(nn.Cell):
+    """Does what :func:`by_lu` does, by Cholesky on the host."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.on_host = ops.Custom(
+            _inverse_and_facts,
+            out_shape=lambda factor, damping: (factor, (2,)),
+            out_dtype=lambda factor, damping: (factor, ms.float32),
+            func_type="pyfunc",
+        )
+
+    def construct(self, factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the inverse, the damping used, and whether the inverse is good."""
+        inverse, facts = self.on_host(factor, damping)
+        return inverse, facts[0], facts[1] > 0
+
+
+def _inverse_and_facts(factor: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the inverse, and the damping used with 1.0 if the inverse is good, else 0.0."""
+    inverse, used, good = damped_inverse(factor, float(np.asarray(damping).reshape(())))
+    return inverse.astype(np.float32), np.array([used, good], np.float32)
+
+
+def damped_inverse(factor: np.ndarray, damping: float) -> tuple[np.ndarray, float, bool]:
+    """Return the inverse of ``factor + damping·I``, the damping used, and whether it is good.
+
+    Args:
+        factor: float32 [n, n] or [blocks, b, b], symmetric.
+        damping: at least 0.
+
+    Returns:
+        tuple: float64 in the shape of ``factor``; float; bool, False for a factor that is not
+        finite (the identity then stands for its inverse).
+    """
+    eye = np.eye(factor.shape[-1])
+    if not np.isfinite(factor).all():
+        return np.broadcast_to(eye, factor.shape), damping, False
+    matrix = factor.astype(np.float64)
+    matrix = (matrix + np.swapaxes(matrix, -1, -2)) / 2
+    norm = float(np.abs(matrix).sum(-1).max())
+    used = max(damping, _FLOOR * _EPS * norm)
+    while True:
+        try:
+            lower = np.linalg.cholesky(matrix + used * eye)
+        except np.linalg.LinAlgError:
+            if used >= norm:
+                return np.broadcast_to(eye, factor.shape), used, False
+            used *= _RAISE
+            continue
+        half = inverse_of_lower(lower)
+        return np.swapaxes(half, -1, -2) @ half, used, True
+
+
+def inverse_of_lower(lower: np.ndarray) -> np.ndarray:
+    """Return the inverse of a lower triangular matrix over the last two axes, by halves."""
+    size = lower.shape[-1]
+    if size <= _SMALL:
+        return np.linalg.inv(lower)
+    half = size // 2
+    result = np.zeros_like(lower)
+    first = result[..., :half, :half] = inverse_of_lower(lower[..., :half, :half])
+    second = result[..., half:, half:] = inverse_of_lower(lower[..., half:, half:])
+    result[..., half:, :half] = -second @ lower[..., half:, :half] @ first
+    return result
+
+
+# ---- on other devices ----
+
+
+def by_lu(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the inverse of ``factor + damping·I``, the damping used, and whether it is good.
 
     Args:
@@ -52,7 +130,7 @@ def damped_inverse(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Ten
     used = ops.maximum(damping, norm * (_FLOOR * _EPS))
     used = used + norm * ops.cast(_indefinite(factor, eye), ms.float32)
     matrix = factor + eye * used
-    inverse = invert(matrix)
+    inverse = 1.0 / matrix if matrix.shape[-1] == 1 else ops.inverse(matrix)  # no 1 x 1 on CPU
     inverse = (inverse + _transposed(inverse)) * 0.5
     good = ops.logical_and(finite, _is_inverse(matrix, inverse, eye))
     return inverse, used, good
@@ -77,4 +155,4 @@ def _is_inverse(matrix: Tensor, inverse: Tensor, eye: Tensor) -> Tensor:
     return ops.logical_and(ops.less(residual, _RESIDUAL), ops.greater(products, 0.5))
 
 
-__all__ = ["damped_inverse", "invert"]
+__all__ = ["ByCholesky", "by_lu", "damped_inverse", "inverse_for_device"]

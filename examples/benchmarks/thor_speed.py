@@ -25,18 +25,19 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import THOR, BoostTrainOneStepCell
+from mindspore_boost_ext.thor_inverse import ByCholesky
 from mindspore_boost_ext.thor_layers import CONV
 
 DAMPING = 0.03
-PRODUCTS = 1  # of n x n matrices with an inverse, in its check
+INVERSE = 8 / 3  # n³: Cholesky and the inverse of its factor a third each, their product two
 
 
 def refresh_work(optimizer: THOR, positions: Sequence[int]) -> tuple[float, float, float]:
     """Return what a refresh does: flops of matrix products and of inverses, bytes that it moves.
 
-    Products: 2·M·n² for the Gram matrix of each factor and 2·n³ for each product in the check of
-    its inverse; inverses: 2·n³; bytes: the patches of a convolution are written by im2col, read and
-    written once more in the order of the product, its output gradients read and written.
+    Products: 2·M·n² for the Gram matrix of each factor; inverses: 8/3·n³ by Cholesky; bytes: the
+    patches of a convolution are written by im2col, read and written once more in the order of the
+    product, its output gradients read and written.
 
     Args:
         optimizer: whose layers are counted.
@@ -45,8 +46,8 @@ def refresh_work(optimizer: THOR, positions: Sequence[int]) -> tuple[float, floa
     products = inverses = moved = 0.0
     for plan, rows in zip(optimizer.curvature.plans, positions):
         for size in (plan.a_size, plan.g_size):
-            products += 2.0 * rows * size**2 + PRODUCTS * 2.0 * size**3
-            inverses += 2.0 * size**3
+            products += 2.0 * rows * size**2
+            inverses += INVERSE * size**3
         if plan.kind == CONV:
             moved += 4.0 * rows * (3 * plan.a_size + 2 * plan.g_size)
     return products, inverses, moved
@@ -84,7 +85,8 @@ def machine_rates(size: int = 256) -> tuple[float, float, float]:
     """Return the rates here: flops/s of products and of inverses, bytes/s of a transposition."""
     matrix = Tensor(np.eye(size, dtype=np.float32) + 0.01)
     product = rate_of(lambda: ops.matmul(matrix, matrix), 2.0 * size**3)
-    inverse = rate_of(lambda: ops.inverse(matrix), 2.0 * size**3)
+    invert, damping = ByCholesky(), Tensor(0.0, ms.float32)
+    inverse = rate_of(lambda: invert(matrix, damping)[0], INVERSE * size**3)
     patches = Tensor(np.ones((32, 72, 1024), np.float32))
     moving = rate_of(lambda: ops.transpose(patches, (1, 0, 2)), 2.0 * patches.nbytes)
     return product, inverse, moving
