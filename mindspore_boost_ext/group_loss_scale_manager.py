@@ -17,7 +17,12 @@ gradients of group i carry :math:`S_i`. After each backward pass:
   the weights are updated; otherwise the step is skipped. All ranks decide alike.
 
 When it helps: float16 networks whose lowest layers' gradients vanish under any one scale. When it
-hurts: in float32 and bfloat16 it only costs. Measured effect: see the README.
+hurts: in float32 and bfloat16 it only costs.
+Measured effect (``examples/benchmarks/loss_scaling.py --effect``): in the lowest of four float16
+layers with gradients over ten decades no gradient is zero and the error is 6.1e-04; with one
+dynamic scale 1.2 % and 7.3e-02. It did not help LeNet, whose gradients fit into float16 (digits, 20
+epochs, mean accuracy of seeds 0 to 2): without a scale 0.9852, grouped 0.9815. ``--speed`` in
+float32, GRAPH_MODE: 0.726 of a plain step of LeNet, 1.097 of one of the small ResNet.
 Cost: one multiplication of the activation's gradient and two finiteness tests a marker; in
 PYNATIVE_MODE both gradients of a marker are kept until the step ends, for tests in one graph.
 Devices and modes: run on CPU in GRAPH and PYNATIVE, amp O0, O2, O3. GPU and Ascend in inf/nan mode:

@@ -15,8 +15,8 @@ training is short, or where outputs are no logits.
 L2 decay takes m along: it comes to rest where n exp(-m n/(n-1)) is about decay times m, at m = 8.4
 for decay 1e-4 and n = 10, and the bound is then 0.0008: nothing to be kept from.
 Measured effect (``examples/benchmarks/less_bn.py --runs``: digits, small ResNet, 8 epochs, m from
-10, mean accuracy of seeds 0 to 2): plain 0.9954, LessBN 0.9926, LessBN and the head 0.9843. Slow at
-first from m = 1, whose loss cannot fall below the bound above.
+10, mean accuracy of seeds 0 to 2): it did not help. Plain 0.9954, LessBN 0.9926, LessBN and the
+head 0.9843. Slow at first from m = 1, whose loss cannot fall below the bound above.
 Cost: about twenty small operators more than ``nn.Dense``; one Parameter. ``--speed`` of the same
 script in GRAPH_MODE: a step of LeNet 1.08 times, of the small ResNet 1.02 times that with a Dense;
 the head alone 1.5 times (512 features to 10 classes) to 1.7 times (2048 to 1000).

@@ -23,8 +23,8 @@ The flag is exact: it is True if and only if a value is inf or nan (register: if
 device recorded a saturation). Sums of gradients, which overflow on finite values, are not used.
 
 When it helps: only under loss scaling. When it hurts: on tiny steps, where starting kernels costs
-most. Measured effect: as part of
-the scaled step, by ``examples/benchmarks/loss_scaling.py --speed``; see the README.
+most. Measured effect: as part of the scaled step (``examples/benchmarks/loss_scaling.py --speed``),
+see :mod:`mindspore_boost_ext.boost_cell_wrapper`.
 Cost: each gradient is read once. FloatStatus and, on CPU, IsFinite lack bfloat16, which is widened
 first (also for IsFinite on Ascend). Memory, one bool for each value; on CPU also a copy of the
 small gradients, 65536 values or fewer each. Communication, one float32 number (register: int32[8]).

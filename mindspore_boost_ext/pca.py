@@ -11,7 +11,9 @@ largest entry of its column of U.
 
 When it helps: always here; a randomised SVD reads the snapshots ten times as often and is not
 exact. When it hurts: with t of the order of n the Gram matrix is as large as the snapshots.
-Measured effect: ``examples/benchmarks/dim_reduce.py --basis``; see the README.
+Measured effect (``examples/benchmarks/dim_reduce.py --basis``, 40 snapshots of 1.2 million float32,
+k = 32): 0.065 of the time of scikit-learn's randomised SVD (quartiles 0.052 to 0.066; that takes
+5.64 s), memory 1.05 times the snapshots, PP' and the identity differ by 2.2e-10.
 Cost: two passes over the snapshots, n·t·(t + k) multiply-adds in float64. Memory: one block of
 columns beside the snapshots and the result; with ``overwrite`` the result lies in the snapshots.
 Devices: the host; NumPy only. How it combines: :mod:`mindspore_boost_ext.dim_reduce` trains in it.

@@ -10,7 +10,8 @@ its own rows. No file is left to wait for; a rank that does not answer in time i
 
 When it helps: with ``dim_reduce``, see :mod:`mindspore_boost_ext.dim_reduce`.
 Cost: reading the snapshots, on every rank; see :mod:`mindspore_boost_ext.pca`.
-Measured effect: not measured. Devices and modes tested: CPU, both modes, also 2 and 3 ranks.
+Measured effect: that of the basis (``examples/benchmarks/dim_reduce.py --basis``), see pca; the
+roll-call is not measured. Devices and modes tested: CPU, both modes, also 2 and 3 ranks.
 How it combines: it is the set-up of one algorithm. Reference: none.
 """
 

@@ -9,8 +9,9 @@ at all, and at most ``keep`` of them stay: the oldest goes.
 
 When it helps: to make the basis of ``dim_reduce`` (section ``dim_reduce``, ``weight_load_dir``).
 When it hurts: weights saved every few steps of a large network cost disk and time.
-Measured effect: ``examples/benchmarks/dim_reduce.py``. Cost: one copy of the weights to the host
-and one file for each snapshot; memory for one copy. Only rank 0 writes.
+Measured effect: that of training in the basis, see :mod:`mindspore_boost_ext.dim_reduce`.
+Cost: one copy of the weights to the host and one file for each snapshot; memory for one copy. Only
+rank 0 writes.
 Devices and modes tested: CPU, GRAPH_MODE and PYNATIVE_MODE. In sink mode (Ascend, GPU; written, not
 run) steps are seen only where a sink call ends.
 How it combines: with every algorithm and callback; it never changes the training.
