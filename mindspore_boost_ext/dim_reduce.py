@@ -217,8 +217,8 @@ class DimReduce(Subspace):
             loss_there = self._loss_at(length, *inputs)
             accepted = loss_there < start + self.sigma * length * slope
             tried = tried + 1
-            if ops.logical_not(accepted):
-                length = length * self.rho
+            # No `if` in here: inside a loop each one that is run loses memory (MindSpore 2.10).
+            length = ops.where(accepted, length, length * self.rho)
         delta = self._conclude(accepted, length, tried, start, slope, updated)
         return ops.depend(loss, self.optimizer(delta))
 
