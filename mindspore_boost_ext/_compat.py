@@ -6,6 +6,7 @@ itself, and the list of places where MindSpore holds its own boost package.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -19,6 +20,8 @@ from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: 
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
 PREPARE_METHOD = "_build_boost_network"
 BUILD_METHOD = "_build_train_network"
+
+VERSION = tuple(int(part) for part in re.findall(r"\d+", ms.__version__)[:2])
 
 UPSTREAM_MODULES = (
     "boost",
@@ -204,6 +207,17 @@ def make_group(name: str, ranks: tuple[int, ...]) -> None:
 
     if name not in _comm_helper._ExistingGroup.ITEMS:
         ms.communication.create_group(name, list(ranks))
+
+
+def hooked(tensor: ms.Tensor, hook: Callable[[ms.Tensor], ms.Tensor]) -> ms.Tensor:
+    """Return a tensor equal to ``tensor`` whose gradient passes through ``hook`` (PYNATIVE_MODE).
+
+    Other users of ``tensor`` are not affected. Before 2.10 a function of ``ms.jit`` that is given a
+    tensor with a hook is compiled anew in every step, hence a second view there.
+    """
+    tensor = ms.ops.reshape(tensor, tensor.shape)
+    tensor.register_hook(hook)
+    return tensor if VERSION >= (2, 10) else ms.ops.reshape(tensor, tensor.shape)
 
 
 def compiled_graphs() -> int:

@@ -44,6 +44,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext._compat import hooked
 from mindspore_boost_ext._rules import shown
 
 GROWTH_FACTOR = 2 ** (1 / 1000)
@@ -249,7 +250,6 @@ class GroupLossScaleManager(nn.Cell):
     def _hooked(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
         dtype, records, scales = self.marker.dtype, self.records, self.known
         if layer1 > 0:  # below the first group nothing is trained that could want a gradient
-            x = ops.reshape(x, x.shape)  # a node of its own: x may have other users
 
             def scaled(gradient: Tensor) -> Tensor:
                 dx = ops.cast(gradient, ms.float32) * (scales[layer1] / scales[layer2])
@@ -257,7 +257,7 @@ class GroupLossScaleManager(nn.Cell):
                 records.extend((gradient, dx, self.rows[layer1][layer2]))
                 return ops.cast(dx, gradient.dtype)
 
-            x.register_hook(scaled)
+            x = hooked(x, scaled)
         return x if dtype is None else ops.cast(x, dtype)
 
     def noted(self, records: tuple[Tensor, ...]) -> Tensor:

@@ -369,18 +369,19 @@ def _stalled(package: str, steps: int, curvature: float) -> tuple[int, float]:
         def construct(self, x: Tensor) -> Tensor:
             return 0.5 * (self.curvatures * self.w * self.w).sum() + 0.0 * x.sum()
 
-    if package == "mindspore.boost":
-        mindspore_boost_ext.uninstall()
-    try:
-        from mindspore.boost.dim_reduce import DimReduce as Reduce
-    finally:
-        mindspore_boost_ext.install()
     net, x = Quadratic(), Tensor(np.zeros(1, np.float32))
     weight = ParameterTuple(net.trainable_params())
     clone = weight.clone(prefix="clone", init="same")
     basis = np.eye(8, dtype=np.float32)
     constants = (8, 0.55, 0.9, 0.001, 0.4, 0, 1)
-    reduce = Reduce(net, nn.SGD(list(weight), 1.0), weight, basis, *constants)
+    if package == "mindspore.boost":
+        mindspore_boost_ext.uninstall()
+    try:
+        from mindspore.boost.dim_reduce import DimReduce as Reduce
+
+        reduce = Reduce(net, nn.SGD(list(weight), 1.0), weight, basis, *constants)
+    finally:
+        mindspore_boost_ext.install()
     zero = 0
     for _ in range(steps):
         before = net.w.asnumpy().copy()
