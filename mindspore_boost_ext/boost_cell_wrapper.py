@@ -183,8 +183,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         factors = self._notes(gradients[len(self.weights) : place], self._scales_of_layers(scales))
         notes = gradients[place] + self.loss_scaling_manager.noted(gradients[place + 1 :])
         gradients = self.grad_reducer(gradients[: len(self.weights)])
-        own = ops.matmul(self.membership, self.detector.non_finite(gradients).astype(ms.float32))
-        blamed = self.detector.agree(self.loss_scaling_manager.blamed(notes, own))
+        blamed = self.loss_scaling_manager.blamed(notes, self._own_overflows(gradients))
+        blamed = self.detector.agree(blamed)
         entered = notes[1:-1, 3] > 0
         # Without its marker a group's gradients do not carry its scale: nothing may be divided.
         complete = ops.logical_or(entered, ops.logical_not(self.has_weights)).all()
@@ -195,6 +195,16 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         skip = ops.depend(skip, self.loss_scaling_manager.update(blamed, entered))
         skip = ops.depend(skip, ops.assign(self.markers_complete, complete))
         return self._update_unless(skip, loss, result, samples, factors), skip, scales
+
+    def _own_overflows(self, gradients: tuple[Any, ...]) -> Tensor:
+        """Return bool [n]: whether a gradient of the group's own weights is not finite."""
+        found = ()
+        for places in self.places_of_group:
+            own = ()
+            for place in places:
+                own += (gradients[place],)  # type: ignore[assignment]
+            found += (ops.reshape(self.detector.any_non_finite(own), ()),)  # type: ignore[assignment]
+        return ops.stack(found)
 
     def _scales_of_layers(self, scales: Tensor) -> tuple[Tensor, ...]:
         """Return, for each layer of THOR, the scale that its output gradients carry."""
@@ -318,9 +328,11 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         manager = self.loss_scaling_manager
         self.group_of_weight = tuple(groups)
         count = len(manager.loss_scale_groups)
-        membership = [[float(group == one) for group in groups] for one in range(count)]
-        self.membership = Tensor(membership, ms.float32)
-        self.has_weights = Tensor([any(row) for row in membership])
+        self.places_of_group = tuple(
+            tuple(place for place, group in enumerate(groups) if group == one)
+            for one in range(count)
+        )
+        self.has_weights = Tensor([len(places) > 0 for places in self.places_of_group])
         self.weights_and_probe = ParameterTuple((*self.weights, manager.probe))
 
     def _refuse_missing_markers(self) -> None:

@@ -341,14 +341,14 @@ class GroupLossScaleManager(nn.Cell):
             notes: float32 [n + 2, 4], gradient of the probe: for each group how often it handed on
                 something that is not finite, something not finite entered it, that was so before
                 the ratio was applied, and how often something entered.
-            own: float32 [n], above 0 where a gradient of the group's own parameters is not finite.
+            own: bool [n], whether a gradient of the group's own parameters is not finite.
 
         Returns:
             Tensor of bool [n].
         """
-        inner = notes[1:-1] > 0
-        bad = ops.logical_or(ops.logical_or(inner[:, 0], inner[:, 1]), own > 0)
-        return ops.logical_and(bad, ops.logical_not(inner[:, 2]))
+        handed_on, entered, before, _ = ops.unstack(notes[1:-1] > 0, 1)
+        bad = ops.logical_or(ops.logical_or(handed_on, entered), own)
+        return ops.logical_and(bad, ops.logical_not(before))
 
     def update(self, blamed: Tensor, entered: Tensor) -> Tensor:
         """Shrink or grow the scale of every group with a gradient; return all: float32 [n + 2].
