@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -34,6 +35,8 @@ UPSTREAM_MODULES = (
     "dim_reduce",
     "group_loss_scale_manager",
 )
+# MindSpore compiles and differentiates for one thread at a time; a second one breaks both.
+ONE_AT_A_TIME = threading.RLock()
 _BUILD_FUNCTION_HOLDERS = ("mindspore", "mindspore.amp", "mindspore.train", "mindspore.train.amp")
 _STATE = "_mindspore_boost_ext"
 

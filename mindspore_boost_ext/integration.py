@@ -109,7 +109,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
         )
         return
     check_loss_scale_manager(parts.loss_scale_manager, boost)
-    with boost.building():
+    with _compat.ONE_AT_A_TIME, boost.building():
         trained = boost.network_auto_process_train(parts.network, parts.optimizer)
         boost.fit_groups(parts.loss_scale_manager)
         if parts.eval_network is not None:
@@ -123,7 +123,7 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     parts = ModelUnderConstruction(model)
     if parts.boost is None:
         return plain_build(model)
-    with parts.boost.building():
+    with _compat.ONE_AT_A_TIME, parts.boost.building():
         plain = parts.plain_train_network(plain_build)
     return boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
 
@@ -142,7 +142,7 @@ def boosted_step(plain: nn.Cell, optimizer: nn.Cell, manager: Any, boost: AutoBo
         if manager is None:
             return plain
         return ms.amp.build_train_network(plain.network, optimizer, loss_scale_manager=manager)
-    with boost.building():
+    with _compat.ONE_AT_A_TIME, boost.building():
         cell = make_step_cell(plain.network, optimizer, manager)
     inputs = plain.get_inputs()
     if inputs:
@@ -182,7 +182,7 @@ def boosted_build_train_network(
     else:
         manager = _compat.default_loss_scale_manager(level)
     check_loss_scale_manager(manager, boost)
-    with boost.building():
+    with _compat.ONE_AT_A_TIME, boost.building():
         network, optimizer = boost.network_auto_process_train(network, optimizer)
         boost.fit_groups(manager)
     plain = original(network, optimizer, loss_fn, level, "O0", loss_scale_manager=None, **kwargs)

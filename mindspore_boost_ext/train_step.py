@@ -186,6 +186,11 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         return ops.depend(loss, self.adasum.update_since_compiled(ops.depend(old, loss)))
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run a step, while no step of another thread runs."""
+        with _compat.ONE_AT_A_TIME:
+            return self._run(*inputs, **kwargs)
+
+    def _run(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step.
 
         With freezing, the group is chosen here on the host, so that only groups whose turn has come

@@ -462,3 +462,17 @@ def test_equal_seeds_give_equal_runs() -> None:
     options += ["--config", str(EXAMPLES / "configs" / "nothing_enabled.json")]
     first, second = (final_accuracy(run_lenet(*options)) for _ in range(2))
     assert first == second
+
+
+# ------------------------------------------------------------------------- algorithms by an option
+
+
+def test_dim_reduce_trains_again_in_the_directions_of_the_first_run() -> None:
+    run = run_lenet("--dim-reduce", "--epochs", "10")
+    assert final_accuracy(run) > 0.9  # guessing is 0.1; a random subspace stays near it
+    assert "stage 1: training, with snapshots of the weights" in run.stdout
+    assert re.search(r"stage 2: Momentum is replaced by SGD\(1\.0\).* explained var", run.stdout)
+
+
+def test_thor_trains_in_two_epochs() -> None:
+    assert final_accuracy(run_lenet("--thor", "--epochs", "2")) > 0.9
