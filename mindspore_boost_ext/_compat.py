@@ -223,6 +223,11 @@ def hooked(tensor: ms.Tensor, hook: Callable[[ms.Tensor], ms.Tensor]) -> ms.Tens
     return tensor if VERSION >= (2, 10) else ms.ops.reshape(tensor, tensor.shape)
 
 
+def reduces_in_groups() -> bool:
+    """Tell whether AllReduce works among some of the ranks: on CPU not before 2.8."""
+    return VERSION >= (2, 8) or ms.get_context("device_target") != "CPU"
+
+
 def compiled_graphs() -> int:
     """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
     executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor

@@ -47,9 +47,16 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext._rules import check_all, integer
 from mindspore_boost_ext.adasum_rule import Level, PairRule, WholeTree, owners_of_slices, tree
-from mindspore_boost_ext.exchange import RowsOfRanks, group_of, make_swap, rank_count
+from mindspore_boost_ext.exchange import (
+    RowsOfRanks,
+    SumOverGroup,
+    group_of,
+    make_swap,
+    rank_count,
+)
 from mindspore_boost_ext.packing import Packing
 
 GATHERED_BYTES = 1 << 20  # up to this, all ranks' buffers together, every rank gets everything
@@ -113,14 +120,16 @@ class AdaSum(nn.Cell):
         self.packing = Packing(parameter_tuple, len(slices))
         self.averages = self.device_number > 1 and not equal_in_server
         if self.averages:
-            self.server_sum = ops.AllReduce(group=server_group(self.rank, self.device_number))
+            first = self.server * self.device_number
+            self.server_sum = SumOverGroup(first, self.device_number)
         self.part = self.packing.blocks // self.device_number
         self.gather_rows = RowsOfRanks()
         self.slices = Tensor(slices, ms.int32)
         self.levels = nn.CellList(auto_prefix=False)
         ranks = self.device_number * self.group_number
         size = 4 * self.packing.blocks * self.packing.width
-        self.gathers = self.group_number > 1 and ranks * size <= GATHERED_BYTES
+        small = ranks * size <= GATHERED_BYTES or not _compat.reduces_in_groups()
+        self.gathers = self.group_number > 1 and small
         if self.gathers:
             wide = ms.get_context("device_target") in _WIDE_DEVICES
             owners, count = self.packing.owners, self.packing.count + 1
@@ -279,12 +288,6 @@ class _LevelCell(nn.Cell):
         return ops.depend(piece[: self.kept], rows)
 
 
-def server_group(rank: int, device_number: int) -> str:
-    """Return the name of the communication group of the server in which a rank is."""
-    first = rank // device_number * device_number
-    return group_of(tuple(range(first, first + device_number)))
-
-
 def obstacle(device_number: int) -> str:
     """Return why AdaSum cannot work in this process, with the remedy; empty if it can.
 
@@ -328,8 +331,25 @@ def server_reducer(weights: Any, rank: int, device_number: int) -> nn.Cell:
     """
     if device_number == 1:
         return nn.Identity()
-    group = server_group(rank, device_number)
+    first = rank // device_number * device_number
+    if not _compat.reduces_in_groups():
+        return _MeanOfServer(first, device_number)
+    group = group_of(tuple(range(first, first + device_number)))
     return nn.DistributedGradReducer(list(weights), True, device_number, group=group)
+
+
+class _MeanOfServer(nn.Cell):
+    """Averages dense gradients over a server where AllReduce knows only all ranks."""
+
+    def __init__(self, first: int, device_number: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.sum, self.device_number = SumOverGroup(first, device_number), device_number
+
+    def construct(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        result: tuple[Any, ...] = ()
+        for gradient in gradients:
+            result += (self.sum(gradient) / self.device_number,)
+        return result
 
 
 def _check(rank: int, device_number: int, group_number: int, parameters: Any) -> None:
@@ -353,4 +373,4 @@ def _check(rank: int, device_number: int, group_number: int, parameters: Any) ->
         )
 
 
-__all__ = ["AdaSum", "obstacle", "server_group", "server_reducer", "uneven"]
+__all__ = ["AdaSum", "obstacle", "server_reducer", "uneven"]

@@ -34,8 +34,8 @@ directions of a run that has learned the noise hold the noise too. When it hurts
 the run it comes from; on other data or another start it is a random subspace.
 Measured effect (``examples/benchmarks/dim_reduce.py``, CPU, GRAPH_MODE). ``--runs`` (perceptron,
 digits, 30 directions, seeds 0 to 2, final accuracy minus that of SGD): with 30 % noisy labels
-P-BFGS +0.1065, P-SGD +0.1361, TWA +0.0324. It did not help with clean labels (-0.0028, -0.0065,
-0.0000), nor P-BFGS four times longer on noisy ones (-0.1000), nor in random directions (-0.6963
+P-BFGS +0.0944, P-SGD +0.1259, TWA +0.0269. It did not help with clean labels (-0.0065, -0.0074,
+0.0000), nor P-BFGS four times longer on noisy ones (-0.1028), nor in random directions (-0.6944
 with clean labels). ``--stall``: at curvature 50 upstream takes 12 of 12 zero steps, this 5.
 ``--step``, both trials run, n = 307,210, k = 32: 1.311 times a plain step (1.964 in another run).
 Cost: a plain step, the trials (1 to ``trials`` forward passes), 3·k·n multiply-adds. Memory: k·n

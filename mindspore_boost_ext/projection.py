@@ -10,8 +10,8 @@ here they are centred and cut to k directions, so that all methods share one bas
 
 When it helps: on noisy labels, and where few directions are known to matter. When it hurts: nothing
 outside the subspace is ever learned. Measured effect (``examples/benchmarks/dim_reduce.py --runs``,
-final accuracy minus that of SGD, seeds 0 to 2): 30 % noisy labels P-SGD +0.1361, TWA +0.0324; clean
-labels -0.0065 and 0.0000, so no help there.
+final accuracy minus that of SGD, seeds 1 to 3): 30 % noisy labels P-SGD +0.1259, TWA +0.0269; clean
+labels -0.0074 and 0.0000, so no help there.
 Cost: 2·k·n multiply-adds a step, k·n floats (over all ranks); over ranks one all-gather of k
 numbers and one all-reduce of n.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE, also on 2 ranks; written, not run,
