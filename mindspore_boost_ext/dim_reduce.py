@@ -33,7 +33,7 @@ When it helps: retraining the same network, above all on noisy labels, if the ru
 directions of a run that has learned the noise hold the noise too. When it hurts: the basis costs
 the run it comes from; on other data or another start it is a random subspace.
 Measured effect (``examples/benchmarks/dim_reduce.py``, CPU, GRAPH_MODE). ``--runs`` (perceptron,
-digits, 30 directions, seeds 0 to 2, final accuracy minus that of SGD): with 30 % noisy labels
+digits, 30 directions, seeds 1 to 3, final accuracy minus that of SGD): with 30 % noisy labels
 P-BFGS +0.0944, P-SGD +0.1259, TWA +0.0269. It did not help with clean labels (-0.0065, -0.0074,
 0.0000), nor P-BFGS four times longer on noisy ones (-0.1028), nor in random directions (-0.6944
 with clean labels). ``--stall``: at curvature 50 upstream takes 12 of 12 zero steps, this 5.

@@ -71,7 +71,10 @@ RECIPES: dict[str, Recipe] = {
     "grad_freeze": Recipe(
         lambda steps, snapshots: {"grad_freeze": {"param_groups": 5, "total_steps": steps}}
     ),
-    "adasum": Recipe(unsuited="needs several processes: run your own script through msrun"),
+    "adasum": Recipe(
+        lambda steps, snapshots: {"common": {"device_number": 1}},
+        unsuited="needs several processes: run your own script through msrun",
+    ),
     "grad_accumulation": Recipe(
         lambda steps, snapshots: {"grad_accumulation": {"grad_accumulation_step": 2}}
     ),

@@ -17,10 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from harness import paired, print_table
+from ranks import run_ranks
 
 from mindspore_boost_ext.bundled import load_digits
 
@@ -206,29 +203,11 @@ def draw(path: str, workers: Sequence[int], table: dict[tuple[str, int], float])
 
 def on_processes(job: str, **settings: Any) -> Any:
     """Run this script as one rank of several, and return what rank 0 found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(sys.executable, "-m", "mindspore.parallel.cluster.run"),
-            *(f"--worker_num={PROCESSES}", f"--local_worker_num={PROCESSES}"),
-            *(f"--master_port={port}", f"--log_dir={folder}", "--join=True", __file__),
-            *("--rank-job", json.dumps({"job": job, "answer": f"{folder}/answer", **settings})),
-        ]
-        search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        ended = subprocess.run(
-            command,
-            cwd=folder,
-            env={**os.environ, "PATH": search},
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        if ended.returncode:
-            logs = sorted(Path(folder).glob("worker_*.log"))
-            raise RuntimeError("\n".join(log.read_text()[-2000:] for log in logs))
-        return json.loads(Path(f"{folder}/answer").read_text())
+        answer = Path(folder) / "answer"
+        described = json.dumps({"job": job, "answer": str(answer), **settings})
+        run_ranks(__file__, PROCESSES, ("--rank-job", described))
+        return json.loads(answer.read_text())
 
 
 def rank_job(job: str, answer: str, **settings: Any) -> None:
