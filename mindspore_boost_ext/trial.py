@@ -31,7 +31,7 @@ from mindspore_boost_ext.trajectory import TrajectorySampler
 
 HISTORY, RESULT, DESCRIPTION, OUTPUT = "history.jsonl", "result.json", "trial.json", "output.txt"
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
-LEARNING_RATE = 0.03  # in the first epoch; it falls along a half cosine
+LEARNING_RATE = 0.03  # of the plain run, in the first epoch; it falls along a half cosine
 _SNAPSHOTS = 40
 
 
@@ -96,7 +96,8 @@ def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.
     ms.set_seed(trial.seed)  # weights, and the order of the images
     net, arguments = parts(name)
     steps = trial.epochs * steps_per_epoch
-    rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, steps, steps_per_epoch, trial.epochs)
+    rate = LEARNING_RATE * RECIPES.get(name, Recipe()).rate
+    rates = nn.cosine_decay_lr(0.0, rate, steps, steps_per_epoch, trial.epochs)
     level, config = configuration(name, steps, snapshots)
     return ms.Model(
         net,
