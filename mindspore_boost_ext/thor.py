@@ -22,10 +22,10 @@ Measured effect (``examples/benchmarks/thor.py``, perceptron, inputs of conditio
 0.15 times the steps of the best momentum with a refresh in every step, 0.38 at frequency 20 (Adam:
 0.47). With noisy labels the trace rule (.1, 0) needs 10 times fewer inversions than a refresh in
 every step and 0.85 times the steps, (.01, .001) 30 times fewer, (.01, 0) 1.8 times fewer. LeNet
-on the digits: 0.44 and 0.65 times the steps of momentum (Adam: 0.53). It did not help the wall time
-of small networks: that perceptron took momentum 0.1 s, a refresh in every step 0.3 s, frequency 20
-0.1 s (loaded machine). ``examples/benchmarks/thor_speed.py``, GRAPH_MODE, over momentum: ordinary
-step LeNet 1.16 (loaded machine), small ResNet 1.052; mean at frequency 100 1.21 and 1.090.
+on the digits: 0.44 and 0.65 times the steps of momentum (Adam: 0.53); a small ResNet 0.54 and 0.58
+(Adam: 0.80). It did not help the wall time of small networks: LeNet took momentum 2.6 s, Adam 1.0,
+frequency 20 1.7, a refresh in every step 3.6. ``examples/benchmarks/thor_speed.py``, GRAPH_MODE,
+over momentum: ordinary step LeNet 1.139, small ResNet 1.026; mean at frequency 100 1.169 and 1.050.
 Cost: per layer factors and inverses, 2·(n_A² + n_G²) floats; in a refresh one matrix product and
 one inverse a factor; in every other step two matrix products a layer.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.

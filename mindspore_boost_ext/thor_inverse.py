@@ -16,7 +16,9 @@ F[i,i]·F[j,j]. The result is good when all is finite, MX is near I and every X[
 least 1/2 (it is at least 1 for a positive definite M).
 
 Cost: n³/3 flops for Cholesky, n³/3 for L⁻¹ and 2·n³ for the product, by NumPy's BLAS. Measured
-effect: ``examples/benchmarks/thor_inverse.py`` times this and the ways not taken.
+effect (``examples/benchmarks/thor_inverse.py``, condition 1e4, one core, n = 64, 256, 512): 0.50,
+2.65 and 18.4 ms, errors 4e-8; LU with its checks 0.70, 5.37 and 31.2 ms, errors to 6e-5;
+MindSpore's own Cholesky 0.47, 4.33 and 28.2 ms, errors to 1.5e-4.
 Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
 """
 
