@@ -22,8 +22,6 @@ from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: 
 PREPARE_METHOD = "_build_boost_network"
 BUILD_METHOD = "_build_train_network"
 
-VERSION = tuple(int(part) for part in re.findall(r"\d+", ms.__version__)[:2])
-
 UPSTREAM_MODULES = (
     "boost",
     "base",
@@ -35,8 +33,14 @@ UPSTREAM_MODULES = (
     "dim_reduce",
     "group_loss_scale_manager",
 )
+
+VERSION = tuple(int(part) for part in re.findall(r"\d+", ms.__version__)[:2])
+
 # MindSpore compiles and differentiates for one thread at a time; a second one breaks both.
 ONE_AT_A_TIME = threading.RLock()
+# Whether a step of PYNATIVE_MODE may end in a function of ms.jit. In 2.7 that now and then reads a
+# Parameter before an operator that ran earlier has written it.
+COMPILES_END_OF_STEP = VERSION >= (2, 8)
 _BUILD_FUNCTION_HOLDERS = ("mindspore", "mindspore.amp", "mindspore.train", "mindspore.train.amp")
 _STATE = "_mindspore_boost_ext"
 

@@ -30,6 +30,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext._rules import shown
 from mindspore_boost_ext.freeze_optimizer import FreezeOpt
 from mindspore_boost_ext.gradients import unscaled, unscaled_all
@@ -110,7 +111,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         )
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = 0
-        self.compiles_end = type(self) is self._library_class() and _compiles(optimizer)
+        ours = type(self) is self._library_class() and _compiles(optimizer)
+        self.compiles_end = ours and _compat.COMPILES_END_OF_STEP
         # The trials of dim_reduce run the network, which need not compile.
         self.compiles_end = self.compiles_end and not self.enable_dim_reduce
         self.auto_boost.report().put(
