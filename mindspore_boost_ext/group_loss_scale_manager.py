@@ -104,8 +104,12 @@ def _note(dout: Tensor, dx: Tensor, rows: Tensor) -> Tensor:
 
 def _non_finite(values: Tensor) -> Tensor:
     """Return 1.0 if a value is inf or nan, else 0.0: float32, shape ()."""
-    flat = ops.reshape(ops.cast(values, ms.float32), (-1,))
-    return 1.0 - ops.cast(ops.isfinite(flat).all(), ms.float32)
+    return 1.0 - ops.cast(_finite(values), ms.float32)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Return whether all values are finite: bool, shape (). Kernels want float32 and one axis."""
+    return ops.isfinite(ops.reshape(ops.cast(values, ms.float32), (-1,))).all()
 
 
 class GroupLossScaleManager(nn.Cell):
@@ -267,7 +271,7 @@ class GroupLossScaleManager(nn.Cell):
         finite: tuple[Any, ...] = ()
         rows: tuple[Any, ...] = ()
         for index in range(0, len(records), 3):
-            finite += (ops.isfinite(records[index]).all(), ops.isfinite(records[index + 1]).all())
+            finite += (_finite(records[index]), _finite(records[index + 1]))
             rows += (records[index + 2],)
         # All at once: in PYNATIVE_MODE a small network's step costs what its operators count.
         bad = 1.0 - ops.cast(ops.reshape(ops.stack(finite), (-1, 2)), ms.float32)
