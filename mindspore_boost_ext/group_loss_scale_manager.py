@@ -50,7 +50,7 @@ from mindspore_boost_ext._rules import shown
 GROWTH_FACTOR = 2 ** (1 / 1000)
 SHRINK_FACTOR = 2 ** (-1 / 2)
 MAXIMUM = 2.0**100
-# How what a marker has seen of dout and dx makes its four notes, see _note.
+# The four notes of a marker are: dout is bad, dx is bad, dout is bad, and 1; see _constants.
 _SEEN = np.array([[1, 0, 1, 0], [0, 1, 0, 0]], np.float32)
 _ENTERED = np.array([0, 0, 0, 1], np.float32)
 
@@ -93,18 +93,24 @@ def _scaled_and_noted(
     dx = ops.cast(dout, ms.float32) * (ends[0] / ends[1])
     dx = ops.cast(dx, dtype)
     unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
-    return ops.cast(dx, dout.dtype), unused[0], _note(dout, dx, rows), unused[1], unused[2]
+    return ops.cast(dx, dout.dtype), unused[0], _noted((dout, dx, rows)), unused[1], unused[2]
 
 
-def _note(dout: Tensor, dx: Tensor, rows: Tensor) -> Tensor:
-    """Return what a marker adds to the notes, from the gradient before and after its ratio."""
-    above = _non_finite(dout)
-    return rows * ops.stack((above, _non_finite(dx), above, ops.ones_like(above)))
+def _noted(records: tuple[Tensor, ...]) -> Tensor:
+    """Return what markers note: float32 [n + 2, 4].
 
-
-def _non_finite(values: Tensor) -> Tensor:
-    """Return 1.0 if a value is inf or nan, else 0.0: float32, shape ()."""
-    return 1.0 - ops.cast(_finite(values), ms.float32)
+    Args:
+        records: for each marker the gradient before and after its ratio, and where its notes go.
+    """
+    finite: tuple[Any, ...] = ()
+    rows: tuple[Any, ...] = ()
+    for index in range(0, len(records), 3):
+        finite += (_finite(records[index]), _finite(records[index + 1]))
+        rows += (records[index + 2],)
+    # All at once: in PYNATIVE_MODE a small network's step costs what its operators count.
+    bad = 1.0 - ops.cast(ops.reshape(ops.stack(finite), (-1, 2)), ms.float32)
+    notes = ops.matmul(bad, Tensor(_SEEN)) + Tensor(_ENTERED)
+    return (ops.stack(rows) * ops.expand_dims(notes, 1)).sum(0)
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -266,17 +272,7 @@ class GroupLossScaleManager(nn.Cell):
 
     def noted(self, records: tuple[Tensor, ...]) -> Tensor:
         """Return what markers have noted by hooks: float32 [n + 2, 4], as the probe's gradient."""
-        if len(records) == 0:
-            return ops.zeros_like(self.probe)
-        finite: tuple[Any, ...] = ()
-        rows: tuple[Any, ...] = ()
-        for index in range(0, len(records), 3):
-            finite += (_finite(records[index]), _finite(records[index + 1]))
-            rows += (records[index + 2],)
-        # All at once: in PYNATIVE_MODE a small network's step costs what its operators count.
-        bad = 1.0 - ops.cast(ops.reshape(ops.stack(finite), (-1, 2)), ms.float32)
-        notes = ops.matmul(bad, Tensor(_SEEN)) + Tensor(_ENTERED)
-        return (ops.stack(rows) * ops.expand_dims(notes, 1)).sum(0)
+        return ops.zeros_like(self.probe) if len(records) == 0 else _noted(records)
 
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
         """Mark the passage from group ``layer1`` to group ``layer2``."""

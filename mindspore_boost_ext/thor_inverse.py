@@ -65,7 +65,10 @@ class ByCholesky(nn.Cell):
 def _inverse_and_facts(factor: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the inverse, and the damping used with 1.0 if the inverse is good, else 0.0."""
     inverse, used, good = damped_inverse(factor, float(np.asarray(damping).reshape(())))
-    return inverse.astype(np.float32), np.array([used, good], np.float32)
+    with np.errstate(over="ignore"):  # of what leaves float32 is told
+        inverse = inverse.astype(np.float32)
+    good = good and bool(np.isfinite(inverse).all())
+    return inverse, np.array([used, good], np.float32)
 
 
 def damped_inverse(factor: np.ndarray, damping: float) -> tuple[np.ndarray, float, bool]:
@@ -76,11 +79,11 @@ def damped_inverse(factor: np.ndarray, damping: float) -> tuple[np.ndarray, floa
         damping: at least 0.
 
     Returns:
-        tuple: float64 in the shape of ``factor``; float; bool, False for a factor that is not
-        finite (the identity then stands for its inverse).
+        tuple: float64 in the shape of ``factor``; float; bool, False for a factor or a damping that
+        is not finite (the identity then stands for the inverse).
     """
     eye = np.eye(factor.shape[-1])
-    if not np.isfinite(factor).all():
+    if not (np.isfinite(factor).all() and np.isfinite(damping)):
         return np.broadcast_to(eye, factor.shape), damping, False
     matrix = factor.astype(np.float64)
     matrix = (matrix + np.swapaxes(matrix, -1, -2)) / 2
@@ -126,7 +129,7 @@ def by_lu(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         good must not be used; it holds finite numbers all the same where ``factor`` does not.
     """
     eye = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)
-    finite = ops.isfinite(factor).all()
+    finite = ops.logical_and(ops.isfinite(factor).all(), ops.isfinite(damping))
     factor = ops.where(finite, (factor + _transposed(factor)) * 0.5, ops.ones_like(factor) * eye)
     norm = ops.abs(factor).sum(-1).max()
     used = ops.maximum(damping, norm * (_FLOOR * _EPS))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import warnings
 
 import mindspore as ms
@@ -126,8 +130,9 @@ def test_the_loss_scale_is_divided_out_once(mode):
     assert np.array_equal(plain, scaled)  # a power of two costs no bit
 
 
-def test_searches_leave_no_memory_behind(graph_mode):
-    """An `if` inside the loop over the trials lost 40 KB a step (MindSpore 2.10)."""
+def peaks_of_searches():
+    """Return the peak of this process's memory in MiB after each 150 of 450 searches."""
+    ms.set_context(mode=ms.GRAPH_MODE)
     size = 50_000
     net = Quadratic(np.ones(size), np.ones(size))
     weight = ParameterTuple(net.trainable_params())
@@ -139,7 +144,27 @@ def test_searches_leave_no_memory_behind(graph_mode):
         for _ in range(150):
             step(net(x), gradient, 1.0, weight, weight, x).asnumpy()
         found.append(peak_mib())
-    assert found[2] - found[1] < 2
+    return found
+
+
+def test_searches_leave_no_memory_behind():
+    """An `if` inside the loop over the trials lost 4 MiB in 150 of them (MindSpore 2.10).
+
+    In a process of its own: this one's peak may lie behind it.
+    """
+    code = "import json, test_dim_reduce; print(json.dumps(test_dim_reduce.peaks_of_searches()))"
+    here = os.path.dirname(os.path.abspath(__file__))
+    paths = os.pathsep.join([here, os.path.dirname(here), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert found[2] - found[1] < 2  # half of what was lost; without the `if` it is below 0.2
 
 
 def test_a_gradient_outside_the_subspace_gives_a_zero_step_without_nan(mode):

@@ -229,6 +229,27 @@ def test_groups_of_any_size_in_any_order_of_the_optimizer(mode):
     nets.assert_same_weights(net, plain)
 
 
+def test_the_gradient_of_the_input_is_nobodys_overflow(mode):
+    """It is inf here, but it is thrown away; the gradient of the weight is not."""
+    manager = GroupLossScaleManager(1.0, [])
+
+    class Steep(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.weight = ms.Parameter(Tensor([[1e30]], ms.float32), name="weight")
+
+        def construct(self, x):
+            x = manager(x, 0, 1)
+            return manager(ms.ops.matmul(x, self.weight), 1, 2).sum() * 1e10
+
+    net = Steep()
+    manager.loss_scale_groups = [net.trainable_params()]
+    optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)
+    step = BoostTrainOneStepWithLossScaleCell(net, optimizer, manager).set_train()
+    _, overflow, _ = step(Tensor([[1e-25]], ms.float32))  # d weight = 1e-15, d x = 1e40
+    assert not bool(overflow)
+
+
 class LeNet(nn.Cell):
     """The network of the API text: convolutions are group 1, dense layers group 2."""
 
