@@ -19,8 +19,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 import mindspore as ms
 from mindspore import nn
 
-from mindspore_boost_ext import THOR, BoostMonitor, ConvertModelUtils, plot_history
-from mindspore_boost_ext.history import HistoryWriter
+from mindspore_boost_ext import THOR, BoostConfig, BoostMonitor, ConvertModelUtils, plot_history
+from mindspore_boost_ext.history import PICTURES, HistoryWriter
 
 THOR_DAMPING, THOR_FREQUENCY = 0.1, 20
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
@@ -55,7 +55,7 @@ def make_parser(
     add("--learning-rate", type=positive_float, default=learning_rate, help="in the first epoch")
     add("--data-dir", type=Path, metavar="FOLDER", help=data_dir)
     add("--history", type=output_file, metavar="FILE", help="append progress as JSON lines")
-    add("--plot", type=output_file, metavar="FILE.png", help="draw the history (matplotlib)")
+    add("--plot", type=picture_file, metavar="FILE.png", help="draw the history (matplotlib)")
     return parser
 
 
@@ -141,9 +141,16 @@ def thor_model(
 
 
 def cosine_rates(args: argparse.Namespace, steps_per_epoch: int) -> list[float]:
-    """Returns rates that fall from ``--learning-rate`` along a half cosine, once per epoch."""
+    """Returns rates that fall from ``--learning-rate`` along a half cosine, once per epoch.
+
+    One for each update: where gradients are accumulated, several steps make one.
+    """
     steps = args.epochs * steps_per_epoch
-    return nn.cosine_decay_lr(0.0, args.learning_rate, steps, steps_per_epoch, args.epochs)
+    rates = nn.cosine_decay_lr(0.0, args.learning_rate, steps, steps_per_epoch, args.epochs)
+    config = BoostConfig.parse(args.level, args.config)
+    wanted = {one.algorithm for one in config.plan() if one.wanted}
+    window = config.grad_accumulation.grad_accumulation_step
+    return rates[:: window if "grad_accumulation" in wanted else 1]
 
 
 def fit(
@@ -191,6 +198,14 @@ def positive_float(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a finite number above 0, got {text!r}")
     return value
+
+
+def picture_file(text: str) -> Path:
+    """Argument type: a file to write whose suffix is that of a picture."""
+    path = output_file(text)
+    if path.suffix.lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(f"must end in {', '.join(PICTURES)}, got {text!r}")
+    return path
 
 
 def output_file(text: str) -> Path:

@@ -35,6 +35,25 @@ CARDS = {
     "loss_scale_group": "group_loss_scale_manager",
     "thor": "thor",
 }
+# Other names of the same: a setting, a class, a run of compare.
+OTHER_NAMES = {
+    "fn_flag": "normalised_head",
+    "CommonHeadLastFN": "normalised_head",
+    "gc_flag": "gradient_centralization",
+    "OptimizerProcess": "gradient_centralization",
+    "LessBN": "less_bn",
+    "GradientFreeze": "grad_freeze",
+    "FreezeOpt": "grad_freeze",
+    "GradientAccumulation": "grad_accumulation",
+    "FlushAccumulation": "grad_accumulation",
+    "AdaSum": "adasum",
+    "DimReduce": "dim_reduce",
+    "THOR": "thor",
+    "GroupLossScaleManager": "loss_scale_group",
+    "DynamicLossScaleManager": "loss_scale",
+    "FixedLossScaleManager": "loss_scale",
+    "dynamic_loss_scale": "loss_scale",
+}
 
 
 def card(name: str) -> str:
@@ -60,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="CONFIG|NAME",
-        help="say what a JSON configuration would do, or show the card of an algorithm",
+        help="say what a JSON configuration would do, or show the card of an algorithm: "
+        + ", ".join(CARDS),
     )
     questions.add_argument(
         "--check", metavar="CONFIG", help="say whether a JSON configuration is valid"
@@ -92,9 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(describe())
             return 0
         if options.explain is not None:
-            is_card = options.explain in CARDS
-            config = None if is_card else BoostConfig.parse(options.level, options.explain)
-            print(explain(config) if config else card(options.explain))
+            name = OTHER_NAMES.get(options.explain, options.explain)
+            config = None if name in CARDS else _configuration(options.level, name)
+            print(explain(config) if config else card(name))
             return 0
         if options.check is not None:
             config = BoostConfig.parse(options.level, options.check)
@@ -113,6 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     watch_ranks()
     run_script(options.script, words[words.index(options.script) + 1 :])  # argparse drops a "--"
     return 0
+
+
+def _configuration(level: str, source: str) -> BoostConfig:
+    """Read what was given to ``--explain``; a word that is no file may be meant as a name."""
+    if source and not os.path.exists(source) and not source.endswith(".json"):
+        raise ValueError(
+            f"{source!r} is neither a file nor the name of a card; cards: {', '.join(CARDS)}"
+        )
+    return BoostConfig.parse(level, source)
 
 
 def explain(config: BoostConfig) -> str:

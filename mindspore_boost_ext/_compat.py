@@ -6,6 +6,7 @@ itself, and the list of places where MindSpore holds its own boost package.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
@@ -66,6 +67,10 @@ class ModelUnderConstruction:
         lambda self: self._model._eval_network,
         lambda self, value: setattr(self._model, "_eval_network", value),
         doc="The user's network for evaluation, or None.",
+    )
+    loss_fn = property(
+        lambda self: self._model._loss_fn,
+        doc="The user's loss, or None.",
     )
     boost_level = property(
         lambda self: self._model._boost_level,
@@ -232,8 +237,23 @@ def reduces_in_groups() -> bool:
     return VERSION >= (2, 8) or ms.get_context("device_target") != "CPU"
 
 
+def without_autograd() -> Any:
+    """Return a context in which PYNATIVE_MODE writes down nothing for a backward pass.
+
+    Without it what is assigned to a weight keeps all that it was made from, from step to step.
+    """
+    if ms.get_context("mode") == ms.GRAPH_MODE:
+        return contextlib.nullcontext()
+    return _graph_api()._no_grad()
+
+
+def _graph_api() -> Any:
+    """Return ``mindspore.common.api`` up to 2.8, later ``mindspore.graph.api``."""
+    executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
+    return sys.modules[type(executor).__module__]
+
+
 def compiled_graphs() -> int:
     """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
-    executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
-    api = sys.modules[type(executor).__module__]  # mindspore.common.api up to 2.8, then graph.api
+    api = _graph_api()
     return len(api.ms_compile_cache) + sum(len(one) for one in api.cells_compile_cache.values())

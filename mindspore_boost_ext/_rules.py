@@ -52,11 +52,12 @@ def boolean() -> Rule:
     return Rule("True or False", _is_bool, lambda value: bool(value))
 
 
-def integer(low: int) -> Rule:
-    """Accept whole numbers from ``low`` on; bool is not a number here."""
+def integer(low: int, high: int | None = None) -> Rule:
+    """Accept whole numbers from ``low`` on, up to ``high`` if given; bool is not a number here."""
+    above = math.inf if high is None else high
     return Rule(
-        f"an int >= {low}",
-        lambda value: _is_integer(value) and int(value) >= low,  # type: ignore[call-overload]
+        f"an int >= {low}" if high is None else f"an int from {low} to {high}",
+        lambda value: _is_integer(value) and low <= int(value) <= above,  # type: ignore[call-overload]
         lambda value: int(value),  # type: ignore[call-overload]
     )
 

@@ -20,11 +20,13 @@ from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
 from mindspore_boost_ext.gradient_centralization import output_axes
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.less_batch_normalization import (
+    KEPT,
     Rewriting,
     fitted,
     less_bn,
     tell_effect,
 )
+from mindspore_boost_ext.normalised_head import regression
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.subspace import prepare
 from mindspore_boost_ext.thor import thor_of
@@ -49,6 +51,8 @@ class AutoBoost:
 
     Attributes:
         config (BoostConfig): the checked settings.
+        loss_fn (Cell, optional): the loss of a network that is given without; tells a regression
+            from a classification.
         level (str): the level in force.
         boost_config_dict: the settings as given.
 
@@ -85,6 +89,8 @@ class AutoBoost:
         self.boost_config_dict = boost_config_dict
         self._missing: dict[str, str] = {}
         self._rewriting: Rewriting | None = None
+        self._undoable: list[Rewriting] = []
+        self.loss_fn: nn.Cell | None = None
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         tell(self.config)
         record(self._report, self.plan())
@@ -142,7 +148,15 @@ class AutoBoost:
 
         Returns:
             tuple(Cell, Cell), the network and the optimizer to train with.
+
+        Raises:
+            TypeError, ValueError: if they do not go with the settings; the network is then as it
+                was before.
         """
+        with self._all_or_nothing():
+            return self._processed(network, optimizer)
+
+    def _processed(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
         reason = obstacle(self.device_number)
         if reason:
             self.leave_out("adasum", reason)
@@ -167,7 +181,23 @@ class AutoBoost:
         """Rewrite a network in place."""
         section = self.config.less_bn
         settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
-        return less_bn(network, **settings)
+        reason = regression(network, self.loss_fn) if section.fn_flag and not section.heads else ""
+        if reason:
+            settings["fn_flag"] = False
+            self._report.put(Row("less_bn head", "less_bn", KEPT, reason))
+        rewriting = less_bn(network, **settings)
+        self._undoable.append(rewriting)
+        return rewriting
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Give networks back as they were if what is done in the context fails."""
+        try:
+            yield
+        except BaseException:
+            while self._undoable:
+                self._undoable.pop().undo()
+            raise
 
     def _fitted(self, network: nn.Cell, optimizer: nn.Cell, rewriting: Rewriting) -> nn.Cell:
         """Return the optimizer over the parameters that the rewritten network has."""
@@ -246,7 +276,8 @@ class AutoBoost:
         """While the context is open, ``AutoBoost()`` in this thread is this configuration."""
         token = _BUILDING.set(self)
         try:
-            yield self
+            with self._all_or_nothing():
+                yield self
         finally:
             _BUILDING.reset(token)
 

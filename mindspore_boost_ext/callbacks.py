@@ -31,7 +31,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 from mindspore.communication import GlobalComm, get_rank
-from mindspore.train import Callback, RunContext
+from mindspore.train import Callback, ModelCheckpoint, RunContext
 
 from mindspore_boost_ext._display import Display, PlainDisplay, make_display
 from mindspore_boost_ext._version import __version__
@@ -118,6 +118,7 @@ class _Run:
     epoch: _Epoch | None = None
     last_epoch: int = 0
     step_offset: int = 0
+    epoch_offset: int = 0
     learning_rate: float | list[float] | None = None
     warned: set[str] = field(default_factory=set)
 
@@ -156,7 +157,8 @@ class BoostMonitor(Callback):
     - **samples per second**: samples and seconds are each summed with weights that fade by 0.9 a
       step, and divided. The first step of a run (compilation) counts in neither; its rate, and
       that of an epoch with no other step, is null.
-    - **step** counts over all epochs; with ``initial_epoch`` the skipped epochs count as done.
+    - **step** counts over all epochs; with ``initial_epoch`` the skipped epochs count as done, and
+      in a second call of ``train`` or ``fit`` of the same Model those of the first.
 
     Args:
         history_path (Union[str, os.PathLike], optional): The JSON-lines file, see
@@ -204,6 +206,7 @@ class BoostMonitor(Callback):
         self._log_interval = log_interval
         self._depth = 0
         self._run: _Run | None = None
+        self._done: tuple[Any, int, int] = (None, 0, 0)  # step cell, and its steps and epochs
 
     def __enter__(self) -> BoostMonitor:
         self._depth += 1
@@ -244,6 +247,10 @@ class BoostMonitor(Callback):
             run.last_epoch = number - 1 + params.epoch_num
             if run.last_step == 0:
                 run.step_offset = (number - 1) * params.batch_num
+            if number == 1 and self._done[0] is run.network:
+                _, run.step_offset, run.epoch_offset = self._done
+                run.last_epoch += run.epoch_offset
+        number += run.epoch_offset
         now = time.perf_counter()
         run.epoch = _Epoch(number, began=now, first_step=params.cur_step_num, ended=now)
         if run.display is not None:
@@ -308,13 +315,18 @@ class BoostMonitor(Callback):
         run, self._run = self._run, None
         if run is not None:
             run.close()
+            if run.epoch is not None:
+                steps = run.last_step + run.step_offset
+                self._done = run.network, steps, run.epoch.number
 
 
 class FlushAccumulation(Callback):
     """Closes the last, partly filled accumulation window of each epoch, with correct weights.
 
     Without it the window carries over into the next epoch (and at the end of training what it holds
-    is never applied). Put it in front of :class:`BoostMonitor` in the list of callbacks.
+    is never applied). Put it in front of :class:`BoostMonitor` and of whatever saves checkpoints in
+    the list of callbacks: it closes the window right after the last step, before validation; in
+    sink mode, and where the training is stopped within an epoch, at the end of the epoch.
 
     Supported Platforms:
         ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
@@ -334,6 +346,20 @@ class FlushAccumulation(Callback):
         if not getattr(self._cell, "use_grad_accumulation", False):
             self._cell = None
             warn("FlushAccumulation has no effect: gradients are not accumulated", NoEffectWarning)
+            return
+        behind = [*run_context.original_args().get("list_callback", ())]
+        before = behind[: behind.index(self)] if self in behind else []
+        if any(isinstance(one, ModelCheckpoint) for one in before):
+            warn(
+                "FlushAccumulation stands behind ModelCheckpoint, whose checkpoints then lack the "
+                "last update of an epoch: put it in front"
+            )
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Close the window after the last step of an epoch."""
+        params = run_context.original_args()
+        if not params.get("dataset_sink_mode") and params.cur_step_num % params.batch_num == 0:
+            self.on_train_epoch_end(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Close the window."""

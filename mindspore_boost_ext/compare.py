@@ -29,12 +29,14 @@ import mindspore as ms
 from mindspore_boost_ext import comparison
 from mindspore_boost_ext._display import Display, make_display
 from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.comparison import FAILED, NOT_RUN, Outcome
 from mindspore_boost_ext.config import ALGORITHMS, LEVELS, BoostConfig
-from mindspore_boost_ext.history import Record, read_history, strict_json
+from mindspore_boost_ext.history import PICTURES, Record, read_history, strict_json
 from mindspore_boost_ext.recipes import PLAIN, RECIPES, runs
 from mindspore_boost_ext.trial import HISTORY, MODES, OUTPUT, RESULT, Trial
 
+BUNDLED = {"epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
 _POLL_SECONDS = 0.1
 _PROGRAM = "python -m mindspore_boost_ext compare"
 
@@ -76,12 +78,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("algorithms", nargs="*", metavar="ALGORITHM", help="what to run beside plain (all)")
-    add("--epochs", type=_count, default=10, help="of the bundled run (10)")
-    add("--batch-size", type=_count, default=32, help="of the bundled run (32)")
-    add("--seed", type=int, default=0, help="of the bundled run (0)")
-    add("--mode", choices=MODES, default="graph", help="of the bundled run (graph)")
+    kinds: dict[str, Callable[[str], Any]] = {"mode": str, "seed": _seed}
+    for name, default in BUNDLED.items():
+        text, choices = f"of the bundled run ({default})", MODES if name == "mode" else None
+        add(f"--{name.replace('_', '-')}", type=kinds.get(name, _count), choices=choices, help=text)
     add("--json", type=_writable, metavar="FILE", help="write the figures there")
-    add("--plot", type=_writable, metavar="FILE.png", help="draw them there (needs matplotlib)")
+    add("--plot", type=_picture, metavar="FILE.png", help="draw them there (needs matplotlib)")
     add("--levels", nargs="+", choices=LEVELS, help="levels for --script (O0 O1 O2)")
     add("--configs", nargs="+", metavar="FILE.json", help="for --script: O0, then O1 with each")
     add(
@@ -94,6 +96,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     problem = _problem(options)
     if problem:
         parser.error(problem)
+    for name, default in BUNDLED.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
     return options
 
 
@@ -106,7 +111,18 @@ def _problem(options: argparse.Namespace) -> str:
             return "--levels and --configs are for --script SCRIPT"
         known = (PLAIN, *ALGORITHMS, *RECIPES)
         unknown = [name for name in options.algorithms if name not in known]
-        return f"unknown: {', '.join(unknown)}; known are {', '.join(runs())}" if unknown else ""
+        if unknown:
+            return f"unknown: {', '.join(unknown)}; known are {', '.join(runs())}"
+        try:
+            digits_datasets(options.batch_size or 1)
+        except ValueError as error:
+            return f"--batch-size: {error}"
+        return ""
+    given = [
+        f"--{name.replace('_', '-')}" for name in BUNDLED if getattr(options, name) is not None
+    ]
+    if given:
+        return f"{', '.join(given)}: of the bundled run; a script has its own, behind its name"
     if options.algorithms:
         return "name algorithms, or give --script SCRIPT, not both"
     if not options.script or not os.path.isfile(options.script[0]):
@@ -125,6 +141,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"must be an integer in 0..2**32-1, got {text!r}")
+    return int(text)
+
+
+def _picture(text: str) -> Path:
+    path = _writable(text)
+    if path.suffix.lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(f"must end in {', '.join(PICTURES)}, got {text!r}")
+    return path
+
+
 def _writable(text: str) -> Path:
     path = Path(text)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
@@ -134,7 +163,7 @@ def _writable(text: str) -> Path:
 
 def _trials(options: argparse.Namespace) -> list[Trial]:
     if options.script is None:
-        settings = (options.epochs, options.batch_size, options.seed, options.mode)
+        settings = tuple(getattr(options, name) for name in BUNDLED)
         names = dict.fromkeys((PLAIN, *(options.algorithms or runs())))
         return [Trial(name, *settings) for name in names]
     script, *args = options.script
@@ -247,8 +276,7 @@ def _last_line(path: Path) -> str:
 def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
     settings: dict[str, Any] = {"script": options.script}
     if options.script is None:
-        names = ("epochs", "batch_size", "seed", "mode")
-        settings = {name: getattr(options, name) for name in names}
+        settings = {name: getattr(options, name) for name in BUNDLED}
     document = {
         "versions": {
             "mindspore_boost_ext": __version__,

@@ -16,8 +16,8 @@ O2     less_bn, grad_freeze, adasum
 Modes: ``auto`` follows the level; ``manual`` is the level's table overridden by the given switches;
 ``enable_all`` asks for everything that its prerequisites allow; ``disable_all`` for nothing.
 At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others but
-``grad_accumulation``. ``thor`` is in no level: a section of that name switches it on, unless
-``manual`` says otherwise.
+``grad_accumulation``. ``thor`` is in no level: a section of that name, also an empty one, switches
+it on, unless the switch ``thor`` is given as False.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import dataclasses
 import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Union
@@ -83,6 +83,7 @@ class BoostConfigError(ValueError):
 
 # Which algorithms read a section; one with a name of its own is read by that algorithm alone.
 _FOR_EVERY_STEP = frozenset({"gradients"})
+_NO_THOR = "boost.thor=False"
 _READERS = MappingProxyType({"common": ("less_bn", "adasum", "dim_reduce")})
 
 
@@ -107,7 +108,7 @@ class BoostConfig:
         level: ``"O0"``, ``"O1"`` or ``"O2"``.
         mode: ``"auto"``, ``"manual"``, ``"enable_all"`` or ``"disable_all"``.
         given_switches: the switches that the user gave in section ``boost``, with their values.
-        given: names of the sections that the user filled in.
+        given: names of the sections that the user gave, with or without settings.
         common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, gradients: one dataclass
             a section.
     """
@@ -166,7 +167,9 @@ class BoostConfig:
 
     def _own_prerequisites(self) -> dict[str, str]:
         missing = {"dim_reduce": "it excludes all others: ask for it alone, in mode manual"}
-        if "thor" not in self.given:
+        if self.switches.get("thor") is False:
+            missing["thor"] = _NO_THOR
+        elif "thor" not in self.given:
             missing["thor"] = "it takes the place of the optimizer: ask for it by a section 'thor'"
         return missing
 
@@ -189,12 +192,14 @@ class BoostConfig:
         switch = self.switches.get(algorithm) if self.mode == "manual" else None
         if switch is not None:
             return _decision(algorithm, switch, f"boost.{algorithm}={switch}")
+        if algorithm == "thor" and self.switches.get(algorithm) is False:
+            return Decision(algorithm, False, reason=_NO_THOR)
         if algorithm == "thor" and algorithm in self.given:
             return Decision(algorithm, True, "section thor")
         return _decision(algorithm, algorithm in LEVELS[self.level], f"level {self.level}")
 
     def notices(self) -> tuple[str, ...]:
-        """Return one sentence for each given switch or section that this level and mode ignore."""
+        """Return one sentence for each given switch, section or setting that has no effect."""
         plan = {one.algorithm: one for one in self.plan()}
         wanted = {algorithm for algorithm, one in plan.items() if one.wanted}
         rule = f"level {self.level}" if self.level == "O0" else f"mode {self.mode!r}"
@@ -216,7 +221,25 @@ class BoostConfig:
                 reason = f"{' or '.join(readers)} is not switched on"
             if reason:
                 found.append(f"section {section!r} has no effect: {reason}")
-        return tuple(found)
+        return (*found, *self._idle_settings(wanted))
+
+    def _idle_settings(self, wanted: Collection[str]) -> Iterator[str]:
+        """Yield one sentence for each setting that another setting of its section makes idle."""
+        schedule = self.grad_freeze.schedule
+        if "grad_freeze" in wanted and not isinstance(schedule, str):
+            reason = "grad_freeze.schedule is not 'linear', 'cubic' or 'step'"
+            yield from self._idle("grad_freeze", ("prefix_fraction", "prefix_start"), reason)
+        if "grad_freeze" in wanted and schedule is not None:
+            reason = "grad_freeze.schedule takes its place"
+            yield from self._idle("grad_freeze", ("freeze_p", "freeze_type"), reason)
+        if "less_bn" in wanted and not self.less_bn.fn_flag:
+            yield from self._idle("less_bn", ("multiplier", "heads"), "less_bn.fn_flag is False")
+
+    def _idle(self, section: str, names: Iterable[str], reason: str) -> Iterator[str]:
+        given, default = getattr(self, section), SECTIONS[section]()
+        for name in names:
+            if getattr(given, name) != getattr(default, name):
+                yield f"{section}.{name} has no effect: {reason}"
 
     def _overruler(self, rule: str) -> str:
         remedy = "use level O1 or O2" if self.level == "O0" else "use mode 'manual'"
@@ -265,7 +288,7 @@ class _Parser:
             if name in boost
         }
         sections = {name: self._settings(name, document.get(name)) for name in SECTIONS}
-        given = frozenset(name for name in SECTIONS if document.get(name))
+        given = frozenset(name for name in SECTIONS if document.get(name) is not None)
         if self.problems:
             raise BoostConfigError(self.problems)
         config = BoostConfig(level, mode, tuple(switches.items()), given, **sections)

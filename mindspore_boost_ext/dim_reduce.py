@@ -26,8 +26,9 @@ stands still, and up to then the rule is upstream's. Further options: more trial
 
 The trial losses are those of the same inputs (with accumulation: of the last micro-batch) in
 training mode. They leave no trace: everything in the network that is not trained, such as
-BatchNorm's statistics, is put back bit by bit. Dropout is left out of the line search, of f(w) too
-(one forward pass more), so that both sides are the same function and no random number is drawn.
+BatchNorm's statistics, is put back bit by bit. Dropout layers are left out of the line search, of
+f(w) too (one forward pass more), so that both sides are the same function and no random number is
+drawn; functions such as ``ops.dropout`` cannot be, and make the search compare by chance.
 
 When it helps: retraining the same network, above all on noisy labels, if the run is short: the
 directions of a run that has learned the noise hold the noise too. When it hurts: the basis costs

@@ -17,6 +17,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore_boost_ext._rules import shown
 from mindspore_boost_ext.freeze_schedule import Strategy, as_schedule
 from mindspore_boost_ext.optimizer_view import optimizer_view, parameter_positions
+from mindspore_boost_ext.report import NoEffectWarning, warn
 
 POSITION_NAME = "boost.grad_freeze.position"
 
@@ -124,6 +125,7 @@ class FreezeOpt(nn.Optimizer):
         self.position = Parameter(Tensor(0, ms.int32), name=POSITION_NAME, requires_grad=False)
         self._views: dict[tuple[int, ...], nn.Optimizer] = {}
         self._turns: dict[int, GroupOptimizer] = {}
+        self._told_too_short = False
         prepare_first_step(self.base)
 
     def __getattr__(self, name: str) -> Any:
@@ -190,6 +192,26 @@ class FreezeOpt(nn.Optimizer):
     def next_group(self) -> int:
         """Return the group whose turn it is: the schedule at the present position."""
         return self.schedule.at(int(self.position.asnumpy()))
+
+    def expect_updates(self, updates: int) -> None:
+        """Tell, once, when so many more updates end before the schedule freezes anything.
+
+        Args:
+            updates: that a training is going to make from now on, at least 0.
+        """
+        position, everything = int(self.position.asnumpy()), len(self.parameters)
+        ahead = range(position, min(position + updates, position + len(self.schedule.groups)))
+        sizes = [len(positions) for positions in self.group_positions]
+        freezes = any(sizes[self.schedule.at(one)] < everything for one in ahead)
+        frozen_some_time = any(sizes[group] < everything for group in self.schedule.groups)
+        if frozen_some_time and not freezes and not self._told_too_short:
+            self._told_too_short = True
+            warn(
+                f"nothing is frozen in the {updates} updates of this training: the schedule of "
+                f"{len(self.schedule.groups)} updates begins to freeze later; if it is not "
+                "continued, set grad_freeze.total_steps to the updates of the training",
+                NoEffectWarning,
+            )
 
     def counts(self) -> dict[str, int]:
         """Return figures for a report: groups, distinct ones, and the share of full steps in %."""

@@ -1,7 +1,9 @@
 """What is done to gradients between the backward pass and the update: scaling and clipping.
 
 Gradients come as a tuple of Tensors, in the order of the weights; row-sparse ones (``RowTensor``,
-as a sparse lookup makes them in GRAPH_MODE) keep their rows and only their values change.
+as a sparse lookup makes them in GRAPH_MODE) keep their rows and only their values change. Clipping
+and accumulation need dense ones: rows may come twice, and MindSpore knows the type of such
+gradients too late to add them up.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext._compat import RowTensor
 
@@ -35,11 +37,10 @@ def unscaled_all(gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
 
 
 def global_norm(gradients: tuple[Any, ...]) -> Tensor:
-    """Return the 2-norm of all gradients together: float32, shape ()."""
+    """Return the 2-norm of all (dense) gradients together: float32, shape ()."""
     squares = ()
     for gradient in gradients:
-        values = gradient if isinstance(gradient, Tensor) else gradient.values
-        squares += (ops.square(ops.cast(values, ms.float32)).sum(),)  # type: ignore[assignment]
+        squares += (ops.square(ops.cast(gradient, ms.float32)).sum(),)  # type: ignore[assignment]
     return ops.sqrt(ops.addn(squares))
 
 
@@ -49,3 +50,22 @@ def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """
     return unscaled_all(gradients, ops.maximum(global_norm(gradients), norm) / norm)
+
+
+def check_dense(network: nn.Cell, asked_by: str) -> None:
+    """Refuse a network whose gradients are row-sparse, before it is compiled.
+
+    Args:
+        network (Cell): the network.
+        asked_by: the settings that need dense gradients, for the message.
+
+    Raises:
+        ValueError: if the network looks rows up sparsely.
+    """
+    for name, cell in network.cells_and_names():
+        if any(one.name == "SparseGatherV2" for one in cell._primitives.values()):
+            raise ValueError(
+                f"{asked_by} needs dense gradients, but {name or 'the network'} "
+                f"({type(cell).__name__}) looks up sparsely, so that its gradient holds rows: "
+                "switch that setting off, or use nn.Embedding"
+            )

@@ -44,6 +44,8 @@ logger = logging.getLogger("mindspore_boost_ext")
 PathLike = Union[str, "os.PathLike[str]"]
 Record = dict[str, Any]
 
+PICTURES = (".png", ".pdf", ".svg")
+_FIRST = b'{"event"'  # what every record begins with
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -118,7 +120,7 @@ def _mend_tail(path: str) -> None:
     if not os.path.isfile(path) or os.path.getsize(path) == 0:
         return
     data = Path(path).read_bytes()
-    if not data.startswith(b"{"):
+    if not _begins_as_history(data):
         raise ValueError(
             f"history_path must name a new file or an earlier history, got '{path}', "
             "which holds something else; choose another path"
@@ -132,6 +134,13 @@ def _mend_tail(path: str) -> None:
         return
     logger.warning("History '%s': removed its last line, which was cut short.", path)
     os.truncate(path, whole)
+
+
+def _begins_as_history(data: bytes) -> bool:
+    first, newline, _ = data.partition(b"\n")
+    if newline:
+        return "event" in (_parse(first) or {})
+    return first.startswith(_FIRST[: len(first)])  # one line, maybe cut short
 
 
 def _parse(line: bytes) -> Record | None:

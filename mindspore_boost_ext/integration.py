@@ -109,6 +109,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
         )
         return
     check_loss_scale_manager(parts.loss_scale_manager, boost)
+    boost.loss_fn = parts.loss_fn
     with _compat.ONE_AT_A_TIME, boost.building():
         trained = boost.network_auto_process_train(parts.network, parts.optimizer)
         boost.fit_groups(parts.loss_scale_manager)
@@ -122,10 +123,17 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     """Return the step cell of a Model under construction; ``plain_build`` is ms.Model's own way."""
     parts = ModelUnderConstruction(model)
     if parts.boost is None:
-        return plain_build(model)
+        return with_report(plain_build(model))
     with _compat.ONE_AT_A_TIME, parts.boost.building():
         plain = parts.plain_train_network(plain_build)
     return boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
+
+
+def with_report(plain: nn.Cell) -> nn.Cell:
+    """Let MindSpore's own step tell that nothing was done, so that scripts run at level O0 too."""
+    if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
+        plain.report = AutoBoost().report
+    return plain
 
 
 def boosted_step(plain: nn.Cell, optimizer: nn.Cell, manager: Any, boost: AutoBoost) -> nn.Cell:
@@ -175,17 +183,21 @@ def boosted_build_train_network(
         **kwargs: as for that function.
     """
     boost = AutoBoost(boost_level, boost_config_dict)
-    if boost.level == "O0" and (thor_of(optimizer) is None or AutoBoost.is_building()):
+    if boost.level == "O0" and AutoBoost.is_building():
         return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
+    if boost.level == "O0" and thor_of(optimizer) is None:
+        return with_report(original(network, optimizer, loss_fn, level, boost.level, **kwargs))
     if "loss_scale_manager" in kwargs:
         manager = kwargs.pop("loss_scale_manager")
     else:
         manager = _compat.default_loss_scale_manager(level)
     check_loss_scale_manager(manager, boost)
+    boost.loss_fn = loss_fn
     with _compat.ONE_AT_A_TIME, boost.building():
         network, optimizer = boost.network_auto_process_train(network, optimizer)
         boost.fit_groups(manager)
-    plain = original(network, optimizer, loss_fn, level, "O0", loss_scale_manager=None, **kwargs)
+        kwargs["loss_scale_manager"] = None
+        plain = original(network, optimizer, loss_fn, level, "O0", **kwargs)
     return boosted_step(plain, optimizer, manager, boost)
 
 
@@ -197,10 +209,10 @@ def train_model(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Train as ``plain_train`` does, after a look at how long an epoch is."""
-    step = model.train_network
-    if getattr(step, "use_grad_accumulation", False) and hasattr(train_dataset, "get_dataset_size"):
-        step.accumulation.expect_epoch(train_dataset.get_dataset_size())
+    """Train as ``plain_train`` does, after a look at how long the training is."""
+    step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
+    if hasattr(step, "expect_training") and callable(size) and isinstance(epoch, int):
+        step.expect_training(epoch - int(kwargs.get("initial_epoch") or 0), size())
     return plain_train(model, epoch, train_dataset, *args, **kwargs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
 import os
 import sys
@@ -22,7 +23,7 @@ def run_script(script: str, args: Sequence[str]) -> None:
     module = types.ModuleType("__main__")
     module.__file__, module.__dict__["__cached__"] = script, None
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
-    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
     exec(code, module.__dict__)  # the user's own script, as the user asked
 

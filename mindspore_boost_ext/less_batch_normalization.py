@@ -34,7 +34,7 @@ Reference: the pass ``less_batch_normalization`` of ``mindspore.boost``; no pape
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,11 +42,18 @@ from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext._rules import check_all, name_patterns, optional, real
 from mindspore_boost_ext.base import rebuilt
+from mindspore_boost_ext.cells import exchange, layers_of, name_of
 from mindspore_boost_ext.freeze_optimizer import FreezeOpt
 from mindspore_boost_ext.normalised_head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.report import APPLIED, LOGGER, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.residual_blocks import BATCH_NORMS, Verdict, find_classifier, judge
-from mindspore_boost_ext.tracing import Graph, trace
+from mindspore_boost_ext.residual_blocks import (
+    BATCH_NORMS,
+    Verdict,
+    find_classifier,
+    judge,
+    own_construct,
+)
+from mindspore_boost_ext.tracing import Graph, trace_both
 
 REMOVED, KEPT, NORMALISED = "removed", "kept", "normalised"
 Patterns = Sequence[str]
@@ -94,12 +101,14 @@ class Change:
         done: ``"removed"``, ``"kept"`` or ``"normalised"``.
         reason: why.
         now: whether it was done now, and not by an earlier rewriting.
+        is_head: whether it is a classifier, or what is said of the missing one.
     """
 
     name: str
     done: str
     reason: str
     now: bool = True
+    is_head: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,11 +119,20 @@ class Rewriting:
         changes: one entry for each BatchNorm, and one for the head if it was asked for.
         surplus: parameters of removed layers, also of earlier rewritings.
         heads: the normalised heads, likewise.
+        network: what was rewritten.
+        exchanged: each Cell put in now, with the one whose place it took.
     """
 
     changes: tuple[Change, ...]
     surplus: tuple[Parameter, ...] = ()
     heads: tuple[CommonHeadLastFN, ...] = ()
+    network: nn.Cell | None = None
+    exchanged: tuple[tuple[nn.Cell, nn.Cell], ...] = ()
+
+    def undo(self) -> None:
+        """Put back the Cells that were taken out now."""
+        if self.network is not None:
+            exchange(self.network, {id(ours): theirs for ours, theirs in self.exchanged})
 
     @property
     def fresh(self) -> tuple[Parameter, ...]:
@@ -140,9 +158,10 @@ class Rewriting:
     @property
     def counts(self) -> dict[str, int]:
         """How many BatchNorms are gone, how many are left, how many heads are normalised."""
-        done = [change.done for change in self.changes]
-        norms = {f"batch_norms_{what}": done.count(what) for what in (REMOVED, KEPT)}
-        return {**norms, "heads_normalised": done.count(NORMALISED)}
+        norms = [change.done for change in self.changes if not change.is_head]
+        heads = [change.done for change in self.changes if change.is_head]
+        counts = {f"batch_norms_{what}": norms.count(what) for what in (REMOVED, KEPT)}
+        return {**counts, "heads_normalised": heads.count(NORMALISED)}
 
     @property
     def has_effect(self) -> bool:
@@ -202,53 +221,74 @@ class _Plan:
     network: nn.Cell
     settings: _Settings
     graphs: list[Graph] = field(default_factory=list)
-    exchange: dict[int, nn.Cell] = field(default_factory=dict)
+    exchanged: list[tuple[nn.Cell, nn.Cell]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
 
     def norms(self) -> None:
         """Decide on every BatchNorm."""
         verdicts = _verdicts(self.graphs)
         failures = _failures(self.graphs)
-        for cell in _cells(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
+        for cell in layers_of(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
             if isinstance(cell, RemovedBatchNorm):
                 self.changes.append(Change(cell.before.name, REMOVED, "removed before", now=False))
                 continue
             name = name_of(cell.gamma)
-            verdict = verdicts.get(id(cell), Verdict(False, "never called"))
+            verdict = verdicts.get(id(cell), Verdict(False, own_construct(cell) or "never called"))
+            if any(id(cell) in graph.read for graph in self.graphs):
+                verdict = Verdict(False, "other code reads its parameters")
             reason = failures.get(id(cell), verdict.reason)
             objection = self.settings.objection(name, verdict) if verdict.removable else reason
             if verdict.removable and not objection:
-                self.exchange[id(cell)] = RemovedBatchNorm(cell)
+                self.exchanged.append((RemovedBatchNorm(cell), cell))
             done = KEPT if objection else REMOVED
             self.changes.append(Change(name, done, objection or verdict.reason))
 
+    def idle_patterns(self) -> list[str]:
+        """Return the patterns that match no layer."""
+        norms = [one.name for one in self.changes if not one.is_head]
+        dense = [
+            name_of(one.weight) for one in layers_of(self.network, (nn.Dense, CommonHeadLastFN))
+        ]
+        settings = self.settings
+        return [
+            pattern
+            for patterns, names in (
+                ((*(settings.include or ()), *settings.exclude), norms),
+                (settings.heads or (), dense),
+            )
+            for pattern in patterns
+            if not fnmatch.filter(names, pattern)
+        ]
+
     def heads(self) -> None:
         """Decide on the classifier, or on the Dense layers that the user names."""
-        for head in _cells(self.network, (CommonHeadLastFN,)):
-            self.changes.append(Change(name_of(head.weight), NORMALISED, "before", now=False))
+        for head in layers_of(self.network, (CommonHeadLastFN,)):
+            name = name_of(head.weight)
+            self.changes.append(Change(name, NORMALISED, "before", now=False, is_head=True))
         if self.settings.heads is None:
             dense, reason = find_classifier(self.graphs[0])
             self._normalise([dense] if dense else [], reason)
             return
         named = [
             dense
-            for dense in _cells(self.network, (nn.Dense,))
+            for dense in layers_of(self.network, (nn.Dense,))
             if _matches(name_of(dense.weight), self.settings.heads)
         ]
         self._normalise(named, "a pattern of heads matches" if named else "no Dense matches heads")
 
     def _normalise(self, dense_layers: Sequence[nn.Dense], reason: str) -> None:
         if not dense_layers:
-            self.changes.append(Change("head", KEPT, reason))
+            self.changes.append(Change("head", KEPT, reason, is_head=True))
         for dense in dense_layers:
             name = name_of(dense.weight)
+            objection = own_construct(dense)
             if dense is self.network:
-                reason = "the network itself is this Dense: put it into a Cell"
-                self.changes.append(Change(name, KEPT, reason))
+                objection = "the network itself is this Dense: put it into a Cell"
+            if objection:
+                self.changes.append(Change(name, KEPT, objection, is_head=True))
                 continue
-            head = in_place_of(dense, self.settings.multiplier)
-            self.exchange[id(dense)] = head
-            self.changes.append(Change(name, NORMALISED, reason))
+            self.exchanged.append((in_place_of(dense, self.settings.multiplier), dense))
+            self.changes.append(Change(name, NORMALISED, reason, is_head=True))
 
 
 def less_bn(
@@ -306,13 +346,17 @@ def less_bn(
     if not isinstance(network, nn.Cell):
         raise TypeError(f"network must be a Cell, got {type(network).__name__}")
     settings = _Settings(fn_flag, keep_shortcut, include, exclude, multiplier, heads)
-    plan = _Plan(network, settings, trace(network))
+    plan = _Plan(network, settings, trace_both(network))
     plan.norms()
     if fn_flag:
         plan.heads()
-    exchange(network, plan.exchange)
-    normalised = tuple(_cells(network, (CommonHeadLastFN,)))
-    return Rewriting(tuple(plan.changes), _surplus(network), normalised)
+    idle = plan.idle_patterns()
+    if idle:
+        warn(f"less_bn: no layer matches {', '.join(map(repr, idle))}", NoEffectWarning)
+    exchange(network, {id(theirs): ours for ours, theirs in plan.exchanged})
+    normalised = tuple(layers_of(network, (CommonHeadLastFN,)))
+    exchanged = tuple(plan.exchanged)
+    return Rewriting(tuple(plan.changes), _surplus(network), normalised, network, exchanged)
 
 
 class LessBN(nn.Cell):
@@ -402,51 +446,8 @@ def fitted(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> 
     return rebuilt(optimizer, removed, added, centralize, carry_state=True)
 
 
-def exchange(network: nn.Cell, table: Mapping[int, nn.Cell]) -> None:
-    """Put other Cells in the places of some, wherever the network holds them.
-
-    Args:
-        network (Cell): the network.
-        table: from the id of a Cell to the Cell that takes its place.
-    """
-    for _, cell in list(network.cells_and_names()) if table else ():
-        cell.compile_cache.clear()  # graphs compiled before are those of the other network
-        for name, inner in list(cell._cells.items()):
-            if id(inner) in table:
-                cell.insert_child_to_cell(name, table[id(inner)])
-        for name, held in list(vars(cell).items()):
-            if type(held) in (list, tuple, dict) and _holds(held, table):
-                setattr(cell, name, _exchanged(held, table))
-
-
-def _holds(thing: Any, table: Mapping[int, nn.Cell]) -> bool:
-    if type(thing) in (list, tuple, dict):
-        inner = thing.values() if isinstance(thing, dict) else thing
-        return any(_holds(one, table) for one in inner)
-    return id(thing) in table
-
-
-def _exchanged(thing: Any, table: Mapping[int, nn.Cell]) -> Any:
-    if isinstance(thing, dict):
-        return {name: _exchanged(one, table) for name, one in thing.items()}
-    if isinstance(thing, (list, tuple)):
-        return type(thing)(_exchanged(one, table) for one in thing)
-    return table.get(id(thing), thing)
-
-
-def name_of(parameter: Parameter) -> str:
-    """Return the name of a layer from that of one of its parameters."""
-    return str(parameter.name.rpartition(".")[0] or parameter.name)
-
-
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _cells(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:
-    """Return the layers of some kinds, each once."""
-    found = [cell for _, cell in network.cells_and_names() if isinstance(cell, kinds)]
-    return list(dict.fromkeys(found))
 
 
 def _verdicts(graphs: Iterable[Graph]) -> dict[int, Verdict]:
@@ -471,7 +472,7 @@ def _failures(graphs: Iterable[Graph]) -> dict[int, str]:
 
 def _surplus(network: nn.Cell) -> tuple[Parameter, ...]:
     """Return the parameters of removed layers that nothing else in the network has."""
-    removed = _cells(network, (RemovedBatchNorm,))
+    removed = layers_of(network, (RemovedBatchNorm,))
     left = {id(parameter) for parameter in network.get_parameters()}
     surplus = [one for cell in removed for one in cell.before.parameters if id(one) not in left]
     return tuple(dict.fromkeys(surplus))

@@ -288,7 +288,7 @@ def load_basis(
         with open_regular(path) as file:
             basis = _read_npz(file) if path.endswith(".npz") else _read_npy(file)
         _check_basis(basis, n_components, layout)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, RecursionError) as error:
+    except Exception as error:  # a damaged or hostile file may make its readers raise anything
         raise ValueError(f"cannot use the basis {path}: {_reason(error)}") from error
     components = basis.components[:n_components].astype(np.float32, copy=False)
     if layout is not None and basis.layout is None:
@@ -373,6 +373,8 @@ def _check_basis(basis: Basis, n_components: int, layout: Layout | None) -> None
         )
     if len(components) < n_components:
         raise ValueError(f"it has {len(components)} rows, but n_components is {n_components}")
+    if basis.explained.ndim != 1 or basis.explained.dtype.kind != "f":
+        raise ValueError(f"its shares of variance have shape {list(basis.explained.shape)}")
     if basis.mean is not None and basis.mean.shape != (components.shape[1],):
         raise ValueError(f"its mean has shape {list(basis.mean.shape)}")
     if layout is not None:

@@ -30,6 +30,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext._rules import check_all, integer, shown
 from mindspore_boost_ext.pca import rows_of_rank
 
@@ -122,7 +123,8 @@ class Subspace(nn.Cell):
         if not isinstance(loss_scale, Tensor):
             loss_scale = Tensor(float(loss_scale), ms.float32)
         gradients = ms.mutable(tuple(old_grad))  # or GRAPH_MODE compiles their values in
-        return super().__call__(loss, gradients, loss_scale, (), (), *inputs)
+        with _compat.without_autograd():
+            return super().__call__(loss, gradients, loss_scale, (), (), *inputs)
 
     def check_state(self) -> None:
         """Raise ``ValueError`` when a loaded checkpoint was made in another basis.

@@ -59,6 +59,7 @@ class Recipe:
         snapshots: whether a plain run before this one has to leave snapshots of its weights.
         unsuited: why it is not run here; empty when it is.
         rate: the learning rate over that of the plain run.
+        window: steps for one update.
     """
 
     sections: Callable[[int, str], Mapping[str, Any]] = lambda steps, snapshots: {}
@@ -66,6 +67,7 @@ class Recipe:
     snapshots: bool = False
     unsuited: str = ""
     rate: float = 1.0
+    window: int = 1
 
 
 RECIPES: dict[str, Recipe] = {
@@ -78,7 +80,7 @@ RECIPES: dict[str, Recipe] = {
         unsuited="needs several processes: run your own script through msrun",
     ),
     "grad_accumulation": Recipe(
-        lambda steps, snapshots: {"grad_accumulation": {"grad_accumulation_step": 2}}
+        lambda steps, snapshots: {"grad_accumulation": {"grad_accumulation_step": 2}}, window=2
     ),
     "dim_reduce": Recipe(
         lambda steps, snapshots: {"dim_reduce": {"n_components": 20, "weight_load_dir": snapshots}},

@@ -37,6 +37,7 @@ PASSING = frozenset(
         *("avgpool", "avgpool2d", "maxpool", "maxpool2d", "pad", "removedbatchnorm"),
     )
 )
+PRODUCTS = frozenset(("matmul", "bmm", "batchmatmul", "dense", "einsum"))
 ADDITIONS = frozenset(("add", "iadd", "radd", "tensoradd", "addn", "tensoraddv2"))
 
 REMOVED_IN_BRANCH = "inside a residual branch, directly after a convolution"
@@ -61,8 +62,16 @@ class Verdict:
 
 
 def is_batch_norm(node: Node) -> bool:
-    """Tell whether a node is a BatchNorm."""
-    return isinstance(node.cell, BATCH_NORMS)
+    """Tell whether a node is a BatchNorm, and nothing besides."""
+    return isinstance(node.cell, BATCH_NORMS) and not own_construct(node.cell)
+
+
+def own_construct(layer: nn.Cell) -> str:
+    """Return why a layer of a subclass must stay: it may do more than MindSpore's; else empty."""
+    kind = type(layer)
+    if kind.construct.__module__.partition(".")[0] == "mindspore":
+        return ""
+    return f"{kind.__name__} has a construct of its own"
 
 
 def is_convolution(node: Node) -> bool:
@@ -213,9 +222,11 @@ def _convolutions(line: list[Node]) -> int:
 def find_classifier(graph: Graph) -> tuple[nn.Dense | None, str]:
     """Return the network's last Dense in the order of execution, if it is its classifier.
 
-    It is if nothing with weights comes after it and nothing made from the same data joins its
-    result before the network returns it or compares it with labels. So the gate of a
-    squeeze-and-excitation, or the first layer of a generator, is none.
+    It is if it has several outputs, nothing with weights comes after it, and nothing made from the
+    same data joins its result before the network returns it, alone or with what it was made from,
+    or compares it with labels. So the gate of a squeeze-and-excitation, the first layer of a
+    generator, or one of two heads is none. In a network whose code was not understood it has to be
+    the last layer with weights.
 
     Returns:
         tuple, the Dense or None, and the reason.
@@ -225,14 +236,29 @@ def find_classifier(graph: Graph) -> tuple[nn.Dense | None, str]:
         return None, "the network has no Dense"
     node = nodes[-1]
     inside = _dense_inside(node, graph)
+    failure = graph.failures.get(node.cell, "")
     if len(inside) > 1:
-        return None, f"{graph.failures.get(node.cell, 'the last Dense is not found')}"
+        return None, failure or "the last Dense is not found"
+    if failure and not _is_last(inside[0], node.cell):
+        return None, f"the last Dense is not the last layer with weights, and {failure}"
     if sum(node.cell is other.cell for other in nodes) > 1:
         return None, "the last Dense is called more than once"
     if isinstance(inside[0], CommonHeadLastFN):
         return None, "the last Dense is normalised already"
-    reason = _joined(graph, node)
+    reason = own_construct(inside[0]) or _no_classes(inside[0]) or _joined(graph, node)
     return (None, reason) if reason else (inside[0], "the last Dense in the order of execution")
+
+
+def _is_last(layer: nn.Cell, network: nn.Cell) -> bool:
+    """Tell whether no layer with weights stands behind another one in the network's own order."""
+    last = list(network.get_parameters())[-1]
+    return any(last is one for one in layer.get_parameters())
+
+
+def _no_classes(dense: nn.Dense) -> str:
+    if dense.out_channels > 1:
+        return ""
+    return "the last Dense has one output: it tells no classes apart"
 
 
 def _dense_inside(node: Node, graph: Graph) -> list[nn.Cell]:
@@ -257,10 +283,33 @@ def _joined(graph: Graph, start: Node) -> str:
             return f"the result of the last Dense is joined with other features ({node.name})"
         if others:
             continue  # the labels
-        if is_convolution(node) or (node.cell is not None and any(node.cell.get_parameters())):
+        if _has_weights(node):
             return f"layers with weights come after the last Dense ({node.name})"
         own.add(node)
+    for one in graph.outputs:
+        apart = not (_comes_before(start, one) or _comes_before(one, start))
+        if apart and not one.constant and sources[one] & sources[start]:
+            return "the network has other outputs beside that of the last Dense"
     return ""
+
+
+def _has_weights(node: Node) -> bool:
+    """Tell whether a node multiplies what comes in by weights, as a layer or as an operator."""
+    if node.cell is not None and any(True for _ in node.cell.get_parameters()):
+        return True
+    return is_convolution(node) or (
+        node.name in PRODUCTS and any(one.constant for one in node.inputs)
+    )
+
+
+def _comes_before(node: Node, end: Node) -> bool:
+    """Tell whether ``end`` is made from ``node``."""
+    pending, seen = [end], {end}
+    while pending:
+        fresh = [one for one in pending.pop().inputs if one not in seen]
+        seen.update(fresh)
+        pending += fresh
+    return node in seen
 
 
 def _sources(graph: Graph) -> dict[Node, frozenset[Node]]:
@@ -272,4 +321,11 @@ def _sources(graph: Graph) -> dict[Node, frozenset[Node]]:
     return found
 
 
-__all__ = ["Verdict", "find_classifier", "is_batch_norm", "is_convolution", "judge"]
+__all__ = [
+    "Verdict",
+    "find_classifier",
+    "is_batch_norm",
+    "is_convolution",
+    "judge",
+    "own_construct",
+]

@@ -130,7 +130,7 @@ class ThorConfig:
     use_nesterov: bool = setting(False, boolean())
     split_indices: tuple[int, ...] | None = setting(None, optional(increasing_integers(0)))
     enable_clip_grad: bool = setting(False, boolean())
-    frequency: int = setting(100, integer(1))
+    frequency: int = setting(100, integer(1, 2**30))  # as in THOR, whose counter is an int32
     block_size: int | None = setting(None, optional(integer(1)))
     trace_rule: tuple[float, ...] | None = setting(None, optional(reals("[0, inf)", 2)))
     pi_damping: bool = setting(False, boolean())

@@ -16,6 +16,9 @@ with damping :math:`\lambda` and weight decay :math:`w`. Convolutions: rows are 
 all H·W positions, damping :math:`\sqrt{\lambda / HW}`, result divided by HW. LayerNorm:
 :math:`g / (g^2/N + \sqrt{\lambda})`. Biases, BatchNorm and everything else: the plain gradient.
 
+A layer whose own ``construct`` does not run (another Cell reads its weight, as MultiheadAttention
+does, or it is recomputed in PYNATIVE_MODE) keeps its plain gradient, and a warning names it.
+
 When it helps: badly conditioned inputs or layers, where momentum needs many steps. When it hurts:
 well-conditioned problems gain nothing; a damping far too small makes steps too long (``kl_clip``).
 Measured effect (``examples/benchmarks/thor.py``, perceptron, inputs of condition 100, 3 seeds):
@@ -34,7 +37,7 @@ installed, ``BoostModel``, ``convert_to_thor_model``, ``BoostTrainOneStepCell``)
 another library the inverses stay the identity, which is momentum, and a warning says so. Loss
 scales are divided out; a skipped step refreshes nothing; with accumulation the factors are those of
 the last micro-batch of the window; ranks average them; freezing leaves factors of frozen layers
-fresh.
+fresh. ``ms.export`` takes the network after ``optimizer.taps.detach()``.
 Reference: Chen et al., THOR, Trace-based Hardware-driven Layer-oriented Natural Gradient Descent
 Computation, AAAI 2021; Martens and Grosse, K-FAC, ICML 2015.
 """
@@ -54,7 +57,7 @@ from mindspore_boost_ext.thor_factors import Curvature, CurvatureSettings
 from mindspore_boost_ext.thor_layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
 PRECONDITIONED = "preconditioned"
-_NEVER = 2**31 - 1
+_NEVER = 2**30  # no step is so late; exact in float32, in which MindSpore 2.7 multiplies int32
 _WHOLE = 2**30  # the size of a block that no factor exceeds
 _GRADIENT_NORM = 1.0  # enable_clip_grad bounds each gradient by this
 
@@ -160,7 +163,7 @@ class THOR(nn.Optimizer):
             batch_size=(batch_size, integer(1)),
             use_nesterov=(use_nesterov, boolean()),
             enable_clip_grad=(enable_clip_grad, boolean()),
-            frequency=(frequency, integer(1)),
+            frequency=(frequency, integer(1, _NEVER)),
             block_size=(block_size, optional(integer(1))),
             pi_damping=(pi_damping, boolean()),
             kl_clip=(kl_clip, optional(real("(0, inf)"))),
@@ -248,10 +251,9 @@ class THOR(nn.Optimizer):
         return ops.depend(self.next_refresh, done)
 
     def _refresh(self, *notes: Tensor) -> Tensor:
-        done = self.curvature.refresh(notes, self._damping_now())
+        done, stopped = self.curvature.refresh(notes, self._damping_now())
         following = self.global_step[0] + self.frequency
         if self.curvature.settings.trace_rule is not None:
-            stopped = ops.depend(self.curvature.stopped, done)
             following = ops.where(stopped.all(), ops.ones_like(following) * _NEVER, following)
         return ops.depend(done, ops.assign(self.next_refresh, following))
 
@@ -334,12 +336,14 @@ class THOR(nn.Optimizer):
         """Return what BoostMonitor shows: refreshes, inversions and the change of the traces."""
         if not self.factors:
             return {}
-        refreshes, inversions, raised, kept = self.curvature.tally.asnumpy().astype(int)
+        tally = self.curvature.tally.asnumpy().astype(int)
+        refreshes, inversions, raised, kept, passed_by = tally
         observed: dict[str, Any] = {
             "thor.refreshes": int(refreshes.max()),
             "thor.inversions": int(inversions.sum()),
             "thor.dampings_raised": int(raised.sum()),
             "thor.inverses_kept": int(kept.sum()),
+            "thor.layers_passed_by": int(passed_by.sum()),
         }
         traces, changes = self.curvature.kept_trace.asnumpy(), self.curvature.change.asnumpy()
         for plan, trace, change in zip(self.curvature.plans, traces, changes):
@@ -348,21 +352,28 @@ class THOR(nn.Optimizer):
         return observed
 
     def tell_troubles(self) -> None:
-        """Warn once for each cause: layers whose damping was raised, or whose inverses are old."""
-        _, _, raised, kept = self.curvature.tally.asnumpy()
-        names = [plan.weight.name for plan in self.curvature.plans]
-        self._tell("its damping was raised: a factor was not positive definite", raised, names)
+        """Warn once for each cause: dampings raised, inverses that are old, layers passed by."""
+        _, _, raised, kept, passed_by = self.curvature.tally.asnumpy()
+        remedy = "a larger damping avoids that"
+        self._tell(f"its damping was raised: a factor was not positive definite; {remedy}", raised)
         self._tell(
-            "it keeps its last inverse: a factor was not finite or not invertible", kept, names
+            f"it keeps its last inverse: a factor was not finite or not invertible; {remedy}", kept
+        )
+        self._tell(
+            "it keeps its last inverse, or its plain gradient if it has none: the network uses the "
+            "weight, but not through the layer's own construct (another Cell reads it, or the "
+            "layer is recomputed)",
+            passed_by,
         )
 
-    def _tell(self, what: str, counts: Any, names: list[str]) -> None:
+    def _tell(self, what: str, counts: Any) -> None:
+        names = [plan.weight.name for plan in self.curvature.plans]
         new = [
             name for name, count in zip(names, counts) if count and what + name not in self._told
         ]
         self._told.update(what + name for name in new)
         if new:
-            warn(f"THOR, {', '.join(new)}: {what}; a larger damping avoids that")
+            warn(f"THOR, {', '.join(new)}: {what}")
 
     def report(self) -> Report:
         """Return a table: each parameter, how its gradient is treated, and the memory for it."""

@@ -101,8 +101,10 @@ class LayerFactors(nn.Cell):
         pi = ops.sqrt(ops.clamp(ratio, 1e-6, 1e6))
         return root * pi, root / pi
 
-    def invert(self, a: Tensor, g: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
-        """Invert both factors and keep them if they are good.
+    def invert(
+        self, a: Tensor, g: Tensor, damping: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Invert both factors, and keep the inverses if they are wanted and good.
 
         Returns:
             Tensors of bool []: whether the damping was raised, and whether the result is good.
@@ -110,7 +112,7 @@ class LayerFactors(nn.Cell):
         for_a, for_g = self.dampings(self.trace(a), self.trace(g), damping)
         a_inverse, used_a, good_a = self._inverse_of_a(a, for_a)
         g_inverse, used_g, good_g = self.inverse(g, for_g)
-        good = ops.logical_and(good_a, good_g)
+        good = ops.logical_and(wanted, ops.logical_and(good_a, good_g))
         ops.assign(self.a_inverse, ops.where(good, a_inverse, self.a_inverse))
         ops.assign(self.g_inverse, ops.where(good, g_inverse, self.g_inverse))
         raised = ops.logical_or(used_a > for_a * 1.0001, used_g > for_g * 1.0001)
@@ -171,8 +173,9 @@ class Curvature(nn.Cell):
         self.kept_trace = _state("kept_trace", np.zeros(count, np.float32))
         self.change = _state("change", np.zeros(count, np.float32))
         self.stopped = _state("stopped", np.zeros(count, np.bool_))
-        # Rows: refreshes seen, inversions made, dampings raised, refreshes that kept the old ones.
-        self.tally = _state("tally", np.zeros((4, count), np.int32))
+        # Rows: refreshes seen, inversions made, dampings raised, refreshes that kept the old ones,
+        # refreshes in which the layer's own construct had not run.
+        self.tally = _state("tally", np.zeros((5, count), np.int32))
         self.reducer: Any = None
 
     def use_ranks(self, degree: int, split_indices: Iterable[int] | None) -> None:
@@ -199,12 +202,15 @@ class Curvature(nn.Cell):
             result += (notes[2 * index], g)
         return result if self.reducer is None else self.reducer(result)
 
-    def refresh(self, notes: tuple[Tensor, ...], damping: Tensor) -> Tensor:
-        """Take in new factors, as :meth:`prepared` returns them; return the tally when all is done.
+    def refresh(self, notes: tuple[Tensor, ...], damping: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in new factors, as :meth:`prepared` returns them.
 
         Args:
             notes: A and G of each layer in turn.
             damping: λ, float32 [].
+
+        Returns:
+            Tensors: the tally, when all is done; bool [layers], which layers the rule has stopped.
         """
         traces: tuple[Any, ...] = ()
         changes: tuple[Any, ...] = ()
@@ -220,8 +226,9 @@ class Curvature(nn.Cell):
             columns += (column,)
         ops.assign(self.kept_trace, ops.stack(traces))
         ops.assign(self.change, ops.stack(changes))
-        ops.assign(self.stopped, ops.stack(stopped))
-        return ops.assign_add(self.tally, ops.stack(columns, 1))
+        now_stopped = ops.stack(stopped)
+        ops.assign(self.stopped, now_stopped)
+        return ops.assign_add(self.tally, ops.stack(columns, 1)), now_stopped
 
     def _refresh_layer(
         self, index: int, a: Tensor, g: Tensor, damping: Tensor
@@ -229,37 +236,41 @@ class Curvature(nn.Cell):
         """Refresh one layer; return kept trace, change, whether it stopped, and its tally."""
         layer, kept = self.layers[index], self.kept_trace[index]
         first = kept <= 0.0
+        # No row at all: the weight was used past its layer, which keeps the inverses that it has.
+        reached = ops.logical_or(ops.not_equal(a, 0.0).any(), ops.not_equal(g, 0.0).any())
         a, g = layer.averaged(a, g, first)
         trace = layer.trace(a) * layer.trace(g) + damping * self.sizes[index]
         finite = ops.logical_and(ops.isfinite(a).all(), ops.isfinite(g).all())
+        usable = ops.logical_and(finite, reached)
         change = ops.abs(trace - kept) / ops.maximum(kept, _TINY)
-        change = ops.where(ops.logical_or(first, ops.logical_not(finite)), 0.0 * kept, change)
+        change = ops.where(ops.logical_or(first, ops.logical_not(usable)), 0.0 * kept, change)
         stop = self.stopped[index]
-        wanted = finite
+        wanted = usable
         if self.settings.trace_rule is not None:
             above, below = self.settings.trace_rule
             fresh = ops.logical_or(first, ops.logical_and(change > above, ops.logical_not(stop)))
-            wanted = ops.logical_and(finite, fresh)
+            wanted = ops.logical_and(usable, fresh)
             ended = ops.logical_and(ops.logical_not(first), change < below)
-            stop = ops.logical_or(stop, ops.logical_and(finite, ended))
+            stop = ops.logical_or(stop, ops.logical_and(usable, ended))
             raised, good = self._invert_if(wanted, layer, a, g, damping)
         else:
-            raised, good = layer.invert(a, g, damping)
+            raised, good = layer.invert(a, g, damping, wanted)
         good = ops.logical_and(good, wanted)
         # Averages go on where the trace rule keeps the inverses; without averages F stays F_old.
-        taken = good if self.settings.moving_average == 0.0 else finite
+        taken = good if self.settings.moving_average == 0.0 else usable
         ops.assign(layer.a, ops.where(taken, a, layer.a))
         ops.assign(layer.g, ops.where(taken, g, layer.g))
         bad = ops.logical_or(ops.logical_not(finite), ops.logical_xor(wanted, good))
         raised = ops.logical_and(raised, good)
-        tally = ops.stack((ops.ones_like(good), good, raised, bad)).astype(ms.int32)
+        passed_by = ops.logical_not(reached)
+        tally = ops.stack((ops.ones_like(good), good, raised, bad, passed_by)).astype(ms.int32)
         return ops.where(good, trace, kept), change, stop, tally
 
     def _invert_if(
         self, wanted: Tensor, layer: LayerFactors, a: Tensor, g: Tensor, damping: Tensor
     ) -> tuple[Tensor, Tensor]:
         if wanted:
-            raised, good = layer.invert(a, g, damping)
+            raised, good = layer.invert(a, g, damping, wanted)
         else:
             raised, good = ops.logical_and(wanted, False), ops.logical_and(wanted, False)
         return raised, good

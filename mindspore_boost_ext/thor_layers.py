@@ -265,6 +265,10 @@ def _tapped(self: Any, x: Tensor) -> Tensor:
     return _through_tap(self, self.thor_plain(x), x)
 
 
+def _tapped_embedding(self: Any, ids: Tensor) -> Tensor:
+    return _through_tap(self, self.thor_plain(ids), ids)
+
+
 def _tapped_dense_with_activation(self: Any, x: Tensor) -> Tensor:
     """The operators of ``nn.Dense``, with the tap in front of the activation."""
     shape = x.shape
@@ -301,8 +305,9 @@ class Taps:
         self.used = True
         for layer, tap, a, g in self._parts:
             _remove(layer)
-            activation = isinstance(layer, nn.Dense) and layer.activation_flag
-            function = _tapped_dense_with_activation if activation else _tapped
+            function = _tapped_embedding if isinstance(layer, nn.Embedding) else _tapped
+            if isinstance(layer, nn.Dense) and layer.activation_flag:
+                function = _tapped_dense_with_activation
             # Past Cell.__setattr__: the layer must not list them among its Cells and Parameters.
             values = (types.MethodType(function, layer), layer.construct, tap, a, g)
             layer.__dict__.update(zip(_OWN, values))

@@ -59,12 +59,14 @@ class Graph:
         nodes: all nodes, each after those it depends on.
         outputs: the nodes that the call returns.
         failures: for each Cell that was not understood, why. It is one node in ``nodes``.
+        read: Cells of whose Parameters other code has asked for one, by id.
     """
 
     root: nn.Cell
     nodes: list[Node] = field(default_factory=list)
     outputs: list[Node] = field(default_factory=list)
     failures: dict[nn.Cell, str] = field(default_factory=dict)
+    read: set[int] = field(default_factory=set)
 
     def users(self) -> dict[Node, list[Node]]:
         """Return for each node the nodes that depend on its value."""
@@ -86,11 +88,44 @@ def trace(network: nn.Cell) -> list[Graph]:
     while pending:
         graph = _Tracer(pending.pop(0)).run()
         graphs.append(graph)
-        for failed in graph.failures:
+        for failed, reason in list(graph.failures.items()):
             fresh = [one for one in failed.cells() if one is not None and id(one) not in seen]
             seen.update(id(one) for one in fresh)
-            pending += fresh
+            whole = [one for one in fresh if not _reaches_into(failed, one)]
+            pending += whole
+            for one in fresh:
+                if one not in whole:
+                    told = f"{type(failed).__name__} uses parts of it, but {reason}"
+                    graph.failures.update((part, told) for _, part in one.cells_and_names())
+                    seen.update(id(part) for _, part in one.cells_and_names())
     return graphs
+
+
+def trace_both(network: nn.Cell) -> list[Graph]:
+    """Return what a network computes while it is trained, and while it is not."""
+    cells = list({id(cell): cell for _, cell in network.cells_and_names()}.values())
+    flags = [cell.training for cell in cells]
+    graphs: list[Graph] = []
+    try:
+        for training in (True, False):
+            for cell in cells:
+                cell.training = training
+            graphs += trace(network)
+    finally:
+        for cell, training in zip(cells, flags):
+            cell.training = training
+    return graphs
+
+
+def _reaches_into(cell: nn.Cell, inner: nn.Cell) -> bool:
+    """Tell whether the code of a Cell names parts of an inner one, and so may call them alone."""
+    names: set[str] = set()
+    for kind in type(cell).__mro__:
+        for function in vars(kind).values():
+            own = isinstance(function, FunctionType) and not _is_own(kind.__module__)
+            if own and function.__name__ != "__init__":
+                names |= _names(function.__code__)
+    return bool(names.intersection(inner._cells) - cell._cells.keys())
 
 
 class _Tracer:
@@ -305,6 +340,8 @@ class _CellStandIn:
 
     def __getattr__(self, name: str) -> Any:
         cell, tracer = self._real, self._tracer
+        if name in cell._params:
+            tracer.graph.read.add(id(cell))
         held = vars(cell).get(name)
         if isinstance(held, MethodType) and held.__self__ is cell:
             held = held.__func__
@@ -403,4 +440,4 @@ def _arguments(cell: nn.Cell) -> int:
     return len(needed)
 
 
-__all__ = ["Graph", "Node", "NotUnderstoodError", "trace"]
+__all__ = ["Graph", "Node", "NotUnderstoodError", "trace", "trace_both"]

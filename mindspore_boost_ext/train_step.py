@@ -21,7 +21,7 @@ from mindspore_boost_ext.adasum import AdaSum, obstacle, server_reducer, uneven
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.grad_accumulation import DROP_WINDOW, GradientAccumulation
 from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_cells
-from mindspore_boost_ext.gradients import clipped
+from mindspore_boost_ext.gradients import check_dense, clipped
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Report, Row, warn
 from mindspore_boost_ext.resting import resting_copy
 from mindspore_boost_ext.subspace import make_dim_reduce
@@ -84,6 +84,10 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self._use_adasum()
         self._use_dim_reduce()
         self._use_accumulation()
+        if self.use_grad_accumulation:
+            check_dense(network, "grad_accumulation")
+        if self.clip_norm is not None:
+            check_dense(network, "gradients.clip_norm")
         self.freeze = isinstance(optimizer, FreezeOpt)
         self.freeze_nets: tuple[BoostTrainOneStepCell, ...] = ()
         self.scheduled: Any = None
@@ -218,6 +222,15 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         if turns is not None and step is turns.capturing:
             self.thor.tell_troubles()
         return outputs
+
+    def expect_training(self, epochs: int, steps: int) -> None:
+        """Warn about settings that so many epochs of so many steps leave without effect."""
+        window = 1
+        if self.use_grad_accumulation:
+            self.accumulation.expect_epoch(steps)
+            window = self.max_accumulation_step
+        if self.freeze and epochs > 0:
+            self.optimizer.expect_updates(epochs * steps // window)
 
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""

@@ -95,9 +95,11 @@ def _run_bundled(trial: Trial, folder: Path) -> None:
 def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.Model:
     ms.set_seed(trial.seed)  # weights, and the order of the images
     net, arguments = parts(name)
-    steps = trial.epochs * steps_per_epoch
-    rate = LEARNING_RATE * RECIPES.get(name, Recipe()).rate
-    rates = nn.cosine_decay_lr(0.0, rate, steps, steps_per_epoch, trial.epochs)
+    steps, recipe = trial.epochs * steps_per_epoch, RECIPES.get(name, Recipe())
+    # One rate an epoch. An update takes the next one, so a window of steps counts as one.
+    rates = nn.cosine_decay_lr(
+        0.0, LEARNING_RATE * recipe.rate, steps, steps_per_epoch, trial.epochs
+    )[:: recipe.window]
     level, config = configuration(name, steps, snapshots)
     return ms.Model(
         net,
@@ -121,12 +123,14 @@ def _run_script(trial: Trial, folder: Path) -> None:
 
 def _with_settings(construct: Callable[..., None], trial: Trial) -> Callable[..., None]:
     """Return the constructor of ``ms.Model`` with the level and settings of the run."""
+    named = list(inspect.signature(construct).parameters)  # "self" is the first
 
     @functools.wraps(construct)
     def constructor(model: ms.Model, *args: Any, **kwargs: Any) -> None:
+        kwargs.update(zip(named[1:], args))  # the level may have come by position
         kwargs.pop("acc_level", None)
         kwargs.update(boost_level=trial.level, boost_config_dict=trial.config)
-        construct(model, *args, **kwargs)
+        construct(model, **kwargs)
 
     return constructor
 

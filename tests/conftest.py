@@ -9,6 +9,14 @@ from typing import Any
 # Some MindSpore wheels run convolutions 20-50 times slower on AVX-512 machines without this.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
+# MindSpore's threads spin while they wait: where the processes of the tests have no more cores than
+# there are processes, each stays on one, or they take turns in keeping each other from working.
+_worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+if _worker and hasattr(os, "sched_setaffinity"):
+    _cores = sorted(os.sched_getaffinity(0))
+    if len(_cores) <= int(os.environ["PYTEST_XDIST_WORKER_COUNT"]):
+        os.sched_setaffinity(0, {_cores[int(_worker[2:]) % len(_cores)]})
+
 import mindspore as ms
 import pytest
 

@@ -1,33 +1,74 @@
-"""One rank of a run in which a rank is killed in the middle of training; a script like any."""
+"""One rank of a run in which a rank is killed in the middle of training; a script like any.
+
+Each rank saves a checkpoint of its own after every step. Started again with no victim, the ranks go
+on from the last step that all of them have saved, train anew without interruption, and write down
+what differs.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import pathlib
+import random
 import signal
 import sys
 
 import distributed_worker
+import fault_worker
 import mindspore as ms
 import mindspore.boost
 import nets
 from mindspore import Tensor
 from mindspore.communication import get_group_size, get_rank, init
 
+from mindspore_boost_ext import save_checkpoint
 
-def main(mode, folder, victim):
-    print("rank", os.environ["RANK_ID"], sys.argv[1:], mindspore.boost.AutoBoost.__module__)
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
-    init()
+STEPS = 8
+DIES_AT = random.Random(20).randint(2, STEPS - 2)
+
+
+def checkpoint(folder, rank, steps):
+    return folder / f"rank{rank}_after{steps}.ckpt"
+
+
+def train(step, folder, first, victim=None):
+    """Make the steps from ``first`` on, save after each if there is a victim, which dies."""
     rank = get_rank()
-    with open(f"{folder}/rank{rank}.pid", "w", encoding="utf-8") as file:
-        file.write(str(os.getpid()))
-    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-    _, step = distributed_worker.case("adasum")
-    for index, (x, y) in enumerate(nets.batches(500)):
-        if rank == int(victim) and index == 2:
+    for index, (x, y) in list(enumerate(nets.batches(STEPS)))[first:]:
+        if rank == victim and index == DIES_AT:
             os.kill(os.getpid(), signal.SIGKILL)
         x, y = (distributed_worker.share(one, rank, get_group_size()) for one in (x, y))
         step(Tensor(x), Tensor(y))
+        if victim is not None:
+            save_checkpoint(step, checkpoint(folder, rank, index + 1))
+
+
+def resumed(folder):
+    """Finish the killed run; return where it went on, and what differs from a whole run."""
+    everyone = range(get_group_size())
+    saved = [n for n in range(STEPS) if all(checkpoint(folder, r, n).exists() for r in everyone)]
+    _, second = distributed_worker.case("adasum")
+    values = ms.load_checkpoint(str(checkpoint(folder, get_rank(), saved[-1])))
+    missing, _ = ms.load_param_into_net(second, values)
+    train(second, folder, saved[-1])
+    _, whole = distributed_worker.case("adasum")
+    train(whole, folder, 0)
+    different = fault_worker.different(second, whole)
+    return {"resumed_at": saved[-1], "missing": missing, "different": different}
+
+
+def main(mode, folder, victim=None):
+    print("rank", os.environ["RANK_ID"], sys.argv[1:], mindspore.boost.AutoBoost.__module__)
+    folder = pathlib.Path(folder)
+    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
+    init()
+    (folder / f"rank{get_rank()}.pid").write_text(str(os.getpid()))
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    if victim is None:
+        (folder / f"rank{get_rank()}.json").write_text(json.dumps(resumed(folder)))
+    else:
+        train(distributed_worker.case("adasum")[1], folder, 0, int(victim))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ FLOORS = [
         "projection",
         "bundled",
         "checkpoint",
+        "cells",
     },
     {
         "overflow",

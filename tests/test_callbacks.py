@@ -444,11 +444,27 @@ def test_unwritable_path_stops_before_the_first_step(tmp_path):
     assert net.weight.asnumpy().tobytes() == before
 
 
-def test_a_file_that_is_no_history_is_left_alone(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
+def test_a_second_call_of_train_goes_on_counting(tmp_path):
+    path = tmp_path / "history.jsonl"
+    monitor, first, other = BoostMonitor(path, progress=False), model(), model()
+    first.train(2, dataset(), callbacks=[monitor])
+    first.train(1, dataset(), callbacks=[monitor])
+    records = read_history(path)
+    steps = [one["step"] for one in records if one["event"] == "step"]
+    epochs = [(one["epoch"], one["step"]) for one in records if one["event"] == "epoch"]
+    per_epoch = len(steps) // 3
+    assert steps == list(range(1, 3 * per_epoch + 1))
+    assert epochs == [(number, number * per_epoch) for number in (1, 2, 3)]
+    other.train(1, dataset(), callbacks=[monitor])  # another Model begins anew
+    assert read_history(path)[-1]["epoch"] == 1
+
+
+@pytest.mark.parametrize("text", ["mine", '{"boost": {}}', '{\n  "boost": {}\n}\n', '{"ev": 1}\n'])
+def test_a_file_that_is_no_history_is_left_alone(tmp_path, text):
+    (tmp_path / "notes.txt").write_text(text)
     with pytest.raises(ValueError, match=r"must name a new file or an earlier history.*notes\.txt"):
         HistoryWriter(tmp_path / "notes.txt")
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "notes.txt").read_text() == text
 
 
 class FullDisk(io.RawIOBase):

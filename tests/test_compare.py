@@ -122,6 +122,10 @@ def test_an_algorithm_without_a_recipe_runs_with_its_defaults(monkeypatch):
         (["less_bm"], "unknown: less_bm; known are "),
         (["--epochs", "0"], "must be an integer of at least 1, got '0'"),
         (["--json", "no/such/x.json"], "must be a file in a writable folder"),
+        (["--seed", "-1"], "must be an integer in 0..2**32-1, got '-1'"),
+        (["--batch-size", "5000"], "--batch-size: "),
+        (["--plot", "x.foo"], "must end in .png, .pdf, .svg, got 'x.foo'"),
+        (["--epochs", "9", "--script", __file__], "--epochs: of the bundled run"),
         (["--levels", "O1"], "--levels and --configs are for --script SCRIPT"),
         (["--script"], "cannot open the script ''"),
         (["--script", "no.py"], "cannot open the script 'no.py'"),
@@ -177,9 +181,11 @@ SCRIPT = """
     layers = [nn.Dense(4, 4) for _ in range(3)]
     net = nn.SequentialCell(*layers, nn.Dense(4, 2))
     optimizer = nn.SGD(net.trainable_params(), learning_rate=0.01)
-    model = ms.Model(net, nn.MSELoss(), optimizer, metrics={"mae"}, boost_level="O2")
+    # By position, up to the level.
+    model = ms.Model(net, nn.MSELoss(), optimizer, {"mae"}, None, None, "O0", "O2")
     model.train(int(sys.argv[1]), dataset, ms.LossMonitor(), dataset_sink_mode=False)
     model.eval(dataset)
+    print(model.train_network.report())  # a plain run has one too
     if getattr(model.train_network, "freeze", False):
         sys.exit("a script may fail")
 """

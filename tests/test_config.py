@@ -321,6 +321,53 @@ def test_what_has_no_effect_is_told(level, source, notice):
     assert len(caught) == 1
 
 
+FREEZE, LESS_BN = "grad_freeze", "less_bn"
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "reason"),
+    [
+        (FREEZE, {"schedule": "cubic", "freeze_p": 0.5}, "freeze_p has no effect: grad_freeze.sch"),
+        (FREEZE, {"schedule": [0, 1], "freeze_type": 0}, "freeze_type has no effect: grad_freeze"),
+        (FREEZE, {"prefix_start": 0.1}, "prefix_start has no effect: grad_freeze.schedule is not"),
+        (FREEZE, {"schedule": [0], "prefix_fraction": 0.1}, "prefix_fraction has no effect: grad"),
+        (LESS_BN, {"fn_flag": False, "heads": ["x"]}, "heads has no effect: less_bn.fn_flag is Fa"),
+        (LESS_BN, {"fn_flag": False, "multiplier": 2}, "multiplier has no effect: less_bn.fn_flag"),
+    ],
+)
+def test_a_setting_that_another_one_makes_idle_is_told(section, settings, reason):
+    (notice,) = BoostConfig.parse("O1", {section: settings}).notices()
+    assert notice.startswith(f"{section}.{reason}")
+
+
+@pytest.mark.parametrize(
+    ("boost", "section", "wanted"),
+    [
+        ({}, {}, True),
+        ({}, {"damping": 0.1}, True),
+        ({}, None, False),
+        ({"mode": "enable_all"}, {}, True),
+        ({"mode": "manual"}, {}, True),
+        ({"thor": False}, {}, False),
+        ({"thor": False, "mode": "manual"}, {"damping": 0.1}, False),
+        ({"thor": False, "mode": "enable_all"}, {"damping": 0.1}, False),
+        ({"mode": "manual", "thor": True}, None, True),
+    ],
+)
+def test_a_section_asks_for_thor_and_the_switch_forbids_it(boost, section, wanted):
+    config = BoostConfig.parse("O1", {"boost": boost, "thor": section})
+    (row,) = [one for one in config.plan() if one.algorithm == "thor"]
+    assert row.wanted is wanted
+    if boost.get("thor") is False:
+        assert row.reason == "boost.thor=False"
+        assert not [one for one in config.notices() if one.startswith("boost.thor")]
+
+
+def test_a_refresh_of_thor_may_not_be_later_than_its_counter_counts():
+    with pytest.raises(BoostConfigError, match=r"frequency must be an int from 1 to 1073741824"):
+        BoostConfig.parse("O1", {"thor": {"frequency": 3 * 10**9}})
+
+
 def test_a_window_of_one_is_no_accumulation():
     source = {"boost": {"mode": "manual", "grad_accumulation": True}}
     config = BoostConfig.parse("O1", source)

@@ -130,29 +130,37 @@ def test_the_loss_scale_is_divided_out_once(mode):
     assert np.array_equal(plain, scaled)  # a power of two costs no bit
 
 
-def peaks_of_searches():
+def peaks_of_searches(mode, folder):
     """Return the peak of this process's memory in MiB after each 150 of 450 searches."""
-    ms.set_context(mode=ms.GRAPH_MODE)
-    size = 50_000
-    net = Quadratic(np.ones(size), np.ones(size))
-    weight = ParameterTuple(net.trainable_params())
-    basis = np.full((1, size), size**-0.5, np.float32)
-    step = DimReduce(net, nn.SGD(list(weight), 1.0), weight, basis, 1, RHO, GAMMA, 0.0, SIGMA, 0, 1)
-    x, gradient = Tensor(np.zeros(1, np.float32)), (Tensor(np.ones(size, np.float32)),)
-    found = []
+    ms.set_context(mode=mode)
+    net = nn.SequentialCell(nn.Dense(nets.FEATURES, 5_000), nn.Dense(5_000, nets.CLASSES))
+    size = sum(one.size for one in net.trainable_params())
+    np.save(f"{folder}/basis.npy", np.full((1, size), size**-0.5, np.float32))
+    switches = {"mode": "manual", "less_bn": False, "grad_freeze": False, "dim_reduce": True}
+    section = {"pca_mat_path": f"{folder}/basis.npy", "n_components": 1}
+    model = ms.Model(
+        net,
+        nets.loss_fn(),
+        nn.SGD(net.trainable_params(), 1.0),
+        boost_level="O1",
+        boost_config_dict={"boost": switches, "dim_reduce": section},
+    )
+    (x, y), found = nets.batches(1)[0], []
     for _ in range(3):
         for _ in range(150):
-            step(net(x), gradient, 1.0, weight, weight, x).asnumpy()
+            model.train_network(Tensor(x), Tensor(y)).asnumpy()
         found.append(peak_mib())
     return found
 
 
-def test_searches_leave_no_memory_behind():
-    """An `if` inside the loop over the trials lost 4 MiB in 150 of them (MindSpore 2.10).
+def test_searches_leave_no_memory_behind(mode, tmp_path):
+    """GRAPH_MODE: an `if` inside the loop over the trials lost 4 MiB in 150 of them (2.10).
 
-    In a process of its own: this one's peak may lie behind it.
+    PYNATIVE_MODE: with autograd weights keep all that they were made from, 42 MiB. In a process of
+    its own: this one's peak may lie behind it.
     """
-    code = "import json, test_dim_reduce; print(json.dumps(test_dim_reduce.peaks_of_searches()))"
+    call = f"test_dim_reduce.peaks_of_searches({ms.get_context('mode')}, {str(tmp_path)!r})"
+    code = f"import json, test_dim_reduce; print(json.dumps({call}))"
     here = os.path.dirname(os.path.abspath(__file__))
     paths = os.pathsep.join([here, os.path.dirname(here), os.environ.get("PYTHONPATH", "")])
     ended = subprocess.run(
@@ -164,7 +172,8 @@ def test_searches_leave_no_memory_behind():
         check=True,
     )
     found = json.loads(ended.stdout.splitlines()[-1])
-    assert found[2] - found[1] < 2  # half of what was lost; without the `if` it is below 0.2
+    # Half of what was lost; without the `if` it is below 0.2. A plain PYNATIVE step loses 2.
+    assert found[2] - found[1] < (2 if mode == "graph" else 15)
 
 
 def test_a_gradient_outside_the_subspace_gives_a_zero_step_without_nan(mode):

@@ -21,6 +21,7 @@ from mindspore_boost_ext.config import BoostConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "mindspore_boost_ext" / "docs").glob("*.md"))]
 MODULES = sorted(path.stem for path in (ROOT / "mindspore_boost_ext").glob("*.py"))
 
 
@@ -88,9 +89,13 @@ def test_readme_commands_run(line):
     assert result.returncode == 0, result.stderr
 
 
-def test_readme_names_scripts_that_exist():
-    for path in re.findall(r"\b(?:examples|tests)/[\w/.]+\.\w+", README):
-        assert (ROOT / path).exists(), path
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_scripts_and_link_to_files_that_exist(page):
+    text = page.read_text(encoding="utf-8")
+    paths = {ROOT / path for path in re.findall(r"\b(?:examples|tests)/[\w/.]+\.\w+", text)}
+    paths |= {page.parent / path for path in re.findall(r"\]\((?!https?:)([^)#]+)", text)}
+    assert paths
+    assert [path for path in paths if not path.exists()] == []
 
 
 def test_ci_runs_exactly_the_test_command_of_the_readme():

@@ -9,13 +9,16 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.train import CheckpointConfig, ModelCheckpoint
 
 from mindspore_boost_ext import (
     BoostModel,
+    BoostMonitor,
     BoostWarning,
     FlushAccumulation,
     GradientAccumulation,
     NoEffectWarning,
+    read_history,
 )
 from mindspore_boost_ext.grad_accumulation import gradient_accumulation_op, gradient_clear_op
 
@@ -129,6 +132,36 @@ def test_last_window_of_an_epoch_carries_or_is_flushed(mode, flush):
     assert model.train_network.flush_accumulation() is not flush
 
 
+def test_the_window_is_flushed_before_a_checkpoint_and_a_validation_look(mode, tmp_path):
+    net = nets.MLP()
+    model = build(net, nn.SGD(net.trainable_params(), 0.1), config(), metrics={"loss"})
+    monitor = BoostMonitor(tmp_path / "history.jsonl", progress=False)
+    saving = ModelCheckpoint("run", str(tmp_path), CheckpointConfig(save_checkpoint_steps=4))
+    callbacks = [FlushAccumulation(), saving, monitor]
+    model.fit(1, nets.dataset(4), nets.dataset(4), callbacks=callbacks, dataset_sink_mode=False)
+    (path,) = tmp_path.glob("*.ckpt")
+    saved = ms.load_checkpoint(str(path))
+    for name, value in nets.weights(net).items():
+        np.testing.assert_array_equal(saved[name].asnumpy(), value)
+    (epoch,) = [one for one in read_history(monitor._history_path) if one["event"] == "epoch"]
+    assert epoch["metrics"] == model.eval(nets.dataset(4), dataset_sink_mode=False)
+
+
+def test_flushing_behind_a_checkpoint_is_told(tmp_path):
+    net = nets.MLP()
+    model = build(net, nn.SGD(net.trainable_params(), 0.1), config())
+    callbacks = [ModelCheckpoint("run", str(tmp_path)), FlushAccumulation()]
+    with pytest.warns(BoostWarning, match="behind ModelCheckpoint.*put it in front"):
+        model.train(1, nets.dataset(4), callbacks=callbacks, dataset_sink_mode=False)
+
+
+def test_parameters_may_be_called_like_the_counters():
+    weight = ms.Parameter(Tensor(np.ones(2, np.float32)), name="total_weight")
+    accumulation = GradientAccumulation(2, nn.SGD([weight], 0.1))
+    names = [one.name for one in accumulation.get_parameters()]
+    assert len(names) == len(set(names))
+
+
 def test_flushing_without_accumulation_is_told():
     net = nets.MLP()
     model = build(net, nets.momentum(net.trainable_params()))
@@ -202,7 +235,7 @@ def test_state_has_names_of_its_own():
     assert own == {
         "boost.grad_accumulation.micro_steps",
         "boost.grad_accumulation.total_weight",
-        *(f"boost.grad_accumulation.{one.name}" for one in net.trainable_params()),
+        *(f"boost.grad_accumulation.gradients.{one.name}" for one in net.trainable_params()),
     }
     assert [one.name for one in net.get_parameters()] == [
         one.name for one in nets.MLP().get_parameters()

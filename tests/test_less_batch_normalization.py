@@ -46,6 +46,191 @@ def norms(net):
     return sum(isinstance(cell, kinds) for _, cell in net.cells_and_names())
 
 
+# ---- What only looks like a BatchNorm, a block or a classifier ----
+
+
+class FusedBatchNorm(nn.BatchNorm2d):
+    """A BatchNorm with its activation, as some libraries have it."""
+
+    def construct(self, x):
+        return ops.relu(super().construct(x))
+
+
+class Fused(zoo.Block):
+    def __init__(self):
+        super().__init__()
+        self.bn1 = FusedBatchNorm(zoo.WIDTH)
+        self.act = nn.Identity()
+
+
+class Read(zoo.Block):
+    """Its code looks at a parameter of the BatchNorm."""
+
+    def construct(self, x):
+        return super().construct(x) * (1.0 + 0.0 * self.bn1.gamma.mean())
+
+
+class OtherPath(zoo.Block):
+    """In training the result of the first BatchNorm goes elsewhere too."""
+
+    def construct(self, x):
+        inner = self.bn1(self.conv1(x))
+        out = self.act(self.bn2(self.conv2(self.act(inner))) + x)
+        return (out, inner) if self.training else out
+
+
+class Parts(nn.Cell):
+    """Not understood, and uses the layers of a block in another order than the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = zoo.Block()
+
+    def construct(self, x):
+        count, channels, height, width = x.shape
+        out = ops.relu(self.block.conv1(self.block.bn1(x)))
+        out = self.block.bn2(self.block.conv2(out))
+        return out.reshape(count, channels, height * width)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Fused, "FusedBatchNorm has a construct of its own"),
+        (Read, "other code reads its parameters"),
+        (OtherPath, "is used elsewhere too"),
+        (Parts, "Parts uses parts of it, but Parts.construct was not understood"),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_batch_norm_that_may_do_more_stays(kind, reason, training):
+    net = kind().set_train(training)
+    before = {name: type(cell) for name, cell in net.cells_and_names()}
+    (change,) = [one for one in less_bn(net).changes if one.name.endswith("bn1")]
+    assert change.done == "kept"
+    assert reason in change.reason
+    assert {name: type(cell) for name, cell in net.cells_and_names()} == before
+    assert all(cell.training == training for _, cell in net.cells_and_names())
+
+
+class LowRank(nn.Dense):
+    def construct(self, x):
+        return super().construct(x) * 2.0
+
+
+class Head(nn.Cell):
+    """A Dense that is followed by what a subclass does."""
+
+    def __init__(self, outputs=3, kind=nn.Dense):
+        super().__init__()
+        self.first, self.last = nn.Dense(4, 4), kind(4, outputs)
+        self.weight = ms.Parameter(Tensor(np.ones((outputs, outputs), np.float32)), name="w")
+
+    def construct(self, x):
+        return self.last(ops.relu(self.first(x)))
+
+
+class Product(Head):
+    def construct(self, x):
+        return ops.matmul(ops.relu(super().construct(x)), self.weight.T)
+
+
+class TwoHeads(Head):
+    def construct(self, x):
+        return self.first(x), self.last(x)
+
+
+class Generator(nn.Cell):
+    """Its only Dense is its first layer, and its shape is taken apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Dense(4, 4)
+        self.up = nn.Conv2dTranspose(1, 1, 2, 2)
+
+    def construct(self, x):
+        count, _ = x.shape
+        return self.up(self.last(x).reshape(count, 1, 2, 2))
+
+
+class OpaqueClassifier(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 4, 3), nn.Dense(4, 3)
+
+    def construct(self, x):
+        count, channels, _, _ = self.conv(x).shape
+        return self.last(self.conv(x).reshape(count, channels, -1).mean(-1))
+
+
+class WithFeatures(Head):
+    def construct(self, x):
+        features = ops.relu(self.first(x))
+        return self.last(features), features
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Head(kind=LowRank), "LowRank has a construct of its own"),
+        (lambda: Head(outputs=1), "one output"),
+        (Product, "layers with weights come after the last Dense (matmul)"),
+        (TwoHeads, "other outputs"),
+        (Generator, "is not the last layer with weights"),
+    ],
+)
+def test_a_dense_that_is_no_classifier_stays(make, reason):
+    net = make()
+    (change,) = less_bn(net, fn_flag=True).changes
+    assert (change.done, type(net.last)) == ("kept", type(make().last))
+    assert reason in change.reason
+
+
+@pytest.mark.parametrize("make", [Head, OpaqueClassifier, WithFeatures])
+def test_a_classifier_is_found(make):
+    (change,) = less_bn(make(), fn_flag=True).changes
+    assert (change.name, change.done) == ("last", "normalised")
+
+
+def test_a_named_head_with_code_of_its_own_stays():
+    net = Head(kind=LowRank)
+    (change,) = less_bn(net, fn_flag=True, heads=["last"]).changes
+    assert (change.done, type(net.last)) == ("kept", LowRank)
+
+
+@pytest.mark.parametrize("loss", [nn.MSELoss, nn.SmoothL1Loss, nn.L1Loss])
+@pytest.mark.parametrize("with_loss", [False, True])
+def test_a_regression_keeps_its_last_dense(loss, with_loss):
+    net = nn.SequentialCell(zoo.ZooResNet(), nn.Dense(zoo.CLASSES, 2))
+    optimizer = nets.momentum(net.trainable_params())
+    if with_loss:
+        boost = AutoBoost("O1", switched())
+        boost.network_auto_process_train(nn.WithLossCell(net, loss()), optimizer)
+    else:
+        model = ms.Model(net, loss(), optimizer, boost_level="O1", boost_config_dict=switched())
+        boost = model.train_network
+    assert type(net[1]) is nn.Dense
+    assert f"{loss.__name__} is a loss of regression" in boost.report()["less_bn head"].reason
+    assert boost.report()["less_bn"].counts["batch_norms_removed"] == 5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"exclude": ["nothere.*"]}, {"include": ["nothere.*", "*"]}, {"heads": ["nothere.*"]}],
+)
+def test_a_pattern_that_matches_nothing_is_told(settings):
+    with pytest.warns(NoEffectWarning, match=r"no layer matches 'nothere\.\*'"):
+        less_bn(zoo.ZooResNet(), fn_flag=True, **settings)
+
+
+def test_what_is_said_of_a_missing_head_is_counted_as_no_batch_norm():
+    assert less_bn(zoo.Block(), fn_flag=True).counts == {
+        "batch_norms_removed": 1,
+        "batch_norms_kept": 1,
+        "heads_normalised": 0,
+    }
+
+
 # ---- Which blocks ----
 
 

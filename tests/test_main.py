@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext.__main__ import OTHER_NAMES, main
 from mindspore_boost_ext.config import ALGORITHMS
 
 LAUNCHER = [sys.executable, "-m", "mindspore_boost_ext"]
@@ -53,6 +53,7 @@ def test_a_script_sees_what_it_sees_under_plain_python(tmp_path):
             "sibling": sibling.VALUE, "main": sys.modules["__main__"].__dict__ is globals(),
             "hints": str(Local.method.__annotations__), "loader": type(__loader__).__name__,
             "pickled": type(pickle.loads(pickle.dumps(Local()))) is Local,
+            "builtins": type(__builtins__).__name__,
         }, sort_keys=True))
         """,
     )
@@ -149,6 +150,14 @@ def test_explain_shows_the_card_of_an_algorithm(capsys, name):
         assert part in printed, f"the card of {name} lacks: {part}"
 
 
+@pytest.mark.parametrize(("name", "same"), OTHER_NAMES.items())
+def test_a_card_is_found_by_the_names_of_its_classes_and_settings(capsys, name, same):
+    assert main(["--explain", name]) == main(["--explain", same]) == 0
+    printed = capsys.readouterr().out
+    assert printed
+    assert printed == printed[: len(printed) // 2] * 2
+
+
 def test_check_says_whether_a_configuration_is_valid(capsys, tmp_path):
     good = write(tmp_path, "good.json", '{"boost": {"less_bn": false}}')
     assert main(["--check", str(good)]) == 0
@@ -174,6 +183,8 @@ def test_env_tells_versions_devices_and_convolution_speed(capsys):
     [
         (["missing.py"], "cannot open the script 'missing.py'"),
         (["--check", "missing.json"], "there is no such file"),
+        (["--explain", "missing.json"], "there is no such file"),
+        (["--explain", "nobody"], "neither a file nor the name of a card; cards: less_bn, "),
     ],
 )
 def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, message):

@@ -9,6 +9,7 @@ import oracles
 import pytest
 from mindspore import Tensor, nn, ops
 
+from mindspore_boost_ext import NoEffectWarning
 from mindspore_boost_ext.less_batch_normalization import CommonHeadLastFN, less_bn
 from mindspore_boost_ext.normalised_head import in_place_of, lowest_cross_entropy
 
@@ -161,7 +162,9 @@ def test_named_heads_instead_of_the_classifier():
     assert [one.name for one in rewriting.changes if one.done == "normalised"] == ["fc"]
     both = less_bn(Named(), True, heads=["*"])
     assert [one.name for one in both.fresh] == ["odd_name.1.0.multiplier", "fc.multiplier"]
-    assert "no Dense matches" in less_bn(Named(), True, heads=["no"]).changes[0].reason
+    with pytest.warns(NoEffectWarning, match="no layer matches 'no'"):
+        nothing = less_bn(Named(), True, heads=["no"])
+    assert "no Dense matches" in nothing.changes[0].reason
 
 
 class Gated(nn.Cell):

@@ -232,6 +232,51 @@ def test_damaged_matrices_are_refused(tmp_path, content, message):
         load_basis(tmp_path / "basis.npy", K)
 
 
+def headed(text):
+    """A .npy file with any header."""
+    header = text.encode("latin1")
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"\0" * 72
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 6",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1" + "0" * 400 + ",), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (True, 6), }",
+        "{[]: 1, 'descr': '<f4', 'fortran_order': False, 'shape': (3, 6), }",
+        "-" * 9000 + "1",
+    ],
+)
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_whatever_a_header_says_the_error_names_the_file(tmp_path, header, suffix):
+    path = tmp_path / f"basis.{suffix}"
+    path.write_bytes(headed(header))
+    if suffix == "npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("components.npy", headed(header))
+    with pytest.raises(ValueError, match="cannot use the basis"):
+        load_basis(path, K, LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("explained", np.array(["a", "b", "c"])),
+        ("explained", np.array(1.0)),
+        ("mean", np.array(["a"] * N)),
+        ("layout", np.array('[["w", [1e999]]]')),
+        ("layout", np.array('[["w", [6]], ["w", [6]]]')),
+        ("layout", np.array("{")),
+    ],
+)
+def test_parts_of_another_kind_are_refused(tmp_path, name, value):
+    path = tmp_path / "basis.npz"
+    np.savez(path, components=some_basis().components, **{name: value})
+    with pytest.raises(ValueError, match="cannot use the basis"):
+        load_basis(path, K, LAYOUT)
+
+
 def test_a_truncated_archive_is_refused(tmp_path):
     path = tmp_path / "basis.npz"
     save_basis(path, some_basis())

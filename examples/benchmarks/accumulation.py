@@ -1,0 +1,98 @@
+"""What accumulation is for: the memory of one update from a large batch, and the time it takes.
+
+    python examples/benchmarks/accumulation.py
+    python examples/benchmarks/accumulation.py --batch 256 --windows 4 16
+
+The small ResNet of width 16 with momentum in GRAPH mode: one update from the whole batch, and from
+the same batch in micro-batches. Memory is what the process's peak grows by from the first step on,
+each in a process of its own; time is that of a whole update over the single large step's, by turns
+in one process. Takes 3 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import mindspore as ms
+from harness import paired, print_table  # sets the oneDNN variable: must come first
+from mindspore import nn
+from networks import SmallResNet, batch, momentum
+
+from mindspore_boost_ext import BoostModel
+from mindspore_boost_ext.trial import peak_mib
+
+WIDTH = 16
+HEADINGS = ("micro-batches", "of", "memory, MiB", "of the whole batch's", "update / large step")
+
+
+def update(samples: int, window: int) -> Callable[[], None]:
+    """Return a function that makes one update from so many samples in ``window`` micro-batches."""
+    ms.set_seed(0)
+    net = SmallResNet(WIDTH)
+    switches = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+    config = {
+        "boost": {**switches, "grad_accumulation": True},
+        "grad_accumulation": {"grad_accumulation_step": window},
+    }
+    settings = {"boost_level": "O1", "boost_config_dict": config} if window > 1 else {}
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    model = BoostModel(net, loss, momentum(net), **settings)
+    step, inputs = model.train_network.set_train(), batch(samples // window)
+
+    def run() -> None:
+        for _ in range(window):
+            step(*inputs).asnumpy()
+
+    return run
+
+
+def memory_mib(samples: int, window: int) -> float:
+    """Return what the peak of this process grows by when it makes three updates."""
+    run, before = update(samples, window), peak_mib()
+    for _ in range(3):
+        run()
+    after = peak_mib()
+    if before is None or after is None:
+        raise RuntimeError("the peak of a process's memory cannot be read on this system")
+    return after - before
+
+
+def memory_in_own_process(samples: int, window: int) -> float:
+    """Return the same from a process that has done nothing else."""
+    command = [sys.executable, __file__, "--batch", str(samples), "--one", str(window)]
+    return float(subprocess.run(command, capture_output=True, check=True).stdout.split()[-1])
+
+
+def rows(samples: int, windows: list[int]) -> Iterator[tuple[object, ...]]:
+    """Measure; yield the table's rows."""
+    whole = memory_in_own_process(samples, 1)
+    yield 1, samples, f"{whole:.0f}", "1.00", "1"
+    for window in windows:
+        memory = memory_in_own_process(samples, window)
+        time = paired(update(samples, window), update(samples, 1), pairs=10, steps=1, warm_up=2)
+        shown = f"{time.median:.2f} ({time.low:.2f} to {time.high:.2f})"
+        yield window, samples // window, f"{memory:.0f}", f"{memory / whole:.2f}", shown
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Measure the memory that accumulation saves.")
+    parser.add_argument("--batch", type=int, default=512, help="samples of an update")
+    parser.add_argument("--windows", type=int, nargs="+", default=[4, 16], help="micro-batches")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if any(window < 2 or options.batch % window for window in options.windows):
+        parser.error(f"--windows must be at least 2 and divide the {options.batch} samples")
+    ms.set_context(mode=ms.GRAPH_MODE)
+    if options.one:
+        print(memory_mib(options.batch, options.one))
+        return
+    title = f"One update from {options.batch} images, small ResNet of width {WIDTH}, GRAPH mode"
+    print_table(title, HEADINGS, rows(options.batch, options.windows))
+
+
+if __name__ == "__main__":
+    main()
