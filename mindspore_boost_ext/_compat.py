@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -37,8 +36,6 @@ UPSTREAM_MODULES = (
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", ms.__version__)[:2])
 
-# MindSpore compiles and differentiates for one thread at a time; a second one breaks both.
-ONE_AT_A_TIME = threading.RLock()
 # Whether a step of PYNATIVE_MODE may end in a function of ms.jit. In 2.7 that now and then reads a
 # Parameter before an operator that ran earlier has written it.
 COMPILES_END_OF_STEP = VERSION >= (2, 8)

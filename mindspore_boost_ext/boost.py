@@ -26,7 +26,7 @@ from mindspore_boost_ext.less_batch_normalization import (
     less_bn,
     tell_effect,
 )
-from mindspore_boost_ext.normalised_head import regression
+from mindspore_boost_ext.normalised_head import no_classes
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.subspace import prepare
 from mindspore_boost_ext.thor import thor_of
@@ -181,7 +181,7 @@ class AutoBoost:
         """Rewrite a network in place."""
         section = self.config.less_bn
         settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
-        reason = regression(network, self.loss_fn) if section.fn_flag and not section.heads else ""
+        reason = no_classes(network, self.loss_fn) if section.fn_flag and not section.heads else ""
         if reason:
             settings["fn_flag"] = False
             self._report.put(Row("less_bn head", "less_bn", KEPT, reason))

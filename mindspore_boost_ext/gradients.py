@@ -16,6 +16,16 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext._compat import RowTensor
 
 
+def filled_like(outputs: Any, value: float) -> Any:
+    """Return ``value`` in shape and dtype of a network's output, or of each of its outputs."""
+    if not isinstance(outputs, tuple):
+        return ops.fill(outputs.dtype, outputs.shape, value)
+    result = ()
+    for output in outputs:
+        result += (ops.fill(output.dtype, output.shape, value),)  # type: ignore[assignment]
+    return result
+
+
 def unscaled(gradient: Any, scale: Tensor) -> Any:
     """Return one gradient divided by a float32 scalar, in the dtype of the gradient.
 

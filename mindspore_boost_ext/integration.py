@@ -1,6 +1,6 @@
 """Plugging into MindSpore: ``install``, ``uninstall``, and ``BoostModel``, which needs neither.
 
-``install`` replaces, in MindSpore's modules, what leads to its own boost package: four methods of
+``install`` replaces, in MindSpore's modules, what leads to its own boost package: methods of
 ``ms.Model``, the function ``build_train_network`` in the four places where it is visible, and the
 public names of ``mindspore.boost``. At boost level O0 without settings MindSpore's own code runs.
 ``uninstall`` puts back what was there. Where someone else has put a wrapper of their own around
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,7 @@ from mindspore_boost_ext.grad_freeze import FreezeOpt
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
 from mindspore_boost_ext.thor import thor_of
+from mindspore_boost_ext.threads import ONE_AT_A_TIME, start_of_training
 
 INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
 
@@ -110,7 +112,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
         return
     check_loss_scale_manager(parts.loss_scale_manager, boost)
     boost.loss_fn = parts.loss_fn
-    with _compat.ONE_AT_A_TIME, boost.building():
+    with ONE_AT_A_TIME, boost.building():
         trained = boost.network_auto_process_train(parts.network, parts.optimizer)
         boost.fit_groups(parts.loss_scale_manager)
         if parts.eval_network is not None:
@@ -124,7 +126,7 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     parts = ModelUnderConstruction(model)
     if parts.boost is None:
         return with_report(plain_build(model))
-    with _compat.ONE_AT_A_TIME, parts.boost.building():
+    with ONE_AT_A_TIME, parts.boost.building():
         plain = parts.plain_train_network(plain_build)
     return boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
 
@@ -150,7 +152,7 @@ def boosted_step(plain: nn.Cell, optimizer: nn.Cell, manager: Any, boost: AutoBo
         if manager is None:
             return plain
         return ms.amp.build_train_network(plain.network, optimizer, loss_scale_manager=manager)
-    with _compat.ONE_AT_A_TIME, boost.building():
+    with ONE_AT_A_TIME, boost.building():
         cell = make_step_cell(plain.network, optimizer, manager)
     inputs = plain.get_inputs()
     if inputs:
@@ -193,7 +195,7 @@ def boosted_build_train_network(
         manager = _compat.default_loss_scale_manager(level)
     check_loss_scale_manager(manager, boost)
     boost.loss_fn = loss_fn
-    with _compat.ONE_AT_A_TIME, boost.building():
+    with ONE_AT_A_TIME, boost.building():
         network, optimizer = boost.network_auto_process_train(network, optimizer)
         boost.fit_groups(manager)
         kwargs["loss_scale_manager"] = None
@@ -211,9 +213,21 @@ def train_model(
 ) -> Any:
     """Train as ``plain_train`` does, after a look at how long the training is."""
     step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
-    if hasattr(step, "expect_training") and callable(size) and isinstance(epoch, int):
-        step.expect_training(epoch - int(kwargs.get("initial_epoch") or 0), size())
-    return plain_train(model, epoch, train_dataset, *args, **kwargs)
+    if not isinstance(step, BoostTrainOneStepCell):
+        return plain_train(model, epoch, train_dataset, *args, **kwargs)
+    with start_of_training():
+        if callable(size) and isinstance(epoch, int):
+            train = inspect.signature(plain_train)
+            given = train.bind(model, epoch, train_dataset, *args, **kwargs).arguments
+            step.expect_training(epoch - int(given.get("initial_epoch") or 0), size())
+        return plain_train(model, epoch, train_dataset, *args, **kwargs)
+
+
+def evaluate_model(plain: Callable[..., Any], model: ms.Model, *args: Any, **kwargs: Any) -> Any:
+    """Evaluate or predict as ``plain`` does, while no other thread does anything."""
+    ours = isinstance(model.train_network, BoostTrainOneStepCell)
+    with ONE_AT_A_TIME if ours else contextlib.nullcontext():
+        return plain(model, *args, **kwargs)
 
 
 class BoostModel(ms.Model):
@@ -252,6 +266,17 @@ class BoostModel(ms.Model):
     def fit(self, epoch: int, train_dataset: Any, *args: Any, **kwargs: Any) -> Any:
         """Train and validate as ``ms.Model.fit`` does."""
         return train_model(ms.Model.fit, self, epoch, train_dataset, *args, **kwargs)
+
+    def eval(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate as ``ms.Model.eval`` does."""
+        return evaluate_model(ms.Model.eval, self, *args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Predict as ``ms.Model.predict`` does."""
+        return evaluate_model(ms.Model.predict, self, *args, **kwargs)
+
+    def _eval_in_fit(self, *args: Any, **kwargs: Any) -> Any:
+        return evaluate_model(ms.Model._eval_in_fit, self, *args, **kwargs)
 
 
 class _Session:
@@ -310,6 +335,8 @@ def install() -> None:
         session.replace(ms.Model, _compat.BUILD_METHOD, session.wrap(build, build_model))
         for name in ("train", "fit"):
             session.replace(ms.Model, name, session.wrap(vars(ms.Model)[name], train_model))
+        for name in ("eval", "predict", "_eval_in_fit"):
+            session.replace(ms.Model, name, session.wrap(vars(ms.Model)[name], evaluate_model))
         wrappers: dict[Any, Any] = {}
         for holder in _compat.build_function_holders():
             function = holder.build_train_network

@@ -12,7 +12,8 @@ When it helps: with few BatchNorms, where the scale of features is not controlle
 lies in [-m, m], so that cross-entropy over n classes cannot go below log(1 + (n-1) exp(-m n/(n-1)))
 unless m grows: 1.377 for m = 1 and n = 10. Start with a larger ``multiplier`` (10, say) when the
 training is short, or where outputs are no logits. Regression: cosines cannot reach targets beyond
-m; with a loss such as MSELoss, with one output, or with several heads no head is put in unasked.
+m; with a loss that is not over classes (MSELoss, BCELoss), with one output, or with several heads
+no head is put in unasked.
 L2 decay takes m along: it comes to rest where n exp(-m n/(n-1)) is about decay times m, at m = 8.4
 for decay 1e-4 and n = 10, and the bound is then 0.0008: nothing to be kept from.
 Measured effect (``examples/benchmarks/less_bn.py --runs``: digits, small ResNet, 8 epochs, m from
@@ -255,17 +256,21 @@ def lowest_cross_entropy(multiplier: float, classes: int) -> float:
     return math.log1p(others * math.exp(-multiplier * classes / others))
 
 
-_REGRESSION = tuple(
+_NOT_OVER_CLASSES = tuple(
     getattr(nn, name)
-    for name in ("MSELoss", "RMSELoss", "L1Loss", "MAELoss", "SmoothL1Loss", "HuberLoss")
+    for name in (
+        *("MSELoss", "RMSELoss", "L1Loss", "MAELoss", "SmoothL1Loss", "HuberLoss"),
+        *("BCELoss", "BCEWithLogitsLoss"),  # pixels of an autoencoder, labels independent
+    )
     if hasattr(nn, name)
 )
 
 
-def regression(network: nn.Cell, loss_fn: Any = None) -> str:
-    """Return why a network has no classifier to normalise: all its losses regress; else empty.
+def no_classes(network: nn.Cell, loss_fn: Any = None) -> str:
+    """Return why a network has no classifier to normalise: no loss of it is over classes; or empty.
 
-    Cosines are bounded: a head of them cannot reach targets of any size.
+    Cosines are bounded: a head of them cannot reach targets of any size, and where outputs do not
+    compete as the classes of a softmax do, their lengths carry what is learned.
 
     Args:
         network (Cell): the network, with or without its loss.
@@ -273,9 +278,9 @@ def regression(network: nn.Cell, loss_fn: Any = None) -> str:
     """
     cells = [cell for _, cell in network.cells_and_names()]
     losses = [cell for cell in (*cells, loss_fn) if isinstance(cell, nn.LossBase)]
-    if not losses or not all(isinstance(one, _REGRESSION) for one in losses):
+    if not losses or not all(isinstance(one, _NOT_OVER_CLASSES) for one in losses):
         return ""
-    return f"{type(losses[-1]).__name__} is a loss of regression: the last Dense is no classifier"
+    return f"{type(losses[-1]).__name__} is not over classes: the last Dense is no classifier"
 
 
 __all__ = ["CommonHeadLastFN", "in_place_of", "lowest_cross_entropy"]

@@ -21,12 +21,13 @@ from mindspore_boost_ext.adasum import AdaSum, obstacle, server_reducer, uneven
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.grad_accumulation import DROP_WINDOW, GradientAccumulation
 from mindspore_boost_ext.grad_freeze import FreezeOpt, ScheduledSteps, frozen_cells
-from mindspore_boost_ext.gradients import check_dense, clipped
+from mindspore_boost_ext.gradients import check_dense, clipped, filled_like
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Report, Row, warn
 from mindspore_boost_ext.resting import resting_copy
 from mindspore_boost_ext.subspace import make_dim_reduce
 from mindspore_boost_ext.thor import thor_of
 from mindspore_boost_ext.thor_step import Turns
+from mindspore_boost_ext.threads import ONE_AT_A_TIME, end_of_start
 from mindspore_boost_ext.watch import watch_ranks
 
 
@@ -37,7 +38,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     ``mindspore.boost`` gave them (``grad``, ``weights``, ``grad_reducer``, ``sens`` and so on).
 
     Args:
-        network (Cell): the network with its loss; one output, a loss of any shape.
+        network (Cell): the network with its loss; one output, a loss of any shape, or a tuple of
+            Tensors, which train by their sum (``dim_reduce`` by ``"p-bfgs"`` takes one loss only).
         optimizer (Cell): the optimizer over the parameters to train.
         sens (numbers.Number, optional): factor on the gradients, put into the backward pass. The
             optimizer divides it out again when its own ``loss_scale`` is the same number.
@@ -47,7 +49,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.
 
     Outputs:
-        Tensor, the loss as ``network`` returns it (not multiplied by ``sens``).
+        What ``network`` returns, not multiplied by ``sens``.
 
     Raises:
         TypeError: if ``sens`` is not a number.
@@ -111,7 +113,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         if not special:
             return super().construct(*inputs)
         loss = self.network(*inputs)
-        sens = ops.fill(loss.dtype, loss.shape, self.sens)
+        sens = filled_like(loss, self.sens)
         if self.capturing:
             gradients = self.grad(self.network, self.weights_and_factors)(*inputs, sens)
             notes = self.thor.curvature.prepared(gradients[len(self.weights) :], self.sens)
@@ -191,7 +193,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step, while no step of another thread runs."""
-        with _compat.ONE_AT_A_TIME:
+        end_of_start()
+        with ONE_AT_A_TIME:
             return self._run(*inputs, **kwargs)
 
     def _run(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ FLOORS = [
         "report",
         "history",
         "launcher",
+        "threads",
         "watch",
     },
     {

@@ -117,6 +117,44 @@ def test_gradients_of_other_losses_than_scalars(mode):
     assert cell(Tensor(x), Tensor(y)).shape == (nets.BATCH,)
 
 
+class SeveralOutputs(nn.Cell):
+    """Two losses of one network, as a network with an auxiliary classifier has them."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.net, self.loss = nets.MLP(), nets.loss_fn()
+
+    def construct(self, x, y):
+        logits = self.net(x)
+        return self.loss(logits, y), 0.5 * ops.square(logits).mean()
+
+
+def test_several_outputs_train_by_their_sum_with_clipping_and_accumulation(mode):
+    """As with MindSpore's plain step; the bound on the norm is never reached."""
+
+    def train(cell_class, config, repeated):
+        net = SeveralOutputs()
+        optimizer = nets.momentum(net.trainable_params())
+        if config:
+            _, optimizer = AutoBoost("O1", config).network_auto_process_train(net, optimizer)
+        cell = cell_class(net, optimizer).set_train()
+        batches = [(Tensor(x), Tensor(y)) for x, y in nets.batches(3) for _ in range(repeated)]
+        return cell, [[float(one.asnumpy()) for one in cell(*batch)] for batch in batches]
+
+    config = {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False},
+        "grad_accumulation": {"grad_accumulation_step": 2},
+        "gradients": {"clip_norm": 1e3},
+    }
+    config["boost"]["grad_accumulation"] = True
+    plain, losses = train(nn.TrainOneStepCell, None, 1)
+    boosted, found = train(BoostTrainOneStepCell, config, 2)
+    np.testing.assert_allclose(found[::2], losses, rtol=1e-6)
+    assert found[1::2] == found[::2]  # each batch twice, and then an update
+    for ours, theirs in zip(boosted.weights, plain.weights):  # float32, divided by 2 and by 1
+        np.testing.assert_allclose(ours.asnumpy(), theirs.asnumpy(), rtol=1e-6, atol=1e-7)
+
+
 def test_configuration_follows_the_optimizer_that_autoboost_processed():
     net = nets.MLP()
     boost = AutoBoost("O1", {"boost": {"mode": "disable_all"}})

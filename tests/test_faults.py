@@ -6,6 +6,8 @@ Every algorithm of ``test_contract.ALGORITHMS`` is killed and resumed; a new one
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import gzip
 import io
 import json
@@ -29,6 +31,7 @@ import numpy as np
 import pytest
 import test_contract as contract
 from mindspore import nn
+from mindspore.dataset.engine import iterators
 
 from mindspore_boost_ext import (
     BoostConfig,
@@ -323,48 +326,100 @@ class Losses(ms.train.Callback):
         time.sleep(0.001)
 
 
-def test_two_models_in_two_threads_do_not_mix(mode):
-    """Built and trained at once, each is as it is alone; MindSpore itself fails there (2.10)."""
-    names = ("grad_accumulation", "dynamic loss scale")
-    chosen = [one for one in contract.ALGORITHMS if one.name in names]
-    together, losses = threading.Barrier(2), {}
+def side_by_side(*tasks):
+    """Run functions in a thread each, to their ends; what they raise is raised."""
+    together, failures = threading.Barrier(len(tasks)), []
 
-    def train(index, wait=lambda: None):
-        wait()
-        _, model = contract.switched_on(chosen[index])
-        wait()
-        losses[index] = Losses()
-        model.train(3, nets.dataset(6), callbacks=[losses[index]], dataset_sink_mode=False)
+    def run(task):
+        try:
+            task(lambda: together.wait(60))
+        except BaseException as error:
+            failures.append(error)
+            together.abort()
 
-    alone = []
-    for index in range(2):
-        train(index)
-        alone.append(losses[index].values)
-    threads = [threading.Thread(target=train, args=(index, together.wait)) for index in range(2)]
+    # Daemons, and bounded: where MindSpore hangs, the test shall not.
+    threads = [threading.Thread(target=run, args=(task,), daemon=True) for task in tasks]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
-    assert [losses[0].values, losses[1].values] == alone
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    if failures:
+        raise failures[0]
+
+
+class Two:
+    """Two Models of different algorithms: alone first, then at once; keeps their losses."""
+
+    def __init__(self):
+        names = ("grad_accumulation", "dynamic loss scale")
+        self.chosen = [one for one in contract.ALGORITHMS if one.name in names]
+        self.losses = {}
+
+    def train(self, index, wait=lambda: None):
+        """The second Model is evaluated after each epoch."""
+        wait()
+        one = self.chosen[index]
+        more = {"metrics": {"loss"}}
+        _, model = contract.build(
+            one,
+            one.on,
+            model_arguments=lambda net: {**(one.model(net) if one.model else {}), **more},
+        )
+        wait()
+        self.losses[index] = Losses()
+        call, data = [(model.train, 1), (model.fit, 2)][index]
+        sets = [nets.dataset(6) for _ in range(data)]
+        call(3, *sets, callbacks=[self.losses[index]], dataset_sink_mode=False)
+
+    def alone(self):
+        for index in range(2):
+            self.train(index)
+        return self.values()
+
+    def values(self):
+        return [self.losses[index].values for index in range(2)]
+
+
+def test_two_models_in_two_threads_do_not_mix(mode):
+    """Built and trained at once, each is as it is alone; MindSpore itself fails there (2.10)."""
+    two = Two()
+    alone = two.alone()
+    side_by_side(*(functools.partial(two.train, index) for index in range(2)))
+    assert two.values() == alone
+
+
+def test_the_data_of_one_thread_outlives_a_look_at_the_size_of_anothers(mode, monkeypatch):
+    """MindSpore ends iterators that are opened while another thread asks a dataset for its size."""
+    two = Two()
+    alone = two.alone()
+
+    def slow(value):
+        copied = copy.deepcopy(value)
+        if value is iterators.ITERATORS_LIST:  # a size is asked for: let the other thread open data
+            end = time.monotonic() + 0.2
+            while len(value) <= len(copied) and time.monotonic() < end:
+                time.sleep(0.01)
+        return copied
+
+    monkeypatch.setattr(iterators, "deepcopy", slow)
+    side_by_side(*(functools.partial(two.train, index) for index in range(2)))
+    assert two.values() == alone
 
 
 def test_configurations_under_construction_belong_to_their_threads():
     """No MindSpore work, hence no lock: both contexts are open at once."""
     from mindspore_boost_ext import AutoBoost
 
-    together, found = threading.Barrier(2), {}
+    found = {}
 
-    def build(index, steps):
+    def build(steps, wait):
         sections = {"grad_accumulation": {"grad_accumulation_step": steps}}
         config = {**contract.switched(grad_accumulation=True), **sections}
         with AutoBoost("O1", config).building():
-            together.wait()
-            found[index] = AutoBoost().grad_accumulation_step
-            together.wait()
+            wait()
+            found[steps] = AutoBoost().grad_accumulation_step
+            wait()
 
-    threads = [threading.Thread(target=build, args=(one, one + 2)) for one in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {0: 2, 1: 3}
+    side_by_side(*(functools.partial(build, steps) for steps in (2, 3)))
+    assert found == {2: 2, 3: 3}

@@ -88,18 +88,30 @@ def test_dense_networks_are_not_refused():
     check_dense(nn.SequentialCell(nn.Embedding(6, 2), nn.Dense(2, 2)), "x")
 
 
-@pytest.mark.parametrize("call", ["train", "fit"])
-def test_a_schedule_that_freezes_after_the_training_is_told(call):
+def late_freezing():
+    """Return a Model whose schedule freezes nothing in its first updates."""
     net = nets.Deep()
     switches = {"mode": "manual", "less_bn": False}
     config = {"boost": switches, "grad_freeze": {"schedule": "cubic", "param_groups": 3}}
     optimizer = nets.momentum(net.trainable_params())
-    model = ms.Model(
+    return ms.Model(
         net, nets.loss_fn(), optimizer, {"loss"}, boost_level="O1", boost_config_dict=config
     )
+
+
+@pytest.mark.parametrize("call", ["train", "fit"])
+def test_a_schedule_that_freezes_after_the_training_is_told(call):
     data = [nets.dataset(2)] * (2 if call == "fit" else 1)
     with pytest.warns(NoEffectWarning, match=r"nothing is frozen in the 6 updates .*total_steps"):
-        getattr(model, call)(3, *data, dataset_sink_mode=False)
+        getattr(late_freezing(), call)(3, *data, dataset_sink_mode=False)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_only_epochs_that_are_trained_count(named):
+    sink = {"dataset_sink_mode": False, "initial_epoch": 2} if named else {}
+    places = () if named else (None, False, -1, 2)  # callbacks, sink mode and size, first epoch
+    with pytest.warns(NoEffectWarning, match=r"nothing is frozen in the 2 updates "):
+        late_freezing().train(3, nets.dataset(2), *places, **sink)
 
 
 def test_a_schedule_that_freezes_within_the_training_is_not_told():
