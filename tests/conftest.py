@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import subprocess
 from typing import Any
@@ -22,13 +23,19 @@ import pytest
 
 import mindspore_boost_ext
 
+LONGEST_TEST = 900  # seconds; several times what the longest takes here
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Keep a file in one process, and all that reads what the same real processes found."""
-    for item in items:
-        group = "ranks" if "ended" in item.fixturenames else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
+
+def pytest_configure(config):
+    config.real_stderr = os.dup(2)  # nothing is captured yet
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    """End a process whose test hangs: all stacks are printed, and pytest-xdist names the test."""
+    faulthandler.dump_traceback_later(LONGEST_TEST, exit=True, file=item.config.real_stderr)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(params=["graph", "pynative"])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 
 import mindspore as ms
@@ -417,6 +418,24 @@ def test_arguments_that_break_their_rule(changes, message):
         DimReduce(net, nn.SGD(list(weight), 1.0), weight, **arguments)
 
 
+class WithInputs(nn.Cell):
+    """A network that returns more than its loss."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x, y):
+        return self.network(x, y), x
+
+
+def test_a_search_takes_one_loss_only(mode):
+    _, step = build()
+    step.network = WithInputs(step.network)
+    with pytest.raises(TypeError, match="let the network return only that"):
+        run(step, nets.batches(1))
+
+
 def test_ranks_take_their_rows_padded_or_not():
     net = Quadratic(np.ones(4), np.ones(4))
     weight, rows = ParameterTuple(net.trainable_params()), np.eye(4, dtype=np.float32)
@@ -434,15 +453,20 @@ def test_too_few_snapshots(tmp_path):
 
 
 def test_a_rank_that_does_not_answer_is_named(monkeypatch):
+    answers, before = threading.Event(), set(threading.enumerate())
+
     class Deaf:
         def __init__(self, root):
             self.root = root
 
         def __call__(self, values):
             if self.root == 1:
-                subspace.threading.Event().wait(2)
+                answers.wait(60)
             return values
 
     monkeypatch.setattr(ops, "Broadcast", Deaf)
-    with pytest.raises(TimeoutError, match=r"rank 1 has not answered .*timeout = 0\.1 seconds"):
-        subspace.broadcasts(np.zeros(1, np.float32), (0, 1), 0.1)
+    with pytest.raises(TimeoutError, match=r"rank 1 has not answered .*timeout = 2 seconds"):
+        subspace.broadcasts(np.zeros(1, np.float32), (0, 1), 2)
+    answers.set()  # nobody shall use MindSpore beside the tests that follow
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
