@@ -210,9 +210,7 @@ class DimReduce(Subspace):
     ) -> Tensor:
         """Search along the quasi-Newton direction, step, and return the loss."""
         if isinstance(loss, tuple):
-            raise TypeError(
-                "dim_reduce looks for a lower loss: let the network return nothing else"
-            )
+            raise TypeError("dim_reduce looks for a lower loss: let the network return only that")
         slope, updated = self._propose(loss, loss_scale, *old_grad)
         start = self._loss_here(loss, *inputs)
         length = slope * 0.0 + 1.0

@@ -38,6 +38,23 @@ def pytest_runtest_protocol(item):
     faulthandler.cancel_dump_traceback_later()
 
 
+# They read what the same real processes found, which are started once for all of them.
+OF_RANKS = ("test_distributed", "test_dim_reduce_ranks", "test_overflow", "test_thor_distributed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keep a file in one process, and those in one that read what the same ranks found."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "ranks" if os.path.basename(file)[: -len(".py")] in OF_RANKS else file
+
+    return Scheduling(config, log)
+
+
 @pytest.fixture(params=["graph", "pynative"])
 def mode(request):
     """Run the test in GRAPH_MODE and in PYNATIVE_MODE."""
@@ -83,7 +100,9 @@ def ended(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _clean_surroundings(tmp_path, monkeypatch):
-    """Let MindSpore write its dumps elsewhere; fail a test that leaves the package uninstalled."""
+    """Let MindSpore write its dumps elsewhere; keep the mode, and fail what stays uninstalled."""
     monkeypatch.chdir(tmp_path)
+    before = ms.get_context("mode")
     yield
+    ms.set_context(mode=before)
     assert mindspore_boost_ext.is_installed()

@@ -13,6 +13,7 @@ import pathlib
 import random
 import signal
 import sys
+import time
 
 import distributed_worker
 import fault_worker
@@ -32,11 +33,27 @@ def checkpoint(folder, rank, steps):
     return folder / f"rank{rank}_after{steps}.ckpt"
 
 
+def await_a_look_of(launcher):
+    """Wait until msrun has just looked whether all ranks live, which it does every second.
+
+    A rank that dies as it looks leaves the others no time to say so: they are killed at once.
+    """
+
+    def waits():
+        text = pathlib.Path(f"/proc/{launcher}/status").read_text()
+        return next(line for line in text.splitlines() if line.startswith("voluntary"))
+
+    before = waits()
+    while waits() == before:
+        time.sleep(0.01)
+
+
 def train(step, folder, first, victim=None):
     """Make the steps from ``first`` on, save after each if there is a victim, which dies."""
     rank = get_rank()
     for index, (x, y) in list(enumerate(nets.batches(STEPS)))[first:]:
         if rank == victim and index == DIES_AT:
+            await_a_look_of(os.getppid())
             os.kill(os.getpid(), signal.SIGKILL)
         x, y = (distributed_worker.share(one, rank, get_group_size()) for one in (x, y))
         step(Tensor(x), Tensor(y))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from mindspore_boost_ext.gradient_centralization import installed_axes  # noqa: 
 
 
 def test_normalised_elements_are_those_of_one_image():
+    ms.set_context(mode=ms.PYNATIVE_MODE)  # hooks run there
     # Two BatchNorms of 4 channels on 6 x 6 in the branch, one on the shortcut.
     block = BasicBlock(2, 4)
     images = Tensor(np.zeros((3, 2, 6, 6), np.float32))
