@@ -21,6 +21,8 @@ from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: 
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
 PREPARE_METHOD = "_build_boost_network"
 BUILD_METHOD = "_build_train_network"
+# The method in which ms.Model opens the data of a training or an evaluation.
+OPEN_METHOD = "_exec_preprocess"
 
 UPSTREAM_MODULES = (
     "boost",

@@ -51,8 +51,8 @@ class AutoBoost:
 
     Attributes:
         config (BoostConfig): the checked settings.
-        loss_fn (Cell, optional): the loss of a network that is given without; tells a regression
-            from a classification.
+        loss_fn (Cell, optional): the loss of a network that is given without; tells whether
+            outputs are classes.
         level (str): the level in force.
         boost_config_dict: the settings as given.
 

@@ -33,7 +33,7 @@ from mindspore_boost_ext.grad_freeze import FreezeOpt
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
 from mindspore_boost_ext.thor import thor_of
-from mindspore_boost_ext.threads import ONE_AT_A_TIME, start_of_training
+from mindspore_boost_ext.threads import ONE_AT_A_TIME, end_of_start, start_of_training
 
 INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
 
@@ -219,15 +219,16 @@ def train_model(
         if callable(size) and isinstance(epoch, int):
             train = inspect.signature(plain_train)
             given = train.bind(model, epoch, train_dataset, *args, **kwargs).arguments
-            step.expect_training(epoch - int(given.get("initial_epoch") or 0), size())
+            first = kwargs.get("initial_epoch", given.get("initial_epoch"))
+            step.expect_training(epoch - int(first or 0), size())
         return plain_train(model, epoch, train_dataset, *args, **kwargs)
 
 
-def evaluate_model(plain: Callable[..., Any], model: ms.Model, *args: Any, **kwargs: Any) -> Any:
-    """Evaluate or predict as ``plain`` does, while no other thread does anything."""
-    ours = isinstance(model.train_network, BoostTrainOneStepCell)
-    with ONE_AT_A_TIME if ours else contextlib.nullcontext():
-        return plain(model, *args, **kwargs)
+def open_data(plain: Callable[..., Any], model: ms.Model, *args: Any, **kwargs: Any) -> Any:
+    """Open the data of a training or an evaluation as ``plain`` does; then its start is over."""
+    opened = plain(model, *args, **kwargs)
+    end_of_start()
+    return opened
 
 
 class BoostModel(ms.Model):
@@ -267,16 +268,8 @@ class BoostModel(ms.Model):
         """Train and validate as ``ms.Model.fit`` does."""
         return train_model(ms.Model.fit, self, epoch, train_dataset, *args, **kwargs)
 
-    def eval(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate as ``ms.Model.eval`` does."""
-        return evaluate_model(ms.Model.eval, self, *args, **kwargs)
-
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Predict as ``ms.Model.predict`` does."""
-        return evaluate_model(ms.Model.predict, self, *args, **kwargs)
-
-    def _eval_in_fit(self, *args: Any, **kwargs: Any) -> Any:
-        return evaluate_model(ms.Model._eval_in_fit, self, *args, **kwargs)
+    def _exec_preprocess(self, *args: Any, **kwargs: Any) -> Any:
+        return open_data(ms.Model._exec_preprocess, self, *args, **kwargs)
 
 
 class _Session:
@@ -335,8 +328,8 @@ def install() -> None:
         session.replace(ms.Model, _compat.BUILD_METHOD, session.wrap(build, build_model))
         for name in ("train", "fit"):
             session.replace(ms.Model, name, session.wrap(vars(ms.Model)[name], train_model))
-        for name in ("eval", "predict", "_eval_in_fit"):
-            session.replace(ms.Model, name, session.wrap(vars(ms.Model)[name], evaluate_model))
+        opens = vars(ms.Model)[_compat.OPEN_METHOD]
+        session.replace(ms.Model, _compat.OPEN_METHOD, session.wrap(opens, open_data))
         wrappers: dict[Any, Any] = {}
         for holder in _compat.build_function_holders():
             function = holder.build_train_network

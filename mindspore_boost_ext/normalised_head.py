@@ -260,7 +260,10 @@ _NOT_OVER_CLASSES = tuple(
     getattr(nn, name)
     for name in (
         *("MSELoss", "RMSELoss", "L1Loss", "MAELoss", "SmoothL1Loss", "HuberLoss"),
-        *("BCELoss", "BCEWithLogitsLoss"),  # pixels of an autoencoder, labels independent
+        *("PoissonNLLLoss", "GaussianNLLLoss", "CosineEmbeddingLoss"),
+        # pixels of an autoencoder, or labels that do not exclude each other
+        *("BCELoss", "BCEWithLogitsLoss", "SoftMarginLoss"),
+        *("MultiLabelSoftMarginLoss", "MultilabelMarginLoss"),
     )
     if hasattr(nn, name)
 )

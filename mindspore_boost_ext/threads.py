@@ -1,9 +1,10 @@
-"""Models in several threads: what MindSpore does for one thread at a time is done in turns.
+"""Models in several threads: what MindSpore can do for one thread at a time is done in turns.
 
 MindSpore compiles and differentiates for one thread at a time. And whoever asks a dataset for its
-size ends every data iterator that another thread has opened meanwhile; that thread then crashes, or
-waits for ever. So a Model is built, a training is started, a step is made and a Model is evaluated
-by one thread while the others wait. Trainings go on side by side, step by step.
+size ends every data iterator that another thread opens meanwhile; that thread then crashes, or
+waits for ever. So a Model is built, the data of a training is opened and a step is made by one
+thread while the others wait. Nobody waits for data, or for callbacks, with the lock in hand: what
+brings data may run Models of its own in MindSpore's threads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ ONE_AT_A_TIME = threading.RLock()
 
 
 class _Starting(threading.local):
-    """How many trainings this thread has begun, each in a callback of the one before."""
+    """How many trainings this thread has begun whose data is not open yet."""
 
     count = 0
 
@@ -26,7 +27,7 @@ _starting = _Starting()
 
 @contextlib.contextmanager
 def start_of_training() -> Iterator[None]:
-    """Let other threads wait from here to the first step, or to the end if there is none."""
+    """Let other threads wait until ``end_of_start``, or the end of the context."""
     ONE_AT_A_TIME.acquire()
     _starting.count += 1
     try:

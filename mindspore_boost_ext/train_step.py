@@ -27,7 +27,7 @@ from mindspore_boost_ext.resting import resting_copy
 from mindspore_boost_ext.subspace import make_dim_reduce
 from mindspore_boost_ext.thor import thor_of
 from mindspore_boost_ext.thor_step import Turns
-from mindspore_boost_ext.threads import ONE_AT_A_TIME, end_of_start
+from mindspore_boost_ext.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.watch import watch_ranks
 
 
@@ -38,8 +38,9 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     ``mindspore.boost`` gave them (``grad``, ``weights``, ``grad_reducer``, ``sens`` and so on).
 
     Args:
-        network (Cell): the network with its loss; one output, a loss of any shape, or a tuple of
-            Tensors, which train by their sum (``dim_reduce`` by ``"p-bfgs"`` takes one loss only).
+        network (Cell): the network with its loss; one output, a loss of any shape; or, without
+            ``sens``, a tuple of Tensors, which train by their sum (but one for a search of
+            ``dim_reduce``).
         optimizer (Cell): the optimizer over the parameters to train.
         sens (numbers.Number, optional): factor on the gradients, put into the backward pass. The
             optimizer divides it out again when its own ``loss_scale`` is the same number.
@@ -193,7 +194,6 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step, while no step of another thread runs."""
-        end_of_start()
         with ONE_AT_A_TIME:
             return self._run(*inputs, **kwargs)
 
@@ -237,13 +237,14 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""
-        if not self.use_grad_accumulation or self.accumulation.micro_steps() == 0:
-            return False
-        step = self.freeze_nets[self.optimizer.next_group()] if self.freeze else self
-        if id(step) not in self._flushes:
-            self._flushes[id(step)] = _Flush(step)
-        self._flushes[id(step)](*self._last_inputs)
-        return True
+        with ONE_AT_A_TIME:
+            if not self.use_grad_accumulation or self.accumulation.micro_steps() == 0:
+                return False
+            step = self.freeze_nets[self.optimizer.next_group()] if self.freeze else self
+            if id(step) not in self._flushes:
+                self._flushes[id(step)] = _Flush(step)
+            self._flushes[id(step)](*self._last_inputs)
+            return True
 
     def _use_adasum(self) -> None:
         """Set up AdaSum; gradients are then reduced inside this rank's server only."""

@@ -30,13 +30,14 @@ import nets
 import numpy as np
 import pytest
 import test_contract as contract
-from mindspore import nn
+from mindspore import Tensor, nn
 from mindspore.dataset.engine import iterators
 
 from mindspore_boost_ext import (
     BoostConfig,
     BoostConfigError,
     BoostMonitor,
+    FlushAccumulation,
     plot_history,
     read_history,
     save_checkpoint,
@@ -60,10 +61,10 @@ def resumed(request, tmp_path_factory):
     """Kill a run of all algorithms, resume it in a new process; return what that one found."""
     folder = tmp_path_factory.mktemp(request.param)
     killed = start("killed", request.param, folder, SEED, stderr=subprocess.PIPE)
-    _, errors = killed.communicate(timeout=900)
+    _, errors = killed.communicate(timeout=400)
     assert killed.returncode == -signal.SIGKILL, errors.decode()[-2000:]
     second = start("resumed", request.param, folder, SEED, stderr=subprocess.PIPE)
-    _, errors = second.communicate(timeout=900)
+    _, errors = second.communicate(timeout=400)
     assert second.returncode == 0, errors.decode()[-2000:]
     return json.loads((folder / "results.json").read_text())
 
@@ -326,6 +327,17 @@ class Losses(ms.train.Callback):
         time.sleep(0.001)
 
 
+class Waits(ms.train.Callback):
+    """Meets the other thread when both trainings have begun: no callback keeps others waiting."""
+
+    def __init__(self, wait):
+        super().__init__()
+        self.wait = wait
+
+    def on_train_begin(self, run_context):
+        self.wait()
+
+
 def side_by_side(*tasks):
     """Run functions in a thread each, to their ends; what they raise is raised."""
     together, failures = threading.Barrier(len(tasks)), []
@@ -357,20 +369,14 @@ class Two:
         self.losses = {}
 
     def train(self, index, wait=lambda: None):
-        """The second Model is evaluated after each epoch."""
         wait()
-        one = self.chosen[index]
-        more = {"metrics": {"loss"}}
-        _, model = contract.build(
-            one,
-            one.on,
-            model_arguments=lambda net: {**(one.model(net) if one.model else {}), **more},
-        )
+        _, model = contract.switched_on(self.chosen[index])
         wait()
         self.losses[index] = Losses()
-        call, data = [(model.train, 1), (model.fit, 2)][index]
-        sets = [nets.dataset(6) for _ in range(data)]
-        call(3, *sets, callbacks=[self.losses[index]], dataset_sink_mode=False)
+        accumulates = self.chosen[index].name == "grad_accumulation"
+        flush = [FlushAccumulation()] if accumulates else []  # 7 steps: half a window is left
+        callbacks = [self.losses[index], Waits(wait), *flush]
+        model.train(3, nets.dataset(7), callbacks=callbacks, dataset_sink_mode=False)
 
     def alone(self):
         for index in range(2):
@@ -405,6 +411,20 @@ def test_the_data_of_one_thread_outlives_a_look_at_the_size_of_anothers(mode, mo
     monkeypatch.setattr(iterators, "deepcopy", slow)
     side_by_side(*(functools.partial(two.train, index) for index in range(2)))
     assert two.values() == alone
+
+
+def test_what_brings_the_data_may_use_the_model(mode):
+    """MindSpore runs it in a thread of its own, and the training waits for the first example."""
+    _, model = contract.switched_on(Two().chosen[0])
+    asked = []
+
+    def examples():
+        asked.append(model.predict(Tensor(nets.batches(1)[0][0])))
+        yield from nets.batches(2)
+
+    data = ms.dataset.GeneratorDataset(examples, ["x", "y"], shuffle=False)
+    side_by_side(lambda wait: model.train(1, data, dataset_sink_mode=False))
+    assert asked
 
 
 def test_configurations_under_construction_belong_to_their_threads():

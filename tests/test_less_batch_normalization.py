@@ -198,7 +198,9 @@ def test_a_named_head_with_code_of_its_own_stays():
     assert (change.done, type(net.last)) == ("kept", LowRank)
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss, nn.SmoothL1Loss, nn.L1Loss, nn.BCEWithLogitsLoss])
+@pytest.mark.parametrize(
+    "loss", [nn.MSELoss, nn.L1Loss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss]
+)
 @pytest.mark.parametrize("with_loss", [False, True])
 def test_a_network_without_classes_keeps_its_last_dense(loss, with_loss):
     net = nn.SequentialCell(zoo.ZooResNet(), nn.Dense(zoo.CLASSES, 2))
