@@ -374,7 +374,7 @@ class Two:
         wait()
         self.losses[index] = Losses()
         accumulates = self.chosen[index].name == "grad_accumulation"
-        flush = [FlushAccumulation()] if accumulates else []  # 7 steps: half a window is left
+        flush = [FlushAccumulation()] if accumulates else []  # of 7 steps one is left over
         callbacks = [self.losses[index], Waits(wait), *flush]
         model.train(3, nets.dataset(7), callbacks=callbacks, dataset_sink_mode=False)
 
