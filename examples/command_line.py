@@ -5,16 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-# oneDNN in the MindSpore 2.9 and 2.10 wheels falls back to its reference convolution on AVX-512
-# machines (20 to 50 times slower). Has to be set before MindSpore starts; a user's value stays.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import mindspore as ms
 from mindspore import nn

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from command_line import (  # sets the oneDNN variable: must come first
+from command_line import (
     boosted_model,
     check_history,
     cosine_rates,

@@ -2,7 +2,8 @@
 
 Importing the package plugs it into ``ms.Model``: from then on ``boost_level`` and
 ``boost_config_dict`` are read by this package. ``MINDSPORE_BOOST_EXT_INSTALL=0`` in the environment
-switches that off; ``install``, ``uninstall`` and ``installed`` do it by hand.
+switches that off; ``install``, ``uninstall`` and ``installed`` do it by hand. It also tunes
+MindSpore for this machine's processor (``tune_machine``), unless ``MINDSPORE_BOOST_EXT_TUNE=0``.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ from mindspore_boost_ext.integration import (
 )
 from mindspore_boost_ext.less_batch_normalization import LessBN
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
+from mindspore_boost_ext.runtime.machine import tune_machine, tuning
 from mindspore_boost_ext.thor import THOR
 from mindspore_boost_ext.thor_model import ConvertModelUtils
 from mindspore_boost_ext.trajectory import TrajectorySampler
 
+tuning(at_import=True)
 if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "off"):
     install()
 
@@ -74,5 +77,6 @@ __all__ = [
     "plot_history",
     "read_history",
     "save_checkpoint",
+    "tune_machine",
     "uninstall",
 ]

@@ -20,6 +20,7 @@ from mindspore_boost_ext.config import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.launcher import run_script
 from mindspore_boost_ext.report import Report
+from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.watch import watch_ranks
 
 # Where the card of an algorithm stands: the docstring of its module.
@@ -148,6 +149,8 @@ def explain(config: BoostConfig) -> str:
     """Return what a configuration would do, as a table, with the settings and the notices."""
     report = Report(f"level {config.level}, mode {config.mode} would do this:")
     record(report, config.plan())
+    for row in tuning():
+        report.put(row)
     lines = [str(report)]
     for one in config.plan():
         settings = getattr(config, one.algorithm, None)

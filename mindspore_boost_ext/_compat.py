@@ -7,9 +7,13 @@ itself, and the list of places where MindSpore holds its own boost package.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -256,3 +260,55 @@ def compiled_graphs() -> int:
     """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
     api = _graph_api()
     return len(api.ms_compile_cache) + sum(len(one) for one in api.cells_compile_cache.values())
+
+
+# ---- The machine: settings of MindSpore's CPU backend that have no public name ----
+
+ONEDNN_LACKS_AVX512 = VERSION in ((2, 9), (2, 10))
+_ONEDNN_AVX2, _ONEDNN_SUCCESS = 0x7, 0  # dnnl_cpu_isa_avx2, dnnl_success
+
+
+def no_cpu_training(may_change: bool) -> str:
+    """Return why training is not surely on CPU; empty if it is.
+
+    Args:
+        may_change: whether another device, where there is one, may still be chosen.
+    """
+    from mindspore._c_expression import MSContext
+
+    target = ms.get_context("device_target")
+    if target != "CPU":
+        return f"the device is {target}"
+    others = [
+        one for one in ("Ascend", "GPU") if MSContext.get_instance().is_pkg_support_device(one)
+    ]
+    return f"{others[0]} may be chosen before the first Model" if others and may_change else ""
+
+
+@functools.cache  # oneDNN takes the setting once
+def limit_onednn() -> bool:
+    """Keep oneDNN from AVX-512; return whether that was in time, before its first operator."""
+    libraries = sorted((Path(ms.__file__).parent / "lib").glob("libdnnl.so*"))
+    try:
+        library = ctypes.CDLL(str(libraries[0]), mode=os.RTLD_NOLOAD)
+    except (IndexError, OSError):
+        return True  # not loaded yet: it will read the environment
+    return bool(library.dnnl_set_max_cpu_isa(_ONEDNN_AVX2) == _ONEDNN_SUCCESS)
+
+
+def launches_blocking() -> bool:
+    """Return whether PYNATIVE_MODE waits for each operator, whoever asked for that."""
+    from mindspore._c_expression import RuntimeConf
+
+    blocking = RuntimeConf.get_instance().is_launch_blocking()
+    return bool(blocking or ms.get_context("pynative_synchronize"))
+
+
+def set_blocking_launch(blocking: bool) -> None:
+    """Let PYNATIVE_MODE wait for each operator, or not.
+
+    ``ms.runtime.launch_blocking`` cannot be taken back, and ``ms.set_context`` of this warns.
+    """
+    from mindspore._c_expression import MSContext, ms_ctx_param
+
+    MSContext.get_instance().set_param(ms_ctx_param.pynative_synchronize, blocking)

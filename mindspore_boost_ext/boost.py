@@ -28,6 +28,7 @@ from mindspore_boost_ext.less_batch_normalization import (
 )
 from mindspore_boost_ext.normalised_head import no_classes
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
+from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.subspace import prepare
 from mindspore_boost_ext.thor import thor_of
 from mindspore_boost_ext.thor_switch import thor_in_place_of
@@ -94,6 +95,8 @@ class AutoBoost:
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         tell(self.config)
         record(self._report, self.plan())
+        for row in tuning():
+            self._report.put(row)
 
     @staticmethod
     def current(optimizer: nn.Cell | None = None) -> AutoBoost:

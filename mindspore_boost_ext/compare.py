@@ -203,9 +203,6 @@ def _unrunnable(name: str) -> str:
 def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
     """Start the process; what it prints goes to a file."""
     environment = dict(os.environ)
-    if not trial.script:
-        # Some MindSpore wheels run convolutions 20-50 times slower on AVX-512 machines without it.
-        environment.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
     here = str(Path(__file__).resolve().parents[1])
     paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)

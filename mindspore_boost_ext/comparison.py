@@ -117,6 +117,8 @@ def applied(history: Sequence[Record]) -> str:
     for row in rows:
         if row.get("status") not in (APPLIED, SKIPPED):
             continue  # asked by nobody, or a detail such as what became of one layer
+        if row.get("asked by") == "import":
+            continue  # the tuning of the machine, alike in every run
         counts = ", ".join(f"{key}={value}" for key, value in (row.get("counts") or {}).items())
         status = "" if row["status"] == APPLIED else f" {row['status']}: {row.get('reason')}"
         told.append(f"{row['algorithm']}{status}" + (f" ({counts})" if counts else ""))

@@ -10,12 +10,16 @@ from collections.abc import Callable
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.runtime.machine import tuning
 
 _SHOWN_VARIABLES = (
     "ONEDNN_MAX_CPU_ISA",
     "MINDSPORE_BOOST_EXT_INSTALL",
     "MINDSPORE_BOOST_EXT_STRICT",
+    "MINDSPORE_BOOST_EXT_TUNE",
     "RANK_ID",
     "MS_ASCEND_CHECK_OVERFLOW_MODE",
 )
@@ -51,6 +55,23 @@ def convolution_seconds() -> tuple[float, float]:
     return _seconds(lambda: convolution(image, kernel)), _seconds(lambda: ops.matmul(rows, columns))
 
 
+def step_seconds() -> dict[bool, float]:
+    """Return the seconds of a small PYNATIVE_MODE step, with (True) and without blocking launch."""
+    net = nn.SequentialCell([nn.Dense(16, 16, activation="relu") for _ in range(8)])
+    step = nn.TrainOneStepCell(
+        nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params(), learning_rate=0.0)
+    )
+    data = Tensor(np.ones((4, 16), np.float32))
+    before, times = _compat.launches_blocking(), {}
+    try:
+        for blocking in (True, False):
+            _compat.set_blocking_launch(blocking)
+            times[blocking] = _seconds(lambda: step(data, data))
+    finally:
+        _compat.set_blocking_launch(before)
+    return times
+
+
 def describe() -> str:
     """Return the answer to ``--env``: a few lines of text."""
     packages = ("mindspore_boost_ext", "mindspore", "numpy", "rich", "matplotlib")
@@ -58,6 +79,7 @@ def describe() -> str:
     lines += [f"{package} {_version(package)}" for package in packages]
     lines.append(f"device target {ms.get_context('device_target')}")
     lines += [f"{name}={os.environ[name]}" for name in _SHOWN_VARIABLES if name in os.environ]
+    lines += [" | ".join((*row.algorithm.split(": "), row.status, row.reason)) for row in tuning()]
     convolution, product = convolution_seconds()
     ratio = convolution / product
     lines.append(
@@ -66,4 +88,12 @@ def describe() -> str:
     )
     if ratio > _SLOW_RATIO:
         lines.append("set ONEDNN_MAX_CPU_ISA=AVX2 before MindSpore starts to cure it")
+    if ms.get_context("mode") == ms.PYNATIVE_MODE:
+        times = step_seconds()
+        lines.append(
+            f"a small step of PYNATIVE_MODE takes {times[True] * 1e3:.1f} ms with blocking "
+            f"launch, {times[False] * 1e3:.1f} ms without"
+        )
+        if times[True] < 0.8 * times[False] and not _compat.launches_blocking():
+            lines.append("call ms.runtime.launch_blocking() at the start of the script")
     return "\n".join(lines)

@@ -32,6 +32,7 @@ from mindspore_boost_ext.config import ConfigSource
 from mindspore_boost_ext.grad_freeze import FreezeOpt
 from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
+from mindspore_boost_ext.runtime.machine import tune_machine
 from mindspore_boost_ext.thor import thor_of
 from mindspore_boost_ext.threads import ONE_AT_A_TIME, end_of_start, start_of_training
 
@@ -311,8 +312,16 @@ _users = 0  # open ``installed()`` contexts, while it was they who installed
 def install() -> None:
     """Make ``ms.Model``, ``build_train_network`` and ``mindspore.boost`` use this package.
 
-    Calling it again changes nothing. Safe to call from several threads.
+    Tunes the machine again where ``uninstall`` had undone that. Calling it again changes nothing.
+    Safe to call from several threads.
     """
+    with _lock:
+        if _session is None:
+            _plug_in()
+            tune_machine()
+
+
+def _plug_in() -> None:
     global _session
     with _lock:
         if _session is not None:
@@ -344,7 +353,16 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put back what ``install`` replaced. Calling it again changes nothing. Thread-safe."""
+    """Put back what ``install`` replaced, and undo the tuning of the machine as far as possible.
+
+    Calling it again changes nothing. Thread-safe.
+    """
+    with _lock:
+        _unplug()
+        tune_machine(False)
+
+
+def _unplug() -> None:
     global _session
     with _lock:
         if _session is not None:
@@ -366,7 +384,7 @@ def installed() -> Iterator[None]:
     global _users
     with _lock:
         _users += 1 if _users or not is_installed() else 0
-        install()
+        _plug_in()
         counted = _users > 0
     try:
         yield
@@ -374,9 +392,9 @@ def installed() -> Iterator[None]:
         with _lock:
             _users -= counted
             if counted and not _users:
-                uninstall()
+                _unplug()
             elif not counted:
-                install()
+                _plug_in()
 
 
 def _own(module: str, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Settings for all tests: one oneDNN instruction set, both modes, no state left behind."""
+"""Settings for all tests: both modes, no state left behind."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import faulthandler
 import os
 import subprocess
 from typing import Any
-
-# Some MindSpore wheels run convolutions 20-50 times slower on AVX-512 machines without this.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 # MindSpore's threads spin while they wait: where the processes of the tests have no more cores than
 # there are processes, each stays on one, or they take turns in keeping each other from working.

@@ -7,11 +7,8 @@ both modes: see ``conftest.ended``.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from unittest import mock
-
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 import adasum_cases
 import dim_reduce_worker

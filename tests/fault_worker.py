@@ -13,8 +13,6 @@ import random
 import signal
 import sys
 
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
-
 import mindspore as ms
 import nets
 import numpy as np

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import mindspore as ms
-from harness import paired, print_table  # sets the oneDNN variable: must come first
+from harness import paired, print_table
 from mindspore import nn
 from networks import SmallResNet, batch, momentum
 

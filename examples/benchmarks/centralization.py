@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import MODES, paired, print_table  # sets the oneDNN variable: must come first
+from harness import MODES, paired, print_table
 
 # isort: split
 import mindspore as ms

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from harness import paired, print_table  # sets the oneDNN variable: must come before the datasets
+from harness import paired, print_table
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.train import Callback
 

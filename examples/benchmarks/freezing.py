@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Ratio, paired, print_table  # sets the oneDNN variable: must come first
+from harness import Ratio, paired, print_table
 
 # isort: split
 import mindspore as ms

@@ -7,10 +7,6 @@ hardly does, so the median over many pairs is steady where two separate timings 
 from __future__ import annotations
 
 import os
-
-# oneDNN of some MindSpore wheels falls back to a reference convolution on AVX-512 machines.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
-
 import platform
 import statistics
 import time
@@ -18,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import mindspore as ms
+
+import mindspore_boost_ext  # noqa: F401  (tunes the machine, for the plain steps too)
 
 MODES = {"GRAPH": ms.GRAPH_MODE, "PYNATIVE": ms.PYNATIVE_MODE}
 

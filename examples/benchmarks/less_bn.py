@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import MODES, paired, print_table  # sets the oneDNN variable: must come first
+from harness import MODES, paired, print_table
 
 # isort: split
 import mindspore as ms

@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import MODES, paired, print_table  # sets the oneDNN variable: must come first
+from harness import MODES, paired, print_table
 
 # isort: split
 import mindspore as ms
@@ -488,9 +488,6 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--effect", action="store_true", help="four layers, and LeNet on digits")
     parser.add_argument("--speed", action="store_true", help="step times")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="of --speed")
-    parser.add_argument(
-        "--blocking", action="store_true", help="PYNATIVE_MODE with ms.runtime.launch_blocking()"
-    )
     parser.add_argument("--seeds", type=int, default=3, help="runs of each training (default: 3)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the effect")
     args = parser.parse_args(argv)
@@ -507,8 +504,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables that were asked for."""
     args = parse_arguments(argv)
     print(" ".join(["python", *sys.argv]))
-    if args.blocking:  # without the threads that hand operators on: few cores, steadier times
-        ms.runtime.launch_blocking()
     if args.effect:
         show_effect(args.seeds, args.plot)
     if args.speed:

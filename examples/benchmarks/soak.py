@@ -1,7 +1,7 @@
 """Long runs: does memory grow, does a step slow down, are graphs compiled without end?
 
     python examples/benchmarks/soak.py                        # every algorithm, 20,000 steps
-    python examples/benchmarks/soak.py grad_freeze plain --steps 3000 --mode pynative --blocking
+    python examples/benchmarks/soak.py grad_freeze plain --steps 3000 --mode pynative
 
 LeNet-5 on the bundled digits, each algorithm in a process of its own, AdaSum in two under msrun.
 Demanded: resident memory grows by no more than 2 % after the warm-up (the first tenth), the number
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mindspore as ms
-from harness import MODES, print_table  # sets the oneDNN variable: must come first
+from harness import MODES, print_table
 from mindspore import Tensor, nn
 from ranks import run_ranks
 
@@ -168,7 +168,7 @@ def in_own_process(name: str, options: argparse.Namespace) -> Soak:
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         answer = Path(folder) / "answer"
         arguments = [name, "--one", str(answer), "--mode", options.mode]
-        arguments += ["--steps", str(options.steps), *["--blocking"] * options.blocking]
+        arguments += ["--steps", str(options.steps)]
         if name == ADASUM:
             run_ranks(__file__, RANKS, arguments, timeout=7200)
         else:
@@ -194,14 +194,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--steps", type=int, default=20_000, help="at least 50")
     parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
-    parser.add_argument("--blocking", action="store_true", help="operators one after the other")
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     unknown = sorted(set(options.names) - set(suited))
     if unknown or options.steps < 50:
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--steps must be at least 50")
-    if options.blocking:
-        ms.runtime.launch_blocking()
     if options.one:
         one(options.names[0], options)
         return 0

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 
 import mindspore as ms
-from harness import MODES, paired, print_table  # sets the oneDNN variable: must come first
+from harness import MODES, paired, print_table
 from mindspore import nn
 from networks import NETWORKS, batch, momentum, with_loss
 

@@ -14,7 +14,7 @@ all runs of a method: its state is reset in between. Rows appear as they come. W
 
 from __future__ import annotations
 
-import harness  # sets the oneDNN variable, so it comes first
+import harness
 
 # isort: split
 import argparse

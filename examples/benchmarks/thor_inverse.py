@@ -10,7 +10,7 @@ diagonal and all its 2 x 2 minors are positive.
 
 from __future__ import annotations
 
-import harness  # sets the oneDNN variable, so it comes first
+import harness
 
 # isort: split
 import argparse

@@ -9,7 +9,7 @@ divides them by the rates that the same operators reach here on arrays of the sa
 
 from __future__ import annotations
 
-import harness  # sets the oneDNN variable, so it comes first
+import harness
 
 # isort: split
 import argparse

@@ -1,0 +1,198 @@
+"""What the import alone does for a script that never asks for an accelerator, on this machine.
+
+    python examples/benchmarks/machine.py
+    python examples/benchmarks/machine.py --cores 1 --rounds 3 LeNet
+
+Each run is a process of its own: plain MindSpore, without this package, and the same with
+``import mindspore_boost_ext`` in front, by turns. Prints the median of the ratios (tuned over
+plain): of the whole training of 40 steps for the CNN script, of the median step for the others.
+``--by-hand`` sets the same in the plain process (``ONEDNN_MAX_CPU_ISA``, ``launch_blocking``)
+instead of the import, and compares the weights too. Takes 10 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+STEPS, BATCH, CLASSES = 40, 32, 10
+
+
+def cnn(nn: Any) -> Any:
+    """Return the network of the script: two convolutions and a classifier, 3x32x32 images."""
+    first = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2, 2)]
+    second = [nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2, 2)]
+    return nn.SequentialCell([*first, *second, nn.Flatten(), nn.Dense(2048, CLASSES)])
+
+
+def lenet(nn: Any) -> Any:
+    """Return LeNet-5 for 3x32x32 images."""
+    first = [nn.Conv2d(3, 6, 5, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2)]
+    second = [nn.Conv2d(6, 16, 5, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2)]
+    dense = [nn.Dense(400, 120), nn.ReLU(), nn.Dense(120, 84), nn.ReLU(), nn.Dense(84, CLASSES)]
+    return nn.SequentialCell([*first, *second, nn.Flatten(), *dense])
+
+
+def resnet(nn: Any, width: int, blocks: Sequence[int]) -> Any:
+    """Return a ResNet of basic blocks for 3x32x32 images: ResNet-20 is width 16, blocks 3, 3, 3."""
+
+    class Block(nn.Cell):
+        def __init__(self, inputs: int, outputs: int) -> None:
+            super().__init__()
+            stride = 1 if inputs == outputs else 2
+            self.branch = nn.SequentialCell(
+                nn.Conv2d(inputs, outputs, 3, stride),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+                nn.Conv2d(outputs, outputs, 3),
+                nn.BatchNorm2d(outputs),
+            )
+            self.shortcut = nn.SequentialCell(
+                [nn.Conv2d(inputs, outputs, 1, stride)] if stride == 2 else []
+            )
+            self.relu = nn.ReLU()
+
+        def construct(self, x: Any) -> Any:
+            return self.relu(self.branch(x) + self.shortcut(x))
+
+    class Mean(nn.Cell):
+        def construct(self, x: Any) -> Any:
+            return x.mean((2, 3))
+
+    layers, inputs = [nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU()], width
+    for stage, count in enumerate(blocks):
+        for _ in range(count):
+            layers.append(Block(inputs, width * 2**stage))
+            inputs = width * 2**stage
+    return nn.SequentialCell([*layers, Mean(), nn.Dense(inputs, CLASSES)])
+
+
+# Name: the network, the mode (None is MindSpore's default), and what counts: the whole training of
+# so many steps with its start, or the median step of so many after three.
+TASKS: dict[str, tuple[Callable[[Any], Any], str | None, str, int]] = {
+    "CNN script": (cnn, None, "training", STEPS),
+    "CNN script in GRAPH_MODE": (cnn, "GRAPH_MODE", "training", STEPS),
+    "LeNet": (lenet, None, "step", STEPS),
+    "ResNet-20": (lambda nn: resnet(nn, 16, (3, 3, 3)), None, "step", 15),
+    "ResNet-18 of width 64": (lambda nn: resnet(nn, 64, (2, 2, 2, 2)), None, "step", 6),
+    "LeNet in GRAPH_MODE": (lenet, "GRAPH_MODE", "step", 200),
+    "ResNet-20 in GRAPH_MODE": (lambda nn: resnet(nn, 16, (3, 3, 3)), "GRAPH_MODE", "step", 30),
+}
+
+
+def one(task: str, how: str) -> dict[str, Any]:
+    """Train plainly in this process; return the seconds that count and a sum over the weights."""
+    if how == "by hand":
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+    import mindspore as ms
+    import numpy as np
+    from mindspore import nn
+
+    if how == "tuned":
+        import mindspore_boost_ext  # noqa: F401
+    if how == "by hand":
+        ms.runtime.launch_blocking()
+    network, mode, counted, steps = TASKS[task]
+    if mode:
+        ms.set_context(mode=getattr(ms, mode))
+    ms.set_seed(0)
+    random = np.random.default_rng(0)
+    images = random.normal(size=(BATCH * steps, 3, 32, 32)).astype(np.float32)
+    labels = random.integers(0, CLASSES, BATCH * steps).astype(np.int32)
+    dataset = ms.dataset.NumpySlicesDataset((images, labels), shuffle=False).batch(BATCH)
+    net = network(nn)
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    model = ms.Model(net, loss, nn.Momentum(net.trainable_params(), 0.01, 0.9))
+    ends: list[float] = []
+
+    class Clock(ms.Callback):
+        def on_train_step_end(self, run_context: Any) -> None:
+            run_context.original_args().net_outputs.asnumpy()  # waits for the step
+            ends.append(time.perf_counter())
+
+    started = time.perf_counter()
+    model.train(1, dataset, callbacks=[Clock()])
+    times = [after - before for before, after in zip(ends[2:], ends[3:])]
+    seconds = ends[-1] - started if counted == "training" else statistics.median(times)
+    weights = sum(float(np.abs(one.asnumpy()).sum()) for one in net.trainable_params())
+    return {"seconds": seconds, "weights": weights}
+
+
+def in_own_process(task: str, how: str, cores: int) -> dict[str, Any]:
+    """Run ``one`` in a process that may use so many cores."""
+    allowed = sorted(os.sched_getaffinity(0))[:cores]
+    variables = {name: os.environ[name] for name in os.environ if "DNN_MAX_CPU_ISA" not in name}
+    ended = subprocess.run(
+        [sys.executable, __file__, task, "--one", how],
+        env=variables,
+        preexec_fn=lambda: os.sched_setaffinity(0, allowed),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if ended.returncode:
+        raise SystemExit(f"{task}, {how}: {ended.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return result
+
+
+def row(task: str, cores: int, rounds: int, candidate: str) -> tuple[object, ...]:
+    """Return a line of the table: plain seconds, the other's, and the median of the ratios."""
+    pairs = []
+    for number in range(rounds):
+        order = ("plain", candidate) if number % 2 else (candidate, "plain")
+        results = {how: in_own_process(task, how, cores) for how in order}
+        pairs.append((results["plain"], results[candidate]))
+    ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
+    plain, theirs = (statistics.median(pair[i]["seconds"] for pair in pairs) for i in (0, 1))
+    change = max(abs(b["weights"] / a["weights"] - 1) for a, b in pairs)
+    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+    name = f"{task}, {TASKS[task][2]}"
+    times = f"{plain * 1e3:.1f}", f"{theirs * 1e3:.1f}"
+    return name, cores, *times, f"{statistics.median(ratios):.3f}", spread, f"{change:.1e}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the tasks and print the table."""
+    parser = argparse.ArgumentParser(description="What the import does for a plain script.")
+    parser.add_argument("tasks", nargs="*", default=list(TASKS), metavar="TASK")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of processes for each task")
+    parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
+    parser.add_argument("--by-hand", action="store_true", help="see above")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    unknown = sorted(set(options.tasks) - set(TASKS))
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(TASKS)}")
+    if options.one:
+        print(json.dumps(one(options.tasks[0], options.one)))
+        return
+    from harness import print_table
+
+    from mindspore_boost_ext import tune_machine
+
+    for cure in tune_machine():
+        print(f"{cure.algorithm}: {cure.status}, {cure.reason}")
+    candidate = "by hand" if options.by_hand else "tuned"
+    rows = (
+        row(task, cores, options.rounds, candidate)
+        for task in options.tasks
+        for cores in options.cores
+    )
+    times = ("plain, ms", f"{candidate}, ms", "ratio", "range")
+    print_table(
+        f"{candidate} over plain, {options.rounds} rounds",
+        ("task", "cores", *times, "weights differ"),
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    main()

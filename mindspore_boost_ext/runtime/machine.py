@@ -1,0 +1,209 @@
+"""Tunes MindSpore for the CPU it runs on: two deficits of its wheels, each with a measured cure."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import ClassVar
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
+
+SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
+ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN reads both names
+ISA = "AVX2"
+# What oneDNN asks of a processor before it takes its AVX-512 kernels.
+AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
+# Blocking launch was measured on one and on two cores (examples/benchmarks/machine.py).
+MOST_CORES = 2
+
+
+class Cure:
+    """One deficit of MindSpore on some machines, and what mends it.
+
+    Attributes:
+        name: as it stands in reports.
+        status: ``"applied"``, ``"skipped"`` (needed, but no longer possible) or ``"inactive"``.
+        reason: why, in one sentence.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        """Nothing is changed yet."""
+        self.status, self.reason = INACTIVE, "not tried"
+        self._set_back = ""
+
+    def unneeded(self) -> str:
+        """Return why this machine does without; empty if it needs the cure."""
+        raise NotImplementedError
+
+    def apply(self) -> tuple[str, str]:
+        """Change the setting; return the status and the reason."""
+        raise NotImplementedError
+
+    def in_force(self) -> bool:
+        """Return whether the setting is still the one that was applied."""
+        raise NotImplementedError
+
+    def undo(self) -> None:
+        """Put the setting back as far as that can be done."""
+        raise NotImplementedError
+
+    def update(self, off: str) -> None:
+        """Apply or undo, so that the state is the one that is wanted now.
+
+        Args:
+            off: why nothing may be changed; empty if the cure may act.
+        """
+        if self.status == APPLIED and not self.in_force():
+            self._set_back = "the script has set it back"
+        reason = off or self._set_back
+        if self.status == INACTIVE:
+            reason = reason or self.unneeded()
+            self.status, self.reason = (INACTIVE, reason) if reason else self.apply()
+        elif reason:
+            self.undo()
+            self.status, self.reason = INACTIVE, reason
+
+
+class InstructionSet(Cure):
+    """With AVX-512, oneDNN of the 2.9 and 2.10 wheels convolves by its reference kernel."""
+
+    name = "oneDNN instruction set"
+
+    def unneeded(self) -> str:
+        """Return why convolutions are fast without."""
+        if not _compat.ONEDNN_LACKS_AVX512:
+            return "convolutions of this MindSpore are not known to be slow on any processor"
+        if not processor_flags() >= AVX512:
+            return "this processor has no AVX-512, with which alone convolutions are slow"
+        given = [name for name in ISA_VARIABLES if name in os.environ]
+        return f"{given[0]}={os.environ[given[0]]} was given" if given else ""
+
+    def apply(self) -> tuple[str, str]:
+        """Limit oneDNN, in this process and in those that it starts."""
+        in_time = _compat.limit_onednn()
+        os.environ[ISA_VARIABLES[0]] = ISA
+        if in_time:
+            slow = "convolutions of this wheel are tens of times slower with AVX-512"
+            return APPLIED, f"{ISA}: {slow}"
+        late = (
+            "an operator of oneDNN ran before the import, so convolutions stay tens of times "
+            f"slower: import mindspore_boost_ext first, or set {ISA_VARIABLES[0]}={ISA}"
+        )
+        warn(late, NoEffectWarning)
+        return SKIPPED, late
+
+    def in_force(self) -> bool:
+        """Return True: oneDNN takes no other value once it has one."""
+        return True
+
+    def undo(self) -> None:
+        """Take the variable back; oneDNN keeps in this process what it was given once."""
+        if os.environ.get(ISA_VARIABLES[0]) == ISA:
+            del os.environ[ISA_VARIABLES[0]]
+
+
+class BlockingLaunch(Cure):
+    """On few cores, the threads by which PYNATIVE_MODE hands operators on spin in each other's way.
+
+    GRAPH_MODE does not read the setting, so a script may choose its mode later.
+    """
+
+    name = "blocking launch in PYNATIVE_MODE"
+
+    def unneeded(self) -> str:
+        """Return why operators are not launched one after the other."""
+        if _compat.launches_blocking():
+            return "was switched on already"
+        few = usable_cores() <= MOST_CORES
+        return "" if few else f"{usable_cores()} cores: measured on at most {MOST_CORES} only"
+
+    def apply(self) -> tuple[str, str]:
+        """Let each operator end before Python goes on."""
+        _compat.set_blocking_launch(True)
+        return APPLIED, f"{usable_cores()} cores: MindSpore's threads keep each other waiting"
+
+    def in_force(self) -> bool:
+        """Return whether operators are still launched one after the other."""
+        return _compat.launches_blocking()
+
+    def undo(self) -> None:
+        """Launch as before."""
+        _compat.set_blocking_launch(False)
+
+
+_CURES: tuple[Cure, ...] = (InstructionSet(), BlockingLaunch())
+_off = ""
+
+
+def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
+    """Tune MindSpore for this machine's processor, or undo that; called by the import.
+
+    Sets what is measured to be faster on such a machine, on CPU only, and never what the user has
+    set: the instruction set of oneDNN before its first operator, and blocking launch, which acts in
+    PYNATIVE_MODE. ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it.
+    Results change by rounding where the instruction set does (relative 1e-6 for a convolution), and
+    not at all by blocking launch.
+
+    Args:
+        enabled (bool): False undoes what can be undone, and keeps it so until called with True:
+            blocking launch, and the variable of the environment. The instruction set stays in this
+            process. Default: True.
+
+    Returns:
+        tuple[Row], a row for each cure, as in every report.
+
+    Supported Platforms:
+        Run: ``CPU``. On ``Ascend`` and ``GPU`` nothing is changed.
+
+    Examples:
+        >>> from mindspore_boost_ext import tune_machine
+        >>> [row.status for row in tune_machine(False)]
+        ['inactive', 'inactive']
+        >>> rows = tune_machine()
+    """
+    global _off
+    _off = "" if enabled else "switched off by tune_machine(False) or uninstall()"
+    return tuning()
+
+
+def tuning(at_import: bool = False) -> tuple[Row, ...]:
+    """Bring the tuning up to date with the device in force; return a row for each cure.
+
+    Args:
+        at_import (bool): whether the script may still choose another device. Default: False.
+    """
+    value = os.environ.get(SWITCH_VARIABLE, "")
+    reason = f"switched off by {SWITCH_VARIABLE}={value}" if _is_off(value) else _off
+    reason = reason or _compat.no_cpu_training(at_import)
+    for cure in _CURES:
+        cure.update(reason)
+    return tuple(
+        Row(f"machine: {cure.name}", "import", cure.status, cure.reason) for cure in _CURES
+    )
+
+
+def _is_off(value: str) -> bool:
+    return value.lower() in ("0", "false", "no", "off")
+
+
+def usable_cores() -> int:
+    """Return on how many cores this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def processor_flags() -> frozenset[str]:
+    """Return what the processor can do, in Linux's words; nothing elsewhere."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            found = next((line for line in file if re.match(r"flags\s*:", line)), "")
+    except OSError:
+        return frozenset()
+    return frozenset(found.partition(":")[2].split())
+
+
+__all__ = ["SWITCH_VARIABLE", "tune_machine", "tuning", "usable_cores"]

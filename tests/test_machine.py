@@ -1,0 +1,295 @@
+"""The tuning of the machine: only where it is needed, never over the user, and in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mindspore_boost_ext import AutoBoost, _compat, tune_machine
+from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext.report import BoostWarning
+from mindspore_boost_ext.runtime import machine
+
+ALL = machine.AVX512 | {"sse", "avx2"}
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Return the calls of a machine that needs both cures; nothing real is changed."""
+    calls = []
+    monkeypatch.setattr(machine, "processor_flags", lambda: ALL)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 2)
+    monkeypatch.setattr(_compat, "ONEDNN_LACKS_AVX512", True)
+    monkeypatch.setattr(_compat, "limit_onednn", lambda: calls.append("limit") or True)
+    monkeypatch.setattr(_compat, "launches_blocking", lambda: calls[-1:] == [True])
+    monkeypatch.setattr(_compat, "set_blocking_launch", calls.append)
+    for name in machine.ISA_VARIABLES:
+        monkeypatch.setenv(name, "")  # to be put back after the test
+        monkeypatch.delenv(name)
+    return calls
+
+
+def updated(cure, off=""):
+    cure.update(off)
+    return cure.status
+
+
+def test_both_cures_are_applied_where_they_are_needed(slow):
+    instructions, launch = machine.InstructionSet(), machine.BlockingLaunch()
+    assert updated(instructions) == updated(launch) == "applied"
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert slow == ["limit", True]
+    assert instructions.reason.startswith("AVX2: convolutions of this wheel are")
+    assert updated(instructions) == updated(launch) == "applied"  # a second look changes nothing
+    assert slow == ["limit", True]
+
+
+@pytest.mark.parametrize("lacking", [*machine.AVX512, "the wheel"])
+def test_oneDNN_is_left_alone_where_it_is_fast(slow, monkeypatch, lacking):
+    monkeypatch.setattr(machine, "processor_flags", lambda: ALL - {lacking})
+    monkeypatch.setattr(_compat, "ONEDNN_LACKS_AVX512", lacking != "the wheel")
+    cure = machine.InstructionSet()
+    assert updated(cure) == "inactive"
+    assert ("of this MindSpore" if lacking == "the wheel" else "no AVX-512") in cure.reason
+    assert slow == []
+
+
+@pytest.mark.parametrize("name", machine.ISA_VARIABLES)
+def test_the_users_instruction_set_stays(slow, monkeypatch, name):
+    monkeypatch.setenv(name, "AVX512_CORE")
+    cure = machine.InstructionSet()
+    assert updated(cure) == "inactive"
+    assert cure.reason == f"{name}=AVX512_CORE was given"
+    assert os.environ[name] == "AVX512_CORE"
+    assert slow == []
+
+
+def test_too_late_for_oneDNN_is_a_warning_with_the_remedy(slow, monkeypatch):
+    monkeypatch.setattr(_compat, "limit_onednn", lambda: False)
+    cure = machine.InstructionSet()
+    with pytest.warns(BoostWarning, match=r"import mindspore_boost_ext first, or set ONEDNN_MAX"):
+        assert updated(cure) == "skipped"
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"  # for the processes that this one starts
+    assert updated(cure) == "skipped"  # without a second warning, which would be an error here
+    assert updated(cure, "switched off") == "inactive"
+    assert "ONEDNN_MAX_CPU_ISA" not in os.environ
+
+
+def test_blocking_launch_is_not_used_on_more_cores_than_were_measured(slow, monkeypatch):
+    monkeypatch.setattr(machine, "usable_cores", lambda: 3)
+    cure = machine.BlockingLaunch()
+    assert updated(cure) == "inactive"
+    assert cure.reason == "3 cores: measured on at most 2 only"
+    assert slow == []
+
+
+def test_blocking_launch_of_the_user_stays_when_the_tuning_is_undone(slow):
+    slow.append(True)  # the user was first
+    cure = machine.BlockingLaunch()
+    assert updated(cure) == updated(cure, "switched off") == "inactive"
+    assert slow == [True]
+
+
+def test_what_a_script_sets_back_is_not_set_again(slow):
+    cure = machine.BlockingLaunch()
+    assert updated(cure) == "applied"
+    slow.append(False)  # the user's set_context(pynative_synchronize=False)
+    assert updated(cure) == updated(cure) == "inactive"
+    assert cure.reason == "the script has set it back"
+    assert True not in slow[1:]
+
+
+def test_it_is_undone_and_applied_again(slow):
+    cures = machine.InstructionSet(), machine.BlockingLaunch()
+    for _ in range(2):
+        assert [updated(cure) for cure in cures] == ["applied"] * 2
+        assert [updated(cure, "switched off") for cure in cures] == ["inactive"] * 2
+        assert [cure.reason for cure in cures] == ["switched off"] * 2
+        assert "ONEDNN_MAX_CPU_ISA" not in os.environ
+        assert slow[-1] is False
+
+
+@pytest.mark.parametrize(
+    ("target", "other", "at_import", "reason"),
+    [
+        ("Ascend", "Ascend", True, "the device is Ascend"),
+        ("GPU", "GPU", False, "the device is GPU"),
+        ("CPU", "GPU", True, "GPU may be chosen before the first Model"),
+        ("CPU", "GPU", False, ""),
+        ("CPU", "", True, ""),
+    ],
+)
+def test_only_training_on_cpu_is_tuned(monkeypatch, target, other, at_import, reason):
+    class Context:
+        @staticmethod
+        def get_instance():
+            return Context
+
+        @staticmethod
+        def is_pkg_support_device(name):
+            return name in ("CPU", other)
+
+    monkeypatch.setattr("mindspore._c_expression.MSContext", Context)
+    monkeypatch.setattr("mindspore.get_context", {"device_target": target}.get)
+    assert _compat.no_cpu_training(at_import) == reason
+
+
+def test_nothing_is_changed_on_another_device(slow, monkeypatch):
+    cures = machine.InstructionSet(), machine.BlockingLaunch()
+    monkeypatch.setattr(machine, "_CURES", cures)
+    monkeypatch.setattr(_compat, "no_cpu_training", lambda may_change: "the device is Ascend")
+    assert {row.reason for row in machine.tuning()} == {"the device is Ascend"}
+    assert slow == []
+    assert "ONEDNN_MAX_CPU_ISA" not in os.environ
+
+
+@pytest.mark.parametrize("value", ["0", "false", "No", "OFF"])
+def test_a_variable_switches_it_off(slow, monkeypatch, value):
+    monkeypatch.setattr(machine, "_CURES", (machine.InstructionSet(), machine.BlockingLaunch()))
+    monkeypatch.setenv(machine.SWITCH_VARIABLE, value)
+    reason = f"switched off by MINDSPORE_BOOST_EXT_TUNE={value}"
+    assert {row.reason for row in tune_machine()} == {reason}
+    assert slow == []
+
+
+def test_every_report_and_env_have_a_row_for_each_cure(capsys):
+    report = AutoBoost().report()
+    assert main(["--env"]) == 0
+    printed = capsys.readouterr().out
+    for name in ("oneDNN instruction set", "blocking launch in PYNATIVE_MODE"):
+        row = report[f"machine: {name}"]
+        assert f"machine | {name} | {row.status} | {row.reason}" in printed
+    assert main(["--explain"]) == 0
+    assert "machine: oneDNN instruction set" in capsys.readouterr().out
+
+
+def in_new_process(code, **variables):
+    """Run a script on one core of this machine; return what it prints as JSON."""
+    environment = {name: os.environ[name] for name in os.environ if "DNN_MAX_CPU" not in name}
+    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c", code]
+    ended = subprocess.run(
+        command,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1]), ended.stderr
+
+
+needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts taskset")
+
+LAUNCHES = """
+import json
+import mindspore as ms
+import mindspore_boost_ext as boost
+
+found = []
+look = lambda: found.append(boost._compat.launches_blocking())
+look()
+ms.set_context(mode=ms.GRAPH_MODE)
+ms.set_context(mode=ms.PYNATIVE_MODE)
+look()
+with boost.installed():
+    look()
+look()
+boost.uninstall()
+look()
+boost.install()
+look()
+boost.tune_machine(False)
+boost.AutoBoost()
+look()
+print(json.dumps(found))
+"""
+
+
+@needs_linux
+@pytest.mark.parametrize("install", ["0", "1"])
+def test_the_import_switches_blocking_launch_on_and_uninstall_off(install):
+    found, _ = in_new_process(LAUNCHES, MINDSPORE_BOOST_EXT_INSTALL=install)
+    assert found == [True, True, True, True, False, True, False]
+
+
+@needs_linux
+def test_the_variable_keeps_the_import_from_it():
+    found, _ = in_new_process(LAUNCHES, MINDSPORE_BOOST_EXT_TUNE="0")
+    assert found == [False] * 7
+
+
+# SSE4.1 instead of AVX2, so that it shows on every processor.
+LIMITED = """
+import ctypes, json, os, sys
+from pathlib import Path
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+convolve = lambda: ops.Conv2D(4, 3)(
+    Tensor(np.ones((1, 4, 8, 8), np.float32)), Tensor(np.ones((4, 4, 3, 3), np.float32))
+).asnumpy()
+if os.environ["FIRST"] == "convolution":
+    convolve()
+os.environ["MINDSPORE_BOOST_EXT_TUNE"] = "0"
+import mindspore_boost_ext as boost
+from mindspore_boost_ext.runtime import machine
+
+del os.environ["MINDSPORE_BOOST_EXT_TUNE"]
+machine.processor_flags = lambda: machine.AVX512
+boost._compat.ONEDNN_LACKS_AVX512 = True
+boost._compat._ONEDNN_AVX2 = 0x1
+status = boost.tune_machine()[0].status
+convolve()
+(library,) = (Path(ms.__file__).parent / "lib").glob("libdnnl.so*")
+limit = ctypes.CDLL(str(library)).dnnl_get_effective_cpu_isa()
+print(json.dumps([status, limit == 0x1]))
+"""
+
+
+@needs_linux
+@pytest.mark.parametrize(
+    ("first", "expected", "warned"),
+    [("import", ["applied", True], False), ("convolution", ["skipped", False], True)],
+)
+def test_oneDNN_takes_the_limit_until_its_first_operator(first, expected, warned):
+    found, printed = in_new_process(LIMITED, FIRST=first)
+    assert found == expected
+    assert ("an operator of oneDNN ran before the import" in printed) is warned
+
+
+TRAINED = """
+import hashlib, json, os, warnings
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+
+if os.environ["TUNED"] == "by hand":
+    ms.runtime.launch_blocking()
+else:
+    import mindspore_boost_ext
+
+ms.set_seed(0)
+net = nn.SequentialCell(
+    nn.Conv2d(1, 4, 3, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dense(64, 3)
+)
+loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+images = np.random.default_rng(0).normal(size=(32, 1, 8, 8)).astype(np.float32)
+data = ms.dataset.NumpySlicesDataset((images, np.arange(32, dtype=np.int32) % 3), shuffle=False)
+model = ms.Model(net, loss, nn.Adam(net.trainable_params(), 0.01))
+model.train(2, data.batch(4))
+weights = b"".join(one.asnumpy().tobytes() for one in net.get_parameters())
+print(json.dumps(hashlib.sha256(weights).hexdigest()))
+"""
+
+
+@needs_linux
+def test_weights_are_those_of_a_run_with_the_same_set_by_hand():
+    # On a processor without AVX-512 the variable changes nothing; see README.
+    by_hand, _ = in_new_process(TRAINED, TUNED="by hand", ONEDNN_MAX_CPU_ISA="AVX2")
+    assert in_new_process(TRAINED, TUNED="by import")[0] == by_hand
