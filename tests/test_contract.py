@@ -192,6 +192,7 @@ def test_report_says_what_was_applied(algorithm):
     _, model = switched_on(algorithm)
     report = model.train_network.report()
     applied = {row.algorithm for row in report.rows if row.status == "applied"}
+    applied = {name for name in applied if not name.startswith("machine: ")}  # the import's doing
     if algorithm.row in ("loss_scale_group", "thor"):
         applied.discard("overflow detection")  # every scale needs it
     if algorithm.row == "less_bn":
