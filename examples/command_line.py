@@ -15,7 +15,7 @@ import mindspore as ms
 from mindspore import nn
 
 from mindspore_boost_ext import THOR, BoostConfig, BoostMonitor, ConvertModelUtils, plot_history
-from mindspore_boost_ext.history import PICTURES, HistoryWriter
+from mindspore_boost_ext.callbacks.history import PICTURES, HistoryWriter
 
 THOR_DAMPING, THOR_FREQUENCY = 0.1, 20
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}

@@ -9,8 +9,8 @@ import numpy as np
 from mindspore.communication import get_group_size, get_rank, init
 from mindspore.train import Metric
 
+from mindspore_boost_ext.adasum.collectives import RowsOfRanks
 from mindspore_boost_ext.bundled import WHOLE, Shard
-from mindspore_boost_ext.exchange import RowsOfRanks
 
 
 def join_processes() -> Shard:

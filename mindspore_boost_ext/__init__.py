@@ -11,35 +11,35 @@ from __future__ import annotations
 import os
 
 from mindspore_boost_ext._version import __version__
-from mindspore_boost_ext.adasum import AdaSum
-from mindspore_boost_ext.base import OptimizerProcess, ParameterProcess
+from mindspore_boost_ext.adasum.cell import AdaSum
+from mindspore_boost_ext.base.rebuild import OptimizerProcess, ParameterProcess
 from mindspore_boost_ext.boost import AutoBoost
-from mindspore_boost_ext.boost_cell_wrapper import (
+from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
 )
-from mindspore_boost_ext.callbacks import BoostMonitor, FlushAccumulation
-from mindspore_boost_ext.checkpoint import save_checkpoint
-from mindspore_boost_ext.config import BoostConfig, BoostConfigError
-from mindspore_boost_ext.dim_reduce import DimReduce
-from mindspore_boost_ext.grad_accumulation import GradientAccumulation
-from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze, freeze_cell
-from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
-from mindspore_boost_ext.history import plot_history, read_history
+from mindspore_boost_ext.callbacks.checkpoint import save_checkpoint
+from mindspore_boost_ext.callbacks.history import plot_history, read_history
+from mindspore_boost_ext.callbacks.monitor import BoostMonitor, FlushAccumulation
+from mindspore_boost_ext.config.parse import BoostConfig, BoostConfigError
+from mindspore_boost_ext.dim_reduce.p_bfgs import DimReduce
+from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
+from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
+from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, GradientFreeze, freeze_cell
+from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
 from mindspore_boost_ext.integration import (
-    INSTALL_VARIABLE,
     BoostModel,
     install,
     installed,
     is_installed,
     uninstall,
 )
-from mindspore_boost_ext.less_batch_normalization import LessBN
+from mindspore_boost_ext.integration.convert import ConvertModelUtils
+from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
+from mindspore_boost_ext.less_batch_normalization.rewrite import LessBN
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 from mindspore_boost_ext.runtime.machine import tune_machine, tuning
-from mindspore_boost_ext.thor import THOR
-from mindspore_boost_ext.thor_model import ConvertModelUtils
-from mindspore_boost_ext.trajectory import TrajectorySampler
+from mindspore_boost_ext.thor.optimizer import THOR
 
 tuning(at_import=True)
 if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "off"):

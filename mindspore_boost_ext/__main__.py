@@ -16,25 +16,25 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from mindspore_boost_ext.boost import record
-from mindspore_boost_ext.config import LEVELS, BoostConfig
+from mindspore_boost_ext.cli.launcher import run_script
+from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
-from mindspore_boost_ext.launcher import run_script
 from mindspore_boost_ext.report import Report
 from mindspore_boost_ext.runtime.machine import tuning
-from mindspore_boost_ext.watch import watch_ranks
+from mindspore_boost_ext.runtime.watch import watch_ranks
 
 # Where the card of an algorithm stands: the docstring of its module.
 CARDS = {
-    "less_bn": "less_batch_normalization",
-    "normalised_head": "normalised_head",
-    "gradient_centralization": "gradient_centralization",
-    "grad_freeze": "grad_freeze",
-    "adasum": "adasum",
-    "grad_accumulation": "grad_accumulation",
-    "dim_reduce": "dim_reduce",
-    "loss_scale": "boost_cell_wrapper",
-    "loss_scale_group": "group_loss_scale_manager",
-    "thor": "thor",
+    "less_bn": "less_batch_normalization.rewrite",
+    "normalised_head": "less_batch_normalization.head",
+    "gradient_centralization": "base.centralization",
+    "grad_freeze": "grad_freeze.freezing",
+    "adasum": "adasum.cell",
+    "grad_accumulation": "grad_accumulation.window",
+    "dim_reduce": "dim_reduce.p_bfgs",
+    "loss_scale": "boost_cell_wrapper.loss_scaled_step",
+    "loss_scale_group": "group_loss_scale_manager.manager",
+    "thor": "thor.optimizer",
 }
 # Other names of the same: a setting, a class, a run of compare.
 OTHER_NAMES = {
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["compare"]:
-        from mindspore_boost_ext.compare import compare
+        from mindspore_boost_ext.cli.compare import compare
 
         return compare(words[1:], print)
     options = parser.parse_args(words)
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"mindspore_boost_ext {__version__}")
             return 0
         if options.env:
-            from mindspore_boost_ext.environment import describe
+            from mindspore_boost_ext.cli.environment import describe
 
             print(describe())
             return 0

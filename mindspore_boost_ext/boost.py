@@ -13,25 +13,25 @@ from typing import Any
 
 from mindspore import nn
 
-from mindspore_boost_ext.adasum import obstacle
-from mindspore_boost_ext.base import ParameterProcess
-from mindspore_boost_ext.config import BoostConfig, ConfigSource, Decision, tell
-from mindspore_boost_ext.grad_freeze import FreezeOpt, GradientFreeze
-from mindspore_boost_ext.gradient_centralization import output_axes
-from mindspore_boost_ext.group_loss_scale_manager import GroupLossScaleManager
-from mindspore_boost_ext.less_batch_normalization import (
+from mindspore_boost_ext.adasum.cell import obstacle
+from mindspore_boost_ext.base.centralization import output_axes
+from mindspore_boost_ext.base.rebuild import ParameterProcess
+from mindspore_boost_ext.config.parse import BoostConfig, ConfigSource, Decision, tell
+from mindspore_boost_ext.dim_reduce.setup import prepare
+from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, GradientFreeze
+from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
+from mindspore_boost_ext.less_batch_normalization.head import no_classes
+from mindspore_boost_ext.less_batch_normalization.rewrite import (
     KEPT,
     Rewriting,
     fitted,
     less_bn,
     tell_effect,
 )
-from mindspore_boost_ext.normalised_head import no_classes
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.runtime.machine import tuning
-from mindspore_boost_ext.subspace import prepare
-from mindspore_boost_ext.thor import thor_of
-from mindspore_boost_ext.thor_switch import thor_in_place_of
+from mindspore_boost_ext.thor.optimizer import thor_of
+from mindspore_boost_ext.thor.switch import thor_in_place_of
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"

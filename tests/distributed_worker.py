@@ -15,13 +15,14 @@ import dim_reduce_worker
 import mindspore as ms
 import nets
 import numpy as np
-import test_overflow
+import overflow_cases
 import thor_worker
 from mindspore import Parameter, Tensor, nn
 from mindspore.communication import get_group_size, get_rank, init
 
 import mindspore_boost_ext
-from mindspore_boost_ext import AdaSum, GroupLossScaleManager, _compat, adasum
+from mindspore_boost_ext import AdaSum, GroupLossScaleManager, _compat
+from mindspore_boost_ext.adasum import cell as adasum
 
 STEPS, OVERFLOW_AT, SAVED_AT = 6, 2, 3
 SCALE = 64.0
@@ -240,7 +241,7 @@ def results_of(mode, folder):
         adasum_class(mode, folder)
     if ranks == 2:
         ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-        results["detector"] = test_overflow.answers_of_rank(get_rank())
+        results["detector"] = overflow_cases.answers_of_rank(get_rank())
         results["thor"] = thor_worker.weights(get_rank())
         results["dim_reduce"] = dim_reduce_worker.results(get_rank(), folder)
     return results

@@ -13,14 +13,14 @@ import random
 import signal
 import sys
 
+import contract
 import mindspore as ms
 import nets
 import numpy as np
-import test_contract as contract
 from mindspore import Tensor
 
 from mindspore_boost_ext import read_history, save_checkpoint
-from mindspore_boost_ext.history import HistoryWriter
+from mindspore_boost_ext.callbacks.history import HistoryWriter
 
 STEPS = contract.STEPS
 DONE = "steps_done"

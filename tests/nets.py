@@ -78,7 +78,10 @@ def fill(net, seed=0):
 @functools.cache
 def basis_file(net=MLP, rows=8, seed=0):
     """Return the path of a file with random directions and a mean for a network's weights."""
-    from mindspore_boost_ext.pca import Basis, save_basis  # the built-in package's runs lack it
+    from mindspore_boost_ext.dim_reduce.basis import (  # the built-in package's runs lack it
+        Basis,
+        save_basis,
+    )
 
     parameters = net().trainable_params()
     layout = tuple((one.name, tuple(one.shape)) for one in parameters)

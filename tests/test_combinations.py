@@ -13,7 +13,7 @@ from mindspore import Tensor, nn
 
 from mindspore_boost_ext import AutoBoost, FreezeOpt, GroupLossScaleManager, LessBN, NoEffectWarning
 from mindspore_boost_ext._compat import COMPILES_END_OF_STEP, compiled_graphs
-from mindspore_boost_ext.thor import THOR
+from mindspore_boost_ext.thor.optimizer import THOR
 
 OFF = dict.fromkeys(AutoBoost().boost_config, False)
 UPDATES, OVERFLOWS = 5, (2, 3)

@@ -17,7 +17,7 @@ import mindspore as ms
 import pytest
 
 from mindspore_boost_ext._version import __version__
-from mindspore_boost_ext.config import BoostConfig
+from mindspore_boost_ext.config.parse import BoostConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

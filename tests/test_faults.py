@@ -1,6 +1,6 @@
 """A bad day: killed processes, full and read-only disks, hostile files, two Models in two threads.
 
-Every algorithm of ``test_contract.ALGORITHMS`` is killed and resumed; a new one joins there.
+Every algorithm of ``contract.ALGORITHMS`` is killed and resumed; a new one joins there.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import threading
 import time
 import zipfile
 
+import contract
 import fault_worker
 import mindspore as ms
 import nets
 import numpy as np
 import pytest
-import test_contract as contract
 from mindspore import Tensor, nn
 from mindspore.dataset.engine import iterators
 
@@ -42,7 +42,7 @@ from mindspore_boost_ext import (
     read_history,
     save_checkpoint,
 )
-from mindspore_boost_ext.history import HistoryWriter
+from mindspore_boost_ext.callbacks.history import HistoryWriter
 
 WORKER = pathlib.Path(fault_worker.__file__)
 SEED = "20"

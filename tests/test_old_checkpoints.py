@@ -11,10 +11,10 @@ import json
 import sys
 from pathlib import Path
 
+import contract
 import mindspore as ms
 import nets
 import numpy as np
-import test_contract as contract
 
 from mindspore_boost_ext.runtime.machine import processor_flags
 

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from mindspore.experimental import optim
 
 from mindspore_boost_ext import AutoBoost, NoEffectWarning
-from mindspore_boost_ext.gradients import check_dense
+from mindspore_boost_ext.stages.gradients import check_dense
 
 REFUSED = {
     "schedule of too many groups": {"boost_config_dict": {"grad_freeze": {"schedule": [0, 99]}}},

@@ -14,7 +14,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
-from mindspore_boost_ext.integration import INSTALL_VARIABLE
+from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
 
 TESTS = pathlib.Path(__file__).parent
 

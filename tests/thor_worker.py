@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nets
 from mindspore import Tensor
-from test_thor import pairs, train
+from thor_cases import pairs, train
 
 STEPS, FREQUENCY = 4, 2
 

@@ -22,7 +22,7 @@ from mindspore import nn
 from networks import SmallResNet, batch, momentum
 
 from mindspore_boost_ext import BoostModel
-from mindspore_boost_ext.trial import peak_mib
+from mindspore_boost_ext.cli.run import peak_mib
 
 WIDTH = 16
 HEADINGS = ("micro-batches", "of", "memory, MiB", "of the whole batch's", "update / large step")

@@ -360,7 +360,7 @@ def cost(_: argparse.Namespace) -> None:
 
     from networks import NETWORKS
 
-    from mindspore_boost_ext import adasum as module
+    from mindspore_boost_ext.adasum import cell as module
 
     parameters = NETWORKS["small ResNet"]().trainable_params()
     values, rows = sum(one.size for one in parameters), []

@@ -37,8 +37,13 @@ from mindspore.train import Callback
 
 import mindspore_boost_ext
 from mindspore_boost_ext import BoostModel, TrajectorySampler
-from mindspore_boost_ext.dim_reduce import DimReduce
-from mindspore_boost_ext.pca import Basis, orthonormality_error, principal_basis, save_basis
+from mindspore_boost_ext.dim_reduce.basis import (
+    Basis,
+    orthonormality_error,
+    principal_basis,
+    save_basis,
+)
+from mindspore_boost_ext.dim_reduce.p_bfgs import DimReduce
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from datasets import load_digits, stratified_split

@@ -39,7 +39,7 @@ from datasets import digits_datasets
 
 from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
 from mindspore_boost_ext.bundled import LeNet5
-from mindspore_boost_ext.less_batch_normalization import CommonHeadLastFN, less_bn
+from mindspore_boost_ext.less_batch_normalization.rewrite import CommonHeadLastFN, less_bn
 
 BATCH_SIZE, LEARNING_RATE = 32, 0.03  # those of examples/lenet.py
 SIDE = 16  # of the digits in the runs: they are 8x8, and 32x32 would only take four times as long

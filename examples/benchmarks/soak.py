@@ -33,7 +33,7 @@ from ranks import run_ranks
 from mindspore_boost_ext import save_checkpoint
 from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.bundled import digits_datasets
-from mindspore_boost_ext.recipes import PLAIN, RECIPES, Recipe, configuration, parts, runs
+from mindspore_boost_ext.cli.recipes import PLAIN, RECIPES, Recipe, configuration, parts, runs
 
 ADASUM, RANKS = "adasum", 2
 GROWTH_LIMIT = 0.02

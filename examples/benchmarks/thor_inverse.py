@@ -23,7 +23,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext.thor_inverse import ByCholesky, by_lu, damped_inverse
+from mindspore_boost_ext.thor.inverse import ByCholesky, by_lu, damped_inverse
 
 FLOOR = 16 * float(np.finfo(np.float32).eps)  # of THOR's damping, over the norm of the factor
 NOT_POSITIVE = np.float32([[1.0, -0.6, -0.6], [-0.6, 1.0, -0.6], [-0.6, -0.6, 1.0]])

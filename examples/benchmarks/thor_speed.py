@@ -25,8 +25,8 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import THOR, BoostTrainOneStepCell
-from mindspore_boost_ext.thor_inverse import ByCholesky
-from mindspore_boost_ext.thor_layers import CONV
+from mindspore_boost_ext.thor.inverse import ByCholesky
+from mindspore_boost_ext.thor.layers import CONV
 
 DAMPING = 0.03
 INVERSE = 8 / 3  # n³: Cholesky and the inverse of its factor a third each, their product two

@@ -1,1 +1,1 @@
-"""What surrounds a training on the host: the tuning of the machine."""
+"""What surrounds a training on the host."""

@@ -1,0 +1,376 @@
+r"""AdaSum: add what different servers learned where it differs, average it where it agrees.
+
+What it does: each server trains on data of its own and takes its own optimizer step; the steps are
+then combined so that orthogonal ones add up and parallel ones are averaged. The learning rate of
+one server stays right for any number of them.
+
+Update rule: :math:`\delta = w_{old} - w_{new}` after the step of each rank, and
+:math:`w = w_{old} - A(\delta_0, \delta_1, \ldots)`. Inside a server of ``device_number`` devices
+gradients are averaged before the step (whatever ``gradients_mean`` says). Across servers the pair
+rule of ``adasum.rule`` works, tensor by tensor, in a tree over adjacent
+servers. With servers that are no power of two, the ones beyond it are folded pairwise into the
+first; equal steps then give a mean in which the folded servers and their partners count half.
+
+How: all tensors travel in one buffer. If that of all ranks together is at most 1 MiB (256 KiB each
+on 4 ranks), where latency is what costs, one AllGather gives every rank the steps of all, and each
+does the whole tree itself. A larger one is halved: a device begins with its part of it; at each
+level two servers swap halves, gather the inner products of all ranks, and combine their half; in
+the end one AllGather brings the slices together. Either way every rank holds the bitwise same
+result. Products and norms are float64 on CPU, scaled float32 on Ascend and GPU.
+
+When it helps: many servers, a learning rate tuned for one, gradients that differ (small batches,
+early in training). When it hurts: one server (plain data parallel is used); gradients that agree
+(large batches), where it is an expensive mean; a learning rate already tuned for the mean.
+Measured effect (``examples/benchmarks/adasum.py``, 8 simulated servers, the rate tuned for one):
+9.8 rounds to the loss where the mean needs 18.6 and the sum diverges (seeds 0 to 4). It hardly
+helps at a rate as large as a step can be: 13.2 rounds against 14.0 at rate 2. Time on 4
+processes: LeNet 2.06, small ResNet 1.19 times the all-reduce of the parameters as one buffer.
+Cost: a small buffer, one collective a step; a rank sends ``(S D - 1) n`` values and does the
+arithmetic of S - 1 pairs. A large one, for S servers of D devices, ``2 log2 S + 1`` collectives,
+whatever the number of parameters (two more when S is no power of two); a rank sends
+``(2 - 2/S) n / D`` values plus the final gather's share on Ascend and GPU, on CPU twice as many in
+the swaps. Memory: about four copies of the parameters. Parameters of any dtype travel as float32.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE with 2, 3, 4 and 8 processes;
+written, not run, for GPU and Ascend (Send and Receive, checked by recorded calls).
+How it combines: with every optimizer, accumulation (a window first), loss scales (an overflow on
+one rank is skipped by all), clipping (each server's gradient, before its step) and freezing (only
+the active parameters travel). Moments belong to the server: they differ between servers, so every
+rank needs its own checkpoint. BatchNorm statistics stay with each rank. Ranks must begin with
+equal weights (one seed, or ``parameter_broadcast=True``), as in plain data parallel.
+Reference: Maleki et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.adasum.collectives import (
+    RowsOfRanks,
+    SumOverGroup,
+    group_of,
+    make_swap,
+    rank_count,
+)
+from mindspore_boost_ext.adasum.packing import Packing
+from mindspore_boost_ext.adasum.rule import Level, PairRule, WholeTree, owners_of_slices, tree
+from mindspore_boost_ext.config.rules import check_all, integer
+
+GATHERED_BYTES = 1 << 20  # up to this, all ranks' buffers together, every rank gets everything
+_WIDE_DEVICES = ("CPU",)  # those that compute in float64
+
+
+class AdaSum(nn.Cell):
+    r"""Combines the steps of all ranks and writes the new weights.
+
+    Args:
+        rank (int): this rank, from 0; ranks ``[s * device_number, (s + 1) * device_number)`` are
+            server s.
+        device_number (int): devices in a server, at least 1.
+        group_number (int): servers, at least 1; with 1 there is no communication across servers.
+        parameter_tuple (tuple(Parameter)): the parameters, of which shapes and dtypes are read.
+        equal_in_server (bool, optional): whether all devices of a server give the same
+            ``delta_weights``, as after a reduction of their gradients; if not, they are averaged
+            first, by one collective more. Default: False.
+
+    Inputs:
+        - **delta_weights** (tuple(Tensor)) - the step of this rank, old minus new weights.
+        - **parameters** (tuple(Parameter)) - the parameters to write.
+        - **old_parameters** (tuple(Tensor)) - their values before the step, the same on all ranks.
+
+    Outputs:
+        tuple(Tensor), ``parameters`` after the update, bitwise the same on all ranks.
+
+    Raises:
+        ValueError: if an argument breaks its rule, ``rank`` does not lie in the servers, or there
+            are not ``device_number * group_number`` ranks.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import Parameter, Tensor
+        >>> from mindspore_boost_ext import AdaSum
+        >>> weight = Parameter(Tensor([1.0, 2.0]), name="weight")
+        >>> old = Tensor([3.0, 3.0])
+        >>> adasum = AdaSum(0, 1, 1, (weight,))  # one server: nothing to combine
+        >>> adasum((old - weight,), (weight,), (old,))[0].asnumpy().tolist()
+        [1.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        device_number: int,
+        group_number: int,
+        parameter_tuple: Any,
+        *,
+        equal_in_server: bool = False,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        _check(rank, device_number, group_number, parameter_tuple)
+        self.rank, self.device_number = int(rank), int(device_number)
+        self.group_number = int(group_number)
+        self.server, self.device = divmod(self.rank, self.device_number)
+        slices = owners_of_slices(self.device_number, self.group_number)
+        self.parameter_tuple = ParameterTuple(parameter_tuple)
+        self.packing = Packing(parameter_tuple, len(slices))
+        self.averages = self.device_number > 1 and not equal_in_server
+        if self.averages:
+            first = self.server * self.device_number
+            self.server_sum = SumOverGroup(first, self.device_number)
+        self.part = self.packing.blocks // self.device_number
+        self.gather_rows = RowsOfRanks()
+        self.slices = Tensor(slices, ms.int32)
+        self.levels = nn.CellList(auto_prefix=False)
+        ranks = self.device_number * self.group_number
+        size = 4 * self.packing.blocks * self.packing.width
+        small = ranks * size <= GATHERED_BYTES or not _compat.reduces_in_groups()
+        self.gathers = self.group_number > 1 and small
+        if self.gathers:
+            wide = ms.get_context("device_target") in _WIDE_DEVICES
+            owners, count = self.packing.owners, self.packing.count + 1
+            self.whole_tree = WholeTree(owners, count, self.group_number, wide)
+        elif self.group_number > 1:
+            self._make_levels(tree(self.server, self.group_number))
+
+    def construct(
+        self,
+        delta_weights: tuple[Tensor, ...],
+        parameters: tuple[Parameter, ...],
+        old_parameters: tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
+        """Combine the steps, and write old minus combined step."""
+        values = self._values_compiled(*delta_weights, *old_parameters)
+        written: tuple[Tensor, ...] = ()
+        for index in range(self.packing.count):
+            written += (ops.assign(parameters[index], values[index]),)
+        return written
+
+    def snapshot(self) -> Tensor:
+        """Return a packed copy of the present values of ``parameter_tuple``."""
+        return self.packing.pack(self.parameter_tuple)
+
+    def update_since(self, old: Tensor) -> tuple[Tensor, ...]:
+        """Combine what all ranks changed since a snapshot, and write it.
+
+        Args:
+            old (Tensor): a snapshot, the same on all ranks.
+        """
+        combined = self.combine(old - self.packing.pack(self.parameter_tuple))
+        return self.packing.write(old - combined, self.parameter_tuple)
+
+    def _values(self, *steps_and_old: Tensor) -> tuple[Tensor, ...]:
+        steps = self.packing.pack(steps_and_old[: self.packing.count])
+        old = self.packing.pack(steps_and_old[self.packing.count :])
+        return self.packing.unpack(old - self.combine(steps))
+
+    # In PYNATIVE_MODE collectives and dozens of small operators one by one are slow.
+    snapshot_compiled = ms.jit(snapshot)
+    update_since_compiled = ms.jit(update_since)
+    _values_compiled = ms.jit(_values)
+
+    def combine(self, steps: Tensor) -> Tensor:
+        """Return the AdaSum over servers of packed steps; both float32 [blocks, width].
+
+        Args:
+            steps (Tensor): the packed steps of this rank.
+        """
+        if self.averages:
+            steps = self.server_sum(steps) / self.device_number
+        if self.group_number == 1:
+            return steps
+        if self.gathers:
+            rows = self.gather_rows(ops.reshape(steps, (-1,)))
+            if self.device_number > 1:  # one row a server: that of its first device
+                rows = ops.reshape(rows, (self.group_number, self.device_number, -1))[:, 0]
+            shape = (self.group_number, self.packing.blocks, self.packing.width)
+            return self.whole_tree(ops.reshape(rows, shape))
+        piece = steps[self.device * self.part : (self.device + 1) * self.part]
+        for level in self.levels:
+            piece = level(piece)
+        rows = self.gather_rows(ops.reshape(piece, (-1,)))
+        return ops.reshape(ops.gather(rows, self.slices, 0), steps.shape)
+
+    def _make_levels(self, levels: tuple[Level, ...]) -> None:
+        """Make the Cells of the tree, following which blocks this rank holds."""
+        first, count = self.device * self.part, self.part
+        for number, level in enumerate(levels):
+            keeps_right = level.partner is not None and level.partner < self.server
+            kept = count // 2 if level.halves else count
+            first += kept if level.halves and keeps_right else 0
+            owners = self.packing.owners[first : first + kept]
+            self.levels.append(_LevelCell(self, level, number, owners, keeps_right))
+            count = kept
+
+    def describe(self) -> str:
+        """Return how the ranks are divided, for a report."""
+        inside = "" if self.device_number == 1 else ", gradients averaged inside each"
+        fold = "" if self.group_number & (self.group_number - 1) == 0 else ", the last ones folded"
+        return f"{self.group_number} servers of {self.device_number}{inside}{fold}"
+
+    def counts(self) -> dict[str, int]:
+        """Return figures for a report: servers, their devices, and what a step costs."""
+        return {
+            "servers": self.group_number,
+            "device_number": self.device_number,
+            "collectives_a_step": self.collectives(),
+            "bytes_sent_a_step": sum(self.bytes_sent().values()),
+        }
+
+    def collectives(self) -> int:
+        """Return how many collectives one call runs, whatever the number of parameters."""
+        pairs = sum(level.works for level in self.levels)
+        return int(self.averages + pairs + len(self.levels) + (self.group_number > 1))
+
+    def bytes_sent(self) -> dict[str, int]:
+        """Return what this rank sends in one call, in bytes, by kind of collective.
+
+        All ranks are assumed to send as in a ring: :math:`2 (k-1)/k` of the buffer for an
+        AllReduce over k ranks, :math:`k-1` times the piece for an AllGather.
+        """
+        ranks, block = self.device_number * self.group_number, 4 * self.packing.width
+        swaps = sum(level.values_sent for level in self.levels) * block
+        sums = sum((ranks - 1) * level.rule.count * level.rule.columns for level in self.levels)
+        own = self.packing.blocks // (1 if self.gathers else len(self.slices))
+        average = 2 * (self.device_number - 1) * self.packing.blocks * block // self.device_number
+        return {
+            "mean in the server": average if self.averages else 0,
+            "swaps": swaps,
+            "inner products": sums * 4,
+            "gather": (ranks - 1) * own * block if self.group_number > 1 else 0,
+        }
+
+
+class _LevelCell(nn.Cell):
+    """One level of the tree on one rank: swap, share the sums, combine."""
+
+    def __init__(
+        self, adasum: AdaSum, level: Level, number: int, owners: Any, keeps_right: bool
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        device, devices = ms.get_context("device_target"), adasum.device_number
+        self.halves, self.keeps_right = level.halves, keeps_right
+        self.works = level.partner is not None
+        self.kept = len(owners)
+        self.rule = PairRule(owners, adasum.packing.count + 1, device in _WIDE_DEVICES)
+        self.first_member, self.last_member = (server * devices for server in level.members)
+        self.gather_rows = adasum.gather_rows
+        self.values_sent = 0
+        if level.partner is not None:
+            partner = level.partner * devices + adasum.device
+            shape = (self.kept, adasum.packing.width)
+            self.swap = make_swap(adasum.rank, partner, shape, number)
+            self.values_sent = self.kept * (2 if device == "CPU" else 1)
+
+    def construct(self, piece: Tensor) -> Tensor:
+        """Return what this rank holds after the level."""
+        if not self.works:
+            return self._look_on(piece)
+        kept, given = piece, piece
+        if self.halves:
+            left, right = piece[: self.kept], piece[self.kept :]
+            kept, given = (right, left) if self.keeps_right else (left, right)
+        received = self.swap(given)
+        lower, upper = (received, kept) if self.keeps_right else (kept, received)
+        pair = self.rule.pair(lower, upper)
+        rows = self.gather_rows(self.rule.sums(pair))
+        products, scales = self.rule.joined(rows[self.first_member : self.last_member])
+        return self.rule.combined(pair, products, scales)
+
+    def _look_on(self, piece: Tensor) -> Tensor:
+        """Take part in the gather that all ranks run, and hold a piece of the right size."""
+        size = self.rule.count * self.rule.columns
+        rows = self.gather_rows(ops.zeros((size,), ms.float32))
+        return ops.depend(piece[: self.kept], rows)
+
+
+def obstacle(device_number: int) -> str:
+    """Return why AdaSum cannot work in this process, with the remedy; empty if it can.
+
+    Args:
+        device_number (int): devices in a server.
+    """
+    ranks = rank_count()
+    if ranks == 1:
+        return "one process: start several with msrun, and call init() before the Model is built"
+    if ms.get_auto_parallel_context("parallel_mode") not in ("data_parallel", "hybrid_parallel"):
+        return (
+            "the ranks train apart: ms.set_auto_parallel_context(parallel_mode='data_parallel') "
+            "before the Model is built"
+        )
+    if ranks <= device_number:
+        return (
+            f"{ranks} ranks are 1 server of common.device_number={device_number} devices: plain "
+            f"data parallel; set common.device_number below {ranks} to have several servers"
+        )
+    if uneven(device_number):
+        return (
+            f"common.device_number must divide the number of ranks ({ranks}), got {device_number}: "
+            "AdaSum combines whole servers"
+        )
+    return ""
+
+
+def uneven(device_number: int) -> bool:
+    """Tell whether the ranks are more than one server, but not a number of whole ones."""
+    ranks = rank_count()
+    return ranks > device_number and ranks % device_number > 0
+
+
+def server_reducer(weights: Any, rank: int, device_number: int) -> nn.Cell:
+    """Return the Cell that averages gradients over the devices of the server of a rank.
+
+    Args:
+        weights (Sequence[Parameter]): the parameters whose gradients come.
+        rank (int): the rank.
+        device_number (int): devices in a server.
+    """
+    if device_number == 1:
+        return nn.Identity()
+    first = rank // device_number * device_number
+    if not _compat.reduces_in_groups():
+        return _MeanOfServer(first, device_number)
+    group = group_of(tuple(range(first, first + device_number)))
+    return nn.DistributedGradReducer(list(weights), True, device_number, group=group)
+
+
+class _MeanOfServer(nn.Cell):
+    """Averages dense gradients over a server where AllReduce knows only all ranks."""
+
+    def __init__(self, first: int, device_number: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.sum, self.device_number = SumOverGroup(first, device_number), device_number
+
+    def construct(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        result: tuple[Any, ...] = ()
+        for gradient in gradients:
+            result += (self.sum(gradient) / self.device_number,)
+        return result
+
+
+def _check(rank: int, device_number: int, group_number: int, parameters: Any) -> None:
+    check_all(
+        "AdaSum",
+        rank=(rank, integer(0)),
+        device_number=(device_number, integer(1)),
+        group_number=(group_number, integer(1)),
+    )
+    if not parameters:
+        raise ValueError("AdaSum.parameter_tuple must hold at least one parameter, got none")
+    ranks = device_number * group_number
+    if rank >= ranks:
+        raise ValueError(
+            f"AdaSum.rank must be below device_number * group_number = {ranks}, got {rank}"
+        )
+    if group_number > 1 and ranks != rank_count():
+        raise ValueError(
+            f"AdaSum.device_number * group_number must be the number of ranks ({rank_count()}), "
+            f"got {device_number} * {group_number}: start the script with msrun, and call init()"
+        )
+
+
+__all__ = ["AdaSum", "obstacle", "server_reducer", "uneven"]

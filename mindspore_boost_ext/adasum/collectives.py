@@ -1,0 +1,232 @@
+r"""What ranks tell each other: half a buffer with a partner, small vectors with everybody.
+
+Only MindSpore's own collectives are used. The one thing that devices do differently is the swap of
+two equal pieces between two ranks, so that alone has two forms (:func:`make_swap`):
+
+========  ======================================================================================
+Ascend,   ``Send`` and ``Receive``: the lower rank sends first, the upper one receives first, so
+GPU       that no two ranks wait for each other. A rank sends exactly its piece.
+CPU       has no Send and Receive. ``AllReduce`` in a group of the two ranks over a zero-padded
+          ``[2, n]`` buffer: row k is what member k is to get. Adding zeros is exact (inf and nan
+          come through; only the sign of a zero may change). A rank sends twice its piece.
+========  ======================================================================================
+
+Everything else is ``AllGather`` and ``AllReduce`` over all ranks, which every device has.
+When it helps: as the ground that AdaSum stands on. When it hurts: nowhere; nothing is done unasked.
+Measured effect: not measured by itself, see ``adasum.cell``.
+Cost: one collective a call.
+Devices and modes: the CPU form is run in GRAPH_MODE and PYNATIVE_MODE with 2, 3, 4 and 8 processes;
+Send and Receive are written and checked by recorded calls, not run.
+How it combines: a swap, a gather or a mean may be called inside any graph, by all ranks concerned
+in the same order.
+Reference: none; vector halving itself stands in ``adasum.cell``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore.communication import GlobalComm, get_group_size
+
+from mindspore_boost_ext import _compat
+
+_SEND_RECEIVE_DEVICES = ("Ascend", "GPU")
+
+
+def rank_count() -> int:
+    """Return how many ranks there are: 1 unless ``mindspore.communication.init`` has run."""
+    return int(get_group_size()) if GlobalComm.INITED else 1
+
+
+def group_of(ranks: tuple[int, ...]) -> str:
+    """Return the name of the communication group of these ranks, made when it is first asked for.
+
+    Args:
+        ranks (tuple(int)): global ranks in rising order; this rank is one of them.
+    """
+    name = "boost." + ".".join(str(rank) for rank in ranks)
+    _compat.make_group(name, ranks)
+    return name
+
+
+class AllReduceSwap(nn.Cell):
+    """Swaps a piece with a partner by one AllReduce over a zero-padded buffer.
+
+    Args:
+        rank (int): this rank.
+        partner (int): the other rank, which calls its own swap with this one.
+
+    Inputs:
+        - **piece** (Tensor) - what the partner is to get: float16 or float32, :math:`(m, n)`.
+
+    Outputs:
+        Tensor, what the partner gave, of the same shape and dtype.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+    """
+
+    def __init__(self, rank: int, partner: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.lower = rank < partner
+        self.all_reduce = ops.AllReduce(group=group_of((min(rank, partner), max(rank, partner))))
+
+    def construct(self, piece: Tensor) -> Tensor:
+        """Swap one piece."""
+        rows = piece.shape[0]
+        zeros = ops.zeros_like(piece)
+        if self.lower:
+            return self.all_reduce(ops.concat((zeros, piece)))[:rows]
+        return self.all_reduce(ops.concat((piece, zeros)))[rows:]
+
+
+class SendReceiveSwap(nn.Cell):
+    """Swaps a piece with a partner by Send and Receive.
+
+    Args:
+        rank (int): this rank.
+        partner (int): the other rank, which calls its own swap with this one.
+        shape (tuple(int)): the shape of every piece.
+        tag (int): tells this swap from others between the same ranks.
+
+    Inputs:
+        - **piece** (Tensor) - what the partner is to get: float32, of that shape.
+
+    Outputs:
+        Tensor, what the partner gave, of the same shape and dtype.
+
+    Supported Platforms:
+        Written, not run: ``Ascend``, ``GPU``.
+    """
+
+    def __init__(self, rank: int, partner: int, shape: tuple[int, ...], tag: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.lower = rank < partner
+        group = GlobalComm.WORLD_COMM_GROUP
+        self.send = ops.Send(sr_tag=tag, dest_rank=partner, group=group)
+        self.receive = ops.Receive(
+            sr_tag=tag, src_rank=partner, shape=list(shape), dtype=ms.float32, group=group
+        )
+
+    def construct(self, piece: Tensor) -> Tensor:
+        """Swap one piece."""
+        if self.lower:
+            return self.receive(ops.depend(piece, self.send(piece)))
+        received = self.receive(piece)
+        return ops.depend(received, self.send(ops.depend(piece, received)))
+
+
+def make_swap(
+    rank: int, partner: int, shape: tuple[int, ...], tag: int, device: str | None = None
+) -> nn.Cell:
+    """Return the swap between two ranks in the form that the device has.
+
+    Args:
+        rank (int): this rank.
+        partner (int): the other rank.
+        shape (tuple(int)): the shape of every piece.
+        tag (int): tells this swap from others between the same ranks.
+        device (str, optional): ``"CPU"``, ``"GPU"`` or ``"Ascend"``. Default: None, the target.
+    """
+    device = ms.get_context("device_target") if device is None else device
+    if device in _SEND_RECEIVE_DEVICES:
+        return SendReceiveSwap(rank, partner, shape, tag)
+    return AllReduceSwap(rank, partner)
+
+
+class MeanOverRanks(nn.Cell):
+    """Mean of a tensor over all ranks, in floating point and bitwise the same on each.
+
+    Inputs:
+        - **value** (Tensor) - float32, at least one axis.
+
+    Outputs:
+        Tensor, the mean, of the same shape; ``value`` itself when there is one rank.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.ranks = rank_count()
+        self.all_reduce: Any = ops.AllReduce() if self.ranks > 1 else None
+
+    def construct(self, value: Tensor) -> Tensor:
+        """Average over the ranks."""
+        return value if self.ranks == 1 else self.all_reduce(value) / self.ranks
+
+
+class RowsOfRanks(nn.Cell):
+    """The same vector of every rank, as the rows of a matrix.
+
+    Inputs:
+        - **vector** (Tensor) - float32, :math:`(n,)`, n the same on all ranks. (On CPU MindSpore
+          casts float64 to float32 on its way through AllGather.)
+
+    Outputs:
+        Tensor, :math:`(ranks, n)`: row r is the vector of rank r.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.ranks = rank_count()
+        self.all_gather: Any = ops.AllGather() if self.ranks > 1 else None
+
+    def construct(self, vector: Tensor) -> Tensor:
+        """Gather from the ranks."""
+        gathered = vector if self.ranks == 1 else self.all_gather(vector)
+        return ops.reshape(gathered, (self.ranks, -1))
+
+
+class SumOverGroup(nn.Cell):
+    """Sum of a tensor over neighbouring ranks, while all other ranks sum among theirs.
+
+    Where AllReduce knows only all ranks, every rank gathers from all and adds its group's rows.
+
+    Args:
+        first (int): the first rank of this rank's group.
+        count (int): how many ranks are in it.
+
+    Inputs:
+        - **value** (Tensor) - float32, the same shape on all ranks.
+
+    Outputs:
+        Tensor, the sum, bitwise the same on the ranks of a group.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+    """
+
+    def __init__(self, first: int, count: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.first, self.last = first, first + count
+        self.all_reduce: Any = None
+        if _compat.reduces_in_groups():
+            self.all_reduce = ops.AllReduce(group=group_of(tuple(range(first, first + count))))
+        else:
+            self.rows = RowsOfRanks()
+
+    def construct(self, value: Tensor) -> Tensor:
+        """Sum over the group."""
+        if self.all_reduce is not None:
+            return self.all_reduce(value)
+        rows = self.rows(ops.reshape(value, (-1,)))[self.first : self.last]
+        return ops.reshape(rows.sum(0), value.shape)
+
+
+__all__ = [
+    "AllReduceSwap",
+    "MeanOverRanks",
+    "RowsOfRanks",
+    "SendReceiveSwap",
+    "SumOverGroup",
+    "group_of",
+    "make_swap",
+    "rank_count",
+]

@@ -1,0 +1,300 @@
+r"""The pair rule of AdaSum on blocks of tensors, and the tree of servers; no communication here.
+
+For two gradients (or steps) :math:`a, b` of one tensor::
+
+    A(a, b) = (1 - <a, b> / (2 |a|^2)) a  +  (1 - <a, b> / (2 |b|^2)) b
+
+A coefficient is exactly 1 where its own norm is 0 (below the guard, the square root of the smallest
+normal number). Equal directions are averaged, orthogonal ones added. Products and norms come from
+one batched matrix product, :math:`X X^T` with :math:`X = (a; b)` for each block, summed over the
+blocks of a tensor. Two ways to keep the squares in range:
+
+- *wide*: all in float64, for devices that have it (CPU). Squares of any float32 fit.
+- *scaled*: in float32, every tensor divided by its largest magnitude first, so that a norm lies
+  between 1 and the number of values; for Ascend and GPU.
+
+Both are free of scale over all of float32. NaN and inf come through.
+Reference: Maleki et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+
+@dataclass(frozen=True)
+class Level:
+    """What one server does at one level of the tree.
+
+    Attributes:
+        partner: the server it works with; None for a server that has nothing to do.
+        halves: whether each of the two works on a half (else both have the whole piece).
+        members: the servers, from and up to, whose sums make up those of the pair.
+    """
+
+    partner: int | None
+    halves: bool
+    members: tuple[int, int]
+
+
+def tree(server: int, servers: int) -> tuple[Level, ...]:
+    """Return the levels for one server: a fold unless there are 2^k servers, then adjacent pairs.
+
+    With the largest power of two P in ``servers``, server P + i is first combined with server i;
+    equal inputs then give a mean in which those count half.
+
+    Args:
+        server (int): number of the server, from 0.
+        servers (int): how many there are.
+
+    Examples:
+        >>> [level.partner for level in tree(2, 4)]
+        [3, 0]
+        >>> [level.partner for level in tree(2, 3)]
+        [0, None]
+    """
+    power = 1 << (servers.bit_length() - 1)
+    levels = []
+    if servers > power:
+        levels.append(_fold(server, servers, power))
+    for distance in (1 << bit for bit in range(power.bit_length() - 1)):
+        start = server // (2 * distance) * 2 * distance
+        partner = server ^ distance if server < power else None
+        members = (start, start + 2 * distance) if server < power else (0, 1)
+        levels.append(Level(partner, True, members))
+    return tuple(levels)
+
+
+def _fold(server: int, servers: int, power: int) -> Level:
+    if server >= power:
+        return Level(server - power, False, (server - power, server - power + 1))
+    if server + power < servers:
+        return Level(server + power, False, (server, server + 1))
+    return Level(None, False, (0, 1))
+
+
+def owners_of_slices(devices: int, servers: int) -> tuple[int, ...]:
+    """Return the rank that ends with each slice of the buffer, in the order of the slices.
+
+    Device c of a server begins with the c-th of ``devices`` parts. At each level the server with
+    the lower number keeps the left half: the bits of its number, from the lowest, lead to its
+    slice.
+
+    Examples:
+        >>> owners_of_slices(1, 4)
+        (0, 2, 1, 3)
+    """
+    bits = servers.bit_length() - 1
+    reverse = [int(format(i, f"0{bits}b")[::-1], 2) if bits else 0 for i in range(1 << bits)]
+    return tuple(server * devices + c for c in range(devices) for server in reverse)
+
+
+class PairRule(nn.Cell):
+    """The pair rule for one range of blocks.
+
+    Args:
+        owners (numpy.ndarray): int32 [blocks], the tensor to which each block belongs.
+        count (int): number of tensors, padding included.
+        wide (bool): float64 throughout, or float32 with every tensor scaled.
+
+    Inputs:
+        - **pair** (Tensor) - float32 [blocks, 2, width], blocks of two whole gradients or steps.
+
+    Outputs:
+        Tensor, float32 [blocks, width], their AdaSum.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+    """
+
+    def __init__(self, owners: np.ndarray, count: int, wide: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.owners = Tensor(owners, ms.int32)
+        self.count = count
+        self.wide = wide
+        self.dtype = ms.float64 if wide else ms.float32
+        tiny = np.finfo(np.float64 if wide else np.float32).tiny
+        self.guard = Tensor(np.sqrt(tiny), self.dtype)  # a Python float would be cut to float32
+        self.columns = 8 if wide else 6
+        self.product = ops.BatchMatMul(transpose_b=True)
+        self.mix = ops.BatchMatMul()
+
+    def construct(self, pair: Tensor) -> Tensor:
+        """Return A(a, b), float32 [blocks, width], of pieces that hold all of every tensor."""
+        pair = ops.cast(pair, self.dtype)
+        if self.wide:
+            ones = ops.ones((self.count, 2), self.dtype)
+            return self.combined(pair, self._products(pair), ones)
+        products, scales = self.joined(self.sums(pair))
+        return self.combined(pair, products, scales)
+
+    def pair(self, lower: Tensor, upper: Tensor) -> Tensor:
+        """Return [blocks, 2, width]: both pieces side by side, in the dtype of the sums."""
+        both = (ops.expand_dims(lower, 1), ops.expand_dims(upper, 1))
+        return ops.cast(ops.concat(both, 1), self.dtype)
+
+    def sums(self, pair: Tensor) -> Tensor:
+        """Return float32 [count * columns]: |a|^2, <a, b>, |b|^2 of this range, and their scales.
+
+        Collectives carry no float64, so a wide number goes as two float32 and a power of two.
+        """
+        if self.wide:
+            return ops.reshape(_split(self._products(pair)), (-1,))
+        largest = ops.unsorted_segment_max(
+            ops.ReduceMax()(ops.abs(pair), -1), self.owners, self.count
+        )
+        scales = _or_one(largest)
+        products = self._products(self._scaled(pair, scales))
+        return ops.reshape(ops.concat((products, scales), 1), (-1,))
+
+    def joined(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return products [count, 4] and scales [count, 2] of whole tensors from those of ranges.
+
+        Args:
+            rows (Tensor): [ranges, count * columns], what :meth:`sums` returned for each range.
+        """
+        parts = ops.reshape(rows, (-1, self.count, self.columns))
+        if self.wide:
+            return ops.ReduceSum()(_whole(parts), 0), ops.ones((self.count, 2), self.dtype)
+        scales = ops.ReduceMax()(parts[:, :, 4:], 0)
+        products = parts[:, :, :4] * _products_of(parts[:, :, 4:] / scales)
+        return ops.ReduceSum()(products, 0), scales
+
+    def combined(self, pair: Tensor, products: Tensor, scales: Tensor) -> Tensor:
+        """Return A(a, b), float32 [blocks, width]."""
+        own = ops.concat((products[:, :1], products[:, 3:]), 1)
+        # Not own > guard: a NaN has to reach the coefficient.
+        share = ops.select(own < self.guard, ops.zeros_like(own), products[:, 1:3] / (2 * own))
+        other = ops.concat((scales[:, 1:], scales[:, :1]), 1)
+        coefficients = ops.gather(scales - share * other, self.owners, 0)
+        pair = pair if self.wide else self._scaled(pair, scales)
+        mixed = self.mix(ops.expand_dims(coefficients, 1), pair)
+        return ops.cast(ops.reshape(mixed, (pair.shape[0], pair.shape[2])), ms.float32)
+
+    def _products(self, pair: Tensor) -> Tensor:
+        products = ops.reshape(self.product(pair, pair), (-1, 4))
+        return ops.unsorted_segment_sum(products, self.owners, self.count)
+
+    def _scaled(self, pair: Tensor, scales: Tensor) -> Tensor:
+        return pair / ops.expand_dims(ops.gather(scales, self.owners, 0), 2)
+
+
+class WholeTree(nn.Cell):
+    """The tree on one rank that has the steps of all servers: each level is one batch of pairs.
+
+    Args:
+        owners (numpy.ndarray): int32 [blocks], the tensor to which each block belongs.
+        count (int): number of tensors, padding included.
+        servers (int): how many there are, at least 2.
+        wide (bool): as in :class:`PairRule`.
+
+    Inputs:
+        - **rows** (Tensor) - float32 [servers, blocks, width], the steps of the servers.
+
+    Outputs:
+        Tensor, float32 [blocks, width], their AdaSum.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+    """
+
+    def __init__(self, owners: np.ndarray, count: int, servers: int, wide: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.blocks = len(owners)
+        self.power = 1 << (servers.bit_length() - 1)
+        self.extra = servers - self.power
+
+        def rule(pairs: int) -> PairRule:
+            many = np.concatenate([owners + number * count for number in range(pairs)])
+            return PairRule(many, pairs * count, wide)
+
+        self.fold: Any = rule(self.extra) if self.extra else None
+        levels = [self.power >> bit for bit in range(1, self.power.bit_length())]
+        self.levels = nn.CellList([rule(pairs) for pairs in levels], auto_prefix=False)
+
+    def construct(self, rows: Tensor) -> Tensor:
+        """Combine the rows."""
+        width = rows.shape[2]
+        rows = ops.reshape(rows, (-1, width))
+        if self.extra > 0:
+            first, last = self.extra * self.blocks, self.power * self.blocks
+            folded = self.fold(self.fold.pair(rows[:first], rows[last:]))
+            rows = ops.concat((folded, rows[first:last]))
+        for rule in self.levels:
+            pair = ops.transpose(ops.reshape(rows, (-1, 2, self.blocks, width)), (0, 2, 1, 3))
+            rows = rule(ops.reshape(pair, (-1, 2, width)))
+        return rows
+
+
+def _products_of(factors: Tensor) -> Tensor:
+    """Return [..., 4]: the factors of |a|^2, <a, b>, <b, a>, |b|^2 from those of a and b."""
+    first, second = factors[:, :, :1], factors[:, :, 1:]
+    return ops.concat((first * first, first * second, first * second, second * second), 2)
+
+
+def _split(products: Tensor) -> Tensor:
+    """Return float64 [count, 4] as float32 [count, 8]: high and low parts, and exponents."""
+    own = ops.concat((products[:, :1], products[:, 3:]), 1)
+    positive = own > 0
+    halves = ops.log(ops.select(positive, own, ops.ones_like(own))) * (0.5 / math.log(2.0))
+    exponents = ops.floor(halves)
+    first, second = ops.split(ops.pow(Tensor(2.0, ms.float64), -exponents), 1, 1)
+    normal = ops.concat(
+        (
+            products[:, :1] * first * first,
+            products[:, 1:2] * first * second,
+            products[:, 3:] * second * second,
+        ),
+        1,
+    )
+    high = ops.cast(normal, ms.float32)
+    low = ops.cast(normal - ops.cast(high, ms.float64), ms.float32)
+    return ops.concat((high, low, ops.cast(exponents, ms.float32)), 1)
+
+
+def _whole(parts: Tensor) -> Tensor:
+    """Return float64 [ranges, count, 4] from what :func:`_split` made of each range."""
+    parts = ops.cast(parts, ms.float64)
+    normal = parts[:, :, 0:3] + parts[:, :, 3:6]
+    factors = ops.pow(Tensor(2.0, ms.float64), parts[:, :, 6:])
+    four = ops.concat((normal[:, :, :2], normal[:, :, 1:]), 2)
+    return four * _products_of(factors)
+
+
+def _or_one(largest: Tensor) -> Tensor:
+    """Return the scales, with 1 for a tensor that is 0 or that has no block in the range."""
+    return ops.select(largest > 0, largest, ops.ones_like(largest))
+
+
+def pair_sum(first: Any, second: Any, wide: bool = True) -> Tensor:
+    """Return A(a, b) of two whole tensors, float32, of their shape.
+
+    Args:
+        first (Tensor): :math:`a`, any shape.
+        second (Tensor): :math:`b`, of the same shape.
+        wide (bool): float64 throughout, or float32 with every tensor scaled. Default: True.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import Tensor
+        >>> from mindspore_boost_ext.adasum.rule import pair_sum
+        >>> pair_sum(Tensor([1.0, 0.0]), Tensor([0.0, 1.0])).asnumpy().tolist()
+        [1.0, 1.0]
+        >>> pair_sum(Tensor([1.0, 3.0]), Tensor([1.0, 3.0])).asnumpy().tolist()
+        [1.0, 3.0]
+    """
+    rule = PairRule(np.zeros(1, np.int32), 1, wide)
+    pair = rule.pair(ops.reshape(first, (1, -1)), ops.reshape(second, (1, -1)))
+    products, scales = rule.joined(ops.expand_dims(rule.sums(pair), 0))
+    return ops.reshape(rule.combined(pair, products, scales), first.shape)
+
+
+__all__ = ["Level", "PairRule", "WholeTree", "owners_of_slices", "pair_sum", "tree"]

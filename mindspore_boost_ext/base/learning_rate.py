@@ -1,0 +1,57 @@
+"""The learning rate of an optimizer, read without touching the optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
+
+def read_learning_rate(optimizer: Any) -> float | list[float] | None:
+    """Read the learning rate that the next update of `optimizer` will use, and change nothing.
+
+    Args:
+        optimizer (nn.Optimizer): A MindSpore optimizer, or a Cell that wraps one as ``opt`` or
+            ``optimizer`` (``nn.LARS``). Anything with ``learning_rate`` and ``global_step``.
+
+    Returns:
+        float; list[float] when parameter groups have their own rates: one for each distinct rate in
+        the order of the parameters, so groups that share the default rate count once; ``None`` when
+        the object has no learning rate or computes it inside the update (``nn.AdaFactor`` with
+        ``relative_step=True``).
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext.base.learning_rate import read_learning_rate
+        >>> read_learning_rate(nn.SGD(nn.Dense(2, 2).trainable_params(), [0.5, 0.25]))
+        0.5
+    """
+    for name in ("opt", "optimizer"):
+        inner = getattr(optimizer, name, None)
+        if getattr(inner, "learning_rate", None) is not None:
+            return read_learning_rate(inner)
+    rate = getattr(optimizer, "learning_rate", None)
+    if rate is None or getattr(optimizer, "relative_step", False):
+        return None
+    if isinstance(rate, (list, tuple, nn.CellList)):
+        # MindSpore keeps one entry a parameter; those of one group are the same object.
+        distinct = {id(entry): entry for entry in rate}.values()
+        return [_rate_at(entry, optimizer) for entry in distinct]
+    return _rate_at(rate, optimizer)
+
+
+def _rate_at(rate: Any, optimizer: Any) -> float:
+    if isinstance(rate, nn.Cell):
+        # `construct` runs the operators eagerly in both modes; calling the Cell would compile a
+        # second graph for it. A copy of the step keeps the optimizer's own Parameter out of it.
+        rate = rate.construct(Tensor(optimizer.global_step.asnumpy(), ms.int32))
+    return float(np.reshape(host_array(rate), ()))
+
+
+def host_array(value: Any) -> Any:
+    """Return a Tensor or number as a NumPy array; bfloat16 becomes float32."""
+    if isinstance(value, Tensor) and value.dtype == ms.bfloat16:
+        value = value.astype(ms.float32)  # NumPy has no bfloat16
+    return value.asnumpy() if isinstance(value, Tensor) else np.asarray(value)

@@ -1,0 +1,430 @@
+"""Rebuilding an optimizer: other parameters, other groups, centralized gradients.
+
+What it does: :func:`rebuilt` makes an optimizer like another one, without some of its parameters,
+with some more, with their gradients centralized. ``OptimizerProcess`` and ``ParameterProcess`` are
+the same under the names and in the steps of ``mindspore.boost``.
+
+Update rule: that of the optimizer; with centralization see
+``base.centralization``.
+
+When it helps: after a network has been rewritten. When it hurts: a class of the user's own whose
+arguments cannot be known is refused with a remedy, not guessed.
+Measured effect: none by itself. Cost: none in training; the new optimizer has moments of its own.
+Devices and modes: run on CPU in both modes for the 15 optimizers of ``mindspore.nn``
+with CPU kernels; ``Lamb`` and ``LARS`` built and compiled; written, not run, for GPU and Ascend.
+How it combines: a freezing optimizer (``FreezeOpt``) is made over the new one.
+Reference: none; MindSpore's ``nn.Optimizer`` is what it is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, Union
+
+from mindspore import Parameter, nn
+
+from mindspore_boost_ext.base.arguments import (
+    ORDER,
+    Group,
+    base_of,
+    construct_like,
+    copy_state,
+    groups_of,
+)
+from mindspore_boost_ext.base.centralization import (
+    UNTOUCHED,
+    install_centralization,
+    installed_axes,
+    output_axes,
+    output_axis_of,
+    owned_parameters,
+)
+from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.report import NoEffectWarning, warn
+
+Centralize = Union[Mapping[str, int], Container[Any], None]
+
+
+def rebuilt(
+    optimizer: nn.Optimizer,
+    removed: Iterable[Parameter | str] = (),
+    added: Iterable[Parameter] = (),
+    centralize: Centralize = None,
+    carry_state: bool = False,
+) -> nn.Optimizer:
+    """Return an optimizer like another, over other parameters or with centralized gradients.
+
+    Args:
+        optimizer (nn.Optimizer): an optimizer of ``mindspore.nn``, also under ``nn.LARS``, or one
+            of a class whose ``__init__`` notes its arguments. It is left as it is.
+        removed (Iterable[Union[Parameter, str]]): parameters to train no longer, themselves or
+            their names; those that the optimizer does not train are passed over. Default: none.
+        added (Iterable[Parameter]): parameters to train as well. One with the name of a removed one
+            takes its place, in its group and order. The others come last, with the default learning
+            rate and weight decay of the optimizer. Default: none.
+        centralize (Union[dict, Container, None]): whose gradients to centralize, besides those of
+            groups that say ``grad_centralization``: names or Parameters; or a dict from names to
+            output axes, as ``output_axes`` returns it. What ``optimizer`` centralizes by now stays
+            so. Default: None, no others.
+        carry_state (bool): whether moments, global step and so on go on from where they are.
+            Else they start again. Default: ``False``.
+
+    Returns:
+        nn.Optimizer of the same class, with the same hyper-parameters and the present learning
+        rates; every parameter keeps the settings of its group.
+
+    Raises:
+        TypeError: if ``optimizer`` is none, wraps another one (but LARS), or its arguments are
+            not known.
+        ValueError: if no parameter is left, or an added one is trained already.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext.base.rebuild import rebuilt
+        >>> net = nn.Dense(3, 2)
+        >>> optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.1, momentum=0.9)
+        >>> new = rebuilt(optimizer, removed=["bias"], centralize=["weight"])
+        >>> type(new).__name__, [parameter.name for parameter in new.parameters]
+        ('Momentum', ['weight'])
+    """
+    params = changed(groups_of(optimizer), list(removed), list(added))
+    return _made(optimizer, params, centralize, carry_state)
+
+
+def _made(
+    optimizer: nn.Optimizer, params: Sequence[Any], centralize: Centralize, carry_state: bool
+) -> nn.Optimizer:
+    """Return an optimizer like another over ``params``, centralizing what is asked for."""
+    centralize = (centralize,) if isinstance(centralize, str) else centralize
+    new = construct_like(optimizer, params)
+    base = base_of(new)
+    flags = getattr(base, "grad_centralization_flags", (False,) * len(base.parameters))
+    before = installed_axes(base_of(optimizer))
+    axes = [
+        before.get(id(one), _axis(one, centralize, flag))
+        for one, flag in zip(base.parameters, flags)
+    ]
+    if any(axis != UNTOUCHED for axis in axes) or any(flags):
+        install_centralization(base, axes)
+    if carry_state:
+        copy_state(optimizer, new)
+    return new
+
+
+def _axis(parameter: Parameter, centralize: Centralize, in_group: bool) -> int:
+    """Return the output axis of a parameter if its gradient is to be centralized."""
+    if isinstance(centralize, Mapping) and parameter.name in centralize:
+        return int(centralize[parameter.name])
+    if in_group or (centralize is not None and _holds(centralize, parameter)):
+        return output_axis_of(parameter)
+    return UNTOUCHED
+
+
+def _holds(container: Container[Any], parameter: Parameter) -> bool:
+    """Tell whether a container holds a parameter (the very object) or its name."""
+    if isinstance(container, Iterable):
+        return any(one is parameter or _is_name(one, parameter) for one in container)
+    return parameter.name in container
+
+
+def _is_name(one: Any, parameter: Parameter) -> bool:
+    return isinstance(one, str) and one == parameter.name
+
+
+# ---- Parameters and groups ----
+
+
+def changed(
+    params: Sequence[Any], removed: Sequence[Parameter | str], added: Sequence[Parameter]
+) -> list[Any]:
+    """Return Parameters, or groups, without some and with others."""
+    trained = members_of(params)
+    leaving = {id(one) for one in trained if _holds(removed, one)}
+    kept = {one.name for one in trained if id(one) not in leaving}
+    for one in added:
+        if one.name in kept:
+            raise ValueError(
+                f"added must be parameters that the optimizer does not train yet, got {one.name!r}"
+            )
+    by_name = {one.name: one for one in added}
+    stand_in = {id(one): by_name.pop(one.name, None) for one in trained if id(one) in leaving}
+
+    def edited(parameters: Iterable[Parameter]) -> list[Parameter]:
+        replaced = (stand_in.get(id(one), one) for one in parameters)
+        return [one for one in replaced if one is not None]
+
+    last = list(by_name.values())
+    if not is_grouped(params):
+        result: list[Any] = edited(params) + last
+    else:
+        result = _with_members(params, edited, last)
+    if not members_of(result):
+        raise ValueError("removed must leave the optimizer at least one parameter to train")
+    return result
+
+
+def _with_members(
+    groups: Sequence[Group],
+    edited: Callable[[Iterable[Parameter]], list[Parameter]],
+    last: list[Parameter],
+) -> list[Group]:
+    """Return groups with other members, and without the groups that have become empty."""
+    result: list[Group] = []
+    for group in groups:
+        if ORDER in group:
+            result.append({ORDER: edited(group[ORDER]) + last})
+            continue
+        members = edited(group["params"])
+        if members:
+            result.append({**group, "params": members})
+    return [*result, {"params": last}] if last else result
+
+
+def is_grouped(params: Sequence[Any]) -> bool:
+    """Tell whether parameters come as groups; anything but Parameters or dicts is an error."""
+    if not params:
+        raise ValueError("the optimizer must have at least one parameter, got an empty list")
+    for kind in (Parameter, dict):
+        if all(isinstance(one, kind) for one in params):
+            return kind is dict
+    raise TypeError(
+        f"parameters must be a list of Parameters, or a list of dicts, got {shown(params)}"
+    )
+
+
+def members_of(params: Sequence[Any]) -> list[Parameter]:
+    """Return all parameters of a list of them, or of groups."""
+    members: list[Parameter] = []
+    for one in params:
+        members.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
+    return members
+
+
+# ---- The steps of mindspore.boost ----
+
+
+class OptimizerProcess:
+    """Makes a new optimizer from another: with other parameters, or with centralized gradients.
+
+    The same as :func:`rebuilt`, in the steps of ``mindspore.boost``. Plain and grouped parameters
+    are both centralized; a group is not split, so that its learning rate stays one Parameter.
+
+    Args:
+        opt (Cell): an optimizer of ``mindspore.nn``, also under ``nn.LARS``, or one of a class
+            whose ``__init__`` notes its arguments. It is left as it is.
+
+    Attributes:
+        origin_params (list): the parameters or groups for the new optimizer, with present learning
+            rates; may be set.
+        single_opt (nn.Optimizer): the optimizer, under LARS the one inside.
+        opt_class (type): its class.
+        is_lars (bool): whether ``opt`` is ``nn.LARS``.
+
+    Raises:
+        TypeError: if ``opt`` is no optimizer, or wraps one (but LARS).
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext import OptimizerProcess
+        >>> net = nn.SequentialCell(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Dense(16, 2))
+        >>> process = OptimizerProcess(nn.Momentum(net.trainable_params(), 0.1, 0.9))
+        >>> process.add_grad_centralization(net)
+        >>> optimizer = process.generate_new_optimizer()
+        >>> type(optimizer).__name__, optimizer.grad_centralization_flags
+        ('Momentum', (True, True, False))
+    """
+
+    def __init__(self, opt: nn.Optimizer) -> None:
+        """Read the optimizer; nothing is made yet."""
+        self.single_opt = base_of(opt)
+        self.opt_class = type(self.single_opt)
+        self.is_lars = isinstance(opt, nn.LARS)
+        self.origin_params: list[Any] = groups_of(opt)
+        self._opt = opt
+        self._output_axes: dict[str, int] = {}
+
+    @staticmethod
+    def build_params_dict(network: nn.Cell) -> dict[int, nn.Cell]:
+        """Return for each parameter of a network the Cell it belongs to.
+
+        Args:
+            network (Cell): the network.
+
+        Returns:
+            dict, ``id`` of the parameter -> Cell; of several Cells that share one the last.
+        """
+        return {id(parameter): cell for parameter, cell in owned_parameters(network)}
+
+    @staticmethod
+    def build_gc_params_group(
+        params_dict: Mapping[int, nn.Cell], parameters: Sequence[Any]
+    ) -> list[Group]:
+        """Split groups into those to centralize, marked ``grad_centralization``, and the others.
+
+        Args:
+            params_dict (dict): ``id`` of a parameter -> its Cell, from ``build_params_dict``.
+            parameters (list): groups, or Parameters, which are grouped first.
+
+        Returns:
+            list[dict], new groups; every parameter keeps the settings of its group.
+        """
+        groups = parameters if is_grouped(parameters) else _grouped(list(parameters))
+        result: list[Group] = []
+        for group in groups:
+            if ORDER in group:
+                result.append(group)
+                continue
+            members = list(group["params"])
+            chosen = [
+                one for one in members if output_axis_of(one, params_dict.get(id(one))) != UNTOUCHED
+            ]
+            others = [one for one in members if not _holds(chosen, one)]
+            if chosen:
+                result.append({**group, "params": chosen, "grad_centralization": True})
+            if others:
+                result.append({**group, "params": others})
+        return result
+
+    def add_grad_centralization(self, network: nn.Cell, exclude: Iterable[str] = ()) -> None:
+        """Centralize the gradients of a network's weights in the new optimizer.
+
+        Args:
+            network (Cell): the network: it knows which convolutions are grouped or transposed, and
+                which Dense is the normalised head.
+            exclude (Iterable[str]): patterns of names to leave out as well, as for ``fnmatch``.
+                Default: none.
+        """
+        self._output_axes = output_axes(network, exclude)
+        if not any(one.name in self._output_axes for one in members_of(self.origin_params)):
+            warn(
+                "gradient centralization has no effect: the optimizer trains no weight of the "
+                "network with more than one input for an output",
+                NoEffectWarning,
+            )
+
+    def generate_new_optimizer(self, carry_state: bool = False) -> nn.Optimizer:
+        """Return the new optimizer: same class, hyper-parameters and learning rates.
+
+        Args:
+            carry_state (bool): whether moments, global step and so on go on from where they are.
+                Else they start again. Default: ``False``.
+
+        Raises:
+            TypeError: if the arguments of the optimizer cannot be known.
+            ValueError: if ``origin_params`` is empty.
+        """
+        is_grouped(self.origin_params)
+        return _made(self._opt, self.origin_params, self._output_axes, carry_state)
+
+
+class ParameterProcess:
+    """Groups parameters for an optimizer, and sets the points where gradient reductions are split.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext import ParameterProcess
+        >>> net = nn.SequentialCell(nn.Dense(3, 2), nn.Dense(2, 2))
+        >>> weight, bias, *rest = net.trainable_params()
+        >>> groups = [{"params": [weight], "lr": 0.1}, {"params": [bias, *rest]}]
+        >>> new = ParameterProcess.generate_group_params([weight, bias], groups)
+        >>> [[one.name for one in group["params"]] for group in new]
+        [['0.weight'], ['0.bias']]
+        >>> parameters = ParameterProcess().assign_parameter_group(net.trainable_params(), [2])
+        >>> [one.comm_fusion for one in parameters]
+        [1, 1, 2, 2]
+    """
+
+    def __init__(self) -> None:
+        """Begin with the first fusion group."""
+        self._fusion_group = 1
+
+    @staticmethod
+    def generate_group_params(
+        parameters: Iterable[Parameter], origin_params: Iterable[Any]
+    ) -> list[Group]:
+        """Return groups for other parameters, in the manner of the groups there were.
+
+        Args:
+            parameters (list): the parameters to train. One with the name of an earlier one takes
+                its place and settings; the others form a group of their own with the defaults of
+                the optimizer.
+            origin_params (list): the parameters or groups of the optimizer so far. Without groups,
+                those named ``gamma`` or ``beta`` get one with no weight decay, as MindSpore treats
+                them.
+
+        Returns:
+            list[dict], groups without empty ones; ``order_params``, if there is one, is
+            ``parameters``.
+
+        Raises:
+            TypeError: if ``origin_params`` holds anything but Parameters, or anything but dicts.
+            ValueError: if ``parameters`` or ``origin_params`` is empty.
+        """
+        new, origin = list(parameters), list(origin_params)
+        if not is_grouped(origin):
+            return _grouped(new)
+        groups = changed(origin, members_of(origin), new)
+        return [{ORDER: new} if ORDER in group else group for group in groups]
+
+    def assign_parameter_group(
+        self, parameters: Any, split_point: int | Sequence[int] | None = None
+    ) -> Any:
+        """Divide parameters into fusion groups, whose gradients are reduced over ranks together.
+
+        A further call goes on counting: its parameters are in other groups.
+
+        Args:
+            parameters (list): the parameters, in their order. Anything but a list or tuple is
+                returned as it is.
+            split_point (Union[int, list, tuple], optional): where a new group begins: positions in
+                ``parameters``; those past the end count for nothing. Default: None, in the middle.
+
+        Returns:
+            ``parameters``, each with its group as ``comm_fusion``, from 1 on.
+
+        Raises:
+            TypeError: if ``split_point`` holds anything but ints.
+            ValueError: if one of them is negative.
+        """
+        if not isinstance(parameters, (list, tuple)) or not parameters:
+            return parameters
+        points = _split_points(split_point) or {len(parameters) // 2}
+        for place, parameter in enumerate(parameters):
+            self._fusion_group += place in points
+            parameter.comm_fusion = self._fusion_group
+        return parameters
+
+
+def _split_points(given: int | Sequence[int] | None) -> set[int]:
+    if given is None:
+        return set()
+    points = given if isinstance(given, (list, tuple)) else (given,)
+    for point in points:
+        if isinstance(point, bool) or not isinstance(point, int):
+            raise TypeError(f"split_point must be an int or a list of ints, got {shown(given)}")
+        if point < 0:
+            raise ValueError(f"split_point must be >= 0, got {shown(given)}")
+    return set(points)
+
+
+def _grouped(parameters: list[Parameter]) -> list[Group]:
+    """Return groups for parameters without: those that MindSpore does not decay stay so."""
+    is_grouped(parameters)
+    whole = [one for one in parameters if "gamma" in one.name or "beta" in one.name]
+    decayed = [one for one in parameters if not _holds(whole, one)]
+    if not whole:
+        return [{"params": parameters}]
+    groups: list[Group] = [{"params": decayed}] if decayed else []
+    return [*groups, {"params": whole, "weight_decay": 0.0}, {ORDER: parameters}]
+
+
+__all__ = ["OptimizerProcess", "ParameterProcess", "rebuilt"]

@@ -1,0 +1,195 @@
+"""A view of an optimizer: the same optimizer, restricted to some of its parameters.
+
+What it does: :func:`optimizer_view` makes a Cell of the optimizer's own class which updates only
+the parameters at given positions. It owns nothing: moments, global step, learning rates and beta
+powers are the very Parameters of the optimizer, so any number of views costs no optimizer state,
+and a checkpoint looks as if the views were not there.
+
+Update rule: the optimizer's own, for the parameters of the view. One call advances the global step
+by one, whatever the number of parameters. Valid for optimizers that treat every parameter by
+itself, as all of ``mindspore.nn`` except THOR do.
+
+How attributes are divided (:func:`_restricted` and the tables above it): a tuple or list with one
+entry for each parameter is cut down to the positions of the view; everything else is shared as it
+is. An entry a parameter is told by the length *and* by what the entries are: Parameters (moments),
+flags, operators and Cells always count, numbers and Tensors only under the names in ``ALIGNED``
+(``betas = (0.9, 0.999)`` next to two parameters is not a pair of learning rates). A class of your
+own names further ones in an attribute ``parameter_aligned``, and those whose length is a
+coincidence in ``parameter_free``; one in neither is an error, not a guess.
+
+When it helps: freezing, layer-wise schedules. When it hurts: an optimizer whose update of one
+parameter reads another one cannot be divided like this.
+Measured effect: not measured by itself. Cost: one Cell and one compiled update for each view.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+How it combines: a view is an ``nn.Optimizer``; a view of ``nn.LARS`` is LARS over a view.
+Reference: none; this is a device of this package.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mindspore import Parameter, ParameterTuple, nn, ops
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.centralization import OptimizerPart
+from mindspore_boost_ext.config.rules import shown
+
+# Numbers, Tensors or strings, one a parameter. Anything else is recognised by what it holds.
+ALIGNED = frozenset(
+    ("weight_decay", "group_weight_decay", "group_lr", "learning_rate", "param_rank", "param_names")
+)
+# Numbers of parameters: `lens` is ASGD's name for it.
+COUNTS = frozenset(("param_length", "lens"))
+
+
+def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimizer:
+    """Return the optimizer restricted to the parameters at ``indices``, sharing all its state.
+
+    Later changes of values (a learning rate, a loaded checkpoint) are seen by the view, and its
+    updates by the optimizer. Changes of Python attributes after this call are not.
+
+    Args:
+        optimizer (nn.Optimizer): the optimizer, or ``nn.LARS`` over one. It is left as it is.
+        indices (Iterable[int]): positions in ``optimizer.parameters``, strictly increasing, at
+            least one.
+
+    Returns:
+        nn.Optimizer, a Cell of the same class. Its input is a tuple of gradients, one for each
+        parameter of the view, in that order; its output is the optimizer's.
+
+    Raises:
+        TypeError: if ``optimizer`` is not an ``nn.Optimizer`` or an index is not an int.
+        ValueError: if the positions are empty, not increasing, or out of range.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from mindspore_boost_ext.base.view import optimizer_view
+        >>> net = nn.Dense(2, 2, weight_init="ones", bias_init="ones")
+        >>> optimizer = nn.SGD(net.trainable_params(), learning_rate=0.5)
+        >>> only_bias = optimizer_view(optimizer, [1])
+        >>> result = only_bias((Tensor(np.ones(2, np.float32)),))
+        >>> net.bias.asnumpy().tolist(), net.weight.asnumpy().tolist()
+        ([0.5, 0.5], [[1.0, 1.0], [1.0, 1.0]])
+        >>> int(optimizer.global_step.asnumpy()[0])
+        1
+    """
+    if not isinstance(optimizer, nn.Optimizer):
+        raise TypeError(f"optimizer must be an nn.Optimizer, got {shown(optimizer)}")
+    positions = _checked(indices, len(optimizer.parameters))
+    view: nn.Optimizer = _compat.shallow_copy(optimizer)
+    attributes = {
+        name: _restricted(name, value, optimizer, positions)
+        for name, value in _compat.own_attributes(optimizer).items()
+    }
+    vars(view).update(attributes)
+    vars(view)["_params"] = _kept_parameters(optimizer, attributes)
+    for name, cell in optimizer._cells.items():
+        view._cells[name] = _restricted(name, cell, optimizer, positions)
+    view._user_parameters = [parameter.name for parameter in view.parameters]
+    return view
+
+
+def parameter_positions(
+    optimizer: nn.Optimizer, parameters: Iterable[Parameter]
+) -> tuple[int, ...]:
+    """Return where ``parameters`` stand in the optimizer, rising, each once.
+
+    Args:
+        optimizer (nn.Optimizer): the optimizer.
+        parameters (Iterable[Parameter]): some of its parameters, in any order.
+
+    Raises:
+        ValueError: if one of them is not trained by the optimizer.
+    """
+    where = {id(parameter): place for place, parameter in enumerate(optimizer.parameters)}
+    found = set()
+    for parameter in parameters:
+        if id(parameter) not in where:
+            raise ValueError(
+                f"every parameter of a group must be one that the optimizer trains, got "
+                f"{shown(getattr(parameter, 'name', parameter))}: leave it out of the group"
+            )
+        found.add(where[id(parameter)])
+    return tuple(sorted(found))
+
+
+def _checked(indices: Iterable[int], count: int) -> tuple[int, ...]:
+    positions = tuple(indices)
+    for position in positions:
+        if isinstance(position, bool) or not isinstance(position, int):
+            raise TypeError(f"indices must be ints, got {shown(position)}")
+    rising = all(one < two for one, two in zip(positions, positions[1:]))
+    if not positions or not rising or positions[0] < 0 or positions[-1] >= count:
+        raise ValueError(
+            f"indices must be at least one position from 0 to {count - 1} of the optimizer's "
+            f"parameters, in rising order, got {shown(positions)}"
+        )
+    return positions
+
+
+def _restricted(name: str, value: Any, optimizer: nn.Optimizer, positions: Sequence[int]) -> Any:
+    """Return what the view holds under ``name`` where the optimizer holds ``value``."""
+    count = len(optimizer.parameters)
+    if name in COUNTS:
+        return len(positions) if value == count else value
+    if isinstance(value, OptimizerPart):
+        return value.restricted(positions)
+    if isinstance(value, nn.Optimizer):
+        same = [id(one) for one in value.parameters] == [id(one) for one in optimizer.parameters]
+        return optimizer_view(value, positions) if same else value
+    if not isinstance(value, (tuple, list, nn.CellList)) or len(value) != count:
+        return value
+    if not (name in ALIGNED or _named_by_class(name, optimizer) or _one_a_parameter(value)):
+        _refuse_doubtful(name, value, optimizer)
+        return value
+    entries = [value[position] for position in positions]
+    if isinstance(value, nn.CellList):
+        return nn.CellList(entries, auto_prefix=False)
+    if isinstance(value, ParameterTuple):
+        return ParameterTuple(entries)
+    return entries if isinstance(value, list) else tuple(entries)
+
+
+def _refuse_doubtful(name: str, value: Any, optimizer: nn.Optimizer) -> None:
+    """Raise for a user's own class where it is open whether an entry belongs to a parameter."""
+    kind = type(optimizer)
+    known = kind.__module__.startswith("mindspore.") or name in getattr(kind, "parameter_free", ())
+    if not known and len(value) > 0:
+        raise ValueError(
+            f"{kind.__name__}.{name} has as many entries as there are parameters: does each belong "
+            f"to a parameter? Name it in the class attribute parameter_aligned = ({name!r},) if "
+            f"so, else in parameter_free = ({name!r},)"
+        )
+
+
+def _named_by_class(name: str, optimizer: nn.Optimizer) -> bool:
+    return name in getattr(type(optimizer), "parameter_aligned", ())
+
+
+def _one_a_parameter(entries: Iterable[Any]) -> bool:
+    kinds = (Parameter, bool, ops.Primitive, nn.Cell)
+    return all(isinstance(entry, kinds) for entry in entries)
+
+
+def _kept_parameters(
+    optimizer: nn.Optimizer, attributes: dict[str, Any]
+) -> OrderedDict[str, Parameter]:
+    """Return the Parameters that the view lists as its own: all but those cut away."""
+
+    def members(holders: Iterable[Any]) -> set[int]:
+        groups = (one for one in holders if isinstance(one, (tuple, list)))
+        return {id(item) for group in groups for item in group if isinstance(item, Parameter)}
+
+    cut = members(vars(optimizer).values()) - members(attributes.values())
+    listed = optimizer._params.items()
+    return OrderedDict((name, parameter) for name, parameter in listed if id(parameter) not in cut)
+
+
+__all__ = ["optimizer_view", "parameter_positions"]

@@ -1,0 +1,114 @@
+"""Where progress is shown: a bar of rich on a terminal, plain lines on standard error elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+_REFRESH_SECONDS = 0.1
+
+
+class Display(Protocol):
+    """Where progress is shown."""
+
+    def begin_epoch(self, title: str, steps: int) -> None:
+        """Start an epoch of so many steps, under a title."""
+
+    def step(self, step: int, text: str) -> None:
+        """Show that so many steps of the epoch are done, with a text."""
+
+    def line(self, text: str) -> None:
+        """Write a line that stays."""
+
+    def close(self) -> None:
+        """Take the display away."""
+
+
+class PlainDisplay:
+    """One line every `interval` steps (about ten an epoch when ``None``) on standard error."""
+
+    def __init__(self, interval: int | None) -> None:
+        self._chosen = interval
+        self._interval = interval or 1
+        self._title, self._steps, self._last = "", 0, 0
+
+    def begin_epoch(self, title: str, steps: int) -> None:
+        """Start an epoch of so many steps, under a title."""
+        self._title, self._steps, self._last = title, steps, 0
+        self._interval = self._chosen or max(1, steps // 10)
+
+    def step(self, step: int, text: str) -> None:
+        """Show that so many steps of the epoch are done, with a text."""
+        # Division instead of remainder: in sink mode the count jumps.
+        if step // self._interval > self._last // self._interval:
+            self.line(f"{self._title}  step {step}/{self._steps}  {text}")
+        self._last = step
+
+    def line(self, text: str) -> None:
+        """Write a line that stays."""
+        try:
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+        except (AttributeError, OSError, ValueError):
+            pass  # standard error is absent, broken or closed: training matters more
+
+    def close(self) -> None:
+        """Take the display away."""
+
+
+class RichDisplay:
+    """A progress bar an epoch; the epochs' lines stand above it."""
+
+    def __init__(self, console: Any) -> None:
+        from rich import progress
+
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.fields[text]}", markup=False),
+            console=console,
+            transient=True,
+            # No refresh thread: data loaders fork while the bar is shown.
+            auto_refresh=False,
+            # Else the user's own prints, perhaps sent to a file, would end up on this console.
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+        )
+        self._task: Any = None
+        self._drawn = 0.0
+
+    def begin_epoch(self, title: str, steps: int) -> None:
+        """Start an epoch of so many steps, under a title."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(title, total=steps, text="")
+        self._progress.start()
+
+    def step(self, step: int, text: str) -> None:
+        """Show that so many steps of the epoch are done, with a text."""
+        now = time.perf_counter()
+        due = now - self._drawn >= _REFRESH_SECONDS
+        self._progress.update(self._task, completed=step, text=text, refresh=due)
+        self._drawn = now if due else self._drawn
+
+    def line(self, text: str) -> None:
+        """Write a line that stays."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the display away."""
+        self._progress.stop()
+
+
+def make_display(interval: int | None) -> Display:
+    """The rich bar when rich is installed and standard error can show it, else plain lines."""
+    try:
+        from rich import console as rich_console
+    except ImportError:
+        return PlainDisplay(interval)
+    console = rich_console.Console(stderr=True)
+    if console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal):
+        return RichDisplay(console)
+    return PlainDisplay(interval)

@@ -1,0 +1,353 @@
+"""The history of a training run: JSON lines on disk, read back and drawn.
+
+What it does: :class:`HistoryWriter` appends one record a line, :func:`read_history` reads them
+back, :func:`plot_history` draws them. ``BoostMonitor`` in ``callbacks`` makes the records.
+
+Records (each a JSON object with a key ``event``):
+
+==========  ====================================================================================
+``event``   keys
+==========  ====================================================================================
+``start``   ``time`` (UTC), ``versions``, ``mode``, ``device``, ``batch_size``, ``epochs``,
+            ``steps_per_epoch``, and ``report`` if the step cell has one
+``step``    ``epoch``, ``step`` (both from 1), ``loss``, ``learning_rate`` (number, list or null),
+            ``samples_per_second`` (null for the first step), ``seconds``, and ``boost`` if the
+            step cell exposes observations
+``epoch``   ``epoch``, ``step`` (the last one), ``loss`` (mean of its steps), ``seconds``,
+            ``samples_per_second``, ``metrics`` (empty when no validation ran)
+``eval``    ``metrics`` of a ``model.eval`` outside training
+==========  ====================================================================================
+
+Strict JSON: not-a-number and the infinities are the strings ``"nan"``, ``"inf"`` and ``"-inf"``;
+``read_history`` turns these three strings into floats again.
+
+Cost: one unbuffered write a record. Devices and modes: plain Python, no MindSpore; matplotlib only
+where it draws.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Union
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger("mindspore_boost_ext")
+
+PathLike = Union[str, "os.PathLike[str]"]
+Record = dict[str, Any]
+
+PICTURES = (".png", ".pdf", ".svg")
+_FIRST = b'{"event"'  # what every record begins with
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def strict_json(value: Any) -> Any:
+    """Turn `value` into what strict JSON can hold: scalars, lists, dicts; arrays become lists."""
+    if hasattr(value, "asnumpy"):
+        value = value.asnumpy()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if isinstance(value, Mapping):
+        return {str(key): strict_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict_json(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+class HistoryWriter:
+    """Appends records to a JSON-lines file, each line whole; a full disk never stops the training.
+
+    Args:
+        path (Union[str, os.PathLike]): The file. Created when missing, appended to when it is a
+            history already; a last line torn by a killed process is removed first.
+
+    Raises:
+        ValueError: If `path` cannot be opened for appending, or holds something else.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = os.fspath(path)
+        self._file: BinaryIO | None = None
+        try:
+            _mend_tail(self.path)
+            # Unbuffered: each record is one write, so no half line waits in this process.
+            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed in close)
+        except OSError as error:
+            raise ValueError(
+                f"history_path must name a file that can be written, got '{self.path}' "
+                f"({error.strerror or error}); create the folder or choose another path"
+            ) from error
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Write one record. The first failure is logged and ends the history, not the run."""
+        if self._file is None:
+            return
+        line = json.dumps(strict_json(record), allow_nan=False).encode() + b"\n"
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError("only a part of the line was written")
+        except OSError as error:
+            logger.warning(
+                "History '%s' ends here, training goes on: %s", self.path, error.strerror or error
+            )
+            self.close()
+
+    def close(self) -> None:
+        """Close the file; closing twice is allowed."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.close()
+        except OSError as error:
+            logger.warning("History '%s' could not be closed: %s", self.path, error)
+
+
+def _mend_tail(path: str) -> None:
+    """Make an existing history end in a whole line; refuse a file that is not a history."""
+    if not os.path.isfile(path) or os.path.getsize(path) == 0:
+        return
+    data = Path(path).read_bytes()
+    if not _begins_as_history(data):
+        raise ValueError(
+            f"history_path must name a new file or an earlier history, got '{path}', "
+            "which holds something else; choose another path"
+        )
+    if data.endswith(b"\n"):
+        return
+    whole = data.rfind(b"\n") + 1
+    if _parse(data[whole:]) is not None:
+        with open(path, "ab") as file:
+            file.write(b"\n")
+        return
+    logger.warning("History '%s': removed its last line, which was cut short.", path)
+    os.truncate(path, whole)
+
+
+def _begins_as_history(data: bytes) -> bool:
+    first, newline, _ = data.partition(b"\n")
+    if newline:
+        return "event" in (_parse(first) or {})
+    return first.startswith(_FIRST[: len(first)])  # one line, maybe cut short
+
+
+def _parse(line: bytes) -> Record | None:
+    try:
+        record = json.loads(line)
+        return _restore(record) if isinstance(record, dict) else None
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end
+        return None
+
+
+def _restore(value: Any) -> Any:
+    if isinstance(value, str):
+        return _NON_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {key: _restore(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_restore(item) for item in value]
+    return value
+
+
+def read_history(path: PathLike) -> list[Record]:
+    r"""Read a history file.
+
+    A last line cut short, as a killed process leaves it, is left out without complaint.
+
+    Args:
+        path (Union[str, os.PathLike]): A file written by ``BoostMonitor``.
+
+    Returns:
+        list[dict], the records in the order of writing; ``"nan"``, ``"inf"`` and ``"-inf"`` are
+        floats again.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is no regular file; if a line is damaged: the message names file and line.
+
+    Examples:
+        >>> import os, tempfile
+        >>> from mindspore_boost_ext.callbacks.history import read_history
+        >>> path = os.path.join(tempfile.mkdtemp(), "history.jsonl")
+        >>> with open(path, "w") as file:
+        ...     _ = file.write('{"event": "step", "step": 1, "loss": "inf"}\n{"event": "st')
+        >>> read_history(path)
+        [{'event': 'step', 'step': 1, 'loss': inf}]
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(f"a history must be a regular file, got '{os.fspath(path)}'")
+    lines = Path(path).read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        record = _parse(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):  # what follows the last newline is empty or was cut short
+            raise ValueError(
+                f"{os.fspath(path)}, line {number}: must be one JSON object, got {line[:60]!r}; "
+                "remove the line"
+            )
+    return records
+
+
+def plot_history(
+    history_path: PathLike | Mapping[str, PathLike] | Sequence[PathLike],
+    output: PathLike | None = None,
+) -> Figure:
+    """Draw one history, or several over each other, on small panels.
+
+    Loss (steps thin, epoch means thick), learning rate, samples per second, one panel for each
+    validation metric and one for each numeric key the algorithms expose, all over the global step.
+    Where a resumed run repeats steps, the later record counts.
+
+    Args:
+        history_path (Union[str, os.PathLike, Mapping, Sequence]): A history file, several, or a
+            mapping from label to file.
+        output (Union[str, os.PathLike], optional): Where to save the picture; the suffix chooses
+            the format (``.png``, ``.pdf``, ``.svg``). Default: ``None``, nothing is saved.
+
+    Returns:
+        matplotlib.figure.Figure, independent of pyplot.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+        FileNotFoundError: If a history file does not exist.
+        ValueError: If no file is given, a line is damaged or a file holds no steps.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'plot_history needs matplotlib: pip install "mindspore_boost_ext[plot]"'
+        ) from error
+    runs = {label: _load_run(path) for label, path in _labelled(history_path).items()}
+    panels = _panels(runs.values())
+    columns = min(3, len(panels)) if len(panels) != 4 else 2
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(4.2 * columns, 2.7 * rows + 0.3), layout="constrained")
+    FigureCanvasAgg(figure)
+    for position, (group, key) in enumerate(panels, start=1):
+        first = figure.axes[0] if figure.axes else None
+        axes = figure.add_subplot(rows, columns, position, sharex=first)
+        for index, (label, run) in enumerate(runs.items()):
+            _draw(axes, run, group, key, color=f"C{index % 10}", label=label)
+        _finish(axes, key, lowest=position > len(panels) - columns)
+    if len(runs) > 1:
+        handles, labels = _legend_entries(figure.axes)
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)))
+    if output is not None:
+        figure.savefig(os.fspath(output), dpi=150)
+    return figure
+
+
+def _labelled(history_path: Any) -> dict[str, PathLike]:
+    if isinstance(history_path, (str, os.PathLike)):
+        history_path = [history_path]
+    if not history_path:
+        raise ValueError("history_path must name at least one history file, got none")
+    if isinstance(history_path, Mapping):
+        return {str(label): path for label, path in history_path.items()}
+    stems = [Path(path).stem for path in history_path]
+    unique = len(set(stems)) == len(stems)
+    return dict(zip(stems if unique else [os.fspath(path) for path in history_path], history_path))
+
+
+def _load_run(path: PathLike) -> list[Record]:
+    """The step and epoch records of one file; a resumed run replaces what it repeats."""
+    kept: list[Record] = []
+    last = 0
+    for record in read_history(path):
+        if record.get("event") not in ("step", "epoch") or "step" not in record:
+            continue
+        step = record["step"]
+        if not isinstance(step, int):
+            raise ValueError(f"{os.fspath(path)}: step must be an int, got {str(step)[:60]!r}")
+        if record["event"] == "step":
+            if step <= last:
+                kept = [old for old in kept if old["step"] < step]
+            last = step
+        kept.append(record)
+    if not last:
+        raise ValueError(f"{os.fspath(path)} holds no step records; nothing can be drawn")
+    return kept
+
+
+def _panels(runs: Iterable[list[Record]]) -> list[tuple[str, str]]:
+    """The panels as (where the number stands in a record, its key), in the order of drawing."""
+    panels = [("", "loss"), ("", "learning_rate"), ("", "samples_per_second")]
+    found: dict[str, dict[str, None]] = {"metrics": {}, "boost": {}}
+    for record in (record for run in runs for record in run):
+        for group, keys in found.items():
+            for key, value in (record.get(group) or {}).items():
+                if isinstance(value, (bool, int, float)):
+                    keys.setdefault(key)
+    return panels + [(group, key) for group, keys in found.items() for key in keys]
+
+
+def _draw(axes: Axes, run: list[Record], group: str, key: str, color: str, label: str) -> None:
+    """Draw one run on one panel."""
+    # Without a label of its own a thin line stays out of the legend.
+    event = "epoch" if group == "metrics" else "step"
+    marker = "o" if group == "metrics" else None
+    with_means = key == "loss" and not group
+    thin: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.45} if with_means else {"linewidth": 1.3}
+    for index, (steps, values) in enumerate(_series(run, event, group, key)):
+        name = label if index == 0 and not with_means else None
+        style = ("-", "--", ":", "-.")[index % 4]
+        axes.plot(steps, values, color=color, ls=style, marker=marker, ms=3, label=name, **thin)
+    if with_means:
+        for steps, values in _series(run, "epoch", group, key):
+            axes.plot(steps, values, color=color, lw=2.2, marker="o", ms=3.5, label=label)
+
+
+def _series(
+    run: list[Record], event: str, group: str, key: str
+) -> list[tuple[list[int], list[float]]]:
+    """The lines of one quantity: one, or one for each learning rate of a grouped optimizer."""
+    points: list[tuple[int, list[Any]]] = []
+    for record in run:
+        holder = (record.get(group) or {}) if group else record
+        if record["event"] == event and key in holder:
+            value = holder[key]
+            points.append((record["step"], value if isinstance(value, list) else [value]))
+    width = max((len(values) for _, values in points), default=0)
+    return [
+        ([step for step, _ in points], [_number(values, index) for _, values in points])
+        for index in range(width)
+    ]
+
+
+def _number(values: list[Any], index: int) -> float:
+    value = values[index] if index < len(values) else None
+    return float(value) if isinstance(value, (bool, int, float)) else math.nan
+
+
+def _finish(axes: Axes, key: str, lowest: bool) -> None:
+    axes.set_title({"samples_per_second": "samples per second"}.get(key, key.replace("_", " ")))
+    axes.grid(True, linewidth=0.4, alpha=0.5)
+    axes.margins(x=0.02)
+    axes.tick_params(labelsize=8)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useOffset=False)
+    if lowest:
+        axes.set_xlabel("step", fontsize=9)
+
+
+def _legend_entries(all_axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
+    entries: dict[str, Any] = {}
+    for axes in all_axes:
+        for handle, label in zip(*axes.get_legend_handles_labels()):
+            entries.setdefault(label, handle)
+    return list(entries.values()), list(entries)

@@ -1,0 +1,474 @@
+"""BoostMonitor: what a training run does, seen while it runs and kept for later.
+
+What it does: a MindSpore callback that shows loss, learning rate and samples per second on a
+progress bar (rich) or plain lines, and writes them, with whatever the step cell exposes through
+``observations()``, to a JSON-lines history. ``plot_history`` draws such a history.
+
+When it helps: always when someone looks at the run. When it hurts: where the host must run far
+ahead of the device, because the loss is fetched after every step. It never changes the training:
+weights are bit-identical with and without it (tested).
+
+Measured effect: not measured. Cost: one device-to-host copy of the loss and, for a scheduled
+learning rate, one evaluation of the schedule a step; one file write a step on rank 0; nothing on
+the other ranks.
+
+Devices and modes tested: CPU, GRAPH_MODE and PYNATIVE_MODE, ``model.train``, ``model.fit`` and
+``model.eval``. Sink mode (Ascend, GPU: one record a sink call) is written, not run.
+
+How it combines: with every algorithm and every other callback.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor
+from mindspore.communication import GlobalComm, get_rank
+from mindspore.train import Callback, ModelCheckpoint, RunContext
+
+from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.base.learning_rate import host_array, read_learning_rate
+from mindspore_boost_ext.callbacks.display import Display, PlainDisplay, make_display
+from mindspore_boost_ext.callbacks.history import (
+    HistoryWriter,
+    PathLike,
+    Record,
+    plot_history,
+    read_history,
+)
+from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
+
+__all__ = [
+    "BoostMonitor",
+    "FlushAccumulation",
+    "plot_history",
+    "read_history",
+    "read_learning_rate",
+]
+
+
+_SMOOTHING = 0.9
+
+
+def _loss_value(outputs: Any) -> float | None:
+    """The loss in a step's outputs: the value, or the first of ``(loss, overflow, scale)``."""
+    if isinstance(outputs, (tuple, list)):
+        outputs = outputs[0] if outputs else None
+    if isinstance(outputs, (Tensor, np.ndarray, np.number, int, float)):
+        return float(np.mean(host_array(outputs)))
+    return None
+
+
+def _rank() -> int:
+    # Without init(), get_rank() answers 0 on every process; the launcher's variable knows better.
+    if GlobalComm.INITED:
+        return int(get_rank())
+    text = os.environ.get("RANK_ID", "0")
+    return int(text) if text.isdigit() else 0
+
+
+@dataclass
+class _Throughput:
+    """Samples per second: ratio of two running sums that fade by 0.9 a step."""
+
+    started: bool = False
+    samples: float = 0.0
+    seconds: float = 0.0
+
+    def update(self, samples: int | None, seconds: float) -> float | None:
+        if not self.started or samples is None:
+            self.started = True  # the first step holds the compilation: not counted
+            return None
+        self.samples = _SMOOTHING * self.samples + samples
+        self.seconds = _SMOOTHING * self.seconds + seconds
+        return _ratio(self.samples, self.seconds)
+
+
+@dataclass
+class _Epoch:
+    """What is summed up over one epoch."""
+
+    number: int
+    began: float
+    first_step: int
+    ended: float
+    losses: list[float] = field(default_factory=list)
+    samples: int = 0  # of the steps whose time counts
+    sampled_seconds: float = 0.0
+
+
+@dataclass
+class _Run:
+    """The state of one call of ``model.train`` or ``model.fit`` on rank 0."""
+
+    network: Any
+    optimizer: Any
+    batch_size: int | None
+    last_step: int
+    writer: HistoryWriter | None
+    display: Display | None
+    throughput: _Throughput = field(default_factory=_Throughput)
+    epoch: _Epoch | None = None
+    last_epoch: int = 0
+    step_offset: int = 0
+    epoch_offset: int = 0
+    learning_rate: float | list[float] | None = None
+    warned: set[str] = field(default_factory=set)
+
+    def emit(self, record: Record) -> None:
+        if self.writer is not None:
+            self.writer.write(record)
+
+    def guarded(self, what: str, read: Callable[[], Any]) -> Any:
+        """Call `read`; a failure is logged once and gives ``None``: watching must not kill."""
+        try:
+            return read()
+        except Exception as error:  # user-written schedules and cells may raise anything
+            if what not in self.warned:
+                self.warned.add(what)
+                LOGGER.warning("BoostMonitor cannot read the %s: %s", what, error)
+            return None
+
+    def close(self) -> None:
+        if self.display is not None:
+            self.display.close()
+        if self.writer is not None:
+            self.writer.close()
+
+
+class BoostMonitor(Callback):
+    """Shows the progress of a training run and writes its history.
+
+    Only rank 0 shows progress and writes; on the other ranks the callback does nothing. Rates are
+    those of this process, not of the whole cluster.
+
+    - **learning rate**: read just before a step, hence the one that step used (in sink mode: the
+      first step of the sink call). A callback that changes the rate in ``on_train_step_begin``
+      must stand before the monitor.
+    - **seconds** of a step: from the end of the step before (or the start of the epoch) to the
+      moment the loss is on the host; loading of data is included. Validation is not.
+    - **samples per second**: samples and seconds are each summed with weights that fade by 0.9 a
+      step, and divided. The first step of a run (compilation) counts in neither; its rate, and
+      that of an epoch with no other step, is null.
+    - **step** counts over all epochs; with ``initial_epoch`` the skipped epochs count as done, and
+      in a second call of ``train`` or ``fit`` of the same Model those of the first.
+
+    Args:
+        history_path (Union[str, os.PathLike], optional): The JSON-lines file, see
+            ``callbacks.history``. An earlier history is continued. If writing fails
+            in the middle, this is logged once and training goes on. Default: ``None``, no history.
+        progress (bool): Whether to show progress on standard error: a bar when rich is installed
+            and standard error is a terminal, else plain lines. Default: ``True``.
+        log_interval (int, optional): Steps between two plain lines, at least 1. Default: ``None``,
+            about ten lines an epoch.
+
+    Raises:
+        TypeError: If an argument has a wrong type.
+        ValueError: If `log_interval` is below 1; when training begins, before its first step: if
+            the file at `history_path` cannot be written.
+
+    Supported Platforms:
+        ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
+
+    Examples:
+        >>> import os, tempfile
+        >>> import numpy as np
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext.callbacks.monitor import BoostMonitor, read_history
+        >>> net = nn.Dense(4, 1)
+        >>> model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+        >>> data = ms.dataset.NumpySlicesDataset(
+        ...     (np.ones((6, 4), np.float32), np.ones((6, 1), np.float32)), shuffle=False)
+        >>> path = os.path.join(tempfile.mkdtemp(), "history.jsonl")
+        >>> model.train(1, data.batch(2), callbacks=BoostMonitor(path, progress=False))
+        >>> [record["event"] for record in read_history(path)]
+        ['start', 'step', 'step', 'step', 'epoch']
+    """
+
+    def __init__(
+        self,
+        history_path: PathLike | None = None,
+        progress: bool = True,
+        log_interval: int | None = None,
+    ) -> None:
+        super().__init__()
+        _check_arguments(history_path, progress, log_interval)
+        self._history_path = None if history_path is None else os.fspath(history_path)
+        self._progress = progress
+        self._log_interval = log_interval
+        self._depth = 0
+        self._run: _Run | None = None
+        self._done: tuple[Any, int, int] = (None, 0, 0)  # step cell, and its steps and epochs
+
+    def __enter__(self) -> BoostMonitor:
+        self._depth += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # model.fit enters its callbacks once more for each validation: only the outermost counts.
+        self._depth -= 1
+        if self._depth <= 0:
+            self._close()
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Open history and display; raises ValueError if the history cannot be written."""
+        self._close()
+        if _rank() != 0 or not (self._progress or self._history_path):
+            return
+        params = run_context.original_args()
+        # Sink mode replaces cb_params.train_network by a wrapper later: the cell is taken now.
+        network = params.train_network
+        optimizer = getattr(network, "optimizer", None)
+        self._run = _Run(
+            network=network,
+            optimizer=params.get("optimizer") if optimizer is None else optimizer,
+            batch_size=_batch_size(params.get("train_dataset")),
+            last_step=params.cur_step_num,
+            writer=HistoryWriter(self._history_path) if self._history_path else None,
+            display=make_display(self._log_interval) if self._progress else None,
+        )
+        self._run.emit(_start_record(params, self._run))
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        """Start the epoch's clock and bar."""
+        if self._run is None:
+            return
+        run, params = self._run, run_context.original_args()
+        number = params.cur_epoch_num
+        if run.epoch is None:
+            run.last_epoch = number - 1 + params.epoch_num
+            if run.last_step == 0:
+                run.step_offset = (number - 1) * params.batch_num
+            if number == 1 and self._done[0] is run.network:
+                _, run.step_offset, run.epoch_offset = self._done
+                run.last_epoch += run.epoch_offset
+        number += run.epoch_offset
+        now = time.perf_counter()
+        run.epoch = _Epoch(number, began=now, first_step=params.cur_step_num, ended=now)
+        if run.display is not None:
+            run.display.begin_epoch(f"epoch {number}/{run.last_epoch}", params.batch_num)
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        """Read the learning rate this step is going to use."""
+        run = self._run
+        if run is not None:
+            run.learning_rate = run.guarded(
+                "learning rate", lambda: read_learning_rate(run.optimizer)
+            )
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Write the step's record and move the bar."""
+        run = self._run
+        if run is None or run.epoch is None:
+            return
+        params, epoch = run_context.original_args(), run.epoch
+        record = _step_record(params, run, epoch)
+        run.emit(record)
+        if run.display is not None:
+            run.display.step(params.cur_step_num - epoch.first_step, _text(record))
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Write the epoch's record, with the metrics if ``model.fit`` validated."""
+        run = self._run
+        if run is None or run.epoch is None:
+            return
+        epoch = run.epoch
+        record: Record = {
+            "event": "epoch",
+            "epoch": epoch.number,
+            "step": run.last_step + run.step_offset,
+            "loss": _ratio(sum(epoch.losses), len(epoch.losses)),
+            "seconds": epoch.ended - epoch.began,
+            "samples_per_second": _ratio(epoch.samples, epoch.sampled_seconds) or None,
+            "metrics": dict(run_context.original_args().get("metrics") or {}),
+        }
+        run.emit(record)
+        if run.display is not None:
+            run.display.line(f"epoch {epoch.number}/{run.last_epoch}  {_text(record)}")
+
+    def on_eval_end(self, run_context: RunContext) -> None:
+        """Write the metrics of a ``model.eval``; those of ``model.fit`` go to the epoch."""
+        if self._run is not None or _rank() != 0:
+            return
+        metrics = dict(run_context.original_args().get("metrics") or {})
+        record: Record = {"event": "eval", "metrics": metrics}
+        if self._progress:
+            PlainDisplay(None).line(f"eval  {_text(record)}")
+        if self._history_path:
+            writer = HistoryWriter(self._history_path)
+            writer.write(record)
+            writer.close()
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        """Close history and display."""
+        self._close()
+
+    def _close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()
+            if run.epoch is not None:
+                steps = run.last_step + run.step_offset
+                self._done = run.network, steps, run.epoch.number
+
+
+class FlushAccumulation(Callback):
+    """Closes the last, partly filled accumulation window of each epoch, with correct weights.
+
+    Without it the window carries over into the next epoch (and at the end of training what it holds
+    is never applied). Put it in front of :class:`BoostMonitor` and of whatever saves checkpoints in
+    the list of callbacks: it closes the window right after the last step, before validation; in
+    sink mode, and where the training is stopped within an epoch, at the end of the epoch.
+
+    Supported Platforms:
+        ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
+
+    Examples:
+        >>> from mindspore_boost_ext import FlushAccumulation
+        >>> callback = FlushAccumulation()
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cell: Any = None
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Find the step cell; tell if there is nothing to flush."""
+        self._cell = run_context.original_args().train_network
+        if not getattr(self._cell, "use_grad_accumulation", False):
+            self._cell = None
+            warn("FlushAccumulation has no effect: gradients are not accumulated", NoEffectWarning)
+            return
+        behind = [*run_context.original_args().get("list_callback", ())]
+        before = behind[: behind.index(self)] if self in behind else []
+        if any(isinstance(one, ModelCheckpoint) for one in before):
+            warn(
+                "FlushAccumulation stands behind ModelCheckpoint, whose checkpoints then lack the "
+                "last update of an epoch: put it in front"
+            )
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Close the window after the last step of an epoch."""
+        params = run_context.original_args()
+        if not params.get("dataset_sink_mode") and params.cur_step_num % params.batch_num == 0:
+            self.on_train_epoch_end(run_context)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Close the window."""
+        if self._cell is not None:
+            self._cell.flush_accumulation()
+
+
+def _check_arguments(history_path: Any, progress: Any, log_interval: Any) -> None:
+    name = "BoostMonitor"
+    if not (history_path is None or isinstance(history_path, (str, os.PathLike))):
+        raise TypeError(f"{name}: history_path must be a path or None, got {history_path!r}")
+    if history_path is not None and not os.fspath(history_path):
+        raise ValueError(f"{name}: history_path must not be empty, got {history_path!r}")
+    if not isinstance(progress, bool):
+        raise TypeError(f"{name}: progress must be True or False, got {progress!r}")
+    if log_interval is None:
+        return
+    if isinstance(log_interval, bool) or not isinstance(log_interval, int):
+        raise TypeError(f"{name}: log_interval must be an int or None, got {log_interval!r}")
+    if log_interval < 1:
+        raise ValueError(f"{name}: log_interval must be at least 1, got {log_interval}")
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator > 0 else None
+
+
+def _batch_size(dataset: Any) -> int | None:
+    read = getattr(dataset, "get_batch_size", None)
+    return read() if callable(read) else None
+
+
+def _start_record(params: Any, run: _Run) -> Record:
+    mode = ms.get_context("mode")
+    record: Record = {
+        "event": "start",
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "mindspore_boost_ext": __version__,
+            "mindspore": ms.__version__,
+            "python": platform.python_version(),
+        },
+        "mode": "GRAPH_MODE" if mode == ms.GRAPH_MODE else "PYNATIVE_MODE",
+        "device": ms.get_context("device_target"),
+        "batch_size": run.batch_size,
+        "epochs": params.epoch_num,
+        "steps_per_epoch": params.batch_num,
+    }
+    report = run.guarded("report", lambda: _report(run.network))
+    return record if report is None else {**record, "report": report}
+
+
+def _report(network: Any) -> Any:
+    """What ``network.report()`` says, as a dict or rows; ``None`` if it has no report."""
+    report = getattr(network, "report", None)
+    report = report() if callable(report) else report
+    for name in ("to_dict", "rows"):
+        content = getattr(report, name, None)
+        if content is not None:
+            return content() if callable(content) else content
+    return report
+
+
+def _step_record(params: Any, run: _Run, epoch: _Epoch) -> Record:
+    loss = run.guarded("loss", lambda: _loss_value(params.net_outputs))
+    now = time.perf_counter()
+    seconds, epoch.ended = now - epoch.ended, now
+    steps, run.last_step = params.cur_step_num - run.last_step, params.cur_step_num
+    samples = _samples(params, run.batch_size, steps)
+    if loss is not None:
+        epoch.losses.append(loss)
+    if run.throughput.started and samples is not None:
+        epoch.samples += samples
+        epoch.sampled_seconds += seconds
+    record: Record = {
+        "event": "step",
+        "epoch": epoch.number,
+        "step": params.cur_step_num + run.step_offset,
+        "loss": loss,
+        "learning_rate": run.learning_rate,
+        "samples_per_second": run.throughput.update(samples, seconds),
+        "seconds": seconds,
+    }
+    observations = getattr(run.network, "observations", None)
+    if callable(observations):
+        record["boost"] = run.guarded("observations", observations)
+    return record
+
+
+def _samples(params: Any, batch_size: int | None, steps: int) -> int | None:
+    """Samples in this record: the real size of the batch, since the last one may be smaller."""
+    element = params.get("train_dataset_element")
+    if not params.get("dataset_sink_mode") and isinstance(element, (tuple, list)) and element:
+        shape = getattr(element[0], "shape", None)
+        if shape:
+            return int(shape[0])
+    return None if batch_size is None else batch_size * steps
+
+
+def _text(record: Record) -> str:
+    """A record as one line for people."""
+    rate = record.get("learning_rate")
+    rates = rate if isinstance(rate, list) else [rate]
+    parts = [f"loss {record['loss']:.4g}"] if record.get("loss") is not None else []
+    parts += [f"lr {'/'.join(f'{value:.4g}' for value in rates)}"] if rate is not None else []
+    for name, value in record.get("metrics", {}).items():
+        parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    if record.get("samples_per_second") is not None:
+        parts.append(f"{record['samples_per_second']:.4g} samples/s")
+    if record["event"] == "epoch":
+        parts.append(f"{record['seconds']:.1f} s")
+    return "  ".join(parts)

@@ -1,0 +1,290 @@
+"""``python -m mindspore_boost_ext compare``: train with each algorithm and without, side by side.
+
+Each run is a process of its own (``trial.py``), one after the other, so that memory and compile
+time belong to it alone. One progress display shows them all; ``comparison.py`` makes the figures.
+
+Without ``--script`` the bundled LeNet-5 learns the bundled digits, once plain and once with each
+algorithm that this version has. With ``--script train.py [ARGS]`` the user's own script is run once
+for each level, or for each configuration file; every ``ms.Model`` in it gets that level and a
+BoostMonitor, whatever it says itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+
+from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.bundled import digits_datasets
+from mindspore_boost_ext.callbacks.display import Display, make_display
+from mindspore_boost_ext.callbacks.history import PICTURES, Record, read_history, strict_json
+from mindspore_boost_ext.cli import results as comparison
+from mindspore_boost_ext.cli.recipes import PLAIN, RECIPES, runs
+from mindspore_boost_ext.cli.results import FAILED, NOT_RUN, Outcome
+from mindspore_boost_ext.cli.run import HISTORY, MODES, OUTPUT, RESULT, Trial
+from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig
+
+BUNDLED = {"epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
+_POLL_SECONDS = 0.1
+_PROGRAM = "python -m mindspore_boost_ext compare"
+
+
+def compare(argv: Sequence[str], tell: Callable[[str], None]) -> int:
+    """Run the command.
+
+    Args:
+        argv: its words.
+        tell: takes the lines for standard output.
+
+    Returns:
+        int, the exit code: 0 when every run went well, 1 when one failed; argparse leaves with 2.
+    """
+    options = _options(argv)
+    trials, outcomes = _trials(options), []
+    display = make_display(None)
+    try:
+        for number, trial in enumerate(trials, start=1):
+            one = _run(trial, f"{trial.name} ({number}/{len(trials)})", display)
+            display.line(f"{one.name}: {one.status}" + (f", {one.note}" if one.note else ""))
+            outcomes.append(one)
+    finally:
+        display.close()
+    tell(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
+    if options.json:
+        options.json.write_text(_as_json(options, outcomes), encoding="utf-8")
+    if options.plot:
+        comparison.draw(outcomes, options.plot)
+        tell(f"\ndrawn: {options.plot}")
+    return int(any(one.status == FAILED for one in outcomes))
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="Train with each algorithm and without; compare loss, accuracy, time, memory.",
+        epilog=f"Algorithms of this version: {', '.join(runs())}.",
+    )
+    add = parser.add_argument
+    add("algorithms", nargs="*", metavar="ALGORITHM", help="what to run beside plain (all)")
+    kinds: dict[str, Callable[[str], Any]] = {"mode": str, "seed": _seed}
+    for name, default in BUNDLED.items():
+        text, choices = f"of the bundled run ({default})", MODES if name == "mode" else None
+        add(f"--{name.replace('_', '-')}", type=kinds.get(name, _count), choices=choices, help=text)
+    add("--json", type=_writable, metavar="FILE", help="write the figures there")
+    add("--plot", type=_picture, metavar="FILE.png", help="draw them there (needs matplotlib)")
+    add("--levels", nargs="+", choices=LEVELS, help="levels for --script (O0 O1 O2)")
+    add("--configs", nargs="+", metavar="FILE.json", help="for --script: O0, then O1 with each")
+    add(
+        "--script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT [ARGS]",
+        help="run this script instead of the bundled network; all that follows is its own",
+    )
+    options = parser.parse_args(argv)
+    problem = _problem(options)
+    if problem:
+        parser.error(problem)
+    for name, default in BUNDLED.items():
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    return options
+
+
+def _problem(options: argparse.Namespace) -> str:
+    """Return what is wrong with the words taken together; empty if nothing."""
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        return '--plot needs matplotlib: pip install "mindspore_boost_ext[plot]"'
+    if options.script is None:
+        if options.levels or options.configs:
+            return "--levels and --configs are for --script SCRIPT"
+        known = (PLAIN, *ALGORITHMS, *RECIPES)
+        unknown = [name for name in options.algorithms if name not in known]
+        if unknown:
+            return f"unknown: {', '.join(unknown)}; known are {', '.join(runs())}"
+        try:
+            digits_datasets(options.batch_size or 1)
+        except ValueError as error:
+            return f"--batch-size: {error}"
+        return ""
+    given = [
+        f"--{name.replace('_', '-')}" for name in BUNDLED if getattr(options, name) is not None
+    ]
+    if given:
+        return f"{', '.join(given)}: of the bundled run; a script has its own, behind its name"
+    if options.algorithms:
+        return "name algorithms, or give --script SCRIPT, not both"
+    if not options.script or not os.path.isfile(options.script[0]):
+        return f"cannot open the script {' '.join(options.script[:1])!r}"
+    for path in options.configs or ():
+        try:
+            BoostConfig.parse("O1", path)
+        except ValueError as error:
+            return " ".join(str(error).split())
+    return ""
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"must be an integer in 0..2**32-1, got {text!r}")
+    return int(text)
+
+
+def _picture(text: str) -> Path:
+    path = _writable(text)
+    if path.suffix.lower() not in PICTURES:
+        raise argparse.ArgumentTypeError(f"must end in {', '.join(PICTURES)}, got {text!r}")
+    return path
+
+
+def _writable(text: str) -> Path:
+    path = Path(text)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"must be a file in a writable folder, got {text!r}")
+    return path
+
+
+def _trials(options: argparse.Namespace) -> list[Trial]:
+    if options.script is None:
+        settings = tuple(getattr(options, name) for name in BUNDLED)
+        names = dict.fromkeys((PLAIN, *(options.algorithms or runs())))
+        return [Trial(name, *settings) for name in names]
+    script, *args = options.script
+    chosen = [(level, level, "") for level in options.levels or ([] if options.configs else LEVELS)]
+    if options.configs:
+        chosen = chosen or [("O0", "O0", "")]
+        chosen += [(path, "O1", os.path.abspath(path)) for path in options.configs]
+    return [
+        Trial(name, script=os.path.abspath(script), args=args, level=level, config=config)
+        for name, level, config in chosen
+    ]
+
+
+def _run(trial: Trial, title: str, display: Display) -> Outcome:
+    """Do one run in a process of its own, and return what it came to."""
+    reason = "" if trial.script else _unrunnable(trial.name)
+    if reason:
+        return Outcome(trial.name, NOT_RUN, reason)
+    with tempfile.TemporaryDirectory(prefix="compare-") as name:
+        folder = Path(name)
+        code = _watch(_start(trial, folder), folder / HISTORY, title, display)
+        history = read_history(folder / HISTORY) if (folder / HISTORY).exists() else []
+        if code:
+            return Outcome(trial.name, FAILED, _last_line(folder / OUTPUT) or f"exit code {code}")
+        if not any(record["event"] == "step" for record in history):
+            return Outcome(trial.name, FAILED, "no step was seen: ms.Model trained nothing")
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return comparison.outcome(trial.name, history, result)
+
+
+def _unrunnable(name: str) -> str:
+    if name != PLAIN and name not in runs():
+        return "this version does not have it yet"
+    return RECIPES[name].unsuited if name in RECIPES else ""
+
+
+def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
+    """Start the process; what it prints goes to a file."""
+    environment = dict(os.environ)
+    here = str(Path(__file__).resolve().parents[2])
+    paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    command = [sys.executable, "-m", "mindspore_boost_ext.cli.run", str(trial.save(folder))]
+    with open(folder / OUTPUT, "wb") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            # A failed compilation leaves files behind; a script expects the user's own folder.
+            cwd=None if trial.script else folder,
+        )
+
+
+def _watch(process: subprocess.Popen[bytes], history: Path, title: str, display: Display) -> int:
+    """Show the progress of a run until it ends; return its exit code."""
+    progress = _Progress(history, title, display)
+    try:
+        while process.poll() is None:
+            time.sleep(_POLL_SECONDS)
+            progress.update()
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    progress.update()
+    return process.returncode
+
+
+class _Progress:
+    """Follows the history that another process writes."""
+
+    def __init__(self, history: Path, title: str, display: Display) -> None:
+        self._path, self._title, self._display = history, title, display
+        self._read, self._begun, self._steps = 0, False, 0
+
+    def update(self) -> None:
+        """Show the last of the steps written since the last call."""
+        if not self._path.exists():
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read += len(whole) + len(newline)
+        for line in whole.splitlines():
+            self._show(json.loads(line))
+
+    def _show(self, record: Record) -> None:
+        if record["event"] == "start":
+            total = record["epochs"] * record["steps_per_epoch"]
+            self._display.begin_epoch(self._title, total)
+            self._begun, self._steps = True, 0
+        elif record["event"] == "step" and self._begun:
+            self._steps += 1
+            loss = record["loss"]
+            text = f"loss {loss:.4g}" if isinstance(loss, float) else f"loss {loss}"
+            self._display.step(self._steps, text)
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line that says something of what a process printed."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip(" -")), "")
+
+
+def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
+    settings: dict[str, Any] = {"script": options.script}
+    if options.script is None:
+        settings = {name: getattr(options, name) for name in BUNDLED}
+    document = {
+        "versions": {
+            "mindspore_boost_ext": __version__,
+            "mindspore": ms.__version__,
+            "python": platform.python_version(),
+        },
+        "machine": f"{platform.platform()}, {os.cpu_count()} cores",
+        "settings": settings,
+        "runs": [one.to_dict() for one in outcomes],
+    }
+    return json.dumps(strict_json(document), allow_nan=False, indent=1) + "\n"
+
+
+__all__ = ["compare"]

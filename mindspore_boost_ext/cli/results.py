@@ -1,0 +1,209 @@
+"""What the runs of ``compare`` came to: figures from their histories, as table, picture and data.
+
+Definitions. *Loss*: mean over the steps of the last epoch. *Metrics*: the last that were measured.
+A step *compiles* when it takes more than five times the median step and at least 0.05 s longer;
+*compile time* is what the first step and every such step took beyond the median; *step time* is the
+mean of all other steps (data loading included). *Memory*: peak of the process's resident memory.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from mindspore_boost_ext.callbacks.history import Record
+from mindspore_boost_ext.report import APPLIED, SKIPPED
+
+_COMPILES_TIMES, _COMPILES_SECONDS = 5.0, 0.05
+RAN, FAILED, NOT_RUN = "ran", "failed", "not run"
+CAUTION = (
+    "Times are those of single runs, one after the other: on a machine that does other things too, "
+    "they differ by tens of per cent without a reason."
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run: what it was, how it ended, and its figures (None where there is none).
+
+    Attributes:
+        name: what the run is called.
+        status: ``"ran"``, ``"failed"`` or ``"not run"``.
+        note: why it failed or was not run; else what was applied.
+        loss: the last epoch's; ``metrics``: the last ones, name -> number.
+        steps: how many; ``step_ms``: their mean time in milliseconds without those that compile.
+        compile_s: seconds; ``peak_mib``: MiB; ``seconds``: of the run without the imports.
+        losses: mean loss of each epoch; ``curves``: each metric after each epoch.
+    """
+
+    name: str
+    status: str
+    note: str = ""
+    loss: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+    step_ms: float | None = None
+    compile_s: float | None = None
+    peak_mib: float | None = None
+    seconds: float | None = None
+    losses: list[float] = field(default_factory=list)
+    curves: dict[str, list[float]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome as plain data."""
+        return asdict(self)
+
+
+def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Outcome:
+    """Return what a run that ended well came to.
+
+    Args:
+        name: what the run is called.
+        history: the records of its BoostMonitor.
+        result: ``peak_mib`` and ``seconds`` of its process.
+    """
+    steps = [record["seconds"] for record in history if record["event"] == "step"]
+    epochs = [record for record in history if record["event"] == "epoch"]
+    losses = [record["loss"] for record in epochs if record.get("loss") is not None]
+    measured = [record["metrics"] for record in history if record.get("metrics")]
+    curves: dict[str, list[float]] = {}
+    for metrics in measured:
+        for key, value in metrics.items():
+            if isinstance(value, (int, float)):
+                curves.setdefault(key, []).append(float(value))
+    step_s, compile_s = step_and_compile_seconds(steps)
+    return Outcome(
+        name,
+        RAN,
+        applied(history),
+        loss=losses[-1] if losses else None,
+        metrics={key: values[-1] for key, values in curves.items()},
+        steps=len(steps),
+        step_ms=None if step_s is None else step_s * 1e3,
+        compile_s=compile_s,
+        peak_mib=result.get("peak_mib"),
+        seconds=result.get("seconds"),
+        losses=losses,
+        curves=curves,
+    )
+
+
+def step_and_compile_seconds(steps: Sequence[float]) -> tuple[float | None, float | None]:
+    """Return the mean of the steps that do not compile, and what the others took beyond a step.
+
+    Examples:
+        >>> from mindspore_boost_ext.cli.results import step_and_compile_seconds
+        >>> step_and_compile_seconds([2.25, 0.25, 0.25, 1.75, 0.25])
+        (0.25, 3.5)
+    """
+    if len(steps) < 2:
+        return None, None
+    median = statistics.median(steps[1:])
+    limit = max(_COMPILES_TIMES * median, median + _COMPILES_SECONDS)
+    usual = [seconds for seconds in steps[1:] if seconds <= limit]
+    compiling = [steps[0], *(seconds for seconds in steps[1:] if seconds > limit)]
+    return statistics.fmean(usual), sum(max(0.0, seconds - median) for seconds in compiling)
+
+
+def applied(history: Sequence[Record]) -> str:
+    """Return what the first report in a history says was applied, and what was skipped."""
+    start = next((record for record in history if record["event"] == "start"), {})
+    report = start.get("report")
+    rows = report.get("rows", []) if isinstance(report, dict) else []
+    told = []
+    for row in rows:
+        if row.get("status") not in (APPLIED, SKIPPED):
+            continue  # asked by nobody, or a detail such as what became of one layer
+        if row.get("asked by") == "import":
+            continue  # the tuning of the machine, alike in every run
+        counts = ", ".join(f"{key}={value}" for key, value in (row.get("counts") or {}).items())
+        status = "" if row["status"] == APPLIED else f" {row['status']}: {row.get('reason')}"
+        told.append(f"{row['algorithm']}{status}" + (f" ({counts})" if counts else ""))
+    return "; ".join(told)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return all runs as a Markdown table; times also as a multiple of the first run's."""
+    metrics = list(dict.fromkeys(key for one in outcomes for key in one.metrics))
+    headings = ["run", "loss", *metrics, "step, ms", "step ratio", "peak memory, MiB"]
+    headings += ["compile, s", "run, s", "note"]
+    first = next((one.step_ms for one in outcomes if one.step_ms), None)
+    rows = []
+    for one in outcomes:
+        ratio = one.step_ms / first if first and one.step_ms else None
+        note = one.note if one.status == RAN else f"{one.status}: {one.note}"
+        figures = [_number(one.loss, ".4f"), *(_number(one.metrics.get(key)) for key in metrics)]
+        figures += [
+            _number(one.step_ms, ".2f"),
+            _number(ratio, ".2f"),
+            _number(one.peak_mib, ".0f"),
+        ]
+        figures += [_number(one.compile_s, ".1f"), _number(one.seconds, ".1f")]
+        rows.append([one.name, *figures, note.replace("|", "\\|") or "-"])
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _number(value: float | None, form: str = ".4g") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str]) -> None:
+    """Draw loss and metrics over the epochs, and bars of step time, memory and compile time.
+
+    Args:
+        outcomes: the runs; those without steps are left out.
+        path: the picture; its suffix chooses the format.
+
+    Raises:
+        ImportError: if matplotlib is missing.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            'the picture needs matplotlib: pip install "mindspore_boost_ext[plot]"'
+        ) from error
+    ran = [one for one in outcomes if one.steps]
+    metrics = list(dict.fromkeys(key for one in ran for key in one.metrics))
+    bars = {"step, ms": "step_ms", "peak memory, MiB": "peak_mib", "compile, s": "compile_s"}
+    columns = max(1 + len(metrics), len(bars))
+    figure = Figure(figsize=(4.2 * columns, 6.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for position, key in enumerate(["loss", *metrics], start=1):
+        axes = figure.add_subplot(2, columns, position)
+        for one in ran:
+            values = one.losses if key == "loss" else one.curves.get(key, [])
+            axes.plot(range(1, len(values) + 1), values, marker=".", label=one.name)
+        axes.set(title=key, xlabel="epoch")
+        axes.grid(alpha=0.3)
+    for position, (title, attribute) in enumerate(bars.items(), start=columns + 1):
+        axes = figure.add_subplot(2, columns, position)
+        values = [getattr(one, attribute) or 0.0 for one in ran]
+        places = range(len(ran))
+        axes.barh(places, values, color=[f"C{index % 10}" for index in places])
+        axes.set_yticks(places, [one.name for one in ran])
+        axes.invert_yaxis()
+        axes.set_title(title)
+    if ran:
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)))
+    figure.savefig(os.fspath(path), dpi=150)
+
+
+__all__ = [
+    "CAUTION",
+    "FAILED",
+    "NOT_RUN",
+    "RAN",
+    "Outcome",
+    "applied",
+    "draw",
+    "outcome",
+    "step_and_compile_seconds",
+    "table",
+]

@@ -1,0 +1,171 @@
+"""One run of ``compare``, in a process of its own, so that memory and compilation are its own.
+
+``python -m mindspore_boost_ext.cli.run TRIAL.json`` trains the bundled network with one algorithm,
+or runs a user's script with the level and the settings of every ``ms.Model`` set from outside. It
+leaves two files beside the description: ``history.jsonl``, by a ``BoostMonitor``, and
+``result.json`` with the peak of the resident memory in MiB and the seconds of the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from mindspore_boost_ext.bundled import digits_datasets
+from mindspore_boost_ext.callbacks.monitor import BoostMonitor
+from mindspore_boost_ext.cli.launcher import run_script
+from mindspore_boost_ext.cli.recipes import PLAIN, RECIPES, Recipe, configuration, parts
+from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
+from mindspore_boost_ext.integration import install
+
+HISTORY, RESULT, DESCRIPTION, OUTPUT = "history.jsonl", "result.json", "trial.json", "output.txt"
+MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
+LEARNING_RATE = 0.03  # of the plain run, in the first epoch; it falls along a half cosine
+_SNAPSHOTS = 40
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one run is: an algorithm on the bundled network, or (with ``script``) a script.
+
+    Attributes:
+        name: what the run is called; without a script the algorithm, or ``"plain"``.
+        epochs, batch_size, seed, mode: of the bundled run.
+        script, args: the user's script with its arguments; empty for the bundled run.
+        level, config: what every ``ms.Model`` of the script is given instead of its own.
+    """
+
+    name: str
+    epochs: int = 10
+    batch_size: int = 32
+    seed: int = 0
+    mode: str = "graph"
+    script: str = ""
+    args: list[str] = field(default_factory=list)
+    level: str = "O0"
+    config: str = ""
+
+    def save(self, folder: Path) -> Path:
+        """Write the description of the run into its folder."""
+        path = folder / DESCRIPTION
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        return path
+
+
+def run(path: Path) -> None:
+    """Do the run that a file describes; its folder takes the results."""
+    started = time.perf_counter()
+    trial = Trial(**json.loads(path.read_text(encoding="utf-8")))
+    try:
+        if trial.script:
+            _run_script(trial, path.parent)
+        else:
+            _run_bundled(trial, path.parent)
+    finally:
+        result = {"peak_mib": peak_mib(), "seconds": time.perf_counter() - started}
+        (path.parent / RESULT).write_text(json.dumps(result), encoding="utf-8")
+
+
+def _run_bundled(trial: Trial, folder: Path) -> None:
+    ms.set_context(mode=MODES[trial.mode])
+    train, test = digits_datasets(trial.batch_size)
+    snapshots = folder / "snapshots"
+    if RECIPES.get(trial.name, Recipe()).snapshots:
+        every = max(1, trial.epochs * train.get_dataset_size() // _SNAPSHOTS)
+        sampler = TrajectorySampler(snapshots, every, "step")
+        model = _model(trial, PLAIN, train.get_dataset_size(), "")
+        # A dataset belongs to the Model that trains on it.
+        model.train(trial.epochs, digits_datasets(trial.batch_size)[0], callbacks=[sampler])
+    model = _model(trial, trial.name, train.get_dataset_size(), str(snapshots))
+    monitor = BoostMonitor(folder / HISTORY, progress=False)
+    model.fit(trial.epochs, train, test, callbacks=[monitor])
+
+
+def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.Model:
+    ms.set_seed(trial.seed)  # weights, and the order of the images
+    net, arguments = parts(name)
+    steps, recipe = trial.epochs * steps_per_epoch, RECIPES.get(name, Recipe())
+    # One rate an epoch. An update takes the next one, so a window of steps counts as one.
+    rates = nn.cosine_decay_lr(
+        0.0, LEARNING_RATE * recipe.rate, steps, steps_per_epoch, trial.epochs
+    )[:: recipe.window]
+    level, config = configuration(name, steps, snapshots)
+    return ms.Model(
+        net,
+        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        nn.Momentum(net.trainable_params(), learning_rate=rates, momentum=0.9),
+        metrics={"accuracy"},
+        boost_level=level,
+        boost_config_dict=config,
+        **arguments,
+    )
+
+
+def _run_script(trial: Trial, folder: Path) -> None:
+    install()
+    # A script decides on its own models; here, in a process made for this, the run decides.
+    ms.Model.__init__ = _with_settings(ms.Model.__init__, trial)
+    for name in ("train", "fit", "eval"):
+        setattr(ms.Model, name, _with_monitor(getattr(ms.Model, name), folder / HISTORY))
+    run_script(trial.script, trial.args)
+
+
+def _with_settings(construct: Callable[..., None], trial: Trial) -> Callable[..., None]:
+    """Return the constructor of ``ms.Model`` with the level and settings of the run."""
+    named = list(inspect.signature(construct).parameters)  # "self" is the first
+
+    @functools.wraps(construct)
+    def constructor(model: ms.Model, *args: Any, **kwargs: Any) -> None:
+        kwargs.update(zip(named[1:], args))  # the level may have come by position
+        kwargs.pop("acc_level", None)
+        kwargs.update(boost_level=trial.level, boost_config_dict=trial.config)
+        construct(model, **kwargs)
+
+    return constructor
+
+
+def _with_monitor(method: Callable[..., Any], history: Path) -> Callable[..., Any]:
+    """Return a method of ``ms.Model`` with a BoostMonitor behind the script's own callbacks."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def monitored(*args: Any, **kwargs: Any) -> Any:
+        call = signature.bind(*args, **kwargs)
+        given = call.arguments.get("callbacks") or []
+        own = list(given) if isinstance(given, (list, tuple)) else [given]
+        call.arguments["callbacks"] = [*own, BoostMonitor(history, progress=False)]
+        return method(*call.args, **call.kwargs)
+
+    return monitored
+
+
+def peak_mib() -> float | None:
+    """Return the peak of this process's resident memory in MiB; None where it cannot be read."""
+    try:
+        # Not ru_maxrss: on Linux that begins at the size of the process that started this one.
+        with open("/proc/self/status", encoding="ascii") as file:
+            line = next(line for line in file if line.startswith("VmHWM:"))
+        return int(line.split()[1]) / 1024
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+if __name__ == "__main__":
+    run(Path(os.path.abspath(sys.argv[1])))

@@ -1,0 +1,439 @@
+"""Configuration of the accelerators: levels, modes, sections, and one error for all that is wrong.
+
+``BoostConfig.parse`` turns what a user passes as ``boost_config_dict`` into frozen dataclasses;
+``BoostConfig.plan`` says which algorithms that switches on, and by whom. Sections, keys and
+defaults are those of ``mindspore.boost``. Imports no MindSpore, so a configuration can be checked
+anywhere.
+
+Levels:
+
+=====  ===========================
+O0     nothing
+O1     less_bn, grad_freeze
+O2     less_bn, grad_freeze, adasum
+=====  ===========================
+
+Modes: ``auto`` follows the level; ``manual`` is the level's table overridden by the given switches;
+``enable_all`` asks for everything that its prerequisites allow; ``disable_all`` for nothing.
+At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others but
+``grad_accumulation``. ``thor`` is in no level: a section of that name, also an empty one, switches
+it on, unless the switch ``thor`` is given as False.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Union
+
+from mindspore_boost_ext.config.rules import Rule, boolean, one_of, shown
+from mindspore_boost_ext.config.sections import (
+    SECTIONS,
+    CommonConfig,
+    DimReduceConfig,
+    GradAccumulationConfig,
+    GradFreezeConfig,
+    GradientsConfig,
+    LessBNConfig,
+    ThorConfig,
+)
+from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, warn
+
+ALGORITHMS = (
+    "less_bn",
+    "grad_freeze",
+    "adasum",
+    "grad_accumulation",
+    "dim_reduce",
+    "loss_scale_group",
+    "thor",
+)
+MODES = ("auto", "manual", "enable_all", "disable_all")
+LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "O0": frozenset(),
+        "O1": frozenset({"less_bn", "grad_freeze"}),
+        "O2": frozenset({"less_bn", "grad_freeze", "adasum"}),
+    }
+)
+STRICT_VARIABLE = "MINDSPORE_BOOST_EXT_STRICT"
+_FILE_LIMIT = 1 << 20
+_PATH_SHOWN = 60
+_ALIASES = MappingProxyType(
+    {"dim_reduce.n_component": "n_components", "common.device_num": "device_number"}
+)
+
+ConfigSource = Union[Mapping[str, Any], str, "os.PathLike[str]", None]
+
+
+class BoostConfigError(ValueError):
+    """A configuration that cannot be used; ``problems`` holds one sentence for each thing wrong."""
+
+    def __init__(self, problems: list[str]) -> None:
+        """Join all problems into one message."""
+        self.problems = tuple(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__(f"boost configuration: {count}\n  " + "\n  ".join(problems))
+
+
+# Which algorithms read a section; one with a name of its own is read by that algorithm alone.
+_FOR_EVERY_STEP = frozenset({"gradients"})
+_NO_THOR = "boost.thor=False"
+_READERS = MappingProxyType({"common": ("less_bn", "adasum", "dim_reduce")})
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether an algorithm is wanted, who asked, and why it is left out when it is.
+
+    ``wanted`` is True only for algorithms to apply; ``asked_by`` is ``"-"`` when nobody asked.
+    """
+
+    algorithm: str
+    wanted: bool
+    asked_by: str = "-"
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class BoostConfig:
+    """A checked configuration. Build it with :meth:`parse`; equal configurations compare equal.
+
+    Args:
+        level: ``"O0"``, ``"O1"`` or ``"O2"``.
+        mode: ``"auto"``, ``"manual"``, ``"enable_all"`` or ``"disable_all"``.
+        given_switches: the switches that the user gave in section ``boost``, with their values.
+        given: names of the sections that the user gave, with or without settings.
+        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, gradients: one dataclass
+            a section.
+    """
+
+    level: str = "O0"
+    mode: str = "auto"
+    given_switches: tuple[tuple[str, bool], ...] = ()
+    given: frozenset[str] = frozenset()
+    common: CommonConfig = field(default_factory=CommonConfig)
+    less_bn: LessBNConfig = field(default_factory=LessBNConfig)
+    grad_freeze: GradFreezeConfig = field(default_factory=GradFreezeConfig)
+    grad_accumulation: GradAccumulationConfig = field(default_factory=GradAccumulationConfig)
+    dim_reduce: DimReduceConfig = field(default_factory=DimReduceConfig)
+    thor: ThorConfig = field(default_factory=ThorConfig)
+    gradients: GradientsConfig = field(default_factory=GradientsConfig)
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        """The switches that the user gave, as a new dict."""
+        return dict(self.given_switches)
+
+    @classmethod
+    def parse(
+        cls, level: str = "O0", source: ConfigSource = None, *, strict: bool | None = None
+    ) -> BoostConfig:
+        """Check ``source`` and return it as a configuration.
+
+        Args:
+            level: ``"O0"``, ``"O1"`` or ``"O2"``.
+            source: a dict, the path of a JSON file, or None or ``""`` for the defaults. Sections
+                and keys may be left out; a section may be None. The source is never changed.
+            strict: whether unknown names are errors; otherwise they are told in a warning. Default:
+                None, which is True unless the environment sets ``MINDSPORE_BOOST_EXT_STRICT=0``.
+
+        Raises:
+            TypeError: if ``level`` is not a str, or ``source`` is none of the accepted types.
+            BoostConfigError: (a ValueError) with every problem found: unknown level, section or
+                key, and each value that breaks its rule.
+        """
+        return _Parser(_is_strict(strict)).parse(level, source)
+
+    def plan(self, missing: Mapping[str, str] | None = None) -> tuple[Decision, ...]:
+        """Decide on each algorithm, in the order of ``ALGORITHMS``.
+
+        Args:
+            missing: for algorithms whose prerequisites this run does not meet, the reason.
+                ``enable_all`` leaves those out; an explicit wish stays.
+        """
+        missing = {**self._own_prerequisites(), **(missing or {})}
+        decisions = [
+            self._without_effect(self._decide(algorithm, missing)) for algorithm in ALGORITHMS
+        ]
+        if any(one.wanted and one.algorithm == "dim_reduce" for one in decisions):
+            decisions = [_excluded(one) for one in decisions]
+        return tuple(decisions)
+
+    def _own_prerequisites(self) -> dict[str, str]:
+        missing = {"dim_reduce": "it excludes all others: ask for it alone, in mode manual"}
+        if self.switches.get("thor") is False:
+            missing["thor"] = _NO_THOR
+        elif "thor" not in self.given:
+            missing["thor"] = "it takes the place of the optimizer: ask for it by a section 'thor'"
+        return missing
+
+    def _without_effect(self, decision: Decision) -> Decision:
+        """Take back a wish whose own settings leave nothing to do."""
+        one_step = self.grad_accumulation.grad_accumulation_step == 1
+        if not (decision.wanted and decision.algorithm == "grad_accumulation" and one_step):
+            return decision
+        reason = "grad_accumulation.grad_accumulation_step is 1"
+        return dataclasses.replace(decision, wanted=False, reason=reason)
+
+    def _decide(self, algorithm: str, missing: Mapping[str, str]) -> Decision:
+        if self.level == "O0":
+            return Decision(algorithm, False, reason="level O0 switches nothing on")
+        if self.mode == "disable_all":
+            return Decision(algorithm, False, reason="mode disable_all")
+        if self.mode == "enable_all":
+            reason = missing.get(algorithm, "")
+            return Decision(algorithm, not reason, "mode enable_all", reason)
+        switch = self.switches.get(algorithm) if self.mode == "manual" else None
+        if switch is not None:
+            return _decision(algorithm, switch, f"boost.{algorithm}={switch}")
+        if algorithm == "thor" and self.switches.get(algorithm) is False:
+            return Decision(algorithm, False, reason=_NO_THOR)
+        if algorithm == "thor" and algorithm in self.given:
+            return Decision(algorithm, True, "section thor")
+        return _decision(algorithm, algorithm in LEVELS[self.level], f"level {self.level}")
+
+    def notices(self) -> tuple[str, ...]:
+        """Return one sentence for each given switch, section or setting that has no effect."""
+        plan = {one.algorithm: one for one in self.plan()}
+        wanted = {algorithm for algorithm, one in plan.items() if one.wanted}
+        rule = f"level {self.level}" if self.level == "O0" else f"mode {self.mode!r}"
+        found = []
+        if self.level == "O0" and self.mode != "auto":
+            found.append(f"boost.mode={self.mode!r} has no effect: level O0 switches nothing on")
+        for algorithm, value in self.switches.items():
+            if value != plan[algorithm].wanted:
+                overruled = plan[algorithm].wanted or plan[algorithm].asked_by == "-"
+                reason = self._overruler(rule) if overruled else plan[algorithm].reason
+                found.append(f"boost.{algorithm}={value} has no effect: {reason}")
+        for section in SECTIONS:
+            readers = _READERS.get(section, (section,))
+            if section not in self.given or wanted.intersection(readers):
+                continue
+            if section in _FOR_EVERY_STEP:
+                reason = "" if self.level != "O0" else "level O0 trains with MindSpore's own step"
+            else:
+                reason = f"{' or '.join(readers)} is not switched on"
+            if reason:
+                found.append(f"section {section!r} has no effect: {reason}")
+        return (*found, *self._idle_settings(wanted))
+
+    def _idle_settings(self, wanted: Collection[str]) -> Iterator[str]:
+        """Yield one sentence for each setting that another setting of its section makes idle."""
+        schedule = self.grad_freeze.schedule
+        if "grad_freeze" in wanted and not isinstance(schedule, str):
+            reason = "grad_freeze.schedule is not 'linear', 'cubic' or 'step'"
+            yield from self._idle("grad_freeze", ("prefix_fraction", "prefix_start"), reason)
+        if "grad_freeze" in wanted and schedule is not None:
+            reason = "grad_freeze.schedule takes its place"
+            yield from self._idle("grad_freeze", ("freeze_p", "freeze_type"), reason)
+        if "less_bn" in wanted and not self.less_bn.fn_flag:
+            yield from self._idle("less_bn", ("multiplier", "heads"), "less_bn.fn_flag is False")
+
+    def _idle(self, section: str, names: Iterable[str], reason: str) -> Iterator[str]:
+        given, default = getattr(self, section), SECTIONS[section]()
+        for name in names:
+            if getattr(given, name) != getattr(default, name):
+                yield f"{section}.{name} has no effect: {reason}"
+
+    def _overruler(self, rule: str) -> str:
+        remedy = "use level O1 or O2" if self.level == "O0" else "use mode 'manual'"
+        return f"{rule} decides; {remedy} to set switches"
+
+
+def _decision(algorithm: str, wanted: bool, authority: str) -> Decision:
+    if wanted:
+        return Decision(algorithm, True, authority)
+    return Decision(
+        algorithm, False, reason=f"not in {authority}" if " " in authority else authority
+    )
+
+
+def _excluded(decision: Decision) -> Decision:
+    if not decision.wanted or decision.algorithm in ("dim_reduce", "grad_accumulation"):
+        return decision
+    return dataclasses.replace(decision, wanted=False, reason="dim_reduce excludes all others")
+
+
+def _is_strict(strict: bool | None) -> bool:
+    if strict is not None:
+        return strict
+    return os.environ.get(STRICT_VARIABLE, "1").lower() not in ("0", "false", "no", "off")
+
+
+class _Parser:
+    """Collects every problem of one source before it raises."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+        self.problems: list[str] = []
+
+    def parse(self, level: str, source: ConfigSource) -> BoostConfig:
+        if not isinstance(level, str):
+            raise TypeError(f"level must be one of {', '.join(LEVELS)}, got {shown(level)}")
+        document = self._document(source)
+        level = self._level(level, document)
+        self._names("", document, ("boost", *SECTIONS))
+        boost = self._section("boost", document.get("boost"))
+        mode = self._value("boost.mode", boost.pop("mode", "auto"), one_of(MODES))
+        self._names("boost", boost, ("mode", *ALGORITHMS))
+        switches = {
+            name: self._value(f"boost.{name}", boost[name], boolean())
+            for name in ALGORITHMS
+            if name in boost
+        }
+        sections = {name: self._settings(name, document.get(name)) for name in SECTIONS}
+        given = frozenset(name for name in SECTIONS if document.get(name) is not None)
+        if self.problems:
+            raise BoostConfigError(self.problems)
+        config = BoostConfig(level, mode, tuple(switches.items()), given, **sections)
+        self._relations(config)
+        return config
+
+    def _document(self, source: ConfigSource) -> dict[str, Any]:
+        if source is None or (isinstance(source, str) and source == ""):
+            return {}
+        if isinstance(source, (str, os.PathLike)):
+            source = read_json(os.fspath(source))
+        if not isinstance(source, Mapping):
+            raise TypeError(
+                "boost_config_dict must be a dict, the path of a JSON file, None or '', "
+                f"got {shown(source)}"
+            )
+        return dict(source)
+
+    def _level(self, level: str, document: dict[str, Any]) -> str:
+        """Check the level; ``acc_level`` is its old name and may stand in the document."""
+        if "acc_level" in document:
+            level = document.pop("acc_level")
+            warn("acc_level is the old name of boost_level: use boost_level")
+        if not isinstance(level, str) or level not in LEVELS:
+            self.problems.append(f"level must be one of {', '.join(LEVELS)}, got {shown(level)}")
+            return "O0"
+        return level
+
+    def _names(self, path: str, names: Mapping[str, Any], known: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in known:
+                self._unknown(path, name, known)
+
+    def _unknown(self, path: str, name: object, known: tuple[str, ...]) -> None:
+        where = f"{path}.{name}" if path else f"{name}"
+        near = difflib.get_close_matches(str(name)[:100], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        kind = "key" if path else "section"
+        sentence = f"{where[:200]} is not a known {kind}: {hint}"
+        if self.strict:
+            self.problems.append(sentence)
+        else:
+            warn(f"{sentence} (ignored)")
+
+    def _section(self, name: str, content: object) -> dict[str, Any]:
+        if content is None:
+            return {}
+        if not isinstance(content, Mapping):
+            self.problems.append(f"{name} must be a dict of settings or None, got {shown(content)}")
+            return {}
+        return self._without_aliases(name, dict(content))
+
+    def _without_aliases(self, section: str, content: dict[str, Any]) -> dict[str, Any]:
+        for alias, name in _ALIASES.items():
+            old = alias.partition(".")[2]
+            if not alias.startswith(f"{section}.") or old not in content:
+                continue
+            value = content.pop(old)
+            if name in content:
+                self.problems.append(f"{alias} and {section}.{name} are the same setting: give one")
+            else:
+                warn(f"{alias} is read as {section}.{name}")
+                content[name] = value
+        return content
+
+    def _settings(self, name: str, content: object) -> Any:
+        section = SECTIONS[name]
+        rules = {one.name: one.metadata["rule"] for one in dataclasses.fields(section)}
+        values = self._section(name, content)
+        self._names(name, values, tuple(rules))
+        checked = {
+            key: self._value(f"{name}.{key}", value, rules[key])
+            for key, value in values.items()
+            if key in rules
+        }
+        return section(**checked)
+
+    def _value(self, path: str, value: object, rule: Rule) -> Any:
+        if rule.accepts(value):
+            return rule.convert(value)
+        self.problems.append(f"{path} must be {rule.text}, got {shown(value)}")
+        return value
+
+    def _relations(self, config: BoostConfig) -> None:
+        """Check what no single value shows, for the algorithms that are switched on."""
+        wanted = {one.algorithm for one in config.plan() if one.wanted}
+        reduce = config.dim_reduce
+        if "dim_reduce" in wanted and not (reduce.pca_mat_path or reduce.weight_load_dir):
+            self.problems.append(
+                "dim_reduce needs dim_reduce.weight_load_dir (a folder of checkpoints) or "
+                "dim_reduce.pca_mat_path (a saved basis), got neither"
+            )
+        if self.problems:
+            raise BoostConfigError(self.problems)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    seen = dict(pairs)
+    if len(seen) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(f"{', '.join(twice)} given twice")
+    return seen
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """Return the JSON object in the file ``path`` (UTF-8, at most 1 MiB, no name given twice).
+
+    Raises:
+        ValueError: naming the file and what is wrong with it.
+    """
+    try:
+        if not os.path.isfile(path):
+            raise ValueError("there is no such file")
+        with open(path, "rb") as file:
+            content = file.read(_FILE_LIMIT + 1)
+        if len(content) > _FILE_LIMIT:
+            raise ValueError("it is larger than 1 MiB")
+        document = json.loads(content.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        if not isinstance(document, dict):
+            raise ValueError(f"it must hold a JSON object, got {shown(document)}")
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # The end of a long path says more than its beginning.
+        where = shown(path if len(path) < _PATH_SHOWN else "..." + path[-_PATH_SHOWN:])
+        raise BoostConfigError([f"cannot use the file {where}: {reason}"]) from error
+    return document
+
+
+def tell(config: BoostConfig) -> None:
+    """Warn once about everything in ``config`` that its level and mode make ineffective."""
+    notices = config.notices()
+    if notices:
+        warn("boost configuration: " + "; ".join(notices), NoEffectWarning)
+
+
+__all__ = [
+    "ALGORITHMS",
+    "LEVELS",
+    "MODES",
+    "SECTIONS",
+    "BoostConfig",
+    "BoostConfigError",
+    "BoostWarning",
+    "Decision",
+    "read_json",
+    "tell",
+]

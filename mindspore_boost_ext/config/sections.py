@@ -1,0 +1,170 @@
+"""The sections of a configuration: one frozen dataclass each, every field with its rule.
+
+``config.py`` reads them: a new setting is one line here. Names and defaults are those of
+``mindspore.boost`` where it has the setting. Imports no MindSpore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from mindspore_boost_ext.config.rules import (
+    Rule,
+    boolean,
+    either,
+    freeze_schedule,
+    increasing_integers,
+    integer,
+    name_patterns,
+    one_of,
+    optional,
+    optional_path,
+    real,
+    reals,
+)
+
+
+def setting(default: object, rule: Rule) -> Any:
+    """Declare a dataclass field that carries the rule its value must obey."""
+    return field(default=default, metadata={"rule": rule})
+
+
+@dataclass(frozen=True)
+class CommonConfig:
+    """Section ``common``: settings shared by several algorithms."""
+
+    gradient_split_groups: tuple[int, ...] = setting((50, 100), increasing_integers())
+    device_number: int = setting(8, integer(1))
+
+
+@dataclass(frozen=True)
+class LessBNConfig:
+    """Section ``less_bn``: fewer BatchNorms, with or without the normalised head.
+
+    ``include`` and ``exclude`` are patterns of BatchNorms, such as ``"layer1.*"``; ``heads`` are
+    patterns of the Dense layers to normalise instead of the classifier.
+    """
+
+    fn_flag: bool = setting(True, boolean())
+    gc_flag: bool = setting(True, boolean())
+    keep_shortcut: bool = setting(False, boolean())
+    include: Any = setting(None, optional(name_patterns()))
+    exclude: Any = setting((), name_patterns())
+    multiplier: float = setting(1.0, real("(0, inf)"))
+    heads: Any = setting(None, optional(name_patterns()))
+
+
+@dataclass(frozen=True)
+class GradFreezeConfig:
+    """Section ``grad_freeze``. ``freeze_p`` is the share of steps that train everything.
+
+    ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
+    ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the groups,
+    beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
+    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
+    """
+
+    param_groups: int = setting(10, integer(1))
+    freeze_type: int = setting(1, one_of((0, 1)))
+    freeze_p: float = setting(0.7, real("[0, 1)"))
+    total_steps: int = setting(65536, integer(1))
+    seed: int = setting(0, integer(0))
+    schedule: Any = setting(None, freeze_schedule())
+    prefix_fraction: float = setting(1.0, real("[0, 1]"))
+    prefix_start: float = setting(0.5, real("[0, 1]"))
+    eval_frozen: bool = setting(False, boolean())
+
+
+@dataclass(frozen=True)
+class GradAccumulationConfig:
+    """Section ``grad_accumulation``: micro-batches in a window, their weights, and overflow.
+
+    ``weighting`` is ``"equal"``, or ``"samples"`` for micro-batches of unequal size; a micro-batch
+    that overflows is left out (``"drop_micro_batch"``) or ends its window (``"drop_window"``).
+    """
+
+    grad_accumulation_step: int = setting(1, integer(1))
+    weighting: str = setting("equal", one_of(("equal", "samples")))
+    on_overflow: str = setting("drop_micro_batch", one_of(("drop_micro_batch", "drop_window")))
+
+
+@dataclass(frozen=True)
+class DimReduceConfig:
+    """Section ``dim_reduce``; ``timeout`` is in seconds, ``memory_limit`` in MiB of snapshots.
+
+    ``method`` is ``"p-bfgs"`` (upstream's), ``"p-sgd"`` or ``"twa"``. ``trials`` step lengths are
+    tried; after ``stall_limit`` failures in a row shorter ones (None: never, as upstream);
+    ``first_update_scaling`` fits the first step length to the curvature.
+    """
+
+    rho: float = setting(0.55, real("(0, 1)"))
+    gamma: float = setting(0.9, real("[0, 1)"))
+    alpha: float = setting(0.001, real("[0, inf)"))
+    sigma: float = setting(0.4, real("(0, 1)"))
+    n_components: int = setting(32, integer(1))
+    pca_mat_path: str | None = setting(None, optional_path())
+    weight_load_dir: str | None = setting(None, optional_path())
+    timeout: float = setting(1800, real("(0, inf)"))
+    method: str = setting("p-bfgs", one_of(("p-bfgs", "p-sgd", "twa")))
+    trials: int = setting(2, integer(1))
+    first_update_scaling: bool = setting(False, boolean())
+    stall_limit: int | None = setting(3, optional(integer(1)))
+    memory_limit: float = setting(4096, real("(0, inf)"))
+
+
+@dataclass(frozen=True)
+class ThorConfig:
+    """Section ``thor``: THOR takes the place of the user's optimizer; giving it switches that on.
+
+    Learning rate, weight decay and parameters are those of the optimizer, and so is ``momentum`` if
+    it is None and the optimizer has one (else 0.9). The other settings are the arguments of
+    ``THOR``.
+    """
+
+    damping: Any = setting(0.03, either(real("[0, inf)"), reals("[0, inf)")))
+    momentum: float | None = setting(None, optional(real("[0, inf)")))
+    batch_size: int = setting(32, integer(1))
+    use_nesterov: bool = setting(False, boolean())
+    split_indices: tuple[int, ...] | None = setting(None, optional(increasing_integers(0)))
+    enable_clip_grad: bool = setting(False, boolean())
+    frequency: int = setting(100, integer(1, 2**30))  # as in THOR, whose counter is an int32
+    block_size: int | None = setting(None, optional(integer(1)))
+    trace_rule: tuple[float, ...] | None = setting(None, optional(reals("[0, inf)", 2)))
+    pi_damping: bool = setting(False, boolean())
+    kl_clip: float | None = setting(None, optional(real("(0, inf)")))
+    moving_average: float = setting(0.0, real("[0, 1)"))
+
+
+@dataclass(frozen=True)
+class GradientsConfig:
+    """Section ``gradients``, for every step: ``clip_norm`` bounds the global norm, if not None."""
+
+    clip_norm: float | None = setting(None, optional(real("(0, inf)")))
+
+
+SECTIONS: Mapping[str, type] = MappingProxyType(
+    {
+        "common": CommonConfig,
+        "less_bn": LessBNConfig,
+        "grad_freeze": GradFreezeConfig,
+        "grad_accumulation": GradAccumulationConfig,
+        "dim_reduce": DimReduceConfig,
+        "thor": ThorConfig,
+        "gradients": GradientsConfig,
+    }
+)
+
+__all__ = [
+    "SECTIONS",
+    "CommonConfig",
+    "DimReduceConfig",
+    "GradAccumulationConfig",
+    "GradFreezeConfig",
+    "GradientsConfig",
+    "LessBNConfig",
+    "ThorConfig",
+    "setting",
+]

@@ -1,0 +1,176 @@
+"""TrajectorySampler: keeps snapshots of the trained weights while a network trains.
+
+What it does: a MindSpore callback that saves the trainable parameters of the network, and nothing
+else, every n epochs or steps: the first of the two stages of training in a subspace.
+
+Rule: a snapshot before the first step (``initial``) and then one after every ``every`` epochs or
+steps. Files are named ``<prefix>-<number>.<format>`` with a running number, appear complete or not
+at all, and at most ``keep`` of them stay: the oldest goes.
+
+When it helps: to make the basis of ``dim_reduce`` (section ``dim_reduce``, ``weight_load_dir``).
+When it hurts: weights saved every few steps of a large network cost disk and time.
+Measured effect: that of training in the basis, see ``dim_reduce.p_bfgs``.
+Cost: one copy of the weights to the host and one file for each snapshot; memory for one copy. Only
+rank 0 writes.
+Devices and modes tested: CPU, GRAPH_MODE and PYNATIVE_MODE. In sink mode (Ascend, GPU; written, not
+run) steps are seen only where a sink call ends.
+How it combines: with every algorithm and callback; it never changes the training.
+Reference: Li et al., Low Dimensional Trajectory Hypothesis is True, TPAMI 2022.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from typing import Any
+
+import mindspore as ms
+from mindspore.train import Callback, RunContext
+
+from mindspore_boost_ext.config.rules import (
+    boolean,
+    check_all,
+    integer,
+    one_of,
+    optional_path,
+    shown,
+)
+from mindspore_boost_ext.report import is_main_process
+
+__all__ = ["TrajectorySampler"]
+
+_SAFE_PREFIX = re.compile(r"[A-Za-z0-9_]+\Z")
+
+
+class TrajectorySampler(Callback):
+    """Saves snapshots of the trainable parameters during training.
+
+    Args:
+        folder (Union[str, os.PathLike]): where the snapshots go; made if it is not there.
+        every (int): epochs or steps between two snapshots, at least 1. Default: 1.
+        unit (str): ``"epoch"`` or ``"step"``. Default: ``"epoch"``.
+        keep (int): how many snapshots stay at most; older ones are removed. Default: 64.
+        format (str): ``"ckpt"`` or ``"safetensors"``. Default: ``"ckpt"``.
+        initial (bool): whether the weights before the first step are a snapshot too, which a new
+            training from the same weights needs. Default: True.
+        prefix (str): letters, digits and underscores. Default: ``"snapshot"``.
+        resume (bool): whether snapshots that are there already belong to this run: the numbers go
+            on, and no initial snapshot is added to them. Default: False, which refuses them.
+
+    Raises:
+        ValueError: if an argument breaks its rule; when training begins, if the folder cannot be
+            used, or holds snapshots of this prefix while ``resume`` is False.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import os, tempfile
+        >>> import numpy as np, mindspore as ms
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
+        >>> net = nn.Dense(2, 1)
+        >>> data = (np.ones((4, 2), np.float32), np.ones((4, 1), np.float32))
+        >>> dataset = ms.dataset.NumpySlicesDataset(data).batch(2)
+        >>> model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.train(3, dataset, callbacks=[TrajectorySampler(folder, keep=2)])
+        ...     sorted(os.listdir(folder))
+        ['snapshot-00002.ckpt', 'snapshot-00003.ckpt']
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        every: int = 1,
+        unit: str = "epoch",
+        keep: int = 64,
+        format: str = "ckpt",
+        initial: bool = True,
+        prefix: str = "snapshot",
+        resume: bool = False,
+    ) -> None:
+        super().__init__()
+        check_all(
+            "TrajectorySampler",
+            folder=(folder, optional_path()),
+            every=(every, integer(1)),
+            unit=(unit, one_of(("epoch", "step"))),
+            keep=(keep, integer(1)),
+            format=(format, one_of(("ckpt", "safetensors"))),
+            initial=(initial, boolean()),
+            resume=(resume, boolean()),
+        )
+        if folder is None or not isinstance(prefix, str) or not _SAFE_PREFIX.match(prefix):
+            raise ValueError(
+                "TrajectorySampler needs a folder, and a prefix of letters, digits and "
+                f"underscores, got {shown(folder)} and {shown(prefix)}"
+            )
+        self.folder = os.path.abspath(os.fspath(folder))
+        self.every, self.unit, self.keep, self.format = every, unit, keep, format
+        self.initial, self.prefix, self.resume = initial, prefix, resume
+        self._next = 0
+        self._seen = 0  # steps at the last look, which in sink mode is several steps ago
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Look at the folder, and save the weights as they are before the first step."""
+        if not is_main_process():
+            return
+        parameters = run_context.original_args()
+        self._seen = int(parameters.get("cur_step_num", 0) or 0)
+        self._prepare_folder()
+        if self.initial and self._next == 0:
+            self._save(parameters.network)
+        self._next = max(self._next, 1)
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Save after a step whose number is due."""
+        parameters = run_context.original_args()
+        before, self._seen = self._seen, parameters.cur_step_num
+        if self.unit == "step" and self._seen // self.every > before // self.every:
+            self._save(parameters.network)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Save after an epoch whose number is due."""
+        parameters = run_context.original_args()
+        if self.unit == "epoch" and parameters.cur_epoch_num % self.every == 0:
+            self._save(parameters.network)
+
+    def snapshots(self) -> list[str]:
+        """Return the paths of this sampler's snapshots, oldest first."""
+        pattern = re.compile(rf"{self.prefix}-(\d+)\.(ckpt|safetensors)\Z")
+        found = [match for match in map(pattern.match, os.listdir(self.folder)) if match]
+        found.sort(key=lambda match: int(match[1]))
+        return [os.path.join(self.folder, match[0]) for match in found]
+
+    def _prepare_folder(self) -> None:
+        try:
+            if os.path.islink(self.folder):
+                raise ValueError("it is a symbolic link: give the folder itself")
+            os.makedirs(self.folder, exist_ok=True)
+            there = self.snapshots()
+            if there and not self.resume:
+                raise ValueError(
+                    f"it holds {len(there)} snapshots of another run: give an empty folder, or "
+                    "resume=True when they belong to this run"
+                )
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ValueError(f"TrajectorySampler cannot use {self.folder}: {reason}") from error
+        if there:
+            self._next = int(there[-1].rpartition("-")[2].partition(".")[0]) + 1
+
+    def _save(self, network: Any) -> None:
+        if not is_main_process():
+            return
+        name = f"{self.prefix}-{self._next:05d}.{self.format}"
+        content = [{"name": one.name, "data": one} for one in network.trainable_params()]
+        # In a folder of its own, on the same disk: a reader never sees half a file.
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".unfinished-") as scratch:
+            written = os.path.join(scratch, name)
+            ms.save_checkpoint(content, written, format=self.format)
+            os.replace(written, os.path.join(self.folder, name))
+        self._next += 1
+        for path in self.snapshots()[: -self.keep]:
+            os.unlink(path)

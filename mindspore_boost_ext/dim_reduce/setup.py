@@ -1,0 +1,324 @@
+"""From the section ``dim_reduce`` to the optimizer and the rows of the basis that a rank holds.
+
+What it does: finds the trained weights, makes the basis from a folder of snapshots or reads it from
+a file, shares its rows out over the ranks, and chooses the optimizer. All before training starts.
+
+Rule for several ranks: each rank reads its inputs, then they call the roll: every rank in turn
+broadcasts how it fared and what it read. Rank 0 computes the small matrix of
+``dim_reduce.basis.principal_coefficients`` and broadcasts it; each rank multiplies out
+its own rows. No file is left to wait for; a rank that does not answer in time is named.
+
+When it helps: with ``dim_reduce``, see ``dim_reduce.p_bfgs``.
+Cost: reading the snapshots, on every rank; see ``dim_reduce.basis``.
+Measured effect: that of the basis (``examples/benchmarks/dim_reduce.py --basis``), see pca; the
+roll-call is not measured. Devices and modes tested: CPU, both modes, also 2 and 3 ranks.
+How it combines: it is the set-up of one algorithm. Reference: none.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.communication import get_group_size, get_rank
+
+from mindspore_boost_ext.config.sections import DimReduceConfig
+from mindspore_boost_ext.dim_reduce.basis import (
+    Basis,
+    Layout,
+    load_basis,
+    principal_coefficients,
+    project,
+    rows_of_rank,
+    snapshot_mean,
+)
+from mindspore_boost_ext.dim_reduce.p_bfgs import P_BFGS, TWA, DimReduce
+from mindspore_boost_ext.dim_reduce.projection import ProjectedGradient
+from mindspore_boost_ext.dim_reduce.snapshots import layout_of, read_snapshots, snapshot_files
+from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
+
+# The attribute of an optimizer under which the step finds the basis; upstream puts True there.
+_TAG = "dim_reduce"
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """What one rank holds of a basis.
+
+    Attributes:
+        rows: float32 [rows, n], the rows of this rank.
+        rank: number of this rank.
+        rank_size: number of ranks.
+        explained: the share of variance along each of all k directions; empty when not known.
+        mean: float32 [n], the mean of the snapshots, or None.
+        source: where the basis comes from, in words.
+        snapshots: how many snapshots it was made from here; 0 for a file.
+    """
+
+    rows: np.ndarray
+    rank: int
+    rank_size: int
+    explained: np.ndarray
+    mean: np.ndarray | None
+    source: str
+    snapshots: int = 0
+
+
+def prepare(
+    network: nn.Cell, optimizer: nn.Cell, settings: DimReduceConfig
+) -> tuple[nn.Cell, str, dict[str, int]]:
+    """Make the basis and the optimizer to train with.
+
+    Args:
+        network (Cell): the network, without or with its loss.
+        optimizer (Cell): the user's optimizer; with ``"p-bfgs"`` another takes its place.
+        settings (DimReduceConfig): the section ``dim_reduce``.
+
+    Returns:
+        tuple of the optimizer, a sentence for the report, and counts for it.
+
+    Raises:
+        ValueError: if the optimizer is a ``FreezeOpt``; if the snapshots or the basis cannot be
+            used, on any rank.
+        TimeoutError: if a rank does not answer within ``settings.timeout`` seconds.
+    """
+    if isinstance(optimizer, FreezeOpt):
+        raise ValueError(
+            "dim_reduce trains all weights in every step, but the optimizer is a FreezeOpt: give "
+            "the optimizer that it wraps"
+        )
+    trained = {id(one) for one in optimizer.parameters}
+    ordered = [one for one in network.trainable_params() if id(one) in trained]
+    known = {id(one) for one in ordered}
+    ordered += [one for one in optimizer.parameters if id(one) not in known]
+    share = make_share(layout_of(ordered), settings, *_ranks())
+    reason = _explanation(share, settings)
+    if settings.method == P_BFGS:
+        reason = f"{type(optimizer).__name__} is replaced by SGD(1.0), as upstream does; {reason}"
+        optimizer = nn.SGD(ordered, learning_rate=1.0)
+    elif settings.method == TWA:
+        _start_at_mean(ordered, share)
+        reason += "; the weights start at the mean of the snapshots"
+    optimizer.__dict__[_TAG] = _in_order_of(optimizer.parameters, ordered, share)
+    counts = {"components": settings.n_components, "weights": share.rows.shape[1]}
+    if share.snapshots:
+        counts["snapshots"] = share.snapshots
+    return optimizer, reason, counts
+
+
+def make_dim_reduce(
+    network: nn.Cell, optimizer: nn.Cell, settings: DimReduceConfig, gradients_mean: bool
+) -> nn.Cell | None:
+    """Return the Cell that does the step in the subspace, or None if ``optimizer`` has no basis.
+
+    Args:
+        network (Cell): the network with its loss.
+        optimizer (Cell): the optimizer that :func:`prepare` returned.
+        settings (DimReduceConfig): the section ``dim_reduce``.
+        gradients_mean (bool): whether gradients are means over the ranks.
+    """
+    share = getattr(optimizer, _TAG, None)
+    if not isinstance(share, Share):
+        return None
+    weight, k = optimizer.parameters, settings.n_components
+    if settings.method != P_BFGS:
+        return ProjectedGradient(optimizer, weight, share.rows, k, share.rank, share.rank_size)
+    return DimReduce(
+        network,
+        optimizer,
+        weight,
+        share.rows,
+        k,
+        settings.rho,
+        settings.gamma,
+        settings.alpha,
+        settings.sigma,
+        share.rank,
+        share.rank_size,
+        trials=settings.trials,
+        first_update_scaling=settings.first_update_scaling,
+        stall_limit=settings.stall_limit,
+        gradients_mean=gradients_mean,
+    )
+
+
+def make_share(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int) -> Share:
+    """Return the rows of one rank, from the file or the folder that the settings name."""
+    read = _from_file if settings.pca_mat_path else _from_folder
+    return read(layout, settings, rank, rank_size)
+
+
+def _from_file(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int) -> Share:
+    path, k = str(settings.pca_mat_path), settings.n_components
+
+    def read() -> tuple[Basis, int]:
+        basis = load_basis(path, k, layout)
+        return basis, zlib.crc32(np.ascontiguousarray(basis.components).data)
+
+    basis = _agreed(read, settings.timeout, rank, rank_size)
+    rows = np.array(basis.components[rows_of_rank(k, rank, rank_size)])
+    return Share(rows, rank, rank_size, basis.explained, basis.mean, f"basis {path}")
+
+
+def _from_folder(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int) -> Share:
+    folder, k = str(settings.weight_load_dir), settings.n_components
+
+    def read() -> tuple[np.ndarray, int]:
+        files = snapshot_files(folder)
+        if len(files) <= k:
+            raise ValueError(
+                f"dim_reduce.n_components is {k}, which takes at least {k + 1} snapshots, but "
+                f"{folder} holds {len(files)} (.ckpt, .safetensors): take more, or lower it"
+            )
+        matrix = read_snapshots(files, layout, settings.memory_limit)
+        return matrix, zlib.crc32(snapshot_mean(matrix).data)
+
+    matrix = _agreed(read, settings.timeout, rank, rank_size)
+    coefficients, explained = _coefficients(matrix, k, settings.timeout, rank, rank_size)
+    mean = snapshot_mean(matrix) if settings.method == TWA else None
+    own = coefficients[rows_of_rank(k, rank, rank_size)]
+    in_memory = not isinstance(matrix, np.memmap)
+    rows = project(matrix, own, matrix[: len(own)] if in_memory else None)
+    return Share(rows, rank, rank_size, explained, mean, folder, len(matrix))
+
+
+def _coefficients(
+    matrix: np.ndarray, k: int, timeout: float, rank: int, rank_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Let rank 0 find the directions, and give them to all in two float32 halves."""
+    if rank_size == 1:
+        return principal_coefficients(matrix, k)
+    result = np.zeros((k, len(matrix) + 1))
+    failure: ValueError | None = None
+    if rank == 0:
+        try:
+            coefficients, explained = principal_coefficients(matrix, k)
+            result = np.concatenate((coefficients, explained[:, None]), axis=1)
+        except ValueError as error:
+            failure, result = error, result * np.nan
+    high = result.astype(np.float32)
+    low = (result - high).astype(np.float32)
+    result = np.float64(broadcasts(np.stack([high, low]), (0,), timeout)[0]).sum(axis=0)
+    if failure is not None:
+        raise failure
+    if not np.isfinite(result).all():
+        raise ValueError("rank 0 could not make the basis of dim_reduce: its own error says why")
+    return result[:, :-1], result[:, -1]
+
+
+def _agreed(read: Callable[[], tuple[Any, int]], timeout: float, rank: int, rank_size: int) -> Any:
+    """Read on every rank, and make sure that all could, and have read the same."""
+    if rank_size == 1:
+        return read()[0]
+    content, checksum, failure = None, 0, None
+    try:
+        content, checksum = read()
+    except ValueError as error:
+        failure = error
+    mine = np.array([failure is None, checksum >> 16, checksum & 0xFFFF], np.float32)
+    answers = broadcasts(mine, tuple(range(rank_size)), timeout)
+    if failure is not None:
+        raise failure
+    failed = [other for other, answer in enumerate(answers) if not answer[0]]
+    if failed:
+        raise ValueError(
+            f"dim_reduce: rank {', '.join(map(str, failed))} could not read its snapshots or "
+            "basis: its own error says why"
+        )
+    differing = [other for other in range(rank_size) if (answers[other] != answers[0]).any()]
+    if differing:
+        raise ValueError(
+            f"dim_reduce: rank {', '.join(map(str, differing))} read other snapshots or another "
+            "basis than rank 0: give all ranks the same files"
+        )
+    return content
+
+
+def broadcasts(values: np.ndarray, roots: Sequence[int], timeout: float) -> np.ndarray:
+    """Let some ranks in turn send ``values`` to all; return what each of them sent, stacked.
+
+    Args:
+        values: a float32 array, of the same shape on all ranks.
+        roots: the ranks that send.
+        timeout: seconds in which all of them must have answered.
+
+    Raises:
+        TimeoutError: naming the first rank that has not.
+    """
+    heard: list[np.ndarray] = []
+    failures: list[Exception] = []
+
+    def listen() -> None:
+        try:
+            for root in roots:
+                # One tensor at a time: of several, Broadcast on CPU leaves the later ones unset.
+                sent = ops.Broadcast(root)((Tensor(values),))
+                heard.append(sent[0].asnumpy().copy())
+        except Exception as error:  # handed to the thread that waits
+            failures.append(error)
+
+    # A collective cannot be given up: it is left behind, in a thread that ends with the process.
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    listener.join(timeout)
+    if failures:
+        raise failures[0]
+    if len(heard) < len(roots):
+        raise TimeoutError(
+            f"dim_reduce: rank {roots[len(heard)]} has not answered within dim_reduce.timeout = "
+            f"{timeout:g} seconds; look at its log, or raise the timeout if it is only slow"
+        )
+    return np.array(heard)
+
+
+def _ranks() -> tuple[int, int]:
+    """Return rank and number of ranks of the step, which reduces gradients over them."""
+    mode = ms.get_auto_parallel_context("parallel_mode")
+    if mode in ("semi_auto_parallel", "auto_parallel"):
+        raise ValueError(
+            f"dim_reduce needs whole weights on every rank, but parallel_mode is {mode}"
+        )
+    if mode in ("data_parallel", "hybrid_parallel"):
+        return int(get_rank()), int(get_group_size())
+    return 0, 1
+
+
+def _explanation(share: Share, settings: DimReduceConfig) -> str:
+    text = f"{settings.method} in {settings.n_components} directions of {share.source}"
+    explained = np.cumsum(share.explained)
+    if not len(explained):
+        return text
+    shown = sorted({min(count, len(explained)) for count in (5, 10, len(explained))})
+    shares = ", ".join(f"first {count} {explained[count - 1]:.1%}" for count in shown)
+    return f"{text}, explained variance: {shares}"
+
+
+def _start_at_mean(ordered: Sequence[Any], share: Share) -> None:
+    if share.mean is None:
+        raise ValueError(
+            "dim_reduce.method 'twa' starts at the mean of the snapshots, which this basis does "
+            "not hold: give dim_reduce.weight_load_dir, or a .npz file of pca.save_basis"
+        )
+    start = 0
+    for parameter in ordered:
+        part = share.mean[start : start + parameter.size].reshape(parameter.shape)
+        parameter.set_data(Tensor(part.copy()).astype(parameter.dtype))
+        start += parameter.size
+
+
+def _in_order_of(parameters: Sequence[Any], ordered: Sequence[Any], share: Share) -> Share:
+    """Return the share with its columns in the order of the optimizer's parameters."""
+    if [id(one) for one in parameters] == [id(one) for one in ordered]:
+        return share
+    ends = np.cumsum([0, *(one.size for one in ordered)])
+    place = {id(one): slice(ends[i], ends[i + 1]) for i, one in enumerate(ordered)}
+    rows = np.concatenate([share.rows[:, place[id(one)]] for one in parameters], axis=1)
+    return Share(
+        rows, share.rank, share.rank_size, share.explained, None, share.source, share.snapshots
+    )

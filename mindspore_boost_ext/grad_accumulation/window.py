@@ -1,0 +1,194 @@
+r"""Gradient accumulation: the update of a big batch from several small ones.
+
+What it does: gradients of ``max_accumulation_step`` micro-batches are added up, and the optimizer
+runs once for each such window, as if the batch had been that much larger.
+
+Update rule: with gradients :math:`g_i` of mean losses over :math:`n_i` samples, the window's
+gradient is :math:`\sum_i (w_i / \sum_j w_j)\, g_i`, with :math:`w_i = 1` (weighting ``"equal"``) or
+:math:`w_i = n_i` (``"samples"``, right for micro-batches of unequal size). Reduction over ranks,
+clipping, weight decay and learning-rate schedule come once for each window.
+
+When it helps: the batch that converges does not fit into memory. When it hurts: BatchNorm still
+sees the small batches.
+Measured effect (``examples/benchmarks/accumulation.py``, small ResNet of width 16, an update from
+512 images, GRAPH_MODE): 4 micro-batches take 0.48 of the memory of the whole batch, 16 take 0.32;
+the update takes 0.98 and 0.97 of its time. A test demands that 50 updates equal those of the big
+batch within 1e-6 (SGD, Momentum, Adam, AdamWeightDecay). A micro-step of the small ResNet takes
+1.03 times a plain step of that size (``examples/benchmarks/freezing.py --speed``, GRAPH_MODE).
+Cost: one float32 buffer for each trained parameter; one addition a micro-batch; one reduction over
+ranks a window.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+How it combines: with every optimizer, freezing (one group for a whole window), clipping and all
+loss scales; not with row-sparse gradients. A micro-batch that overflows is left out, or ends its
+window (``on_overflow``). The last window of an epoch carries over into the next, or is closed early
+by ``FlushAccumulation``. A schedule of learning rates counts updates: make it shorter.
+Reference: Ott et al., Scaling Neural Machine Translation, 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.config.rules import check_all, integer, one_of
+from mindspore_boost_ext.report import warn
+
+EQUAL, SAMPLES = "equal", "samples"
+DROP_MICRO_BATCH, DROP_WINDOW = "drop_micro_batch", "drop_window"
+
+
+def gradient_accumulation_op(
+    accumulation_step: int, cumulative: Parameter, gradient: Tensor
+) -> Any:
+    """Add ``gradient / accumulation_step`` to one buffer, for ``ops.HyperMap``; return it."""
+    return ops.assign_add(cumulative, ops.cast(gradient / accumulation_step, cumulative.dtype))
+
+
+def gradient_clear_op(cumulative: Parameter) -> Any:
+    """Set one buffer to zero, for ``ops.HyperMap``; return the buffer."""
+    return ops.assign(cumulative, ops.zeros_like(cumulative))
+
+
+class GradientAccumulation(nn.Cell):
+    r"""Adds gradients up, and runs the optimizer when a window is full.
+
+    Args:
+        max_accumulation_step (int): micro-batches in a window, at least 1.
+        optimizer (Cell): the optimizer; it runs once for each window.
+        weighting (str): ``"equal"`` or ``"samples"``, see the module. Default: ``"equal"``.
+
+    Inputs:
+        - **loss** (Tensor) - the loss of the micro-batch, returned when all is done.
+        - **gradients** (tuple(Tensor)) - one for each of the optimizer's parameters.
+        - **weight** (Union[float, Tensor]) - :math:`w_i`; not used with ``"equal"``. Default: 1.0.
+
+    Outputs:
+        Tensor, ``loss``.
+
+    Raises:
+        ValueError: if an argument breaks its rule.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from mindspore_boost_ext import GradientAccumulation
+        >>> net = nn.Dense(1, 1, weight_init="zeros", has_bias=False)
+        >>> accumulation = GradientAccumulation(2, nn.SGD(net.trainable_params(), 1.0))
+        >>> for gradient in (1.0, 3.0):
+        ...     loss = accumulation(Tensor(0.5), (Tensor([[gradient]]),))
+        >>> net.weight.asnumpy().tolist()
+        [[-2.0]]
+    """
+
+    def __init__(
+        self, max_accumulation_step: int, optimizer: nn.Cell, *, weighting: str = EQUAL
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        check_all(
+            "GradientAccumulation",
+            max_accumulation_step=(max_accumulation_step, integer(1)),
+            weighting=(weighting, one_of((EQUAL, SAMPLES))),
+        )
+        self._max_accumulation_step = int(max_accumulation_step)
+        self.by_samples = weighting == SAMPLES
+        self._told_long_window = False
+        self.optimizer = optimizer
+        self.weights = optimizer.parameters
+        self.hyper_map = ops.HyperMap()
+        self._grad_accumulation = ParameterTuple([_buffer(one) for one in self.weights])
+        self._accumulation_step = _counter("micro_steps", ms.int32)
+        self._total_weight = _counter("total_weight", ms.float32)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Let a subclass write ``self._accumulation_step = 0`` in PYNATIVE_MODE too."""
+        if name == "_accumulation_step" and name in self.__dict__.get("_params", {}):
+            if not isinstance(value, Parameter):
+                ops.assign(self._accumulation_step, Tensor(value, ms.int32))
+            return
+        super().__setattr__(name, value)
+
+    def construct(
+        self, loss: Tensor, gradients: tuple[Tensor, ...], weight: float | Tensor = 1.0
+    ) -> Tensor:
+        """Add one micro-batch; at the end of the window update and clear."""
+        loss = ops.depend(loss, self.accumulate(gradients, weight))
+        if self.is_full():
+            loss = ops.depend(loss, self.optimizer(self.window_gradients()))
+            loss = ops.depend(loss, self.clear())
+        return loss
+
+    def accumulate(self, gradients: tuple[Tensor, ...], weight: float | Tensor = 1.0) -> Tensor:
+        """Add the gradients of one micro-batch, times ``weight``, to the buffers."""
+        for index, buffer in enumerate(self._grad_accumulation):
+            gradient = ops.cast(gradients[index], ms.float32)
+            ops.assign_add(buffer, gradient * weight if self.by_samples else gradient)
+        ops.assign_add(self._total_weight, ops.cast(weight, ms.float32) if self.by_samples else 1.0)
+        return ops.assign_add(self._accumulation_step, 1)
+
+    def is_full(self) -> Tensor:
+        """Return bool, shape (): whether the window has all its micro-batches."""
+        return self._accumulation_step >= self._max_accumulation_step
+
+    def window_gradients(self) -> tuple[Tensor, ...]:
+        """Return the mean over what the window holds, in the dtypes of the parameters."""
+        gradients = ()
+        for index, buffer in enumerate(self._grad_accumulation):
+            mean = buffer / self._total_weight
+            gradients += (ops.cast(mean, self.weights[index].dtype),)  # type: ignore[assignment]
+        return gradients
+
+    def clear(self) -> Tensor:
+        """Empty the window."""
+        for buffer in self._grad_accumulation:
+            ops.assign(buffer, ops.zeros_like(buffer))
+        ops.assign(self._total_weight, ops.zeros_like(self._total_weight))
+        return ops.assign(self._accumulation_step, ops.zeros_like(self._accumulation_step))
+
+    def restricted(self, optimizer: nn.Cell, positions: Sequence[int]) -> GradientAccumulation:
+        """Return this window for some of the parameters: same buffers, same counters.
+
+        Args:
+            optimizer (Cell): the optimizer of these parameters.
+            positions (Sequence[int]): where they stand among all parameters.
+        """
+        view: GradientAccumulation = _compat.shallow_copy(self)
+        view.__dict__["weights"] = optimizer.parameters
+        view._cells["optimizer"] = optimizer
+        buffers = ParameterTuple([self._grad_accumulation[position] for position in positions])
+        view.__dict__["_grad_accumulation"] = buffers
+        return view
+
+    def micro_steps(self) -> int:
+        """Return how many micro-batches the window holds."""
+        return int(self._accumulation_step.asnumpy())
+
+    def expect_epoch(self, steps: int) -> None:
+        """Tell, once, when an epoch of so many steps ends before one window is full."""
+        if steps < self._max_accumulation_step and not self._told_long_window:
+            self.__dict__["_told_long_window"] = True
+            warn(
+                f"grad_accumulation.grad_accumulation_step={self._max_accumulation_step} is more "
+                f"than the {steps} steps of an epoch: the window carries over, unless "
+                "FlushAccumulation closes it"
+            )
+
+
+def _buffer(parameter: Parameter) -> Parameter:
+    zeros = np.zeros(parameter.shape, np.float32)
+    name = f"boost.grad_accumulation.gradients.{parameter.name}"
+    return Parameter(Tensor(zeros), name=name, requires_grad=False)
+
+
+def _counter(name: str, dtype: Any) -> Parameter:
+    return Parameter(Tensor(0, dtype), name=f"boost.grad_accumulation.{name}", requires_grad=False)
+
+
+__all__ = ["GradientAccumulation", "gradient_accumulation_op", "gradient_clear_op"]

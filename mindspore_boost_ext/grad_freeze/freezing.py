@@ -1,0 +1,465 @@
+"""Gradient freezing: in most steps only the later layers are trained.
+
+What it does: the trainable parameters are cut into groups along the network; group 0 is
+everything, group k leaves out the first k parts. A schedule names the group of each step. The
+backward pass stops at the first trained layer, and the update leaves frozen parameters and their
+moments untouched.
+
+Update rule: at the step where the schedule says group k, the plain optimizer's update of the
+parameters of group k with the gradients of the whole network; the global step grows by one. All
+groups share one set of moments (see ``base.view``), one global step and
+one learning-rate schedule; what depends on the step alone (Adam's bias correction) goes on for
+frozen parameters too.
+
+Schedules (G groups):
+
+* type 0, continuous: 0 … 0, 1, 2, … G−1, repeated;
+* type 1, interval: 0 and a drawn group take turns; early groups are likelier, P(k) ∝ G−k;
+* prefix: a growing part of the network is frozen for good (:func:`prefix_schedule`);
+* your own list, or a function of the step.
+
+In types 0 and 1 ``freeze_p`` is, in spite of its name, **the share of steps that train
+everything**: 0.7 trains everything in 70 % of the steps. Smaller values freeze more.
+
+When it helps: deep networks whose first layers converge early, fine-tuning. When it hurts: at the
+default settings little backward work is saved; a prefix frozen too early costs accuracy. BatchNorm
+statistics and dropout of frozen layers go on as in training unless ``eval_frozen`` is set.
+Measured effect (``examples/benchmarks/freezing.py``, MindSpore 2.10, 2 CPU cores, GRAPH_MODE).
+``--groups``: on a small ResNet a step of the last of 10 groups takes 0.48 of a plain one, and all
+groups are within 13 % of the cost model. ``--runs`` (digits, seeds 0 to 2, over plain training):
+half of the small ResNet frozen after 10 % of the steps takes 0.53 of the time, with compilation
+0.65, at equal accuracy. It did not help with the defaults, 0.94 without and 1.66 with compilation
+(4 epochs), nor on LeNet, which has two groups only: the defaults lost 0.0148 of accuracy, and
+freezing all but its last layers early lost 0.4102.
+Cost: one compiled step for each distinct group; no optimizer state beyond the plain optimizer's,
+and one int32 for the position in the schedule.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+How it combines: with every optimizer of ``mindspore.nn`` but THOR, LARS over any, accumulation (one
+group for a whole window), clipping and all loss scales (a skipped step does not move the schedule).
+Reference: Brock et al., FreezeOut, 2017 (prefix schedules).
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Sequence
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext.config.rules import (
+    check,
+    check_all,
+    freeze_schedule,
+    integer,
+    one_of,
+    real,
+    shown,
+)
+from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
+from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
+from mindspore_boost_ext.grad_freeze.schedule import (
+    CONTINUOUS,
+    HOLD,
+    INTERVAL,
+    FreezeSchedule,
+    OwnSchedule,
+    Strategy,
+    continuous_sequence,
+    interval_sequence,
+    prefix_schedule,
+    tabulate,
+)
+from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
+
+_CHUNK = 3  # parameters in a chunk before it may close
+
+
+def split_chunks(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
+    """Cut parameters into the smallest parts that are frozen together.
+
+    A chunk closes when it has three parameters or more, before a parameter whose name holds neither
+    ``bn`` nor ``bias``: a convolution keeps its BatchNorm and its bias.
+    """
+    chunks: list[list[Parameter]] = []
+    for parameter in parameters:
+        opens = not any(part in parameter.name for part in ("bn", "bias"))
+        if not chunks or (opens and len(chunks[-1]) >= _CHUNK):
+            chunks.append([])
+        chunks[-1].append(parameter)
+    return chunks
+
+
+def growing_prefixes(chunks: Sequence[list[Parameter]], groups: int) -> list[list[Parameter]]:
+    """Return the trained parameters of each group: group k is the chunks from k·stride on.
+
+    There are never more groups than chunks: further ones would be the same as group 0.
+    """
+    groups = min(groups, len(chunks))
+    stride = len(chunks) // max(groups, 1)
+    return [
+        [parameter for chunk in chunks[group * stride :] for parameter in chunk]
+        for group in range(groups)
+    ]
+
+
+def frozen_cells(network: nn.Cell, trained: Iterable[Parameter]) -> list[nn.Cell]:
+    """Return the largest Cells in ``network`` of whose parameters none is in ``trained``.
+
+    In a ``SequentialCell`` also those without parameters in front of the first trained one.
+    """
+    known = {id(parameter) for parameter in trained}
+
+    def walk(cell: nn.Cell) -> list[nn.Cell]:
+        owned = cell.trainable_params()
+        if owned and not any(id(parameter) in known for parameter in owned):
+            return [cell]
+        in_order = isinstance(cell, nn.SequentialCell)
+        found, before_trained = [], in_order
+        for inner in cell.cells():
+            parts = inner.trainable_params()
+            before_trained &= not any(id(parameter) in known for parameter in parts)
+            # Dropout has no parameters: its place is known in a sequence only.
+            found += [inner] if before_trained and not parts else walk(inner)
+        return found
+
+    return walk(network)
+
+
+class GradientFreeze:
+    r"""Cuts a network into groups and gives its optimizer a schedule of them.
+
+    Args:
+        param_groups (int): number of groups, >= 1. A network with fewer parts gets fewer.
+        freeze_type (int): 0 for the continuous, 1 for the interval sequence.
+        freeze_p (float): share of steps that train everything, in [0, 1).
+        total_steps (int): steps of the training, >= 1; the sequence starts again after 1 % more.
+        seed (int): seed of freeze type 1, >= 0. Default: 0.
+        schedule (Union[FreezeSchedule, list, tuple, Callable, str], optional): your own schedule
+            instead of a freeze type: the group of each step as a list; a function step -> group; or
+            the kind of a :func:`prefix_schedule`. Default: None.
+        prefix_fraction (float): with a prefix schedule, the share of the groups frozen in the end,
+            in [0, 1]. Default: 1.0.
+        prefix_start (float): with a prefix schedule, the share of the steps before the first
+            freezing, in [0, 1]. Default: 0.5.
+
+    Raises:
+        ValueError: for everything wrong with the arguments, all in one message.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext.grad_freeze.freezing import GradientFreeze
+        >>> net = nn.SequentialCell(*[nn.Dense(4, 4) for _ in range(6)])
+        >>> plain = nn.Momentum(net.trainable_params(), learning_rate=0.1, momentum=0.9)
+        >>> network, optimizer = GradientFreeze(3, 0, 0.5, 8).freeze_generate(net, plain)
+        >>> optimizer.train_strategy
+        (0, 0, 1, 2, 0, 0, 1, 2)
+        >>> [len(group) for group in optimizer.train_parameter_groups]
+        [12, 8, 4]
+    """
+
+    def __init__(
+        self,
+        param_groups: int,
+        freeze_type: int,
+        freeze_p: float,
+        total_steps: int,
+        *,
+        seed: int = 0,
+        schedule: OwnSchedule = None,
+        prefix_fraction: float = 1.0,
+        prefix_start: float = 0.5,
+    ) -> None:
+        """Check the arguments; no network is needed yet."""
+        check_all(
+            "grad_freeze",
+            param_groups=(param_groups, integer(1)),
+            freeze_type=(freeze_type, one_of((CONTINUOUS, INTERVAL))),
+            freeze_p=(freeze_p, real("[0, 1)")),
+            total_steps=(total_steps, integer(1)),
+            seed=(seed, integer(0)),
+            schedule=(
+                None if isinstance(schedule, FreezeSchedule) else schedule,
+                freeze_schedule(),
+            ),
+            prefix_fraction=(prefix_fraction, real("[0, 1]")),
+            prefix_start=(prefix_start, real("[0, 1]")),
+        )
+        self._param_groups = int(param_groups)
+        self._freeze_type = freeze_type
+        self._freeze_p = float(freeze_p)
+        self._total_steps = int(total_steps)
+        self._seed = int(seed)
+        self._schedule = schedule
+        self._prefix = {"fraction": prefix_fraction, "start": prefix_start}
+        self.grad_reducer = nn.Identity()
+
+    def split_parameters_groups(
+        self, net: nn.Cell, freeze_para_groups_number: int
+    ) -> list[list[Parameter]]:
+        """Return the trained parameters of each group of a network.
+
+        Args:
+            net (Cell): the network.
+            freeze_para_groups_number (int): groups wanted; never more come back than the network
+                has parts.
+
+        Returns:
+            list[list[Parameter]]; the first group is all trainable parameters, and each further one
+            leaves out a longer part of its beginning.
+        """
+        check("freeze_para_groups_number", freeze_para_groups_number, integer(1))
+        return growing_prefixes(split_chunks(net.trainable_params()), freeze_para_groups_number)
+
+    def generate_freeze_index_sequence(
+        self,
+        parameter_groups_number: int,
+        freeze_strategy: int,
+        freeze_p: float,
+        total_steps: int,
+    ) -> list[int]:
+        """Return the group of each step.
+
+        Args:
+            parameter_groups_number (int): number of groups, >= 1.
+            freeze_strategy (int): 0 for the continuous, 1 for the interval sequence.
+            freeze_p (float): share of steps that train everything, in [0, 1).
+            total_steps (int): steps of the training, >= 1.
+
+        Raises:
+            ValueError: for everything wrong with the arguments, all in one message.
+        """
+        check_all(
+            "grad_freeze",
+            parameter_groups_number=(parameter_groups_number, integer(1)),
+            freeze_strategy=(freeze_strategy, one_of((CONTINUOUS, INTERVAL))),
+            freeze_p=(freeze_p, real("[0, 1)")),
+            total_steps=(total_steps, integer(1)),
+        )
+        if freeze_strategy == CONTINUOUS:
+            return continuous_sequence(parameter_groups_number, freeze_p, total_steps)
+        return interval_sequence(parameter_groups_number, freeze_p, total_steps, self._seed)
+
+    def freeze_generate(
+        self, network: nn.Cell, optimizer: nn.Optimizer
+    ) -> tuple[nn.Cell, FreezeOpt]:
+        """Return the network as it is, and the optimizer with groups and schedule.
+
+        Parameters that the optimizer trains but the network does not have are never frozen.
+
+        Args:
+            network (Cell): the network, with or without its loss.
+            optimizer (nn.Optimizer): the optimizer over its trainable parameters.
+
+        Raises:
+            TypeError: if ``optimizer`` is not an ``nn.Optimizer``.
+        """
+        if not isinstance(optimizer, nn.Optimizer):
+            raise TypeError(f"optimizer must be an nn.Optimizer, got {shown(optimizer)}")
+        trained = {id(parameter) for parameter in optimizer.parameters}
+        owned = [one for one in network.trainable_params() if id(one) in trained]
+        known = {id(parameter) for parameter in owned}
+        always = [one for one in optimizer.parameters if id(one) not in known]
+        groups = growing_prefixes(split_chunks(owned), self._param_groups) or [[]]
+        self._tell_fewer(len(groups))
+        groups = [group + always for group in groups]
+        return network, FreezeOpt(optimizer, groups, self._own_schedule(len(groups)))
+
+    def _own_schedule(self, groups: int) -> Strategy:
+        """Return the schedule for the number of groups that the network really has."""
+        if self._schedule is None:
+            return self.generate_freeze_index_sequence(
+                groups, self._freeze_type, self._freeze_p, self._total_steps
+            )
+        if isinstance(self._schedule, str):
+            return prefix_schedule(groups, self._total_steps, self._schedule, **self._prefix)
+        if callable(self._schedule):
+            return tabulate(self._schedule, self._total_steps)
+        return self._schedule
+
+    def _tell_fewer(self, groups: int) -> None:
+        if groups == 1:
+            warn(
+                f"grad_freeze has no effect: param_groups={self._param_groups} and the network "
+                "leave one group only, which trains everything",
+                NoEffectWarning,
+            )
+        elif groups < self._param_groups:
+            LOGGER.info(
+                "grad_freeze: the network has %d parts to freeze, so %d groups instead of %d",
+                groups,
+                groups,
+                self._param_groups,
+            )
+
+
+class GroupTrainStep(nn.Cell):
+    r"""One training step of one group: MindSpore's own, with the group's weights and optimizer.
+
+    Args:
+        network (Cell): the network with its loss.
+        optimizer (Cell): the optimizer of the group, as ``FreezeOpt.turn`` gives it.
+        grad (GradOperation): with ``get_by_list=True, sens_param=True``.
+        sens (numbers.Number): factor on the gradients, put into the backward pass.
+        grad_reducer (Cell): gradients -> gradients, reduced over ranks.
+        accumulation (GradientAccumulation, optional): the window, for the group's parameters.
+
+    Inputs:
+        - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.
+
+    Outputs:
+        Tensor, the loss.
+    """
+
+    def __init__(
+        self,
+        network: nn.Cell,
+        optimizer: nn.Cell,
+        grad: ops.GradOperation,
+        sens: numbers.Number,
+        grad_reducer: nn.Cell,
+        accumulation: GradientAccumulation | None = None,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.network.set_grad()
+        self.optimizer = optimizer
+        self.weights = optimizer.parameters
+        self.grad = grad
+        self.sens = sens
+        self.grad_reducer = grad_reducer
+        self.accumulation = accumulation
+
+    def construct(self, *inputs: Tensor) -> Tensor:
+        """Compute loss and gradients; at the end of a window reduce and update."""
+        loss = self.network(*inputs)
+        sens = ops.fill(loss.dtype, loss.shape, self.sens)
+        gradients = self.grad(self.network, self.weights)(*inputs, sens)
+        if self.accumulation is None:
+            return ops.depend(loss, self.optimizer(self.grad_reducer(gradients)))
+        loss = ops.depend(loss, self.accumulation.accumulate(gradients))
+        if self.accumulation.is_full():
+            gradients = self.grad_reducer(self.accumulation.window_gradients())
+            loss = ops.depend(loss, self.optimizer(gradients))
+            loss = ops.depend(loss, self.accumulation.clear())
+        return loss
+
+
+class ScheduledSteps(nn.Cell):
+    r"""Runs the training step whose turn it is; the choice is made in the graph.
+
+    Args:
+        steps (tuple(Cell)): one training step for each group, as :func:`freeze_cell` makes them.
+        optimizer (FreezeOpt): whose schedule and position it follows. The steps move the position.
+
+    Inputs:
+        - **\*inputs** (tuple(Tensor)) - the inputs of the network.
+
+    Outputs:
+        Whatever the steps return.
+    """
+
+    def __init__(self, steps: Sequence[nn.Cell], optimizer: FreezeOpt) -> None:
+        super().__init__(auto_prefix=False)
+        distinct = list({id(step): step for step in steps}.values())
+        numbers_of = [distinct.index(step) for step in steps]
+        schedule = optimizer.schedule
+        self.steps = nn.CellList(distinct, auto_prefix=False)
+        self.branches = tuple(distinct)  # a CellList takes no Tensor as its index in PYNATIVE_MODE
+        self.only = distinct[0] if len(distinct) == 1 else None
+        self.table = Tensor([numbers_of[group] for group in schedule.groups], ms.int32)
+        self.length = len(schedule.groups)
+        self.holds = schedule.at_end == HOLD
+        self.position = optimizer.position
+
+    def construct(self, *inputs: Tensor) -> Tensor:
+        """Look up the step and run it."""
+        return self.only(*inputs) if self.only is not None else self.branches[self._turn()](*inputs)
+
+    def _turn(self) -> Tensor:
+        if self.holds:
+            return self.table[ops.minimum(self.position, self.length - 1)]
+        return self.table[self.position % self.length]
+
+
+def freeze_cell(
+    reducer_flag: bool,
+    network: nn.Cell,
+    optimizer: FreezeOpt,
+    sens: numbers.Number,
+    grad: ops.GradOperation,
+    use_grad_accumulation: bool,
+    mean: bool | None = None,
+    degree: int | None = None,
+    max_accumulation_step: int = 1,
+) -> tuple[nn.Cell, ...]:
+    """Return a training step for each group of the optimizer; equal groups share one.
+
+    Args:
+        reducer_flag (bool): whether gradients are reduced over ranks.
+        network (Cell): the network with its loss.
+        optimizer (FreezeOpt): the optimizer with its groups.
+        sens (numbers.Number): factor on the gradients, put into the backward pass.
+        grad (GradOperation): ``ops.GradOperation(get_by_list=True, sens_param=True)``.
+        use_grad_accumulation (bool): whether gradients are accumulated. A group trains for a whole
+            window.
+        mean (bool, optional): with ``reducer_flag``, whether ranks are averaged. Default: None.
+        degree (int, optional): with ``reducer_flag``, the number of ranks. Default: None.
+        max_accumulation_step (int): micro-batches in a window, at least 1. Default: 1.
+
+    Returns:
+        tuple(Cell), inputs of the network -> loss, one for each of ``train_parameter_groups``.
+
+    Raises:
+        TypeError: if ``optimizer`` is not a ``FreezeOpt``.
+        ValueError: if ``max_accumulation_step`` is below 1.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn, ops
+        >>> from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, freeze_cell
+        >>> net = nn.Dense(2, 1, weight_init="ones", bias_init="zeros")
+        >>> weight, bias = net.trainable_params()
+        >>> optimizer = FreezeOpt(nn.SGD([weight, bias], 0.5), [[weight, bias], [bias]], [1])
+        >>> grad = ops.GradOperation(get_by_list=True, sens_param=True)
+        >>> loss = nn.WithLossCell(net, nn.MSELoss())
+        >>> steps = freeze_cell(False, loss, optimizer, 1.0, grad, False)
+        >>> inputs, labels = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
+        >>> float(steps[1](Tensor(inputs), Tensor(labels)).asnumpy())
+        4.0
+        >>> weight.asnumpy().tolist(), bias.asnumpy().tolist()
+        ([[1.0, 1.0]], [-2.0])
+    """
+    if not isinstance(optimizer, FreezeOpt):
+        raise TypeError(f"optimizer must be a FreezeOpt, got {shown(optimizer)}")
+    window = None
+    if use_grad_accumulation:
+        window = GradientAccumulation(max_accumulation_step, optimizer)
+    steps: dict[int, nn.Cell] = {}
+    for group, view in enumerate(optimizer.opts):
+        if id(view) in steps:
+            continue
+        reducer: nn.Cell = nn.Identity()
+        if reducer_flag:
+            reducer = nn.DistributedGradReducer(list(view.parameters), mean, degree)
+        turn = optimizer.turn(group)
+        part = window and window.restricted(turn, optimizer.group_positions[group])
+        steps[id(view)] = GroupTrainStep(network, turn, grad, sens, reducer, part)
+    return tuple(steps[id(view)] for view in optimizer.opts)
+
+
+__all__ = [
+    "FreezeOpt",
+    "FreezeSchedule",
+    "GradientFreeze",
+    "ScheduledSteps",
+    "freeze_cell",
+    "prefix_schedule",
+    "tabulate",
+]

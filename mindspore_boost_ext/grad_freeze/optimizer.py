@@ -1,0 +1,318 @@
+"""FreezeOpt: an optimizer that trains, step by step, the group of parameters a schedule names.
+
+Moments, global step and learning rate are those of the plain optimizer; each group is a view of it
+(see ``base.view``). What a group is and how schedules are made stands
+in ``grad_freeze.freezing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from mindspore_boost_ext.base.view import optimizer_view, parameter_positions
+from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.grad_freeze.schedule import Strategy, as_schedule
+from mindspore_boost_ext.report import NoEffectWarning, warn
+
+POSITION_NAME = "boost.grad_freeze.position"
+
+
+class GroupOptimizer(nn.Cell):
+    """The optimizer of one group, which moves the schedule on with every update.
+
+    Args:
+        optimizer (nn.Optimizer): the group's view of the plain optimizer.
+        position (Parameter): int32 [], updates so far.
+
+    Inputs:
+        - **gradients** (tuple(Tensor)) - one for each parameter of the group.
+
+    Outputs:
+        The output of ``optimizer``.
+    """
+
+    def __init__(self, optimizer: nn.Optimizer, position: Parameter) -> None:
+        super().__init__(auto_prefix=False)
+        self.optimizer = optimizer
+        self.position = position
+
+    @property
+    def parameters(self) -> ParameterTuple:
+        """The parameters of the group."""
+        return self.optimizer.parameters
+
+    def construct(self, gradients: tuple[Tensor, ...]) -> Any:
+        """Update the group's parameters."""
+        return ops.depend(self.optimizer(gradients), ops.assign_add(self.position, 1))
+
+
+class FreezeOpt(nn.Optimizer):
+    r"""An optimizer with groups of parameters to train, and a schedule of them.
+
+    It owns nothing but its position in the schedule; moments, global step and learning rate are
+    those of ``opt``, which stays usable. It reads as ``opt`` does (``learning_rate``,
+    ``global_step``, ``loss_scale``, ``get_lr`` and so on); called with all gradients it updates
+    everything, as ``opt`` does.
+
+    Args:
+        opt (nn.Optimizer): the plain optimizer, or ``nn.LARS`` over one.
+        train_parameter_groups (Union[tuple, list], optional): for each group the parameters it
+            trains: Parameters, or dicts with ``"params"`` as for an optimizer. Default: None, one
+            group of all.
+        train_strategy (Union[FreezeSchedule, tuple, list, Tensor], optional): the group of each
+            step; a Tensor is int32 [steps]. It starts again at its end unless the schedule holds.
+            Default: None, the groups in turn.
+
+    Inputs:
+        - **gradients** (tuple(Tensor)) - one gradient for each of ``parameters``.
+
+    Outputs:
+        The output of ``opt``.
+
+    Attributes:
+        opt (nn.Optimizer): the plain optimizer.
+        train_parameter_groups (list): the Parameters of each group, in the order of ``parameters``.
+        train_strategy (tuple): the group of each step, or None.
+        schedule (FreezeSchedule): the same with what happens at its end; never None.
+        position (Parameter): int32 [], updates so far, named ``boost.grad_freeze.position``.
+        opts (tuple): the optimizer of each group; equal groups share one.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if a group is empty or holds a parameter that ``opt`` does not train, or the
+            strategy names a group that does not exist.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
+        >>> net = nn.Dense(2, 2)
+        >>> weight, bias = net.trainable_params()
+        >>> plain = nn.Momentum(net.trainable_params(), learning_rate=0.1, momentum=0.9)
+        >>> optimizer = FreezeOpt(plain, [[weight, bias], [bias]], [0, 1, 1])
+        >>> [parameter.name for parameter in optimizer.view(1).parameters]
+        ['bias']
+        >>> optimizer.view(0) is plain
+        True
+    """
+
+    def __init__(
+        self,
+        opt: nn.Optimizer,
+        train_parameter_groups: Sequence[Iterable[Any]] | None = None,
+        train_strategy: Strategy = None,
+    ) -> None:
+        """Find the groups in the optimizer; their views are made when they are asked for."""
+        if isinstance(opt, FreezeOpt):
+            raise TypeError("opt is a FreezeOpt already: give the optimizer that it wraps")
+        if not isinstance(opt, nn.Optimizer):
+            raise TypeError(f"opt must be an nn.Optimizer, got {shown(opt)}")
+        if train_strategy is not None and train_parameter_groups is None:
+            raise ValueError("train_strategy needs train_parameter_groups: give both or neither")
+        # Optimizer.__init__ would build a second set of state.
+        nn.Cell.__init__(self, auto_prefix=False)
+        self.opt = opt
+        self.group_positions = self._positions(train_parameter_groups)
+        self.schedule = as_schedule(train_strategy, len(self.group_positions))
+        self.train_strategy = None if train_strategy is None else self.schedule.groups
+        self.position = Parameter(Tensor(0, ms.int32), name=POSITION_NAME, requires_grad=False)
+        self._views: dict[tuple[int, ...], nn.Optimizer] = {}
+        self._turns: dict[int, GroupOptimizer] = {}
+        self._told_too_short = False
+        prepare_first_step(self.base)
+
+    def __getattr__(self, name: str) -> Any:
+        """Read as the plain optimizer does whatever this object does not have itself."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            opt = self.__dict__.get("_cells", {}).get("opt")
+            if opt is None or name.startswith("_"):
+                raise
+            return getattr(opt, name)
+
+    @property
+    def base(self) -> nn.Optimizer:
+        """The optimizer that holds the moments: under LARS, the one it wraps."""
+        return self.opt.opt if isinstance(self.opt, nn.LARS) else self.opt
+
+    @property
+    def parameters(self) -> ParameterTuple:
+        """All parameters, as the plain optimizer lists them."""
+        return self.opt.parameters
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the plain optimizer: a Parameter, a schedule, or one a parameter."""
+        return self.base.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self.base.learning_rate = value
+
+    @property
+    def train_parameter_groups(self) -> list[list[Parameter]]:
+        """The trained parameters of each group, in the order of ``parameters``."""
+        return [[self.parameters[place] for place in group] for group in self.group_positions]
+
+    @property
+    def opts(self) -> tuple[nn.Optimizer, ...]:
+        """The optimizer of each group; equal groups share one."""
+        return tuple(self.view(group) for group in range(len(self.group_positions)))
+
+    def view(self, group: int) -> nn.Optimizer:
+        """Return the optimizer of one group: ``opt`` itself if the group is everything.
+
+        Args:
+            group: from 0 to the number of groups less one.
+        """
+        positions = self.group_positions[group]
+        if len(positions) == len(self.parameters):
+            return self.opt
+        if positions not in self._views:
+            self._views[positions] = optimizer_view(self.opt, positions)
+        return self._views[positions]
+
+    def turn(self, group: int) -> GroupOptimizer:
+        """Return the optimizer of one group that also moves the schedule on.
+
+        Args:
+            group: from 0 to the number of groups less one. Equal groups share one.
+        """
+        view = self.view(group)
+        return self._turns.setdefault(id(view), GroupOptimizer(view, self.position))
+
+    def next_group(self) -> int:
+        """Return the group whose turn it is: the schedule at the present position."""
+        return self.schedule.at(int(self.position.asnumpy()))
+
+    def expect_updates(self, updates: int) -> None:
+        """Tell, once, when so many more updates end before the schedule freezes anything.
+
+        Args:
+            updates: that a training is going to make from now on, at least 0.
+        """
+        position, everything = int(self.position.asnumpy()), len(self.parameters)
+        ahead = range(position, min(position + updates, position + len(self.schedule.groups)))
+        sizes = [len(positions) for positions in self.group_positions]
+        freezes = any(sizes[self.schedule.at(one)] < everything for one in ahead)
+        frozen_some_time = any(sizes[group] < everything for group in self.schedule.groups)
+        if frozen_some_time and not freezes and not self._told_too_short:
+            self._told_too_short = True
+            warn(
+                f"nothing is frozen in the {updates} updates of this training: the schedule of "
+                f"{len(self.schedule.groups)} updates begins to freeze later; if it is not "
+                "continued, set grad_freeze.total_steps to the updates of the training",
+                NoEffectWarning,
+            )
+
+    def counts(self) -> dict[str, int]:
+        """Return figures for a report: groups, distinct ones, and the share of full steps in %."""
+        full = sum(
+            len(self.group_positions[group]) == len(self.parameters)
+            for group in self.schedule.groups
+        )
+        return {
+            "groups": len(self.group_positions),
+            "distinct_groups": len(set(self.group_positions)),
+            "steps_training_everything_percent": round(100 * full / len(self.schedule.groups)),
+        }
+
+    def over_other_parameters(self, opt: nn.Optimizer) -> FreezeOpt:
+        """Return the same groups, schedule and position in it over another optimizer.
+
+        Parameters that ``opt`` does not train leave their groups; those that only ``opt`` trains
+        join every group.
+
+        Args:
+            opt (nn.Optimizer): the other optimizer.
+        """
+        before = {id(parameter) for parameter in self.parameters}
+        left = {id(parameter) for parameter in opt.parameters}
+        joining = [one for one in opt.parameters if id(one) not in before]
+        groups = [
+            [one for one in group if id(one) in left] + joining
+            for group in self.train_parameter_groups
+        ]
+        other = FreezeOpt(opt, groups, self.schedule)
+        other.position.set_data(Tensor(self.position.value().copy()))
+        return other
+
+    def get_lr(self) -> Any:
+        """Return the learning rate of this step, as the plain optimizer does."""
+        return self.base.get_lr()
+
+    def get_lr_parameter(self, param: Any) -> Any:
+        """Return the learning rate that belongs to a parameter, or to each of a list."""
+        return self.base.get_lr_parameter(param)
+
+    def get_weight_decay(self) -> Any:
+        """Return the weight decay of this step, as the plain optimizer does."""
+        return self.opt.get_weight_decay()
+
+    def construct(self, gradients: tuple[Tensor, ...]) -> Any:
+        """Update all parameters, as the plain optimizer does."""
+        return self.opt(gradients)
+
+    def _positions(self, groups: Sequence[Iterable[Any]] | None) -> tuple[tuple[int, ...], ...]:
+        if groups is None:
+            return (tuple(range(len(self.parameters))),)
+        if not isinstance(groups, (tuple, list)):
+            raise TypeError(f"train_parameter_groups must be a tuple or list, got {shown(groups)}")
+        if not groups:
+            raise ValueError(
+                "train_parameter_groups must have at least one group: give None for one"
+            )
+        found = tuple(parameter_positions(self.opt, _flat(group)) for group in groups)
+        for number, positions in enumerate(found):
+            if not positions:
+                raise ValueError(
+                    f"train_parameter_groups[{number}] must hold at least one parameter: "
+                    "leave it out"
+                )
+        return found
+
+
+def prepare_first_step(optimizer: nn.Optimizer) -> None:
+    """Write, before the first step, the state that some optimizers set up in it.
+
+    Rprop's step sizes and ASGD's rates start as the learning rate, written at global step 1: a
+    parameter frozen then would never get them. For parameters trained in that step nothing changes.
+
+    Args:
+        optimizer (nn.Optimizer): any; others, and those that have begun, are left alone.
+    """
+    state = {nn.Rprop: "step_size", nn.ASGD: "eta"}
+    names = [name for kind, name in state.items() if isinstance(optimizer, kind)]
+    if not names or int(optimizer.global_step.asnumpy()[0]) != 0:
+        return
+    for place, parameter in enumerate(getattr(optimizer, names[0])):
+        rate = optimizer.learning_rate
+        rate = rate[place] if optimizer.is_group_lr else rate
+        if isinstance(rate, nn.Cell):
+            rate = rate.construct(Tensor([0], ms.int32))
+        first = np.full(parameter.shape, rate.asnumpy().reshape(()), np.float32)
+        parameter.set_data(Tensor(first, parameter.dtype))
+
+
+def _flat(group: Iterable[Any]) -> list[Parameter]:
+    """Return the Parameters of a group given as Parameters or as optimizer dicts."""
+    if isinstance(group, (str, bytes, Parameter, dict)) or not isinstance(group, Iterable):
+        raise TypeError(
+            "every entry of train_parameter_groups must be a list of Parameters, got "
+            f"{shown(group)}"
+        )
+    flat: list[Parameter] = []
+    for one in group:
+        flat.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
+    return flat
+
+
+__all__ = ["FreezeOpt", "GroupOptimizer", "prepare_first_step"]

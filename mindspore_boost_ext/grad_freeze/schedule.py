@@ -1,0 +1,178 @@
+"""Schedules of gradient freezing: which group of parameters trains at which step.
+
+Group 0 is everything; group k leaves out the first k parts of the network. The sequences of freeze
+types 0 and 1, schedules that freeze a growing prefix for good, and a user's own, as one class.
+Reference: Brock et al., FreezeOut, 2017 (prefix schedules).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Union
+
+import numpy as np
+from mindspore import Tensor
+
+from mindspore_boost_ext.config.rules import check, integer, one_of, real, shown
+
+CONTINUOUS, INTERVAL = 0, 1
+WRAP, HOLD = "wrap", "hold"
+_MARGIN = 1.01  # entries of a sequence for each step asked for
+
+
+@dataclass(frozen=True)
+class FreezeSchedule:
+    """Which group trains at which step.
+
+    Attributes:
+        groups: the group of each step, ints >= 0.
+        at_end: what follows the last entry: ``"wrap"`` starts again, ``"hold"`` keeps the last one.
+    """
+
+    groups: tuple[int, ...]
+    at_end: str = WRAP
+
+    def __post_init__(self) -> None:
+        """Check the entries; NumPy integers become ints."""
+        for group in self.groups:
+            if type(group) is not int or group < 0:
+                check("train_strategy", group, integer(0), "give ints, the group of each step")
+        check("at_end", self.at_end, one_of((WRAP, HOLD)))
+        if not self.groups:
+            raise ValueError("train_strategy must have at least one entry: give None for none")
+        object.__setattr__(self, "groups", tuple(int(group) for group in self.groups))
+
+    def at(self, position: int) -> int:
+        """Return the group of the step that comes after ``position`` steps."""
+        last = len(self.groups) - 1
+        return self.groups[min(position, last) if self.at_end == HOLD else position % (last + 1)]
+
+
+Strategy = Union[FreezeSchedule, Sequence[int], Tensor, None]
+OwnSchedule = Union[FreezeSchedule, Sequence[int], Callable[[int], int], str, None]
+
+
+def continuous_sequence(groups: int, freeze_p: float, total_steps: int) -> list[int]:
+    """Return freeze type 0: a run of zeros, then each group once, over and over.
+
+    Args:
+        groups: number of groups, >= 1.
+        freeze_p: share of zeros, in [0, 1).
+        total_steps: steps of the training; the list is at least 1 % longer.
+    """
+    length = int(total_steps * _MARGIN)
+    if groups <= 1:
+        return [0] * length
+    zeros = int(freeze_p * (groups - 1) // (1 - freeze_p) + 0.5)
+    pattern = [0] * zeros + list(range(1, groups))
+    return pattern * math.ceil(length / len(pattern))
+
+
+def interval_sequence(groups: int, freeze_p: float, total_steps: int, seed: int) -> list[int]:
+    """Return freeze type 1: zeros and drawn groups take turns so that ``freeze_p`` are zeros.
+
+    Args:
+        groups: number of groups, >= 1.
+        freeze_p: share of zeros, in [0, 1). The running share is never off by more than one step.
+        total_steps: steps of the training; the list is 1 % longer, rounded down.
+        seed: seed of the draws, which take k from 1 … groups−1 with probability ∝ groups−k.
+    """
+    length = int(total_steps * _MARGIN)
+    if groups <= 1:
+        return [0] * length
+    weights = np.arange(groups - 1, 0, -1)
+    draws = np.random.default_rng(seed).choice(
+        np.arange(1, groups), size=length, p=weights / weights.sum()
+    )
+    sequence, frozen = [0], 0
+    while len(sequence) < length:
+        if frozen / len(sequence) < 1 - freeze_p:
+            sequence.append(int(draws[frozen]))
+            frozen += 1
+        else:
+            sequence.append(0)
+    return sequence
+
+
+def prefix_schedule(
+    groups: int,
+    total_steps: int,
+    kind: str = "linear",
+    *,
+    fraction: float = 1.0,
+    start: float = 0.5,
+) -> FreezeSchedule:
+    r"""Return a schedule that freezes a growing prefix of the network for good.
+
+    With :math:`K = \lfloor fraction\cdot(G-1)\rfloor`, prefix k of 1 … K is frozen from the share
+    :math:`t_k` of the steps on: linear :math:`t_k = s + (1-s)(k-1)/K`; cubic
+    :math:`t_k = (\sqrt[3]s + (1-\sqrt[3]s)(k-1)/K)^3`, which freezes the first parts sooner after
+    each other; step :math:`t_k = s`, all at once.
+
+    Args:
+        groups: number of groups G, an int >= 1. Group 0 trains everything.
+        total_steps: steps of the training, an int >= 1. After them the last group stays.
+        kind: ``"linear"``, ``"cubic"`` or ``"step"``.
+        fraction: how much of the network is frozen in the end, in [0, 1]. The last part never is.
+        start: the share s of the steps before the first freezing, in [0, 1].
+
+    Raises:
+        ValueError: if an argument is out of its range.
+
+    Examples:
+        >>> from mindspore_boost_ext.grad_freeze.freezing import prefix_schedule
+        >>> prefix_schedule(3, 8, start=0.5).groups
+        (0, 0, 0, 0, 1, 1, 2, 2)
+    """
+    check("groups", groups, integer(1))
+    check("total_steps", total_steps, integer(1))
+    check("kind", kind, one_of(("linear", "cubic", "step")))
+    check("fraction", fraction, real("[0, 1]"))
+    check("start", start, real("[0, 1]"))
+    frozen = math.floor(fraction * (groups - 1) + 1e-9)
+    ramp = np.arange(frozen) / max(frozen, 1)
+    power = {"linear": 1, "cubic": 3, "step": 1}[kind]
+    root = start ** (1 / power)
+    shares = np.full(frozen, start) if kind == "step" else (root + (1 - root) * ramp) ** power
+    # Rounded so that 0.5 of 8 steps is 4 whatever the arithmetic says in the sixteenth digit.
+    first_steps = np.ceil(np.round(shares * total_steps, 6))
+    sequence = np.searchsorted(first_steps, np.arange(total_steps), side="right")
+    return FreezeSchedule(tuple(int(group) for group in sequence), HOLD)
+
+
+def tabulate(schedule: Callable[[int], int], total_steps: int) -> FreezeSchedule:
+    """Return the schedule of a function of the step: step 0, 1, … -> group.
+
+    Args:
+        schedule: called once for each step, here and now; it must return ints >= 0.
+        total_steps: number of steps, an int >= 1. After them the schedule starts again.
+    """
+    check("total_steps", total_steps, integer(1))
+    return FreezeSchedule(tuple(schedule(step) for step in range(int(total_steps))))
+
+
+def as_schedule(strategy: Strategy, groups: int) -> FreezeSchedule:
+    """Return any form of strategy as a schedule that names existing groups only."""
+    if strategy is None:
+        return FreezeSchedule(tuple(range(groups)))
+    if isinstance(strategy, (Tensor, np.ndarray)):
+        if strategy.ndim != 1:
+            raise ValueError(f"train_strategy must have one axis, got shape {strategy.shape}")
+        strategy = (strategy.asnumpy() if isinstance(strategy, Tensor) else strategy).tolist()
+    if isinstance(strategy, (list, tuple)):
+        strategy = FreezeSchedule(tuple(strategy))
+    if not isinstance(strategy, FreezeSchedule):
+        raise TypeError(
+            "train_strategy must be a list, tuple, int32 Tensor, FreezeSchedule or None, got "
+            f"{shown(strategy)}: tabulate(function, total_steps) makes one of a function"
+        )
+    highest = max(strategy.groups)
+    if highest >= groups:
+        raise ValueError(
+            "a schedule (train_strategy, grad_freeze.schedule) must name groups "
+            f"0 to {groups - 1}, got {highest}: the network has "
+            f"{groups} groups"
+        )
+    return strategy

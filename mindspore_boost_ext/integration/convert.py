@@ -1,0 +1,108 @@
+"""ConvertModelUtils: from a Model to one that trains with THOR, in one call.
+
+What it does: :meth:`ConvertModelUtils.convert_to_thor_model` builds a Model whose training step
+brings THOR its factors. With the package installed ``ms.Model`` does so by itself for a THOR
+optimizer; the call is what MindSpore's scripts make, and sets ``frequency``.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from mindspore_boost_ext._compat import ModelUnderConstruction
+from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOneStepCell
+from mindspore_boost_ext.config.rules import check, integer, optional
+from mindspore_boost_ext.integration.model import BoostModel
+from mindspore_boost_ext.thor.optimizer import THOR, thor_of
+
+
+class ConvertModelUtils:
+    """Converts a Model to one that trains with THOR.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext.thor.optimizer import THOR
+        >>> from mindspore_boost_ext.integration.convert import ConvertModelUtils
+        >>> net, loss = nn.Dense(4, 2), nn.MSELoss()
+        >>> opt = THOR(net, 0.1, damping=0.03, momentum=0.9)
+        >>> model = ms.Model(net, loss, opt)
+        >>> model = ConvertModelUtils().convert_to_thor_model(
+        ...     model=model, network=net, loss_fn=loss, optimizer=opt, frequency=10)
+        >>> opt.get_frequency()
+        10
+    """
+
+    @staticmethod
+    def convert_to_thor_model(
+        model: ms.Model,
+        network: nn.Cell,
+        loss_fn: nn.Cell | None = None,
+        optimizer: nn.Cell | None = None,
+        metrics: Any = None,
+        amp_level: str = "O0",
+        loss_scale_manager: Any = None,
+        keep_batchnorm_fp32: bool = False,
+        frequency: int | None = None,
+    ) -> ms.Model:
+        """Return a Model that trains ``network`` with THOR.
+
+        Args:
+            model (Model): the Model so far; its boost level and settings stay in force. Returned as
+                it is when ``optimizer`` is not THOR.
+            network (Cell): the network, or an ``nn.TrainOneStepCell`` over network and optimizer.
+            loss_fn (Cell, optional): the loss. Default: None, ``network`` returns it.
+            optimizer (Cell, optional): a THOR. Default: None.
+            metrics (Union[dict, set], optional): as for ``ms.Model``.
+            amp_level (str): as for ``ms.Model``. Default: ``"O0"``.
+            loss_scale_manager (LossScaleManager, optional): as for ``ms.Model``. Default: None.
+            keep_batchnorm_fp32 (bool): as for ``ms.Model``. Default: False.
+            frequency (int, optional): steps between two refreshes, at least 1. Default: None, that
+                of the optimizer.
+
+        Raises:
+            ValueError: if ``frequency`` breaks its rule, or ``network`` is a training step with a
+                ``construct`` of its own.
+        """
+        check("frequency", frequency, optional(integer(1)))
+        is_step = isinstance(network, nn.TrainOneStepCell)
+        found = thor_of(network.optimizer if is_step and optimizer is None else optimizer)
+        if found is None:
+            return model
+        if frequency is not None:
+            found.frequency = int(frequency)
+        if is_step:
+            return BoostModel(_own_step(network))
+        settings: dict[str, Any] = {}
+        boost = ModelUnderConstruction(model).boost
+        if boost is not None:
+            settings = {"boost_level": boost.level, "boost_config_dict": boost.boost_config_dict}
+        if loss_scale_manager is not None:
+            settings["loss_scale_manager"] = loss_scale_manager
+        if amp_level != "O0":
+            settings["keep_batchnorm_fp32"] = keep_batchnorm_fp32
+        return BoostModel(
+            network, loss_fn, optimizer, metrics=metrics, amp_level=amp_level, **settings
+        )
+
+
+def _own_step(step: nn.TrainOneStepCell) -> nn.Cell:
+    if isinstance(step, BoostTrainOneStepCell):
+        return step
+    if type(step).construct is not nn.TrainOneStepCell.construct:
+        raise ValueError(
+            f"network is a {type(step).__name__} with a construct of its own, so THOR cannot see "
+            "activations and output gradients: derive it from BoostTrainOneStepCell and override "
+            "update(loss, gradients), or give the network with its loss and the optimizer"
+        )
+    return BoostTrainOneStepCell(step.network, step.optimizer, step.sens).set_train()
+
+
+__all__ = ["THOR", "ConvertModelUtils"]

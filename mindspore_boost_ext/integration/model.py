@@ -1,0 +1,265 @@
+"""``ms.Model`` and ``build_train_network`` with the accelerators, and ``BoostModel``.
+
+At boost level O0 without settings MindSpore's own code runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext._compat import ModelUnderConstruction
+from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import (
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+)
+from mindspore_boost_ext.config.parse import ConfigSource
+from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
+from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
+from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
+from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME, end_of_start, start_of_training
+from mindspore_boost_ext.thor.optimizer import thor_of
+
+
+def make_step_cell(network: nn.Cell, optimizer: nn.Cell, loss_scale_manager: Any) -> nn.Cell:
+    """Return the step cell for a network with its loss, as the loss-scale manager demands.
+
+    Args:
+        network (Cell): the network with its loss.
+        optimizer (Cell): the optimizer.
+        loss_scale_manager (LossScaleManager, optional): a manager of ``mindspore.amp``, a
+            ``GroupLossScaleManager``, or None.
+    """
+    if loss_scale_manager is None:
+        return BoostTrainOneStepCell(network, optimizer).set_train()
+    update = loss_scale_manager.get_update_cell()
+    if update is None:
+        sens = loss_scale_manager.get_loss_scale()
+        return BoostTrainOneStepCell(network, optimizer, sens).set_train()
+    return BoostTrainOneStepWithLossScaleCell(network, optimizer, update).set_train()
+
+
+def check_loss_scale_manager(manager: Any, boost: AutoBoost) -> None:
+    """Check that a manager is one, and that it and the switch ``loss_scale_group`` go together.
+
+    Raises:
+        TypeError: if ``manager`` is not a loss-scale manager.
+        ValueError: if the switch asks for groups and the manager has none, or the other way round.
+    """
+    if manager is not None and not hasattr(manager, "get_update_cell"):
+        raise TypeError(
+            f"loss_scale_manager must be a LossScaleManager or None, got {shown(manager)}"
+        )
+    grouped = isinstance(manager, GroupLossScaleManager)
+    if not grouped:
+        boost.leave_out("loss_scale_group", "the loss_scale_manager is no GroupLossScaleManager")
+    if boost.boost_config["loss_scale_group"] and not grouped:
+        raise ValueError(
+            "boost.loss_scale_group is on, so loss_scale_manager must be a GroupLossScaleManager, "
+            f"got {shown(manager)}"
+        )
+    if grouped and not boost.boost_config["loss_scale_group"]:
+        remedy = "set it to True, in mode 'manual'"
+        if boost.boost_config["dim_reduce"]:
+            remedy = "dim_reduce excludes all others, so give another manager"
+        raise ValueError(
+            "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: "
+            f"{remedy}"
+        )
+
+
+def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
+    """Apply the boost settings of a Model under construction to its network and optimizer."""
+    parts = ModelUnderConstruction(model)
+    level = parts.boost_level
+    if "acc_level" in kwargs:
+        level = kwargs["acc_level"]
+        warn("acc_level is the old name of boost_level: use boost_level")
+    boost = AutoBoost(level, kwargs.get("boost_config_dict", ""))
+    parts.boost_level = boost.level
+    if boost.level == "O0":
+        if isinstance(parts.optimizer, FreezeOpt):
+            warn(
+                "the optimizer is a FreezeOpt, but boost_level O0 freezes nothing: use O1 or O2",
+                NoEffectWarning,
+            )
+        elif thor_of(parts.optimizer) is not None:
+            check_loss_scale_manager(parts.loss_scale_manager, boost)
+            parts.boost = boost  # only the step of this package brings THOR its factors
+        return
+    if parts.optimizer is None:
+        warn(
+            f"boost_level {boost.level} has no effect on a Model without an optimizer",
+            NoEffectWarning,
+        )
+        return
+    check_loss_scale_manager(parts.loss_scale_manager, boost)
+    boost.loss_fn = parts.loss_fn
+    with ONE_AT_A_TIME, boost.building():
+        trained = boost.network_auto_process_train(parts.network, parts.optimizer)
+        boost.fit_groups(parts.loss_scale_manager)
+        if parts.eval_network is not None:
+            parts.eval_network = boost.network_auto_process_eval(parts.eval_network)
+    parts.network, parts.optimizer = trained
+    parts.boost = boost
+
+
+def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> nn.Cell:
+    """Return the step cell of a Model under construction; ``plain_build`` is ms.Model's own way."""
+    parts = ModelUnderConstruction(model)
+    if parts.boost is None:
+        return with_report(plain_build(model))
+    with ONE_AT_A_TIME, parts.boost.building():
+        plain = parts.plain_train_network(plain_build)
+    return boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
+
+
+def with_report(plain: nn.Cell) -> nn.Cell:
+    """Let MindSpore's own step tell that nothing was done, so that scripts run at level O0 too."""
+    if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
+        plain.report = AutoBoost().report
+    return plain
+
+
+def boosted_step(plain: nn.Cell, optimizer: nn.Cell, manager: Any, boost: AutoBoost) -> nn.Cell:
+    """Return our step cell in place of ``plain``, MindSpore's own without loss scaling.
+
+    Where MindSpore needs a step cell of another kind, that one is returned, with a warning.
+    """
+    if type(plain) is not nn.TrainOneStepCell:
+        warn(
+            f"boost has no effect here: MindSpore trains this network with {type(plain).__name__} "
+            "(pipeline stages, or gradient accumulation over them)",
+            NoEffectWarning,
+        )
+        if manager is None:
+            return plain
+        return ms.amp.build_train_network(plain.network, optimizer, loss_scale_manager=manager)
+    with ONE_AT_A_TIME, boost.building():
+        cell = make_step_cell(plain.network, optimizer, manager)
+    inputs = plain.get_inputs()
+    if inputs:
+        cell.set_inputs(*inputs)
+    if is_main_process():
+        LOGGER.info("%s", boost.report())
+    return cell
+
+
+def boosted_build_train_network(
+    original: Callable[..., nn.Cell],
+    network: nn.Cell,
+    optimizer: nn.Cell,
+    loss_fn: nn.Cell | None = None,
+    level: str = "O0",
+    boost_level: str = "O0",
+    boost_config_dict: ConfigSource = None,
+    **kwargs: Any,
+) -> nn.Cell:
+    """``mindspore.amp.build_train_network`` with the accelerators of ``boost_level``.
+
+    Args:
+        original: MindSpore's function of that name.
+        network (Cell): as for that function.
+        optimizer (Cell): as for that function.
+        loss_fn (Cell, optional): as for that function.
+        level (str): the level of mixed precision.
+        boost_level (str): ``"O0"``, ``"O1"`` or ``"O2"``.
+        boost_config_dict: settings for the level, as for ``AutoBoost``.
+        **kwargs: as for that function.
+    """
+    boost = AutoBoost(boost_level, boost_config_dict)
+    if boost.level == "O0" and AutoBoost.is_building():
+        return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
+    if boost.level == "O0" and thor_of(optimizer) is None:
+        return with_report(original(network, optimizer, loss_fn, level, boost.level, **kwargs))
+    if "loss_scale_manager" in kwargs:
+        manager = kwargs.pop("loss_scale_manager")
+    else:
+        manager = _compat.default_loss_scale_manager(level)
+    check_loss_scale_manager(manager, boost)
+    boost.loss_fn = loss_fn
+    with ONE_AT_A_TIME, boost.building():
+        network, optimizer = boost.network_auto_process_train(network, optimizer)
+        boost.fit_groups(manager)
+        kwargs["loss_scale_manager"] = None
+        plain = original(network, optimizer, loss_fn, level, "O0", **kwargs)
+    return boosted_step(plain, optimizer, manager, boost)
+
+
+def train_model(
+    plain_train: Callable[..., Any],
+    model: ms.Model,
+    epoch: int,
+    train_dataset: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Train as ``plain_train`` does, after a look at how long the training is."""
+    step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
+    if not isinstance(step, BoostTrainOneStepCell):
+        return plain_train(model, epoch, train_dataset, *args, **kwargs)
+    with start_of_training():
+        if callable(size) and isinstance(epoch, int):
+            train = inspect.signature(plain_train)
+            given = train.bind(model, epoch, train_dataset, *args, **kwargs).arguments
+            first = kwargs.get("initial_epoch", given.get("initial_epoch"))
+            step.expect_training(epoch - int(first or 0), size())
+        return plain_train(model, epoch, train_dataset, *args, **kwargs)
+
+
+def open_data(plain: Callable[..., Any], model: ms.Model, *args: Any, **kwargs: Any) -> Any:
+    """Open the data of a training or an evaluation as ``plain`` does; then its start is over."""
+    opened = plain(model, *args, **kwargs)
+    end_of_start()
+    return opened
+
+
+class BoostModel(ms.Model):
+    """``ms.Model`` with the accelerators built in: works whether or not they are installed.
+
+    Takes the arguments of ``mindspore.train.Model``; of them ``boost_level`` and
+    ``boost_config_dict`` are read by this package.
+
+    Raises:
+        ValueError: for everything wrong with the level or the settings, all in one message.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext import BoostModel
+        >>> net = nn.Dense(4, 2)
+        >>> optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)
+        >>> model = BoostModel(net, nn.MSELoss(), optimizer, boost_level="O1",
+        ...                    boost_config_dict={"boost": {"mode": "disable_all"}})
+        >>> type(model.train_network).__name__
+        'BoostTrainOneStepCell'
+    """
+
+    def _build_boost_network(self, kwargs: dict[str, Any]) -> None:
+        prepare_model(self, kwargs)
+
+    def _build_train_network(self) -> nn.Cell:
+        return build_model(ms.Model._build_train_network, self)
+
+    def train(self, epoch: int, train_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Train as ``ms.Model.train`` does."""
+        return train_model(ms.Model.train, self, epoch, train_dataset, *args, **kwargs)
+
+    def fit(self, epoch: int, train_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Train and validate as ``ms.Model.fit`` does."""
+        return train_model(ms.Model.fit, self, epoch, train_dataset, *args, **kwargs)
+
+    def _exec_preprocess(self, *args: Any, **kwargs: Any) -> Any:
+        return open_data(ms.Model._exec_preprocess, self, *args, **kwargs)
+
+
+__all__ = ["BoostModel", "build_model", "make_step_cell", "prepare_model"]

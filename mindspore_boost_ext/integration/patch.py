@@ -1,0 +1,162 @@
+"""Plugging into MindSpore: ``install`` and ``uninstall``.
+
+``install`` replaces, in MindSpore's modules, what leads to its own boost package: methods of
+``ms.Model``, the function ``build_train_network`` in the four places where it is visible, and the
+public names of ``mindspore.boost``. ``uninstall`` puts back what was there. Where someone else has
+put a wrapper of their own around ours meanwhile, theirs stays and ours becomes transparent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mindspore as ms
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.integration.model import (
+    boosted_build_train_network,
+    build_model,
+    open_data,
+    prepare_model,
+    train_model,
+)
+from mindspore_boost_ext.runtime.machine import tune_machine
+
+INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
+
+
+class _Session:
+    """One installation: which attributes were replaced, by what, and what stood there before."""
+
+    def __init__(self) -> None:
+        self.active = True
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def replace(self, holder: Any, name: str, ours: Any) -> None:
+        """Put ``ours`` in place of ``holder.name``."""
+        self._replaced.append((holder, name, ours, vars(holder)[name]))
+        setattr(holder, name, ours)
+
+    def end(self) -> None:
+        """Put back what stood there, except where someone has replaced ours meanwhile."""
+        self.active = False
+        for holder, name, ours, before in reversed(self._replaced):
+            if vars(holder).get(name) is ours:
+                setattr(holder, name, before)
+
+    def wrap(self, original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``ours`` with ``original`` as its first argument while the session is active."""
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self.active:
+                return ours(original, *args, **kwargs)
+            return original(*args, **kwargs)
+
+        return wrapper
+
+
+_lock = threading.RLock()
+_session: _Session | None = None
+_users = 0  # open ``installed()`` contexts, while it was they who installed
+
+
+def install() -> None:
+    """Make ``ms.Model``, ``build_train_network`` and ``mindspore.boost`` use this package.
+
+    Tunes the machine again where ``uninstall`` had undone that. Calling it again changes nothing.
+    Safe to call from several threads.
+    """
+    with _lock:
+        if _session is None:
+            _plug_in()
+            tune_machine()
+
+
+def _plug_in() -> None:
+    global _session
+    with _lock:
+        if _session is not None:
+            return
+        session = _Session()
+        prepare = _compat.model_method(_compat.PREPARE_METHOD)
+        build = _compat.model_method(_compat.BUILD_METHOD)
+        session.replace(
+            ms.Model,
+            _compat.PREPARE_METHOD,
+            session.wrap(prepare, lambda _, model, kwargs: prepare_model(model, kwargs)),
+        )
+        session.replace(ms.Model, _compat.BUILD_METHOD, session.wrap(build, build_model))
+        for name in ("train", "fit"):
+            session.replace(ms.Model, name, session.wrap(vars(ms.Model)[name], train_model))
+        opens = vars(ms.Model)[_compat.OPEN_METHOD]
+        session.replace(ms.Model, _compat.OPEN_METHOD, session.wrap(opens, open_data))
+        wrappers: dict[Any, Any] = {}
+        for holder in _compat.build_function_holders():
+            function = holder.build_train_network
+            if function not in wrappers:
+                wrappers[function] = session.wrap(function, boosted_build_train_network)
+            session.replace(holder, "build_train_network", wrappers[function])
+        for module, name, holders in _compat.upstream_names():
+            ours = _own(module, name)
+            for holder in holders:
+                session.replace(holder, name, ours)
+        _session = session
+
+
+def uninstall() -> None:
+    """Put back what ``install`` replaced, and undo the tuning of the machine as far as possible.
+
+    Calling it again changes nothing. Thread-safe.
+    """
+    with _lock:
+        _unplug()
+        tune_machine(False)
+
+
+def _unplug() -> None:
+    global _session
+    with _lock:
+        if _session is not None:
+            _session.end()
+            _session = None
+
+
+def is_installed() -> bool:
+    """Tell whether ``ms.Model`` uses this package."""
+    return _session is not None
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Install for the time of a ``with`` block, also of several at once in different threads.
+
+    What was installed before stays installed.
+    """
+    global _users
+    with _lock:
+        _users += 1 if _users or not is_installed() else 0
+        _plug_in()
+        counted = _users > 0
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= counted
+            if counted and not _users:
+                _unplug()
+            elif not counted:
+                _plug_in()
+
+
+def _own(module: str, name: str) -> Any:
+    """Return this package's object for a public name of ``mindspore.boost.<module>``."""
+    return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
+
+
+__all__ = ["INSTALL_VARIABLE", "install", "installed", "is_installed", "uninstall"]

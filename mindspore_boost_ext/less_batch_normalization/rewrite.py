@@ -1,0 +1,481 @@
+"""LessBN: most BatchNorms of a residual network removed, and its classifier normalised if wanted.
+
+What it does: in each residual block only the last BatchNorm of the main branch stays; those before
+it and, by default, the one on the shortcut become nothing. With ``fn_flag`` the network's last
+Dense becomes a :class:`CommonHeadLastFN`. The network itself is rewritten, in place, so training,
+evaluation and prediction use one network, and GRAPH_MODE and PYNATIVE_MODE agree.
+
+Rule: a BatchNorm is removed if it stands directly after a convolution (with or without bias) in an
+understood residual block (``less_batch_normalization.residual_blocks``), on the main branch before
+the last BatchNorm or on the shortcut, at each place where it is called. All others stay. The
+weights before the kept BatchNorm then have no scale of their own: multiplying one by c > 0 changes
+nothing (exactly so with ReLU between and without bias), and its gradient is orthogonal to it.
+
+When it helps: where BatchNorm's memory traffic or its statistics across devices cost time. When it
+hurts: the network computes something else. **It is not function-preserving**: a checkpoint of the
+original network loads (the surplus is reported as not used), but its accuracy is lost, so train
+from scratch. Gradients of deep networks can be large in the first steps: warm up. The head bounds
+the loss from below, see ``less_batch_normalization.head``.
+Measured effect (``examples/benchmarks/less_bn.py``, CPU): ``--counts``: MindCV's ResNet-50 has 17
+BatchNorms instead of 53 and 43 % fewer normalised elements, ResNet-18 9 instead of 20 and 37 %
+fewer. ``--speed``: a step of the small ResNet takes 0.922 of the plain one in GRAPH_MODE (quartiles
+0.894 to 1.006), 0.986 in PYNATIVE_MODE (0.952 to 1.250). ``--runs``: accuracy was not helped
+(digits, small ResNet, 8 epochs, mean of seeds 0 to 2): plain 0.9954, LessBN 0.9926 (-0.0028), with
+the head 0.9843 (-0.0111), with head and centralization 0.9926. A network without residual blocks
+keeps every BatchNorm; the report says so.
+Cost: nothing while training; the network's code is run once on stand-ins when the Model is built.
+Layers of ``mindspore.nn`` only: those of ``mindspore.mint`` have no CPU kernels, and stay.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+How it combines: it comes first; the other algorithms see the rewritten network and an optimizer
+without the parameters of removed layers, and with the head's multiplier.
+Reference: the pass ``less_batch_normalization`` of ``mindspore.boost``; no paper.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mindspore import Parameter, Tensor, nn
+
+from mindspore_boost_ext.base.rebuild import rebuilt
+from mindspore_boost_ext.config.rules import check_all, name_patterns, optional, real
+from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
+from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
+from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
+    BATCH_NORMS,
+    Verdict,
+    find_classifier,
+    judge,
+    own_construct,
+)
+from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
+from mindspore_boost_ext.report import APPLIED, LOGGER, SKIPPED, NoEffectWarning, Row, warn
+from mindspore_boost_ext.runtime.cells import exchange, layers_of, name_of
+
+REMOVED, KEPT, NORMALISED = "removed", "kept", "normalised"
+Patterns = Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a removed layer had. In an object, so that its Cell does not own the parameters."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+
+
+class RemovedBatchNorm(nn.Cell):
+    """Stands where a BatchNorm was, and changes nothing.
+
+    Args:
+        batch_norm (Cell): the BatchNorm that it takes the place of.
+
+    Inputs:
+        - **x** (Tensor) - anything.
+
+    Outputs:
+        Tensor, ``x``.
+    """
+
+    one_step = True  # for tracing.py
+
+    def __init__(self, batch_norm: nn.Cell) -> None:
+        super().__init__()
+        self.num_features = batch_norm.num_features
+        self.before = _Before(name_of(batch_norm.gamma), tuple(batch_norm.get_parameters()))
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the input."""
+        return x
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one layer.
+
+    Attributes:
+        name: the layer, as in the names of its parameters.
+        done: ``"removed"``, ``"kept"`` or ``"normalised"``.
+        reason: why.
+        now: whether it was done now, and not by an earlier rewriting.
+        is_head: whether it is a classifier, or what is said of the missing one.
+    """
+
+    name: str
+    done: str
+    reason: str
+    now: bool = True
+    is_head: bool = False
+
+
+@dataclass(frozen=True)
+class Rewriting:
+    """What was done to a network.
+
+    Attributes:
+        changes: one entry for each BatchNorm, and one for the head if it was asked for.
+        surplus: parameters of removed layers, also of earlier rewritings.
+        heads: the normalised heads, likewise.
+        network: what was rewritten.
+        exchanged: each Cell put in now, with the one whose place it took.
+    """
+
+    changes: tuple[Change, ...]
+    surplus: tuple[Parameter, ...] = ()
+    heads: tuple[CommonHeadLastFN, ...] = ()
+    network: nn.Cell | None = None
+    exchanged: tuple[tuple[nn.Cell, nn.Cell], ...] = ()
+
+    def undo(self) -> None:
+        """Put back the Cells that were taken out now."""
+        if self.network is not None:
+            exchange(self.network, {id(ours): theirs for ours, theirs in self.exchanged})
+
+    @property
+    def fresh(self) -> tuple[Parameter, ...]:
+        """Parameters that the network has gained: the multipliers of the heads."""
+        return tuple(head.multiplier for head in self.heads)
+
+    def regrouped(self, groups: Iterable[Iterable[Parameter]]) -> list[list[Parameter]]:
+        """Return groups of the original parameters as groups of those of the rewritten network.
+
+        Args:
+            groups: a multiplier joins the group that has the weight of its head.
+        """
+        gone = {id(parameter) for parameter in self.surplus}
+        multipliers = {id(head.weight): head.multiplier for head in self.heads}
+        found = []
+        for group in groups:
+            left = [one for one in group if id(one) not in gone]
+            joining = [multipliers[id(one)] for one in left if id(one) in multipliers]
+            present = {id(one) for one in left}
+            found.append(left + [one for one in joining if id(one) not in present])
+        return found
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many BatchNorms are gone, how many are left, how many heads are normalised."""
+        norms = [change.done for change in self.changes if not change.is_head]
+        heads = [change.done for change in self.changes if change.is_head]
+        counts = {f"batch_norms_{what}": norms.count(what) for what in (REMOVED, KEPT)}
+        return {**counts, "heads_normalised": heads.count(NORMALISED)}
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether the network differs from the original, now or since an earlier rewriting."""
+        return any(change.done != KEPT for change in self.changes)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether something was changed now."""
+        return any(change.now and change.done != KEPT for change in self.changes)
+
+    def rows(self, asked_by: str = "less_bn") -> tuple[Row, ...]:
+        """Return the row of less_bn in a report, and one for each layer."""
+        status = APPLIED if self.has_effect else SKIPPED
+        reason = "" if self.has_effect else "nothing in the network could be changed"
+        first = Row("less_bn", asked_by, status, reason, self.counts)
+        layers = [
+            Row(f"less_bn {change.name}", "less_bn", change.done, change.reason)
+            for change in self.changes
+        ]
+        return (first, *layers)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The arguments of :func:`less_bn`, checked."""
+
+    fn_flag: bool = False
+    keep_shortcut: bool = False
+    include: Patterns | None = None
+    exclude: Patterns = ()
+    multiplier: float = 1.0
+    heads: Patterns | None = None
+
+    def __post_init__(self) -> None:
+        check_all(
+            "less_bn",
+            include=(self.include, optional(name_patterns())),
+            exclude=(self.exclude, name_patterns()),
+            multiplier=(self.multiplier, real("(0, inf)")),
+            heads=(self.heads, optional(name_patterns())),
+        )
+
+    def objection(self, name: str, verdict: Verdict) -> str:
+        """Return why the user wants a removable BatchNorm to stay; empty if not."""
+        if verdict.shortcut and self.keep_shortcut:
+            return "on a shortcut, and keep_shortcut is set"
+        if self.include is not None and not _matches(name, self.include):
+            return "no pattern of include matches"
+        return "a pattern of exclude matches" if _matches(name, self.exclude) else ""
+
+
+@dataclass
+class _Plan:
+    """Which layers to exchange, by identity, and what to say of each."""
+
+    network: nn.Cell
+    settings: _Settings
+    graphs: list[Graph] = field(default_factory=list)
+    exchanged: list[tuple[nn.Cell, nn.Cell]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+    def norms(self) -> None:
+        """Decide on every BatchNorm."""
+        verdicts = _verdicts(self.graphs)
+        failures = _failures(self.graphs)
+        for cell in layers_of(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
+            if isinstance(cell, RemovedBatchNorm):
+                self.changes.append(Change(cell.before.name, REMOVED, "removed before", now=False))
+                continue
+            name = name_of(cell.gamma)
+            verdict = verdicts.get(id(cell), Verdict(False, own_construct(cell) or "never called"))
+            if any(id(cell) in graph.read for graph in self.graphs):
+                verdict = Verdict(False, "other code reads its parameters")
+            reason = failures.get(id(cell), verdict.reason)
+            objection = self.settings.objection(name, verdict) if verdict.removable else reason
+            if verdict.removable and not objection:
+                self.exchanged.append((RemovedBatchNorm(cell), cell))
+            done = KEPT if objection else REMOVED
+            self.changes.append(Change(name, done, objection or verdict.reason))
+
+    def idle_patterns(self) -> list[str]:
+        """Return the patterns that match no layer."""
+        norms = [one.name for one in self.changes if not one.is_head]
+        dense = [
+            name_of(one.weight) for one in layers_of(self.network, (nn.Dense, CommonHeadLastFN))
+        ]
+        settings = self.settings
+        return [
+            pattern
+            for patterns, names in (
+                ((*(settings.include or ()), *settings.exclude), norms),
+                (settings.heads or (), dense),
+            )
+            for pattern in patterns
+            if not fnmatch.filter(names, pattern)
+        ]
+
+    def heads(self) -> None:
+        """Decide on the classifier, or on the Dense layers that the user names."""
+        for head in layers_of(self.network, (CommonHeadLastFN,)):
+            name = name_of(head.weight)
+            self.changes.append(Change(name, NORMALISED, "before", now=False, is_head=True))
+        if self.settings.heads is None:
+            dense, reason = find_classifier(self.graphs[0])
+            self._normalise([dense] if dense else [], reason)
+            return
+        named = [
+            dense
+            for dense in layers_of(self.network, (nn.Dense,))
+            if _matches(name_of(dense.weight), self.settings.heads)
+        ]
+        self._normalise(named, "a pattern of heads matches" if named else "no Dense matches heads")
+
+    def _normalise(self, dense_layers: Sequence[nn.Dense], reason: str) -> None:
+        if not dense_layers:
+            self.changes.append(Change("head", KEPT, reason, is_head=True))
+        for dense in dense_layers:
+            name = name_of(dense.weight)
+            objection = own_construct(dense)
+            if dense is self.network:
+                objection = "the network itself is this Dense: put it into a Cell"
+            if objection:
+                self.changes.append(Change(name, KEPT, objection, is_head=True))
+                continue
+            self.exchanged.append((in_place_of(dense, self.settings.multiplier), dense))
+            self.changes.append(Change(name, NORMALISED, reason, is_head=True))
+
+
+def less_bn(
+    network: nn.Cell,
+    fn_flag: bool = False,
+    *,
+    keep_shortcut: bool = False,
+    include: Patterns | None = None,
+    exclude: Patterns = (),
+    multiplier: float = 1.0,
+    heads: Patterns | None = None,
+) -> Rewriting:
+    """Rewrite a network in place; a second call changes nothing.
+
+    Names in patterns are those of the layers as in the names of their parameters, such as
+    ``"layer1.0.bn1"``; patterns are those of a shell (``"layer1.*"``).
+
+    Args:
+        network (Cell): the network, with or without its loss.
+        fn_flag (bool): whether to normalise the classifier. Default: ``False``.
+        keep_shortcut (bool): whether BatchNorms on shortcuts stay. Default: ``False``.
+        include (Sequence[str], optional): patterns of BatchNorms that may go. Default: None, all.
+        exclude (Sequence[str]): patterns of BatchNorms that stay. Default: ``()``.
+        multiplier (float): where the head's multiplier starts, > 0. Default: ``1.0``.
+        heads (Sequence[str], optional): patterns of the Dense layers to normalise instead of the
+            classifier. Default: None.
+
+    Returns:
+        Rewriting, what was done and why.
+
+    Raises:
+        TypeError: if ``network`` is not a Cell.
+        ValueError: for everything wrong with the settings, all in one message.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
+        >>> class Block(nn.Cell):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.conv1, self.conv2 = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+        ...         self.bn1, self.bn2 = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        ...         self.relu = nn.ReLU()
+        ...     def construct(self, x):
+        ...         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        ...         return self.relu(x + y)
+        >>> for change in less_bn(Block()).changes:
+        ...     print(change.name, change.done)
+        bn1 removed
+        bn2 kept
+    """
+    if not isinstance(network, nn.Cell):
+        raise TypeError(f"network must be a Cell, got {type(network).__name__}")
+    settings = _Settings(fn_flag, keep_shortcut, include, exclude, multiplier, heads)
+    plan = _Plan(network, settings, trace_both(network))
+    plan.norms()
+    if fn_flag:
+        plan.heads()
+    idle = plan.idle_patterns()
+    if idle:
+        warn(f"less_bn: no layer matches {', '.join(map(repr, idle))}", NoEffectWarning)
+    exchange(network, {id(theirs): ours for ours, theirs in plan.exchanged})
+    normalised = tuple(layers_of(network, (CommonHeadLastFN,)))
+    exchanged = tuple(plan.exchanged)
+    return Rewriting(tuple(plan.changes), _surplus(network), normalised, network, exchanged)
+
+
+class LessBN(nn.Cell):
+    r"""Rewrites a network so that it has fewer BatchNorms, and runs it.
+
+    The network given is rewritten itself, and its parameters keep their names; make the optimizer
+    afterwards. Through ``boost_level`` all that is done for you.
+
+    Args:
+        network (Cell): the network, with or without its loss.
+        fn_flag (bool): whether to normalise the classifier. Default: ``False``.
+        **settings: ``keep_shortcut``, ``include``, ``exclude``, ``multiplier`` and ``heads`` of
+            :func:`less_bn`.
+
+    Inputs:
+        - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.
+
+    Outputs:
+        The output of ``network``.
+
+    Attributes:
+        network (Cell): the rewritten network.
+        rewriting (Rewriting): what was done, layer by layer.
+
+    Raises:
+        TypeError: if ``network`` is not a Cell.
+        ValueError: for everything wrong with the settings, all in one message.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext import LessBN
+        >>> net = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.Dense(4, 2))
+        >>> network = LessBN(net, fn_flag=True)
+        >>> print(network.rewriting.changes[0].name, network.rewriting.changes[0].done)
+        2 normalised
+        >>> [type(cell).__name__ for cell in net]
+        ['Dense', 'ReLU', 'CommonHeadLastFN']
+    """
+
+    def __init__(self, network: nn.Cell, fn_flag: bool = False, **settings: Any) -> None:
+        super().__init__(auto_prefix=False)
+        rewriting = less_bn(network, fn_flag, **settings)
+        self.network = network
+        self.__dict__["rewriting"] = rewriting
+        tell_effect(rewriting)
+
+    def construct(self, *inputs: Any) -> Any:
+        """Run the network."""
+        return self.network(*inputs)
+
+
+def tell_effect(rewriting: Rewriting) -> None:
+    """Warn if a network has not changed; say if it had before."""
+    if not rewriting.has_effect:
+        reasons = sorted({change.reason for change in rewriting.changes})
+        told = "; ".join(reasons) or "the network has no BatchNorm"
+        warn(f"less_bn has no effect on this network: {told}", NoEffectWarning)
+    elif not rewriting.is_new:
+        LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
+
+
+def fitted(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> nn.Cell:
+    """Return an optimizer over the parameters that a rewritten network has.
+
+    Args:
+        optimizer (Cell): the optimizer over those of the original network; a ``FreezeOpt`` keeps
+            its groups and schedule. It is left as it is, and returned where nothing is to change.
+        rewriting (Rewriting): what was done to the network.
+        centralize: for ``rebuilt``: whose gradients to centralize.
+
+    Raises:
+        TypeError: if the optimizer has to change and is no ``nn.Optimizer``.
+    """
+    if not isinstance(optimizer, nn.Optimizer):
+        raise TypeError(f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}")
+    trained = {id(parameter) for parameter in optimizer.parameters}
+    removed = [one for one in rewriting.surplus if id(one) in trained]
+    added = [one for one in rewriting.fresh if id(one) not in trained]
+    if not (removed or added or centralize):
+        return optimizer
+    if isinstance(optimizer, FreezeOpt):
+        plain = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
+        return optimizer.over_other_parameters(plain)
+    return rebuilt(optimizer, removed, added, centralize, carry_state=True)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _verdicts(graphs: Iterable[Graph]) -> dict[int, Verdict]:
+    """Return one verdict for each BatchNorm: one place where it must stay is enough."""
+    found: dict[int, Verdict] = {}
+    for graph in graphs:
+        for node, verdict in judge(graph).items():
+            before = found.get(id(node.cell))
+            if before is None or before.removable:
+                found[id(node.cell)] = verdict
+    return found
+
+
+def _failures(graphs: Iterable[Graph]) -> dict[int, str]:
+    """Return for each BatchNorm directly in a Cell that was not understood, why it was not."""
+    found = {}
+    for graph in graphs:
+        for failed, reason in graph.failures.items():
+            found.update({id(cell): reason for cell in failed.cells()})
+    return found
+
+
+def _surplus(network: nn.Cell) -> tuple[Parameter, ...]:
+    """Return the parameters of removed layers that nothing else in the network has."""
+    removed = layers_of(network, (RemovedBatchNorm,))
+    left = {id(parameter) for parameter in network.get_parameters()}
+    surplus = [one for cell in removed for one in cell.before.parameters if id(one) not in left]
+    return tuple(dict.fromkeys(surplus))
+
+
+__all__ = ["Change", "CommonHeadLastFN", "LessBN", "Rewriting", "fitted", "less_bn", "tell_effect"]

@@ -1,0 +1,60 @@
+"""The Cells of a network: found by their kind, named, and put in each other's places.
+
+What it does: a network is changed by putting other Cells where some were, wherever the network
+holds them: as attributes, or in its lists, tuples and dicts. Parameters keep their names.
+Cost: one pass over the network. Devices and modes: the host; all.
+How it combines: used by ``less_batch_normalization.rewrite``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mindspore import Parameter, nn
+
+
+def layers_of(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:
+    """Return the layers of some kinds, each once."""
+    found = [cell for _, cell in network.cells_and_names() if isinstance(cell, kinds)]
+    return list(dict.fromkeys(found))
+
+
+def name_of(parameter: Parameter) -> str:
+    """Return the name of a layer from that of one of its parameters."""
+    return str(parameter.name.rpartition(".")[0] or parameter.name)
+
+
+def exchange(network: nn.Cell, table: Mapping[int, nn.Cell]) -> None:
+    """Put other Cells in the places of some, wherever the network holds them.
+
+    Args:
+        network (Cell): the network.
+        table: from the id of a Cell to the Cell that takes its place.
+    """
+    for _, cell in list(network.cells_and_names()) if table else ():
+        cell.compile_cache.clear()  # graphs compiled before are those of the other network
+        for name, inner in list(cell._cells.items()):
+            if id(inner) in table:
+                cell.insert_child_to_cell(name, table[id(inner)])
+        for name, held in list(vars(cell).items()):
+            if type(held) in (list, tuple, dict) and _holds(held, table):
+                setattr(cell, name, _exchanged(held, table))
+
+
+def _holds(thing: Any, table: Mapping[int, nn.Cell]) -> bool:
+    if type(thing) in (list, tuple, dict):
+        inner = thing.values() if isinstance(thing, dict) else thing
+        return any(_holds(one, table) for one in inner)
+    return id(thing) in table
+
+
+def _exchanged(thing: Any, table: Mapping[int, nn.Cell]) -> Any:
+    if isinstance(thing, dict):
+        return {name: _exchanged(one, table) for name, one in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return type(thing)(_exchanged(one, table) for one in thing)
+    return table.get(id(thing), thing)
+
+
+__all__ = ["exchange", "layers_of", "name_of"]

@@ -1,0 +1,1 @@
+"""Parts of the training step that belong to no algorithm."""

@@ -1,0 +1,446 @@
+"""Overflow detection: did a gradient leave the range of its dtype? One protocol, four detectors.
+
+A loss-scaled step asks one question, "is every gradient finite, on every rank?", and the hardware
+answers it in four ways. :func:`choose_detector` picks one from :class:`DeviceFacts`, and nowhere
+else in the package is a device asked what it is.
+
+==================  ===============================================================================
+ascend_register     saturation mode: results that are too large become the largest finite number,
+                    and a sticky register of the device remembers it. Nothing of the gradients is
+                    read; the register must be cleared before and read after the backward pass.
+ascend_infnan       overflow is inf or nan. AllFinite reads all gradients in one kernel; IsFinite,
+                    one kernel for each gradient, where AllFinite cannot be used.
+gpu_float_status    FloatStatus, one kernel for each gradient.
+cpu_finite          IsFinite on flattened gradients, small ones joined; one compiled graph in
+                    PYNATIVE_MODE too.
+==================  ===============================================================================
+
+Rule (each arrow is forced in the graph)::
+
+    loss -> start (clear) -> backward pass -> gradients -> get -> all-reduce -> compare -> clear
+
+The flag is exact: it is True if and only if a value is inf or nan (register: if and only if the
+device recorded a saturation). Sums of gradients, which overflow on finite values, are not used.
+
+When it helps: only under loss scaling. When it hurts: on tiny steps, where starting kernels costs
+most. Measured effect: as part of the scaled step (``examples/benchmarks/loss_scaling.py --speed``),
+see ``boost_cell_wrapper.loss_scaled_step``.
+Cost: each gradient is read once. FloatStatus and, on CPU, IsFinite lack bfloat16, which is widened
+first (also for IsFinite on Ascend). Memory, one bool for each value; on CPU also a copy of the
+small gradients, 65536 values or fewer each. Communication, one float32 number (register: int32[8]).
+Tested: cpu_finite in GRAPH and PYNATIVE, also on 2 processes; the other three by their compiled
+frontend graphs and by recorded calls: no Ascend and no GPU was at hand.
+Known limit: a part of the backward pass that does not depend on ``sens`` (a factor that the forward
+values alone determine) need not wait for the register to be cleared.
+Combines with everything: it looks at gradients and changes none.
+Reference: Micikevicius et al., Mixed Precision Training, 2018.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+from mindspore.ops import functional
+
+from mindspore_boost_ext import _compat
+
+CHECK_MODE_VARIABLE = "MS_ASCEND_CHECK_OVERFLOW_MODE"
+_SATURATION_ONLY = frozenset({"ascend910", "ascend310", "ascend310p", "ascend310b"})
+_BOTH_MODES = frozenset({"ascend910b", "ascend910_93"})
+# Starting a kernel costs as much as reading this many values: fewer are joined before the test.
+_SMALL = 1 << 16
+_JOINED = (ms.float32, ms.float16)
+
+
+def _widened(value: Tensor) -> Tensor:
+    return ops.cast(value, ms.float32) if value.dtype == ms.bfloat16 else value
+
+
+def _finite_flag(value: Tensor) -> Tensor:
+    """Return bool[1]: whether a tensor is finite. Kernels want one axis to be fast."""
+    return ops.all(ops.isfinite(ops.reshape(value, (-1,))), keep_dims=True)
+
+
+def _finite_flags(values: tuple[Tensor, ...]) -> Tensor:
+    """Return bool[n]: whether each of n tensors is finite."""
+    flags: tuple[Tensor, ...] = ()
+    for value in values:
+        flags += (_finite_flag(_widened(value)),)
+    return ops.concat(flags)
+
+
+def _all_finite(values: tuple[Tensor, ...]) -> Tensor:
+    """Return bool, shape (): whether all are finite; the small ones of a dtype in one go."""
+    flags: tuple[Tensor, ...] = ()
+    for kind in _JOINED:
+        small: tuple[Tensor, ...] = ()
+        for value in values:
+            if value.size <= _SMALL and _widened(value).dtype == kind:
+                small += (ops.reshape(_widened(value), (-1,)),)
+        if len(small) > 0:
+            flags += (_finite_flag(ops.concat(small)),)
+    for value in values:
+        if value.size > _SMALL or _widened(value).dtype not in _JOINED:
+            flags += (_finite_flag(_widened(value)),)
+    if len(flags) == 1:
+        return ops.reshape(flags[0], ())
+    return ops.concat(flags).all()
+
+
+# On CPU a dozen small operators one by one cost ten times a compiled graph of them.
+@ms.jit
+def _compiled_non_finite(*values: Tensor) -> Tensor:
+    return ops.logical_not(_finite_flags(values))
+
+
+@ms.jit
+def _compiled_any_non_finite(*values: Tensor) -> Tensor:
+    return ops.logical_not(_all_finite(values))
+
+
+def values_of(gradients: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """Return the stored values: of a dense gradient itself, of a row-sparse or COO one its rows."""
+    values: tuple[Tensor, ...] = ()
+    for gradient in gradients:
+        if isinstance(gradient, Tensor):
+            values += (gradient,)
+        else:
+            values += (gradient.values,)
+    return values
+
+
+# In GRAPH_MODE a network with a sparse lookup has gradients, all of them, whose type the compiler
+# learns late. Until then no operator accepts them; a MultitypeFuncGraph does.
+_late_non_finite = ops.MultitypeFuncGraph("boost_late_non_finite")
+
+
+@_late_non_finite.register("Tensor", "Tensor")
+def _late_dense(so_far: Tensor, gradient: Tensor) -> Tensor:
+    return ops.logical_or(so_far, ops.logical_not(_finite_flags((gradient,))))
+
+
+@_late_non_finite.register("Tensor", "RowTensor")
+def _late_row_sparse(so_far: Tensor, gradient: Any) -> Tensor:
+    return ops.logical_or(so_far, ops.logical_not(_finite_flags((gradient.values,))))
+
+
+def _late_any_non_finite(gradients: tuple[Any, ...]) -> Tensor:
+    so_far = Tensor([False])
+    for gradient in gradients:
+        so_far = _late_non_finite(so_far, gradient)
+    if so_far:  # what a branch returns has a type at once
+        return Tensor(True)
+    return Tensor(False)
+
+
+@ops.constexpr
+def _is_late_type(kind: Any) -> bool:
+    return "Undetermined" in str(kind)
+
+
+def _is_late(gradients: tuple[Any, ...]) -> bool:
+    """Tell whether the compiler does not know yet what the gradients are."""
+    return bool(_is_late_type(functional.typeof(gradients)))
+
+
+class OverflowDetector(nn.Cell):
+    """What the four detectors have in common. A Cell without parameters; use it inside construct.
+
+    Args:
+        why (str): one sentence for the report: why this detector.
+        distributed (bool): whether the ranks must agree. Default: ``False``.
+
+    Inputs:
+        - **status** (Tensor) - first output of :meth:`start`.
+        - **gradients** (tuple[Tensor, RowTensor, COOTensor]) - float16, bfloat16 or float32.
+
+    Outputs:
+        Tensor of bool, shape :math:`()`: True when there was an overflow, on any rank.
+
+    Examples:
+        >>> import mindspore as ms
+        >>> from mindspore import Tensor
+        >>> from mindspore_boost_ext.stages.overflow import choose_detector
+        >>> detector = choose_detector()
+        >>> status, sens = detector.start(Tensor(1024.0), Tensor(0.5))
+        >>> print(detector(status, (Tensor([1.0, float("inf")]), Tensor([0.0]))))
+        True
+    """
+
+    name = ""
+
+    def __init__(self, why: str = "", distributed: bool = False) -> None:
+        super().__init__(auto_prefix=False)
+        self.why = why
+        self.distributed = distributed
+        self.no_status = Tensor([0] * 8, ms.int32)
+        if distributed:
+            self.all_reduce = ops.AllReduce()
+
+    def start(self, sens: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Begin to watch: call it when the loss is there, before the backward pass.
+
+        Args:
+            sens (Tensor): what the backward pass starts from; pass on the one returned.
+            after (Tensor): the loss: what happened before it is not watched.
+
+        Returns:
+            tuple of the status (int32[8]) and ``sens``.
+        """
+        return self.no_status, sens
+
+    def agree(self, flags: Tensor) -> Tensor:
+        """Return bool flags that are True on all ranks where they are True on any of them."""
+        if self.distributed:
+            return ops.greater(self.all_reduce(ops.cast(flags, ms.float32)), 0)
+        return flags
+
+
+class RegisterDetector(OverflowDetector):
+    """The float-status register of Ascend in saturation mode. It cannot tell gradients apart.
+
+    The register is sticky and knows no order of its own, so ``depend`` gives it one. The clear is
+    tied to ``sens`` and not to the inputs of the network, which would run the forward pass twice.
+
+    Supported Platforms:
+        ``Ascend`` (written, its graph checked; not run)
+    """
+
+    name = "ascend_register"
+
+    def __init__(self, why: str = "", distributed: bool = False) -> None:
+        super().__init__(why, distributed)
+        self.get, self.clear = _compat.float_status_register()
+
+    def start(self, sens: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+        """Clear the register after the loss and before the backward pass that ``sens`` starts."""
+        cleared = self.clear(ops.depend(self.no_status, after))
+        return ops.depend(self.no_status, cleared), ops.depend(sens, cleared)
+
+    def construct(self, status: Tensor, gradients: tuple[Any, ...]) -> Tensor:
+        """Read the register after all gradients; compare on all ranks; leave it clear."""
+        flags = self.get(ops.depend(status, gradients))
+        if self.distributed:
+            flags = self.all_reduce(flags)
+        overflow = ops.not_equal(flags, 0).any()
+        # An all-reduce can set the register too: the last word before the next step is a clear.
+        cleared = self.clear(ops.depend(status, overflow))
+        return ops.depend(overflow, cleared)
+
+
+class FiniteDetector(OverflowDetector):
+    """A detector that looks at the gradients, and so can answer for each of them.
+
+    A subclass says how values are tested: :meth:`values_non_finite`, one flag for each tensor, and
+    where one kernel does it, :meth:`any_value_non_finite`.
+    """
+
+    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool[n] for n > 0 tensors: True where one holds inf or nan."""
+        return ops.logical_not(_finite_flags(values))
+
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool, shape (): True when any of n > 0 tensors holds inf or nan."""
+        return self.values_non_finite(values).any()
+
+    def non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
+        """Return bool[n] for n > 0 gradients: True where one is not finite. This rank only."""
+        if _is_late(gradients):
+            flags: tuple[Tensor, ...] = ()
+            for gradient in gradients:
+                flags += (ops.reshape(_late_any_non_finite((gradient,)), (1,)),)
+            return ops.concat(flags)
+        return self.values_non_finite(values_of(gradients))
+
+    def any_non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
+        """Return bool, shape (): True when any gradient is not finite. This rank only."""
+        if len(gradients) == 0:
+            return Tensor(False)
+        if _is_late(gradients):
+            return _late_any_non_finite(gradients)
+        return self.any_value_non_finite(values_of(gradients))
+
+    def is_finite(self, gradient: Any) -> Tensor:
+        """Return bool, shape (): True when one gradient is finite. This rank only."""
+        return ops.logical_not(self.any_non_finite((gradient,)))
+
+    def construct(self, status: Tensor, gradients: tuple[Any, ...]) -> Tensor:
+        """Return whether any gradient is not finite, on any rank."""
+        return self.agree(self.any_non_finite(gradients))
+
+
+class InfNanDetector(FiniteDetector):
+    """Ascend in inf/nan mode.
+
+    Args:
+        why (str): one sentence for the report.
+        distributed (bool): whether the ranks must agree.
+        one_kernel (bool): AllFinite for all gradients at once, else IsFinite. Default: ``True``.
+
+    Supported Platforms:
+        ``Ascend`` (written, its graph checked; not run)
+    """
+
+    name = "ascend_infnan"
+
+    def __init__(self, why: str = "", distributed: bool = False, one_kernel: bool = True) -> None:
+        super().__init__(why, distributed)
+        self.one_kernel = one_kernel
+        if one_kernel:
+            self.operator = _compat.all_finite_operator()
+
+    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool[n]: True where a tensor holds inf or nan."""
+        if not self.one_kernel:
+            return ops.logical_not(_finite_flags(values))
+        flags: tuple[Tensor, ...] = ()
+        for value in values:
+            flags += (ops.reshape(self.operator((value,)), (1,)),)
+        return ops.concat(flags)
+
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool, shape (): True when any tensor holds inf or nan."""
+        if self.one_kernel:
+            return ops.reshape(self.operator(values), ())
+        return self.values_non_finite(values).any()
+
+
+class FloatStatusDetector(FiniteDetector):
+    """FloatStatus: float32[1] for each tensor, 1.0 where it holds inf or nan.
+
+    Supported Platforms:
+        ``GPU`` (written, its graph checked; not run)
+    """
+
+    name = "gpu_float_status"
+
+    def __init__(self, why: str = "", distributed: bool = False) -> None:
+        super().__init__(why, distributed)
+        self.operator = ops.FloatStatus()
+
+    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool[n]: True where a tensor holds inf or nan."""
+        flags: tuple[Tensor, ...] = ()
+        for value in values:
+            flags += (self.operator(_widened(value)),)
+        return ops.greater(ops.concat(flags), 0)
+
+
+class CPUFiniteDetector(FiniteDetector):
+    """IsFinite, compiled into one graph in both modes.
+
+    Supported Platforms:
+        ``CPU``
+    """
+
+    name = "cpu_finite"
+
+    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool[n]: True where a tensor holds inf or nan."""
+        return _compiled_non_finite(*values)
+
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool, shape (): True when any tensor holds inf or nan."""
+        return _compiled_any_non_finite(*values)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """All that the choice of a detector depends on.
+
+    Attributes:
+        target: ``"CPU"``, ``"GPU"`` or ``"Ascend"``.
+        soc: MindSpore's name of the Ascend chip: ``"ascend910"``, ``"ascend910b"``,
+            ``"ascend910_93"``, ``"ascend950"``, ...; empty elsewhere.
+        check_mode: value of ``MS_ASCEND_CHECK_OVERFLOW_MODE``; empty when unset.
+        jit_level: level of the global jit configuration; empty when unset.
+        rank_table: whether ``RANK_TABLE_FILE`` is set.
+        all_finite_package: whether the package that carries AllFinite fits the installed CANN.
+        runtime_conf: value of ``MS_DEV_RUNTIME_CONF``; empty when unset.
+    """
+
+    target: str
+    soc: str = ""
+    check_mode: str = ""
+    jit_level: str = ""
+    rank_table: bool = False
+    all_finite_package: bool = True
+    runtime_conf: str = ""
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> DeviceFacts:
+        """Ask MindSpore and the environment."""
+        target = str(ms.get_context("device_target"))
+        on_ascend = target == "Ascend"
+        return cls(
+            target=target,
+            soc=_compat.ascend_soc() if on_ascend else "",
+            check_mode=environment.get(CHECK_MODE_VARIABLE, ""),
+            jit_level=str(ms.get_context("jit_level") or ""),
+            rank_table="RANK_TABLE_FILE" in environment,
+            all_finite_package=on_ascend and _compat.has_all_finite_package(),
+            runtime_conf=environment.get("MS_DEV_RUNTIME_CONF", ""),
+        )
+
+    def saturates(self) -> tuple[bool, str]:
+        """Tell whether this Ascend saturates on overflow, and why."""
+        if self.soc in _SATURATION_ONLY:
+            return True, f"{self.soc} has the saturation mode only"
+        asked = self.check_mode == "SATURATION_MODE"
+        if self.soc in _BOTH_MODES:
+            if asked:
+                return True, f"{CHECK_MODE_VARIABLE}=SATURATION_MODE on {self.soc}"
+            return False, f"inf/nan mode is the default of {self.soc}"
+        passed_over = f"; {CHECK_MODE_VARIABLE} has no effect there" if asked else ""
+        return False, f"{self.soc or 'this Ascend'} has the inf/nan mode only{passed_over}"
+
+    def all_finite_usable(self) -> tuple[bool, str]:
+        """Tell whether AllFinite can be used on this Ascend, and why."""
+        switch = self.runtime_conf.lower()
+        if not self.all_finite_package:
+            return False, "IsFinite: the package with AllFinite is missing or of another version"
+        if self.rank_table:
+            return False, "IsFinite: AllFinite does not go with RANK_TABLE_FILE"
+        if "all_finite:true" in switch or "all_finite:false" in switch:
+            usable = "all_finite:true" in switch
+            return usable, f"{'AllFinite' if usable else 'IsFinite'}: asked by MS_DEV_RUNTIME_CONF"
+        if self.jit_level not in ("", "O0", "O1"):
+            return False, f"IsFinite: AllFinite does not go with jit level {self.jit_level}"
+        return True, "AllFinite: one kernel for all gradients"
+
+
+def choose_detector(
+    distributed: bool = False, facts: DeviceFacts | None = None
+) -> OverflowDetector:
+    """Return the detector for a device; the only place where that is decided.
+
+    Args:
+        distributed (bool): whether the ranks must agree. Default: ``False``.
+        facts (DeviceFacts, optional): the device. Default: ``None``, the present one.
+
+    Raises:
+        ValueError: If the device target is none of CPU, GPU and Ascend.
+
+    Examples:
+        >>> from mindspore_boost_ext.stages.overflow import DeviceFacts, choose_detector
+        >>> detector = choose_detector(facts=DeviceFacts("Ascend", soc="ascend910"))
+        >>> print(detector.name, "-", detector.why)
+        ascend_register - ascend910 has the saturation mode only
+    """
+    facts = facts or DeviceFacts.read()
+    if facts.target == "CPU":
+        return CPUFiniteDetector("CPU keeps inf and nan: IsFinite on every gradient", distributed)
+    if facts.target == "GPU":
+        return FloatStatusDetector("GPU keeps inf and nan: FloatStatus", distributed)
+    if facts.target != "Ascend":
+        raise ValueError(f"device target must be CPU, GPU or Ascend, got {facts.target!r}")
+    saturates, why = facts.saturates()
+    if saturates:
+        return RegisterDetector(why, distributed)
+    one_kernel, kernel = facts.all_finite_usable()
+    return InfNanDetector(f"{why}; {kernel}", distributed, one_kernel)

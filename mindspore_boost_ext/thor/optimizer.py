@@ -1,0 +1,472 @@
+r"""THOR: second-order optimization in four lines.
+
+What it does: the gradient of a Dense, Conv2d or Embedding weight is multiplied by the inverse of a
+Kronecker-factored Fisher matrix (K-FAC) before momentum; factors and inverses are made anew only
+every ``frequency`` steps, or when their trace says that they have changed.
+
+Update rule, for activations :math:`a` and per-sample gradients :math:`\delta` of a layer's linear
+output:
+
+.. math::
+    A = E[a a^T],\quad G = E[\delta \delta^T],\quad
+    u = (G + \sqrt{\lambda} I)^{-1}\, \nabla W\, (A + \sqrt{\lambda} I)^{-1} + w W,\quad
+    m \leftarrow \mu m + u,\quad W \leftarrow W - \eta m
+
+with damping :math:`\lambda` and weight decay :math:`w`. Convolutions: rows are im2col patches over
+all H·W positions, damping :math:`\sqrt{\lambda / HW}`, result divided by HW. LayerNorm:
+:math:`g / (g^2/N + \sqrt{\lambda})`. Biases, BatchNorm and everything else: the plain gradient.
+
+A layer whose own ``construct`` does not run (another Cell reads its weight, as MultiheadAttention
+does, or it is recomputed in PYNATIVE_MODE) keeps its plain gradient, and a warning names it.
+
+When it helps: badly conditioned inputs or layers, where momentum needs many steps. When it hurts:
+well-conditioned problems gain nothing; a damping far too small makes steps too long (``kl_clip``).
+Measured effect (``examples/benchmarks/thor.py``, perceptron, inputs of condition 100, 3 seeds):
+0.15 times the steps of the best momentum with a refresh in every step, 0.38 at frequency 20 (Adam:
+0.47). With noisy labels the trace rule (.1, 0) needs 10 times fewer inversions than a refresh in
+every step and 0.85 times the steps, (.01, .001) 30 times fewer, (.01, 0) 1.8 times fewer. LeNet
+on the digits: 0.44 and 0.65 times the steps of momentum (Adam: 0.53); a small ResNet 0.54 and 0.58
+(Adam: 0.80). It did not help the wall time of small networks: LeNet took momentum 2.6 s, Adam 1.0,
+frequency 20 1.7, a refresh in every step 3.6. ``examples/benchmarks/thor_speed.py``, GRAPH_MODE,
+over momentum: ordinary step LeNet 1.139, small ResNet 1.026; mean at frequency 100 1.169 and 1.050.
+Cost: per layer factors and inverses, 2·(n_A² + n_G²) floats; in a refresh one matrix product and
+one inverse a factor; in every other step two matrix products a layer.
+Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
+How it combines: the training step of this package brings the factors (``ms.Model`` with the package
+installed, ``BoostModel``, ``convert_to_thor_model``, ``BoostTrainOneStepCell``); in a step cell of
+another library the inverses stay the identity, which is momentum, and a warning says so. Loss
+scales are divided out; a skipped step refreshes nothing; with accumulation the factors are those of
+the last micro-batch of the window; ranks average them; freezing leaves factors of frozen layers
+fresh. ``ms.export`` takes the network after ``optimizer.taps.detach()``.
+Reference: Chen et al., THOR, Trace-based Hardware-driven Layer-oriented Natural Gradient Descent
+Computation, AAAI 2021; Martens and Grosse, K-FAC, ICML 2015.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext.config.rules import boolean, check_all, integer, optional, real, shown
+from mindspore_boost_ext.report import Report, Row, warn
+from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
+from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
+
+PRECONDITIONED = "preconditioned"
+_NEVER = 2**30  # no step is so late; exact in float32, in which MindSpore 2.7 multiplies int32
+_WHOLE = 2**30  # the size of a block that no factor exceeds
+_GRADIENT_NORM = 1.0  # enable_clip_grad bounds each gradient by this
+
+
+def _every_parameter(parameter: Parameter) -> bool:
+    return True
+
+
+class THOR(nn.Optimizer):
+    r"""Second-order optimizer with stale Kronecker factors; see the module for its rule.
+
+    Args:
+        net (Cell): the network. Its Dense, Conv2d and Embedding layers get taps (see
+            ``thor.layers``); classes, names and outputs stay.
+        learning_rate (Union[float, Tensor, Iterable, LearningRateSchedule]): as for any optimizer.
+        damping (Union[float, Sequence[float], Tensor, LearningRateSchedule]): :math:`\lambda`, at
+            least 0: a number, one for each step (the last one holds), or a schedule.
+        momentum (float): :math:`\mu`, at least 0.
+        weight_decay (Union[float, Cell]): :math:`w`, at least 0. Default: 0.0.
+        loss_scale (float): divides gradients, above 0; that of a FixedLossScaleManager with
+            ``drop_overflow_update=False``. Default: 1.0.
+        batch_size (int): samples N in the rule of LayerNorm, at least 1. Elsewhere N is taken from
+            the activations themselves. Default: 32.
+        use_nesterov (bool): Nesterov momentum. Default: False.
+        decay_filter (Callable): Parameter -> bool, whether it decays. Default: all do.
+        split_indices (Sequence[int], optional): numbers of the layers that end a group whose
+            factors are averaged over ranks together. Default: None, one group.
+        enable_clip_grad (bool): bound the norm of each update by 1 before momentum.
+            Default: False.
+        frequency (int): steps from one refresh to the next (with ``trace_rule``: from one look at
+            the traces to the next), at least 1. Default: 100.
+        block_size (int, optional): size of the diagonal blocks to which larger factors are cut, at
+            least 1. Default: None, no blocks.
+        trace_rule (tuple[float, float], optional): :math:`(\omega_1, \omega_2)` with
+            :math:`\omega_1 \ge \omega_2 \ge 0`; the paper has (.01, 0), (.01, .001) and (0, 0).
+            Default: None.
+        pi_damping (bool): share the damping out by the traces. Default: False.
+        kl_clip (float, optional): bound :math:`\kappa > 0` of
+            :math:`\eta^2 \sum \langle u, \nabla W \rangle`; larger steps are shrunk by one factor
+            for all preconditioned layers. Default: None.
+        moving_average (float): share of the old factors in a refresh, in [0, 1). Default: 0.0.
+        params (Iterable[Parameter], optional): what to train, also in groups as for any optimizer.
+            Default: None, ``net.trainable_params()``.
+
+    Inputs:
+        - **gradients** (tuple(Tensor)) - one for each of ``parameters``, in their shapes.
+
+    Outputs:
+        Tensor of bool, True.
+
+    Raises:
+        TypeError: if ``net`` is not a Cell, or the damping is none of the accepted types.
+        ValueError: if a setting breaks its rule.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from mindspore_boost_ext import BoostTrainOneStepCell
+        >>> from mindspore_boost_ext.thor.optimizer import THOR
+        >>> net = nn.Dense(4, 2, weight_init="ones", bias_init="zeros")
+        >>> optimizer = THOR(net, 0.1, damping=0.03, momentum=0.9, frequency=10)
+        >>> step = BoostTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
+        >>> inputs, labels = np.ones((3, 4), np.float32), np.zeros((3, 2), np.float32)
+        >>> float(step(Tensor(inputs), Tensor(labels)).asnumpy())
+        16.0
+        >>> optimizer.observations()["thor.inversions"]
+        1
+    """
+
+    parameter_aligned = ("layer_of", "normed")
+    parameter_free = ("split_indices",)
+
+    def __init__(
+        self,
+        net: nn.Cell,
+        learning_rate: Any,
+        damping: Any,
+        momentum: float,
+        weight_decay: Any = 0.0,
+        loss_scale: float = 1.0,
+        batch_size: int = 32,
+        use_nesterov: bool = False,
+        decay_filter: Callable[[Parameter], bool] = _every_parameter,
+        split_indices: Sequence[int] | None = None,
+        enable_clip_grad: bool = False,
+        frequency: int = 100,
+        *,
+        block_size: int | None = None,
+        trace_rule: tuple[float, float] | None = None,
+        pi_damping: bool = False,
+        kl_clip: float | None = None,
+        moving_average: float = 0.0,
+        params: Iterable[Any] | None = None,
+    ) -> None:
+        if not isinstance(net, nn.Cell):
+            raise TypeError(f"THOR: net must be a Cell, got {shown(net)}")
+        check_all(
+            "THOR",
+            momentum=(momentum, real("[0, inf)")),
+            batch_size=(batch_size, integer(1)),
+            use_nesterov=(use_nesterov, boolean()),
+            enable_clip_grad=(enable_clip_grad, boolean()),
+            frequency=(frequency, integer(1, _NEVER)),
+            block_size=(block_size, optional(integer(1))),
+            pi_damping=(pi_damping, boolean()),
+            kl_clip=(kl_clip, optional(real("(0, inf)"))),
+            moving_average=(moving_average, real("[0, 1)")),
+        )
+        trained = list(net.trainable_params() if params is None else params)
+        super().__init__(learning_rate, trained, weight_decay, loss_scale)
+        if not self.is_group:
+            self.decay_flags = tuple(bool(decay_filter(one)) for one in self.parameters)
+        self.momentum = Parameter(Tensor(momentum, ms.float32), name="momentum")
+        self.moments = self.parameters.clone(prefix="moments", init="zeros")
+        self.use_nesterov, self.opt = bool(use_nesterov), ops.ApplyMomentum()
+        self.samples, self.frequency = float(batch_size), int(frequency)
+        self.enable_clip_grad, self.kl_clip = bool(enable_clip_grad), kl_clip
+        self.split_indices = _checked_split(split_indices)
+        self.damping = _checked_damping(damping)
+        settings = CurvatureSettings(_checked_rule(trace_rule), bool(pi_damping), moving_average)
+        self._register(net, _WHOLE if block_size is None else int(block_size), settings)
+
+    def _register(self, net: nn.Cell, block: int, settings: CurvatureSettings) -> None:
+        """Find the layers, make room for their curvature, and attach the taps."""
+        plans, self._reasons = layer_plans(net, self.parameters, block)
+        self.curvature = Curvature(plans, settings)
+        self.taps = Taps(plans, self.curvature.pairs)
+        number = {id(plan.weight): index for index, plan in enumerate(plans)}
+        self.layer_of = tuple(number.get(id(one), -1) for one in self.parameters)
+        reasons = [self._reasons.get(id(one), "") for one in self.parameters]
+        self.normed = tuple(reason == LAYER_NORM for reason in reasons)
+        self.next_refresh = Parameter(
+            Tensor(0, ms.int32), name="boost.thor.next_refresh", requires_grad=False
+        )
+        self._told: set[str] = set()
+        # Runs when the update is compiled, on the host; True, so that the graph has a use for it.
+        self.look_for_taps = ops.constexpr(self._warn_without_taps, reuse_result=False)
+        if not plans:
+            warn("THOR: the network has no layer to precondition, so all gradients stay plain")
+
+    def _warn_without_taps(self) -> bool:
+        if self.factors and not self.taps.used:
+            warn(
+                "THOR: the training step brings no factors, so this is plain momentum: train with "
+                "BoostTrainOneStepCell, or with ms.Model while this package is installed"
+            )
+        return True
+
+    @property
+    def factors(self) -> tuple[Parameter, ...]:
+        """A and G of each layer in turn; differentiate by them to get the new ones."""
+        factors: tuple[Parameter, ...] = self.curvature.factors
+        return factors
+
+    def get_frequency(self) -> int:
+        """Return the steps from one refresh to the next."""
+        return self.frequency
+
+    def get_weight_decay(self) -> Any:
+        """Return the weight decay of this step; MindSpore keeps it times ``loss_scale``."""
+        held = super().get_weight_decay()
+        if not self.need_scale:  # gradients are divided by it before they decay
+            return held
+        if not self.is_group:
+            return held / self.loss_scale
+        result: tuple[Any, ...] = ()
+        for one in held:
+            result += (one / self.loss_scale,)
+        return result
+
+    def is_due(self) -> Tensor:
+        """Return bool [1]: whether this step should refresh the curvature."""
+        return self.global_step >= self.next_refresh
+
+    def is_due_now(self) -> bool:
+        """Return the same on the host."""
+        if not self.factors:
+            return False
+        return int(self.global_step.asnumpy()[0]) >= int(self.next_refresh.asnumpy())
+
+    def refresh(self, notes: tuple[Tensor, ...]) -> Tensor:
+        """Take in the factors of a batch, with loss scale divided out and averaged over ranks.
+
+        Args:
+            notes: A and G of each layer in turn, as ``curvature.prepared`` returns them.
+        """
+        done = self._refresh_compiled(*notes)
+        return ops.depend(self.next_refresh, done)
+
+    def _refresh(self, *notes: Tensor) -> Tensor:
+        done, stopped = self.curvature.refresh(notes, self._damping_now())
+        following = self.global_step[0] + self.frequency
+        if self.curvature.settings.trace_rule is not None:
+            following = ops.where(stopped.all(), ops.ones_like(following) * _NEVER, following)
+        return ops.depend(done, ops.assign(self.next_refresh, following))
+
+    # One compiled function: in PYNATIVE_MODE hundreds of small operators would cost more.
+    _refresh_compiled = ms.jit(_refresh)
+
+    def _damping_now(self) -> Tensor:
+        """Return λ of this step: float32 []."""
+        if isinstance(self.damping, nn.Cell):
+            return ops.reshape(ops.cast(self.damping(self.global_step), ms.float32), ())
+        last = self.damping.shape[0] - 1
+        return self.damping[ops.clamp(self.global_step[0], None, last)]
+
+    def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
+        """Update the parameters."""
+        return self._update_compiled(*gradients)
+
+    def _update(self, *gradients: Tensor) -> Tensor:
+        gradients = self.scale_grad(gradients)
+        rate = self.get_lr()
+        gradients = self.decay_weight(self._directions(gradients, rate))
+        self.assignadd(self.global_step, self.global_step_increase_tensor)
+        success = self.look_for_taps()
+        for index in range(len(self.parameters)):
+            gradient, moment = gradients[index], self.moments[index]
+            if self.enable_clip_grad:
+                norm = ops.sqrt(ops.square(ops.cast(gradient, ms.float32)).sum())
+                bounded = ops.maximum(norm, _GRADIENT_NORM) / _GRADIENT_NORM
+                gradient = ops.cast(gradient / bounded, gradient.dtype)
+            own = rate[index] if self.is_group_lr else rate
+            weight = self.parameters[index]
+            if self.use_nesterov:  # the CPU kernel of ApplyMomentum ignores its use_nesterov
+                following = moment * self.momentum + gradient
+                done = ops.assign_sub(weight, own * (gradient + self.momentum * following))
+                done = ops.depend(done, ops.assign(moment, following))
+            else:
+                done = self.opt(weight, moment, own, gradient, self.momentum)
+            success = ops.depend(success, done)
+        return success
+
+    _update_compiled = ms.jit(_update)
+
+    def _directions(self, gradients: tuple[Tensor, ...], rate: Any) -> tuple[Tensor, ...]:
+        """Return the gradients with curvature taken out, in the dtypes of the parameters."""
+        found: tuple[Any, ...] = ()
+        for index in range(len(self.parameters)):
+            found += (self._direction(index, gradients[index]),)
+        if self.kl_clip is not None:
+            found = self._clipped(found, gradients, rate)
+        result: tuple[Any, ...] = ()
+        for index in range(len(self.parameters)):
+            result += (ops.cast(found[index], self.parameters[index].dtype),)
+        return result
+
+    def _direction(self, index: int, gradient: Tensor) -> Tensor:
+        if self.layer_of[index] >= 0:
+            return self.curvature.layers[self.layer_of[index]].precondition(gradient)
+        if self.normed[index]:
+            gradient = ops.cast(gradient, ms.float32)
+            curvature = ops.square(gradient) / self.samples + ops.sqrt(self._damping_now())
+            return gradient / curvature
+        return gradient
+
+    def _clipped(self, found: tuple[Tensor, ...], gradients: Any, rate: Any) -> tuple[Tensor, ...]:
+        """Shrink the preconditioned directions so that the predicted KL divergence is bounded."""
+        total = ops.zeros((), ms.float32)
+        for index in range(len(self.parameters)):
+            if self.layer_of[index] >= 0:
+                own = rate[index] if self.is_group_lr else rate
+                product = (found[index] * ops.cast(gradients[index], ms.float32)).sum()
+                total = total + own * own * product
+        factor = ops.clamp(ops.sqrt(self.kl_clip / ops.clamp(total, 1e-30, None)), None, 1.0)
+        result: tuple[Any, ...] = ()
+        for index in range(len(self.parameters)):
+            one = found[index] * factor if self.layer_of[index] >= 0 else found[index]
+            result += (one,)
+        return result
+
+    def observations(self) -> dict[str, Any]:
+        """Return what BoostMonitor shows: refreshes, inversions and the change of the traces."""
+        if not self.factors:
+            return {}
+        tally = self.curvature.tally.asnumpy().astype(int)
+        refreshes, inversions, raised, kept, passed_by = tally
+        observed: dict[str, Any] = {
+            "thor.refreshes": int(refreshes.max()),
+            "thor.inversions": int(inversions.sum()),
+            "thor.dampings_raised": int(raised.sum()),
+            "thor.inverses_kept": int(kept.sum()),
+            "thor.layers_passed_by": int(passed_by.sum()),
+        }
+        traces, changes = self.curvature.kept_trace.asnumpy(), self.curvature.change.asnumpy()
+        for plan, trace, change in zip(self.curvature.plans, traces, changes):
+            observed[f"thor.trace.{plan.weight.name}"] = float(trace)
+            observed[f"thor.change.{plan.weight.name}"] = float(change)
+        return observed
+
+    def tell_troubles(self) -> None:
+        """Warn once for each cause: dampings raised, inverses that are old, layers passed by."""
+        _, _, raised, kept, passed_by = self.curvature.tally.asnumpy()
+        remedy = "a larger damping avoids that"
+        self._tell(f"its damping was raised: a factor was not positive definite; {remedy}", raised)
+        self._tell(
+            f"it keeps its last inverse: a factor was not finite or not invertible; {remedy}", kept
+        )
+        self._tell(
+            "it keeps its last inverse, or its plain gradient if it has none: the network uses the "
+            "weight, but not through the layer's own construct (another Cell reads it, or the "
+            "layer is recomputed)",
+            passed_by,
+        )
+
+    def _tell(self, what: str, counts: Any) -> None:
+        names = [plan.weight.name for plan in self.curvature.plans]
+        new = [
+            name for name, count in zip(names, counts) if count and what + name not in self._told
+        ]
+        self._told.update(what + name for name in new)
+        if new:
+            warn(f"THOR, {', '.join(new)}: {what}")
+
+    def report(self) -> Report:
+        """Return a table: each parameter, how its gradient is treated, and the memory for it."""
+        report = Report("THOR: how each parameter is preconditioned")
+        for row in self.rows():
+            report.put(row)
+        return report
+
+    def rows(self) -> list[Row]:
+        """Return one row for each parameter; ``counts`` holds the bytes of its curvature."""
+        plans = {id(plan.weight): index for index, plan in enumerate(self.curvature.plans)}
+        found = []
+        for parameter in self.parameters:
+            index = plans.get(id(parameter))
+            if index is None:
+                reason = self._reasons[id(parameter)]
+                status = LAYER_NORM if reason == LAYER_NORM else PLAIN
+                found.append(Row(parameter.name, "THOR", status, reason))
+                continue
+            plan = self.curvature.plans[index]
+            reason = f"{plan.kind}: A {_shape(plan.a_shape)}, G {_shape(plan.g_shape)}"
+            size = sum(int(one.nbytes) for one in self.curvature.layers[index].get_parameters())
+            found.append(Row(parameter.name, "THOR", PRECONDITIONED, reason, {"bytes": size}))
+        return found
+
+    def counts(self) -> dict[str, int]:
+        """Return figures for a report: layers, convolutions among them, plain parameters, bytes."""
+        plans = self.curvature.plans
+        return {
+            "layers": len(plans),
+            "convolutions": sum(plan.kind == CONV for plan in plans),
+            "plain_parameters": len(self.parameters) - len(plans),
+            "bytes": self.curvature.memory_bytes(),
+        }
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(str(size) for size in shape)
+
+
+def _checked_split(indices: Sequence[int] | None) -> tuple[int, ...] | None:
+    if indices is None:
+        return None
+    rule = integer(0)
+    good = isinstance(indices, (list, tuple)) and all(rule.accepts(one) for one in indices)
+    if not good or any(one >= two for one, two in zip(indices, indices[1:])):
+        raise ValueError(
+            f"THOR.split_indices must be None or a list of ints >= 0 in rising order, got "
+            f"{shown(indices)}"
+        )
+    return tuple(int(one) for one in indices)
+
+
+def _checked_rule(rule: Any) -> tuple[float, float] | None:
+    if rule is None:
+        return None
+    number = real("[0, inf)")
+    pair = isinstance(rule, (list, tuple)) and len(rule) == 2 and all(map(number.accepts, rule))
+    if not pair or rule[0] < rule[1]:
+        raise ValueError(
+            f"THOR.trace_rule must be None or two numbers w1 >= w2 >= 0, got {shown(rule)}"
+        )
+    return float(rule[0]), float(rule[1])
+
+
+def _checked_damping(damping: Any) -> Any:
+    """Return the damping as a schedule (Cell), or as float32 [steps]."""
+    if isinstance(damping, nn.Cell):
+        return damping
+    values = damping.asnumpy() if isinstance(damping, Tensor) else damping
+    if isinstance(values, (str, bytes, dict)) or values is None or isinstance(values, bool):
+        raise TypeError(
+            "THOR.damping must be a number, a list of numbers, a Tensor or a "
+            f"LearningRateSchedule, got {shown(damping)}"
+        )
+    try:
+        values = np.atleast_1d(np.asarray(values, np.float32))
+    except (TypeError, ValueError):
+        values = np.array([np.nan])
+    if values.ndim != 1 or not values.size or not (np.isfinite(values) & (values >= 0)).all():
+        raise ValueError(
+            f"THOR.damping must be finite and >= 0 in every step, got {shown(damping)}"
+        )
+    return Tensor(values, ms.float32)
+
+
+def thor_of(optimizer: Any) -> THOR | None:
+    """Return the THOR in an optimizer: itself, or the one that FreezeOpt or LARS wraps."""
+    while optimizer is not None and not isinstance(optimizer, THOR):
+        optimizer = optimizer.__dict__.get("_cells", {}).get("opt")
+    return optimizer
+
+
+thor = THOR
+
+__all__ = ["THOR", "thor", "thor_of"]

@@ -1,0 +1,477 @@
+"""Rebuilding optimizers, OptimizerProcess, ParameterProcess: nothing unasked for changes."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+from mindspore.nn.optim.optimizer import opt_init_args_register
+
+from mindspore_boost_ext import (
+    AutoBoost,
+    FreezeOpt,
+    NoEffectWarning,
+    OptimizerProcess,
+    ParameterProcess,
+)
+from mindspore_boost_ext.base.centralization import output_axes
+from mindspore_boost_ext.base.rebuild import rebuilt
+
+NAMES = ["weight", "gamma", "bias", "extra"]
+
+
+def parameters():
+    """Four parameters; MindSpore decays all but gamma where they are not grouped."""
+    return [
+        Parameter(Tensor(np.random.default_rng(place).normal(size=shape).astype(np.float32)), name)
+        for place, (name, shape) in enumerate(zip(NAMES, [(2, 3), (2,), (2,), (3, 2)]))
+    ]
+
+
+def train(optimizer, steps, start=0):
+    """Give every parameter gradients that depend on its name and the step only."""
+    for step in range(start, start + steps):
+        gradients = [
+            np.random.default_rng([step, *one.name.encode()]).normal(size=one.shape)
+            for one in optimizer.parameters
+        ]
+        optimizer(tuple(Tensor(one.astype(np.float32)) for one in gradients))
+
+
+def state(optimizer):
+    """Everything an optimizer would put into a checkpoint, by name."""
+    return {one.name: one.asnumpy().copy() for one in optimizer.get_parameters()}
+
+
+def assert_same_state(one, two):
+    first, second = state(one), state(two)
+    assert sorted(first) == sorted(second)
+    assert len(first) == len(list(two.get_parameters()))
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+# ---- Every optimizer, plain ----
+
+PLAIN = {
+    **nets.OPTIMIZERS,
+    "Adam lazy": lambda p: nn.Adam(p, 0.01, use_lazy=True, loss_scale=4.0),
+    "Adam offload": lambda p: nn.Adam(p, 0.01, beta1=0.8, use_offload=True),
+    "Adam amsgrad": lambda p: nn.Adam(p, 0.01, use_amsgrad=True),
+    "AdaFactor relative": lambda p: nn.AdaFactor(p),
+    "AdamOffload decay": lambda p: nn.AdamOffload(
+        p, 0.01, weight_decay=0.3, loss_scale=3.0, use_nesterov=True
+    ),
+    "Momentum list": lambda p: nn.Momentum(p, [0.1, 0.2, 0.3, 0.4], 0.9, weight_decay=0.1),
+    "Momentum Tensor": lambda p: nn.Momentum(p, Tensor([0.1, 0.2, 0.3, 0.4]), 0.9),
+    "Momentum generator": lambda p: nn.Momentum(p, (0.1 * k for k in range(1, 5)), 0.9),
+    "SGD schedule": lambda p: nn.SGD(p, nn.ExponentialDecayLR(0.1, 0.5, 2), weight_decay=0.1),
+    "AdamWeightDecay schedule": lambda p: nn.AdamWeightDecay(
+        p, nn.ExponentialDecayLR(0.1, 0.5, 2), weight_decay=0.2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_new_one_trains_as_one_made_by_hand(name, graph_mode):
+    """From a used-up generator of parameters, and with the last parameter removed."""
+    make = PLAIN[name]
+    fresh = make(parameters()[:3])
+    new = rebuilt(make(iter(parameters())), removed=["extra"])
+    assert type(new) is type(fresh)
+    assert [one.name for one in new.parameters] == NAMES[:3]
+    assert new.loss_scale == fresh.loss_scale
+    assert new.decay_flags == fresh.decay_flags
+    assert new.exec_weight_decay == fresh.exec_weight_decay
+    if hasattr(fresh, "init_args"):
+        assert new.init_args == fresh.init_args
+    train(fresh, 3)
+    train(new, 3)
+    assert_same_state(fresh, new)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_state_goes_on_when_asked(name, mode):
+    make = PLAIN[name]
+    through, first = make(parameters()), make(parameters())
+    train(through, 3)
+    train(first, 2)
+    second = rebuilt(first, carry_state=True)
+    assert int(second.global_step.asnumpy()[0]) == 2
+    train(second, 1, start=2)
+    assert_same_state(through, second)
+    assert int(rebuilt(first).global_step.asnumpy()[0]) == 0
+
+
+def test_the_old_one_is_left_alone():
+    old = PLAIN["Adam"](parameters())
+    train(old, 1)
+    before = state(old)
+    new = rebuilt(old, carry_state=True, centralize=["weight"])
+    assert new.moment1[0] is not old.moment1[0]
+    train(new, 1)
+    for moment in ("moment1.weight", "global_step"):
+        np.testing.assert_array_equal(state(old)[moment], before[moment])
+
+
+def test_a_rate_changed_by_hand_counts():
+    old = nn.Momentum(parameters(), 0.1, 0.9)
+    old.learning_rate.set_data(Tensor(0.025))
+    assert float(rebuilt(old).learning_rate.asnumpy()) == np.float32(0.025)
+    assert rebuilt(nn.Momentum(parameters(), 0.1, 0.9)).init_learning_rate == 0.1
+
+
+def test_what_is_centralized_stays_so():
+    """But not for another parameter of that name: it may be another kind of layer."""
+    old = rebuilt(PLAIN["Momentum"](parameters()), centralize={"weight": 1, "extra": 0})
+    other = Parameter(Tensor(np.zeros((3, 2), np.float32)), name="extra")
+    new = rebuilt(old, removed=["extra"], added=[other])
+    assert new.gradients_centralization.output_axes == (1, -1, -1, -1)
+    assert rebuilt(new, centralize="extra").grad_centralization_flags == (True, False, False, True)
+
+
+# ---- Groups ----
+
+
+class Decay(nn.Cell):
+    def construct(self, step):
+        return 0.1 / (step + 1).astype(ms.float32)
+
+
+def groups(kind):
+    weight, gamma, bias, extra = parameters()
+    return {
+        "rates": [
+            {"params": [gamma, bias], "weight_decay": 0.0},
+            {"params": [weight, extra], "lr": 0.3},
+        ],
+        "schedules": [
+            {"params": [gamma, bias], "lr": nn.ExponentialDecayLR(0.1, 0.5, 2)},
+            {"params": [weight], "lr": 0.02, "weight_decay": 0.2},
+            {"params": [extra]},
+        ],
+        "lists": [
+            {"params": [gamma, bias], "lr": [0.1, 0.2, 0.3, 0.4]},
+            {"params": [weight, extra], "lr": [0.4, 0.3, 0.2, 0.1]},
+            {"order_params": [weight, gamma, bias, extra]},
+        ],
+        "decay schedule": [
+            {"params": (gamma, bias), "weight_decay": Decay()},
+            {"params": (weight,), "lr": 0.02},
+            {"params": (extra,), "weight_decay": 0.0},
+            {"order_params": [extra, bias, gamma, weight]},
+        ],
+    }[kind]
+
+
+GROUPED = {
+    "Momentum": lambda p: nn.Momentum(p, 0.05, 0.9, weight_decay=0.1, loss_scale=4.0),
+    "Adam": lambda p: nn.Adam(p, 0.05, weight_decay=0.1),
+    "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, 0.05, weight_decay=0.1),
+    "AdamOffload": lambda p: nn.AdamOffload(p, 0.05, weight_decay=0.1, loss_scale=4.0),
+}
+
+
+@pytest.mark.parametrize("kind", ["rates", "schedules", "lists", "decay schedule"])
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_keep_their_settings(name, kind, graph_mode):
+    """Also where neither the optimizer nor a generator remembers them; names of rates stay."""
+    make = GROUPED[name]
+    fresh = make(groups(kind))
+    new = rebuilt(make(iter(groups(kind))))
+    train(fresh, 3)
+    train(new, 3)
+    assert_same_state(fresh, new)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_removing_a_whole_group_leaves_the_others(name, graph_mode):
+    make = GROUPED[name]
+    kept = [group for group in groups("schedules") if group["params"][0].name != "gamma"]
+    fresh = make(kept)
+    new = rebuilt(make(groups("schedules")), removed=["gamma", "bias"])
+    assert [one.name for one in new.parameters] == ["weight", "extra"]
+    train(fresh, 2)
+    train(new, 2)
+    for one, two in zip(fresh.parameters, new.parameters):
+        np.testing.assert_array_equal(one.asnumpy(), two.asnumpy())
+
+
+def test_parameters_without_decay_stay_without():
+    """Upstream's way through groups gave every gamma and beta the default decay."""
+    plain = nn.Momentum(parameters(), 0.1, 0.9, weight_decay=0.5)
+    assert rebuilt(plain).decay_flags == (True, False, True, True)
+    process = OptimizerProcess(plain)
+    process.origin_params = ParameterProcess.generate_group_params(parameters(), parameters())
+    optimizer = process.generate_new_optimizer()
+    assert [one.name for one in optimizer.parameters] == NAMES
+    assert optimizer.decay_flags == (True, False, True, True)
+
+
+# ---- Adding and removing ----
+
+
+def test_an_added_parameter_takes_the_place_of_its_namesake():
+    old = GROUPED["Momentum"](groups("lists"))
+    train(old, 1)
+    new_weight = Parameter(Tensor(np.zeros((2, 3), np.float32)), name="weight")
+    other = Parameter(Tensor(np.zeros((5, 2), np.float32)), name="other")
+    new = rebuilt(old, [old.parameters[0]], [new_weight, other], carry_state=True)
+    assert [one.name for one in new.parameters] == [*NAMES, "other"]
+    assert new.parameters[0] is new_weight
+    assert new.get_lr_parameter(new_weight).asnumpy().tolist() == pytest.approx(
+        [0.4, 0.3, 0.2, 0.1]
+    )
+    np.testing.assert_array_equal(new.moments[0].asnumpy(), old.moments[0].asnumpy())
+    assert float(new.get_lr_parameter(other).asnumpy()) == pytest.approx(0.05)
+    assert not new.moments[4].asnumpy().any()
+
+
+def test_state_of_another_shape_starts_afresh():
+    old = PLAIN["Momentum"](parameters())
+    train(old, 1)
+    wider = Parameter(Tensor(np.zeros((4, 3), np.float32)), name="weight")
+    new = rebuilt(old, ["weight"], [wider], carry_state=True)
+    assert new.moments[0].shape == (4, 3)
+    assert not new.moments[0].asnumpy().any()
+    assert new.moments[1].asnumpy().any()
+
+
+def test_what_cannot_be_is_refused():
+    old = PLAIN["Momentum"](parameters())
+    with pytest.raises(ValueError, match="removed must leave the optimizer at least one"):
+        rebuilt(old, removed=NAMES)
+    with pytest.raises(ValueError, match=r"added must be parameters .* got 'bias'"):
+        rebuilt(old, added=[parameters()[2]])
+    with pytest.raises(TypeError, match=r"the optimizer must be an nn\.Optimizer, got"):
+        rebuilt(nn.Dense(2, 2))
+    with pytest.raises(TypeError, match="must not be wrapped in a FreezeOpt: give the one inside"):
+        rebuilt(FreezeOpt(old))
+
+
+def test_unknown_removed_parameters_are_passed_over():
+    old = PLAIN["Momentum"](parameters())
+    assert [one.name for one in rebuilt(old, removed=["nothing"]).parameters] == NAMES
+
+
+# ---- Classes of the user's own ----
+
+
+class Noted(nn.Optimizer):
+    @opt_init_args_register
+    def __init__(self, params, learning_rate=0.1, strength=1.0):
+        super().__init__(learning_rate, params)
+        self.strength = strength
+
+
+class Silent(nn.Momentum):
+    """Notes the arguments of its base class, which are not its own."""
+
+    def __init__(self, params, strength=1.0):
+        super().__init__(params, 0.1, 0.9)
+        self.strength = strength
+
+
+class Inherits(nn.Momentum):
+    """Has the constructor of its base class."""
+
+
+def test_own_classes():
+    new = rebuilt(Noted(parameters(), strength=3.0), removed=["extra"])
+    assert (type(new), new.strength, len(new.parameters)) == (Noted, 3.0, 3)
+    assert type(rebuilt(Inherits(parameters(), 0.1, 0.9))) is Inherits
+    with pytest.raises(TypeError, match="the arguments of Silent are not known"):
+        rebuilt(Silent(parameters()))
+
+
+# ---- LARS ----
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_lars(grouped):
+    given = groups("rates") if grouped else parameters()
+    inner = nn.Momentum(given, 0.1, 0.9, weight_decay=0.5, loss_scale=2.0)
+    lars = nn.LARS(inner, epsilon=1e-3, coefficient=0.02)
+    new = rebuilt(lars, removed=["extra"], centralize=["weight"])
+    assert isinstance(new, nn.LARS)
+    assert type(new.opt) is nn.Momentum
+    assert new.init_args == lars.init_args
+    names = [one.name for one in new.parameters]
+    keep = [place for place, one in enumerate(lars.parameters) if one.name in names]
+    assert "extra" not in names
+    assert len(names) == 3
+    # LARS takes decay and scale over from the optimizer; made again, it does so again.
+    assert new.decay_flags == tuple(lars.decay_flags[place] for place in keep)
+    assert not any(new.opt.decay_flags)
+    assert new.loss_scale == 2.0
+    flags = dict(zip(names, new.opt.grad_centralization_flags))
+    assert flags == {"weight": True, "gamma": False, "bias": False}
+
+
+# ---- Checkpoints between plain and centralized ----
+
+
+@pytest.mark.parametrize("name", ["Momentum", "Adam", "AdamWeightDecay", "AdaFactor"])
+def test_centralized_state_has_the_plain_names(name, tmp_path):
+    plain = PLAIN[name](parameters())
+    centralized = rebuilt(PLAIN[name](parameters()), centralize=["weight", "extra"])
+    train(plain, 1)
+    train(centralized, 1)
+    for source, target in ((plain, centralized), (centralized, plain)):
+        ms.save_checkpoint(source, str(tmp_path / "one.ckpt"))
+        missing, surplus = ms.load_param_into_net(
+            target, ms.load_checkpoint(str(tmp_path / "one.ckpt"))
+        )
+        assert (missing, surplus) == ([], [])
+        assert_same_state(source, target)
+
+
+# ---- The classes of mindspore.boost ----
+
+
+def network():
+    net = nn.SequentialCell(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Dense(8, 2))
+    return nets.fill(net)
+
+
+def test_params_dict_finds_the_cells():
+    net = network()
+    found = OptimizerProcess.build_params_dict(net)
+    assert found[id(net[0].weight)] is net[0]
+    assert found[id(net[1].moving_mean)] is net[1]
+    assert found[id(net[3].bias)] is net[3]
+
+
+def test_groups_are_split_for_centralization():
+    net = network()
+    conv, gamma, beta, weight, bias = net.trainable_params()
+    order = {"order_params": net.trainable_params()}
+    schedule = nn.ExponentialDecayLR(0.1, 0.5, 2)
+    given = [{"params": [conv, gamma], "lr": schedule}, {"params": [beta, weight, bias]}, order]
+    found = OptimizerProcess.build_gc_params_group(OptimizerProcess.build_params_dict(net), given)
+    assert found == [
+        {"params": [conv], "lr": schedule, "grad_centralization": True},
+        {"params": [gamma], "lr": schedule},
+        {"params": [weight], "grad_centralization": True},
+        {"params": [beta, bias]},
+        order,
+    ]
+    assert found[0]["lr"] is schedule
+    assert "grad_centralization" not in given[0]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_process_centralizes(grouped, mode):
+    net = network()
+    params = net.trainable_params()
+    given = [{"params": params[::-1], "lr": 0.1}, {"order_params": params}] if grouped else params
+    process = OptimizerProcess(nn.SGD(given, 0.1))
+    process.add_grad_centralization(net)
+    optimizer = process.generate_new_optimizer()
+    assert type(optimizer) is process.opt_class is nn.SGD
+    assert optimizer.grad_centralization_flags == (True, False, False, True, False)
+    before = nets.weights(net)
+    train(optimizer, 2)
+    after = nets.weights(net)
+    for name in output_axes(net):
+        axes = tuple(range(1, before[name].ndim))
+        np.testing.assert_allclose(after[name].sum(axes), before[name].sum(axes), atol=1e-6)
+
+
+def test_groups_that_ask_for_it_get_it_on_every_device():
+    """MindSpore's own way has no CPU kernel, and passes over shapes that 16 does not divide."""
+    weight, _, bias, _ = parameters()
+    old = nn.SGD([{"params": [weight, bias], "grad_centralization": True}], 0.1)
+    new = OptimizerProcess(old).generate_new_optimizer()
+    before = weight.asnumpy().copy()
+    train(new, 1)
+    np.testing.assert_allclose(weight.asnumpy().sum(1), before.sum(1), atol=1e-6)
+    assert (weight.asnumpy() != before).any()
+
+
+def test_process_tells_when_nothing_is_centralized():
+    net = nn.SequentialCell(nn.BatchNorm2d(2), nn.Dense(1, 2))
+    process = OptimizerProcess(nn.SGD(net.trainable_params(), 0.1))
+    with pytest.warns(NoEffectWarning, match="gradient centralization has no effect"):
+        process.add_grad_centralization(net)
+
+
+def test_process_refuses_parameters_it_cannot_read():
+    process = OptimizerProcess(PLAIN["Momentum"](parameters()))
+    process.origin_params = []
+    with pytest.raises(ValueError, match="at least one parameter, got an empty list"):
+        process.generate_new_optimizer()
+    process.origin_params = [1, 2]
+    with pytest.raises(TypeError, match="must be a list of Parameters, or a list of dicts"):
+        process.generate_new_optimizer()
+
+
+def test_group_params_for_other_parameters():
+    weight, _, bias, extra = parameters()
+    replacement = Parameter(Tensor(np.zeros(2, np.float32)), name="bias")
+    new = Parameter(Tensor(1.0), name="new")
+    origin = [
+        {"params": [weight], "lr": 0.3},
+        {"params": [bias], "weight_decay": 0.0},
+        {"params": [extra]},
+        {"order_params": [extra, weight, bias]},
+    ]
+    found = ParameterProcess.generate_group_params([weight, replacement, new], origin)
+    assert [{**group, "params": None} for group in found[:2]] == [
+        {"params": None, "lr": 0.3},
+        {"params": None, "weight_decay": 0.0},
+    ]
+    assert found[1]["params"][0] is replacement
+    assert [one.name for one in found[2]["order_params"]] == ["weight", "bias", "new"]
+    assert [one.name for one in found[3]["params"]] == ["new"]
+    assert len(found) == 4
+    nn.Momentum(found, 0.1, 0.9)  # MindSpore takes them
+    assert ParameterProcess.generate_group_params([weight, bias], iter([weight])) == [
+        {"params": [weight, bias]}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        (None, [1, 1, 2, 2]),
+        ([], [1, 1, 2, 2]),
+        (1, [1, 2, 2, 2]),
+        ([1, 3], [1, 2, 2, 3]),
+        ((3, 50), [1, 1, 1, 2]),
+    ],
+)
+def test_fusion_groups(points, expected):
+    given = parameters()
+    assert ParameterProcess().assign_parameter_group(given, points) is given
+    assert [one.comm_fusion for one in given] == expected
+
+
+def test_fusion_groups_go_on_counting():
+    process = ParameterProcess()
+    first, second = parameters(), parameters()
+    process.assign_parameter_group(first, 2)
+    process.assign_parameter_group(second, 2)
+    assert [one.comm_fusion for one in second] == [2, 2, 3, 3]
+    assert process.assign_parameter_group(None) is None
+
+
+@pytest.mark.parametrize(
+    ("points", "error"), [("2", TypeError), ([1.5], TypeError), (True, TypeError), (-1, ValueError)]
+)
+def test_wrong_split_points_are_refused(points, error):
+    with pytest.raises(error, match="split_point must be"):
+        ParameterProcess().assign_parameter_group(parameters(), points)
+
+
+@pytest.mark.parametrize("points", [3, [3], (3,)])
+def test_less_bn_splits_reductions_where_the_configuration_says(points):
+    switches = {"mode": "manual", "less_bn": True, "grad_freeze": False}
+    settings = {"boost": switches, "common": {"gradient_split_groups": points}}
+    net = nets.MLP()
+    auto = AutoBoost("O1", settings)
+    network, _ = auto.network_auto_process_train(net, nets.momentum(net.trainable_params()))
+    # Two weights, two biases, and the multiplier of the normalised head.
+    assert [one.comm_fusion for one in network.trainable_params()] == [1, 1, 1, 2, 2]

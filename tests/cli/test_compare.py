@@ -1,0 +1,228 @@
+"""``python -m mindspore_boost_ext compare``: its figures, its table, its picture, real runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import textwrap
+
+import pytest
+
+import mindspore_boost_ext
+from mindspore_boost_ext import AutoBoost, BoostConfig
+from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext.cli import recipes
+from mindspore_boost_ext.cli import results as comparison
+from mindspore_boost_ext.cli.compare import compare
+from mindspore_boost_ext.cli.recipes import RECIPES
+from mindspore_boost_ext.cli.results import NOT_RUN, Outcome
+from mindspore_boost_ext.config.parse import ALGORITHMS
+
+
+def step(number, seconds, loss=1.0):
+    return {"event": "step", "step": number, "seconds": seconds, "loss": loss}
+
+
+HISTORY = [
+    {
+        "event": "start",
+        "report": {
+            "rows": [
+                {"algorithm": "a", "status": "applied", "reason": "", "counts": {"groups": 2}},
+                {"algorithm": "b", "status": "skipped", "reason": "no | use", "counts": {}},
+                {"algorithm": "c", "status": "inactive", "reason": "", "counts": {}},
+            ]
+        },
+    },
+    step(1, 2.0),
+    step(2, 0.25),
+    {"event": "epoch", "loss": 0.75, "metrics": {"accuracy": 0.5}},
+    step(3, 1.25),  # compiles another graph
+    step(4, 0.25),
+    {"event": "epoch", "loss": 0.5, "metrics": {"accuracy": 0.75, "confusion": [[1]]}},
+]
+
+
+def test_figures_of_a_history():
+    one = comparison.outcome("x", HISTORY, {"peak_mib": 100.0, "seconds": 4.0})
+    assert (one.loss, one.losses) == (0.5, [0.75, 0.5])
+    assert (one.metrics, one.curves) == ({"accuracy": 0.75}, {"accuracy": [0.5, 0.75]})
+    # The median of the steps after the first is 0.25: 1.25 is five times that, so it is a step.
+    assert one.step_ms == pytest.approx(1e3 * (0.25 + 1.25 + 0.25) / 3)
+    assert one.compile_s == 1.75
+    assert (one.steps, one.peak_mib, one.seconds) == (4, 100.0, 4.0)
+    assert one.note == "a (groups=2); b skipped: no | use"
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([], (None, None)),
+        ([3.0], (None, None)),
+        ([3.0, 0.5], (0.5, 2.5)),
+        ([3.0, 0.5, 0.5, 0.5, 2.75], (0.5, 4.75)),
+        ([3.0, 0.001, 0.001, 0.001, 0.04], (0.01075, 2.999)),  # a hiccup, not a compilation
+        ([0.5, 1.0, 1.0], (1.0, 0.0)),
+    ],
+)
+def test_steps_that_compile_are_told_from_steps(steps, expected):
+    found = comparison.step_and_compile_seconds(steps)
+    assert found == (None, None) if None in expected else found == pytest.approx(expected)
+
+
+def outcomes():
+    return [
+        comparison.outcome("plain", HISTORY, {"peak_mib": 100.0, "seconds": 4.0}),
+        Outcome("adasum", NOT_RUN, "needs a | b"),
+    ]
+
+
+def test_the_table_is_markdown_with_a_cell_for_everything():
+    lines = comparison.table(outcomes()).splitlines()
+    assert lines[0].startswith("| run | loss | accuracy | step, ms | step ratio |")
+    cells = [line.replace("\\|", "").count("|") for line in lines]
+    assert len(set(cells)) == 1
+    assert "| plain | 0.5000 | 0.75 | 583.33 | 1.00 | 100 | 1.8 | 4.0 |" in lines[2]
+    assert lines[3].endswith("not run: needs a \\| b |")
+    assert "None" not in "".join(lines)
+
+
+def test_the_picture_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    comparison.draw(outcomes(), tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r'pip install "mindspore_boost_ext\[plot\]"'):
+        comparison.draw(outcomes(), tmp_path / "x.png")
+
+
+def test_every_algorithm_of_the_configuration_can_be_chosen():
+    assert recipes.runs()[: len(ALGORITHMS)] == ALGORITHMS
+    assert set(RECIPES) <= set(recipes.runs())
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *(one for one in RECIPES if one not in ALGORITHMS)])
+def test_each_recipe_is_a_valid_configuration_of_that_algorithm_alone(name):
+    level, config = recipes.configuration(name, 100, "folder")
+    plan = BoostConfig.parse(level, config).plan()
+    assert [one.algorithm for one in plan if one.wanted] == ([name] if name in ALGORITHMS else [])
+    assert not BoostConfig.parse(level, config).notices()
+
+
+def test_an_algorithm_without_a_recipe_runs_with_its_defaults(monkeypatch):
+    monkeypatch.delitem(RECIPES, "less_bn")
+    assert recipes.configuration("less_bn", 100, "")[1]["boost"]["less_bn"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["less_bm"], "unknown: less_bm; known are "),
+        (["--epochs", "0"], "must be an integer of at least 1, got '0'"),
+        (["--json", "no/such/x.json"], "must be a file in a writable folder"),
+        (["--seed", "-1"], "must be an integer in 0..2**32-1, got '-1'"),
+        (["--batch-size", "5000"], "--batch-size: "),
+        (["--plot", "x.foo"], "must end in .png, .pdf, .svg, got 'x.foo'"),
+        (["--epochs", "9", "--script", __file__], "--epochs: of the bundled run"),
+        (["--levels", "O1"], "--levels and --configs are for --script SCRIPT"),
+        (["--script"], "cannot open the script ''"),
+        (["--script", "no.py"], "cannot open the script 'no.py'"),
+        (["grad_freeze", "--script", __file__], "name algorithms, or give --script SCRIPT"),
+        (["--configs", "no.json", "--script", __file__], "there is no such file"),
+    ],
+)
+def test_wrong_words_are_explained(words, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        compare(words, print)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_bundled_comparison(tmp_path, capsys):
+    """Real processes: plain and one algorithm; one that cannot run here says so."""
+    words = ["compare", "dynamic_loss_scale", "adasum", "--epochs", "2", "--batch-size", "100"]
+    assert main([*words, "--json", str(tmp_path / "x.json")]) == 0
+    printed = capsys.readouterr()
+    assert [line.split(" | ")[0] for line in printed.out.splitlines()[2:5]] == [
+        "| plain",
+        "| dynamic_loss_scale",
+        "| adasum",
+    ]
+    assert "plain (1/3)  step 2/28  loss 2." in printed.err
+    document = json.loads((tmp_path / "x.json").read_text())
+    plain, scaled, missing = document["runs"]
+    assert plain["steps"] == scaled["steps"] == 28
+    # A scale that is a power of two changes no bit, so the two runs are one.
+    assert plain["losses"] == scaled["losses"]
+    assert plain["metrics"] == scaled["metrics"]
+    for one in (plain, scaled):
+        assert math.isfinite(one["loss"])
+        assert 0 <= one["metrics"]["accuracy"] <= 1
+        assert 100 < one["peak_mib"] < 5_000
+        assert one["step_ms"] > 0
+        assert one["compile_s"] > 0
+    assert missing["status"] == NOT_RUN
+    assert missing["note"]
+    assert document["settings"] == {"epochs": 2, "batch_size": 100, "seed": 0, "mode": "graph"}
+
+
+SCRIPT = """
+    import sys
+    import mindspore as ms
+    import numpy as np
+    from mindspore import nn
+    from mindspore.boost import AutoBoost
+
+    assert AutoBoost.__module__.startswith("mindspore_boost_ext")
+    data = np.ones((8, 4), np.float32), np.zeros((8, 2), np.float32)
+    dataset = ms.dataset.NumpySlicesDataset(data, shuffle=False).batch(2)
+    layers = [nn.Dense(4, 4) for _ in range(3)]
+    net = nn.SequentialCell(*layers, nn.Dense(4, 2))
+    optimizer = nn.SGD(net.trainable_params(), learning_rate=0.01)
+    # By position, up to the level.
+    model = ms.Model(net, nn.MSELoss(), optimizer, {"mae"}, None, None, "O0", "O2")
+    model.train(int(sys.argv[1]), dataset, ms.LossMonitor(), dataset_sink_mode=False)
+    model.eval(dataset)
+    print(model.train_network.report())  # a plain run has one too
+    if getattr(model.train_network, "freeze", False):
+        sys.exit("a script may fail")
+"""
+
+
+def test_the_comparison_of_a_script(tmp_path, capsys):
+    """Levels and settings come from outside; a run that fails is told with its last line."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    freezing = {"param_groups": 2, "total_steps": 4, "schedule": [0, 1]}
+    for name, config in {
+        "windows": {
+            "boost": {"mode": "manual", **off, "grad_accumulation": True},
+            "grad_accumulation": {"grad_accumulation_step": 2},
+        },
+        "freezing": {
+            "boost": {"mode": "manual", **off, "grad_freeze": True},
+            "grad_freeze": freezing,
+        },
+    }.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(config))
+    configs = [str(tmp_path / f"{name}.json") for name in ("windows", "freezing")]
+    words = ["compare", "--json", str(tmp_path / "x.json"), "--configs", *configs]
+    assert main([*words, "--script", str(script), "2"]) == 1
+    plain, windows, freezing = json.loads((tmp_path / "x.json").read_text())["runs"]
+    assert (plain["name"], plain["steps"], windows["steps"]) == ("O0", 8, 8)
+    assert plain["metrics"].keys() == windows["metrics"].keys() == {"mae"}
+    assert windows["note"] == "grad_accumulation"
+    assert (freezing["status"], freezing["note"]) == ("failed", "a script may fail")
+    assert "a script may fail" in capsys.readouterr().out
+
+
+def test_the_data_is_part_of_the_package():
+    package = pathlib.Path(mindspore_boost_ext.__file__).parent
+    settings = (package.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert '"data/*"' in settings
+    assert {path.name for path in (package / "data").iterdir()} == {"digits.npz", "README.md"}

@@ -1,0 +1,197 @@
+"""``python -m mindspore_boost_ext``: scripts run as under plain Python, questions are answered."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from mindspore_boost_ext.__main__ import OTHER_NAMES, main
+from mindspore_boost_ext.config.parse import ALGORITHMS
+
+LAUNCHER = [sys.executable, "-m", "mindspore_boost_ext"]
+
+
+def run(command, cwd=None, **kwargs):
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **kwargs,
+    )
+
+
+def write(folder, name, text):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def test_a_script_sees_what_it_sees_under_plain_python(tmp_path):
+    write(tmp_path, "sub/sibling.py", "VALUE = 42\n")
+    write(
+        tmp_path,
+        "sub/train.py",
+        """
+        import json, os, pickle, sys
+        import sibling
+
+        class Local:
+            def method(self, epochs: int) -> None: ...
+
+        print(json.dumps({
+            "argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path[0],
+            "sibling": sibling.VALUE, "main": sys.modules["__main__"].__dict__ is globals(),
+            "hints": str(Local.method.__annotations__), "loader": type(__loader__).__name__,
+            "pickled": type(pickle.loads(pickle.dumps(Local()))) is Local,
+            "builtins": type(__builtins__).__name__,
+        }, sort_keys=True))
+        """,
+    )
+    words = ["sub/train.py", "--", "--epochs", "3", "--explain", "-x"]
+    boosted, plain = run([*LAUNCHER, *words], tmp_path), run([sys.executable, *words], tmp_path)
+    assert boosted.returncode == plain.returncode == 0, boosted.stderr
+    assert boosted.stdout == plain.stdout
+    assert json.loads(boosted.stdout)["sibling"] == 42
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import sys; sys.exit(7)",
+        "import sys; sys.exit('a message')",
+        "raise SystemExit",
+        "def inner():\n    raise KeyError('lost')\n\ninner()",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('x') from error",
+        "x = = 1",
+        "import missing_module_of_nobody",
+    ],
+)
+def test_exit_codes_and_tracebacks_are_those_of_plain_python(tmp_path, body):
+    write(tmp_path, "train.py", body + "\n")
+    boosted = run([*LAUNCHER, "train.py"], tmp_path)
+    plain = run([sys.executable, "train.py"], tmp_path)
+    assert (boosted.returncode, boosted.stdout) == (plain.returncode, plain.stdout)
+    own = boosted.stderr.replace(str(tmp_path) + os.sep, "")
+    assert own == plain.stderr.replace(str(tmp_path) + os.sep, "")
+
+
+def test_an_interrupt_ends_the_script_as_under_plain_python(tmp_path):
+    write(
+        tmp_path,
+        "train.py",
+        "import time\nprint('ready', flush=True)\ntime.sleep(60)\n",
+    )
+    codes = []
+    for command in (LAUNCHER, [sys.executable]):
+        process = subprocess.Popen(
+            [*command, "train.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert process.stdout.readline().strip() == b"ready"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        codes.append(process.wait(timeout=30))
+        process.stdout.close()
+    assert codes[0] == codes[1]
+
+
+SCRIPT_FOR_UPSTREAM = """
+    import mindspore as ms
+    import numpy as np
+    from mindspore import nn
+    from mindspore.boost import AutoBoost
+    from mindspore.train import Model
+
+    data = np.ones((8, 4), np.float32), np.zeros((8, 2), np.float32)
+    dataset = ms.dataset.NumpySlicesDataset(data, shuffle=False).batch(4)
+    net = nn.Dense(4, 2)
+    optimizer = nn.SGD(net.trainable_params(), learning_rate=0.01)
+    config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
+    model = Model(net, nn.MSELoss(), optimizer, boost_level="O1", boost_config_dict=config)
+    model.train(1, dataset, callbacks=[ms.LossMonitor(1)], dataset_sink_mode=False)
+    print(AutoBoost.__module__)
+"""
+
+
+def test_an_unmodified_script_trains_with_this_package(tmp_path):
+    path = write(tmp_path, "train.py", SCRIPT_FOR_UPSTREAM)
+    result = run([*LAUNCHER, path])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("loss is ") == 2
+    assert "None" not in result.stdout
+    assert result.stdout.splitlines()[-1] == "mindspore_boost_ext.boost"
+
+
+def test_explain_says_what_a_configuration_would_do(capsys, tmp_path):
+    config = write(tmp_path, "c.json", '{"boost": {"mode": "manual", "grad_freeze": false}}')
+    assert main(["--level", "O1", "--explain", str(config)]) == 0
+    printed = capsys.readouterr().out
+    assert "level O1, mode manual" in printed
+    assert "boost.grad_freeze=False" in printed
+    assert "LessBNConfig(fn_flag=True" in printed
+    assert main(["--explain"]) == 0
+    assert "mode auto" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, "loss_scale"])
+def test_explain_shows_the_card_of_an_algorithm(capsys, name):
+    assert main(["--explain", name]) == 0
+    printed = capsys.readouterr().out
+    for part in ("When it helps", "hurts", "Measured effect", "Cost", "Reference"):
+        assert part in printed, f"the card of {name} lacks: {part}"
+
+
+@pytest.mark.parametrize(("name", "same"), OTHER_NAMES.items())
+def test_a_card_is_found_by_the_names_of_its_classes_and_settings(capsys, name, same):
+    assert main(["--explain", name]) == main(["--explain", same]) == 0
+    printed = capsys.readouterr().out
+    assert printed
+    assert printed == printed[: len(printed) // 2] * 2
+
+
+def test_check_says_whether_a_configuration_is_valid(capsys, tmp_path):
+    good = write(tmp_path, "good.json", '{"boost": {"less_bn": false}}')
+    assert main(["--check", str(good)]) == 0
+    printed = capsys.readouterr().out
+    assert "boost.less_bn=False has no effect" in printed
+    assert "good.json: valid" in printed
+    bad = write(tmp_path, "bad.json", '{"boost": {"lessbn": 1}, "grad_freeze": {"freeze_p": 7}}')
+    assert main(["--check", str(bad)]) == 2
+    printed = capsys.readouterr().err
+    assert "2 problems" in printed
+    assert "did you mean 'less_bn'?" in printed
+
+
+def test_env_tells_versions_devices_and_convolution_speed(capsys):
+    assert main(["--env"]) == 0
+    printed = capsys.readouterr().out
+    for word in ("python 3", "mindspore 2.", "numpy 1.", "device target CPU", "3x3 convolution"):
+        assert word in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.py"], "cannot open the script 'missing.py'"),
+        (["--check", "missing.json"], "there is no such file"),
+        (["--explain", "missing.json"], "there is no such file"),
+        (["--explain", "nobody"], "neither a file nor the name of a card; cards: less_bn, "),
+    ],
+)
+def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, message):
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_words_it_prints_its_help(capsys):
+    assert main([]) == 2
+    assert "msrun" in capsys.readouterr().out

@@ -1,0 +1,160 @@
+"""What the contract suite and others know of every algorithm; a new one joins by an entry here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import mindspore as ms
+import nets
+import pytest
+from mindspore import Tensor
+
+from mindspore_boost_ext import AutoBoost, GroupLossScaleManager
+
+STEPS, RESUME_AT = 12, 7  # the resume point divides no window and no schedule
+
+
+def switched(**switches):
+    """Return a configuration in which just these switches are on."""
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    return {"boost": {"mode": "manual", **off, **switches}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+    """What the suite needs to know of an algorithm.
+
+    ``on`` switches it on, with settings that act within a few steps; ``row`` is its row in the
+    report (None for no algorithm at all); ``net`` makes the network; ``model`` gives further
+    arguments of ms.Model from the network; ``gains`` are parameters that the network itself gains.
+    """
+
+    name: str
+    on: dict[str, Any]
+    row: str | None = None
+    net: Callable[[], Any] = nets.MLP
+    model: Callable[[Any], dict[str, Any]] = lambda net: {}
+    gains: tuple[str, ...] = ()
+
+
+def grouped_net():
+    """A network with markers between two groups of loss scales."""
+    manager = GroupLossScaleManager([64.0, 4.0], [], growth_factor=2.0)
+
+    class Marked(nets.MLP):
+        def construct(self, x):
+            x = self.relu(self.first(manager(x, 0, 1)))
+            return manager(self.second(manager(x, 1, 2)), 2, 3)
+
+    net = Marked()
+    manager.loss_scale_groups = [net.first.trainable_params(), net.second.trainable_params()]
+    net.__dict__["groups"] = manager  # beside the network's own attributes, so that names stay
+    return net
+
+
+ALGORITHMS = [
+    Algorithm("nothing", switched()),
+    Algorithm(
+        "dynamic loss scale",
+        switched(),
+        "overflow detection",
+        model=lambda net: {"loss_scale_manager": ms.DynamicLossScaleManager(2**10, 2, 5)},
+    ),
+    Algorithm(
+        "loss_scale_group",
+        switched(loss_scale_group=True),
+        "loss_scale_group",
+        net=grouped_net,
+        model=lambda net: {"loss_scale_manager": net.groups},
+    ),
+]
+
+
+ALGORITHMS += [
+    Algorithm(
+        "grad_accumulation",
+        {**switched(grad_accumulation=True), "grad_accumulation": {"grad_accumulation_step": 3}},
+        "grad_accumulation",
+    ),
+    Algorithm(
+        "grad_freeze",
+        {
+            **switched(grad_freeze=True),
+            "grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "total_steps": 5},
+        },
+        "grad_freeze",
+        net=nets.Deep,
+    ),
+    Algorithm(
+        "grad_freeze, prefix",
+        {
+            **switched(grad_freeze=True),
+            "grad_freeze": {"param_groups": 3, "schedule": "cubic", "total_steps": 10},
+        },
+        "grad_freeze",
+        net=nets.Deep,
+    ),
+]
+
+
+ALGORITHMS += [
+    Algorithm(
+        "less_bn, head",
+        {**switched(less_bn=True), "less_bn": {"multiplier": 4.0}},
+        "less_bn",
+        gains=("second.multiplier",),
+    ),
+    Algorithm(
+        "thor",
+        {**switched(thor=True), "thor": {"damping": 0.1, "frequency": 3, "moving_average": 0.5}},
+        "thor",
+    ),
+    Algorithm(
+        "thor, trace rule, dynamic loss scale",
+        {**switched(thor=True), "thor": {"damping": 0.1, "frequency": 2, "trace_rule": [0.1, 0]}},
+        "thor",
+        model=lambda net: {"loss_scale_manager": ms.DynamicLossScaleManager(2**10, 2, 5)},
+    ),
+]
+
+
+ALGORITHMS += [
+    Algorithm(
+        f"dim_reduce, {method}",
+        {
+            **switched(dim_reduce=True),
+            "dim_reduce": {"method": method, "n_components": 8, "pca_mat_path": nets.basis_file()},
+        },
+        "dim_reduce",
+    )
+    for method in ("p-bfgs", "p-sgd", "twa")
+]
+
+
+everyone = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: one.name)
+
+
+def build(algorithm, config, level="O1", model_arguments=None):
+    ms.set_seed(3)
+    net = algorithm.net()
+    arguments = {
+        "optimizer": nets.momentum(net.trainable_params()),
+        "boost_level": level,
+        "boost_config_dict": config,
+    }
+    arguments.update(model_arguments(net) if model_arguments else {})
+    return net, ms.Model(net, nets.loss_fn(), **arguments)
+
+
+def switched_on(algorithm):
+    return build(algorithm, algorithm.on, model_arguments=algorithm.model)
+
+
+def run(model, steps):
+    losses = []
+    for x, y in steps:
+        output = model.train_network(Tensor(x), Tensor(y))
+        losses.append(float((output[0] if isinstance(output, tuple) else output).asnumpy()))
+    return losses

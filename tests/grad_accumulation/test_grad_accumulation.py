@@ -1,0 +1,314 @@
+"""Accumulation: equal to the big batch, in both modes, with every policy, and under MindCV."""
+
+from __future__ import annotations
+
+import warnings
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.train import CheckpointConfig, ModelCheckpoint
+
+from mindspore_boost_ext import (
+    BoostModel,
+    BoostMonitor,
+    BoostWarning,
+    FlushAccumulation,
+    GradientAccumulation,
+    NoEffectWarning,
+    read_history,
+)
+from mindspore_boost_ext.grad_accumulation.window import gradient_accumulation_op, gradient_clear_op
+
+WINDOW = 3
+OPTIMIZERS = {
+    "SGD": lambda params, rate: nn.SGD(params, rate, weight_decay=1e-3),
+    "Momentum": lambda params, rate: nn.Momentum(params, rate, 0.9, weight_decay=1e-3),
+    "Adam": lambda params, rate: nn.Adam(params, rate, weight_decay=1e-3),
+    "AdamWeightDecay": lambda params, rate: nn.AdamWeightDecay(params, rate, weight_decay=1e-2),
+}
+RATES = {
+    "constant": lambda: 0.01,
+    "list": lambda: [0.02 / (1 + step) for step in range(60)],
+    "schedule": lambda: nn.ExponentialDecayLR(0.02, 0.9, 5),
+}
+
+
+def config(**settings):
+    section = {"grad_accumulation_step": WINDOW, **settings}
+    switches = {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True}
+    return {"boost": switches, "grad_accumulation": section}
+
+
+def build(net, optimizer, boost_config=None, **kwargs):
+    level = "O0" if boost_config is None else "O1"
+    return ms.Model(
+        net, nets.loss_fn(), optimizer, boost_level=level, boost_config_dict=boost_config, **kwargs
+    )
+
+
+def assert_close(one, two, tolerance=1e-6):
+    for name, value in nets.weights(one).items():
+        np.testing.assert_allclose(value, nets.weights(two)[name], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_fifty_updates_equal_those_of_the_big_batch(mode, name, rate):
+    """The demand is 1e-6: sums of three float32 means instead of one mean, weights of size 1."""
+    big, small = nets.MLP(), nets.MLP()
+    plain = build(big, OPTIMIZERS[name](big.trainable_params(), RATES[rate]()))
+    model = build(small, OPTIMIZERS[name](small.trainable_params(), RATES[rate]()), config())
+    micro = nets.batches(50 * WINDOW)
+    for start in range(0, len(micro), WINDOW):
+        window = micro[start : start + WINDOW]
+        x, y = (np.concatenate(part) for part in zip(*window))
+        plain.train_network(Tensor(x), Tensor(y))
+        for x, y in window:
+            model.train_network(Tensor(x), Tensor(y))
+    assert_close(small, big)
+    assert int(model.train_network.optimizer.global_step.asnumpy()[0]) == 50
+
+
+def test_weights_change_once_in_a_window_only(mode):
+    net = nets.MLP()
+    model = build(net, nets.momentum(net.trainable_params()), config())
+    before, changed = nets.weights(net), []
+    for x, y in nets.batches(2 * WINDOW):
+        model.train_network(Tensor(x), Tensor(y))
+        after = nets.weights(net)
+        changed.append(any((before[name] != after[name]).any() for name in after))
+        before = after
+    assert changed == [False, False, True] * 2
+
+
+@pytest.mark.parametrize("weighting", ["equal", "samples"])
+def test_micro_batches_of_unequal_size(mode, weighting):
+    """Sizes 32, 32, 20, 12 against one batch of 96: only weights by samples give its gradient."""
+    sizes = (32, 32, 20, 12)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(sum(sizes), nets.FEATURES)).astype(np.float32)
+    y = generator.integers(0, nets.CLASSES, sum(sizes)).astype(np.int32)
+    big, small = nets.MLP(), nets.MLP()
+    first = nets.weights(big)
+    plain = build(big, nn.SGD(big.trainable_params(), 1.0))
+    settings = config(grad_accumulation_step=len(sizes), weighting=weighting)
+    model = build(small, nn.SGD(small.trainable_params(), 1.0), settings)
+    plain.train_network(Tensor(x), Tensor(y))
+    edges = np.cumsum((0, *sizes))
+    for start, end in zip(edges, edges[1:]):
+        model.train_network(Tensor(x[start:end]), Tensor(y[start:end]))
+    if weighting == "samples":
+        assert_close(small, big)
+        return
+    means = {name: np.zeros_like(value, np.float64) for name, value in first.items()}
+    for start, end in zip(edges, edges[1:]):
+        part = nets.MLP()
+        alone = build(part, nn.SGD(part.trainable_params(), 1.0))
+        alone.train_network(Tensor(x[start:end]), Tensor(y[start:end]))
+        for name, value in nets.weights(part).items():
+            means[name] += (first[name] - value) / len(sizes)
+    for name, value in nets.weights(small).items():
+        np.testing.assert_allclose(first[name] - value, means[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_last_window_of_an_epoch_carries_or_is_flushed(mode, flush):
+    """4 micro-batches, windows of 3: the fourth waits, or makes an update of its own."""
+    net, reference = nets.MLP(), nets.MLP()
+    model = build(net, nn.SGD(net.trainable_params(), 0.1), config())
+    callbacks = [FlushAccumulation()] if flush else []
+    model.train(1, nets.dataset(4), callbacks=callbacks, dataset_sink_mode=False)
+    plain = build(reference, nn.SGD(reference.trainable_params(), 0.1))
+    micro = nets.batches(4)
+    x, y = (np.concatenate(part) for part in zip(*micro[:3]))
+    plain.train_network(Tensor(x), Tensor(y))
+    if flush:
+        plain.train_network(Tensor(micro[3][0]), Tensor(micro[3][1]))
+    assert_close(net, reference)
+    assert model.train_network.accumulation.micro_steps() == (0 if flush else 1)
+    assert model.train_network.flush_accumulation() is not flush
+
+
+def test_the_window_is_flushed_before_a_checkpoint_and_a_validation_look(mode, tmp_path):
+    net = nets.MLP()
+    model = build(net, nn.SGD(net.trainable_params(), 0.1), config(), metrics={"loss"})
+    monitor = BoostMonitor(tmp_path / "history.jsonl", progress=False)
+    saving = ModelCheckpoint("run", str(tmp_path), CheckpointConfig(save_checkpoint_steps=4))
+    callbacks = [FlushAccumulation(), saving, monitor]
+    model.fit(1, nets.dataset(4), nets.dataset(4), callbacks=callbacks, dataset_sink_mode=False)
+    (path,) = tmp_path.glob("*.ckpt")
+    saved = ms.load_checkpoint(str(path))
+    for name, value in nets.weights(net).items():
+        np.testing.assert_array_equal(saved[name].asnumpy(), value)
+    (epoch,) = [one for one in read_history(monitor._history_path) if one["event"] == "epoch"]
+    assert epoch["metrics"] == model.eval(nets.dataset(4), dataset_sink_mode=False)
+
+
+def test_flushing_behind_a_checkpoint_is_told(tmp_path):
+    net = nets.MLP()
+    model = build(net, nn.SGD(net.trainable_params(), 0.1), config())
+    callbacks = [ModelCheckpoint("run", str(tmp_path)), FlushAccumulation()]
+    with pytest.warns(BoostWarning, match="behind ModelCheckpoint.*put it in front"):
+        model.train(1, nets.dataset(4), callbacks=callbacks, dataset_sink_mode=False)
+
+
+def test_parameters_may_be_called_like_the_counters():
+    weight = ms.Parameter(Tensor(np.ones(2, np.float32)), name="total_weight")
+    accumulation = GradientAccumulation(2, nn.SGD([weight], 0.1))
+    names = [one.name for one in accumulation.get_parameters()]
+    assert len(names) == len(set(names))
+
+
+def test_flushing_without_accumulation_is_told():
+    net = nets.MLP()
+    model = build(net, nets.momentum(net.trainable_params()))
+    with pytest.warns(NoEffectWarning, match="gradients are not accumulated"):
+        model.train(1, nets.dataset(1), callbacks=[FlushAccumulation()], dataset_sink_mode=False)
+
+
+@pytest.mark.parametrize("call", ["train", "fit"])
+@pytest.mark.parametrize("kind", [ms.Model, BoostModel])
+def test_a_window_longer_than_an_epoch_is_told_once_without_any_callback(kind, call):
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    model = kind(
+        net, nets.loss_fn(), optimizer, {"loss"}, boost_level="O1", boost_config_dict=config()
+    )
+    data = [nets.dataset(2)] * (2 if call == "fit" else 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            getattr(model, call)(1, *data, dataset_sink_mode=False)
+    told = [one for one in caught if issubclass(one.category, BoostWarning)]
+    assert len(told) == 1
+    assert "grad_accumulation_step=3 is more than the 2 steps" in str(told[0].message)
+    assert told[0].filename == __file__
+
+
+def test_a_window_that_fits_into_an_epoch_is_not_told():
+    net = nets.MLP()
+    model = build(net, nets.momentum(net.trainable_params()), config())
+    model.train(epoch=1, train_dataset=nets.dataset(3), dataset_sink_mode=False)
+
+
+@pytest.mark.parametrize("policy", ["drop_micro_batch", "drop_window"])
+def test_overflow_drops_the_micro_batch_or_the_window(mode, policy):
+    """Micro-batches 0, 1, inf, 2, 3, 4: the windows are (0 1 2) or (2 3 4)."""
+    net, reference = nets.MLP(), nets.MLP()
+    manager = ms.FixedLossScaleManager(64.0)
+    model = build(
+        net,
+        nn.SGD(net.trainable_params(), 0.1),
+        config(on_overflow=policy),
+        loss_scale_manager=manager,
+    )
+    micro = nets.batches(5)
+    bad = np.full_like(micro[0][0], np.inf), micro[0][1]
+    for x, y in [*micro[:2], bad, *micro[2:]]:
+        model.train_network(Tensor(x), Tensor(y))
+    kept = micro[:3] if policy == "drop_micro_batch" else micro[2:]
+    x, y = (np.concatenate(part) for part in zip(*kept))
+    plain = build(reference, nn.SGD(reference.trainable_params(), 0.1))
+    plain.train_network(Tensor(x), Tensor(y))
+    assert_close(net, reference)
+    assert model.train_network.observations()["skipped_steps"] == 1
+
+
+def test_buffers_of_low_precision_parameters_are_float32(mode):
+    """2048 + 1 is 2048 in float16: a buffer of that type would lose every further gradient."""
+    weight = Parameter(Tensor([0.0], ms.float16), name="w")
+    accumulation = GradientAccumulation(5, nn.SGD([weight], 1.0))
+    assert accumulation._grad_accumulation[0].dtype == ms.float32
+    for gradient in (2048.0, 1.0, 1.0, 1.0, 1.0):
+        accumulation(Tensor(0.0), (Tensor([gradient], ms.float16),))
+    # (2048 + 4) / 5 = 410.4, to half a unit in the last place of float16 there (0.125)
+    np.testing.assert_allclose(weight.asnumpy(), [-410.4], atol=0.125)
+
+
+def test_state_has_names_of_its_own():
+    net = nets.MLP()
+    accumulation = GradientAccumulation(2, nets.momentum(net.trainable_params()))
+    own = {one.name for one in accumulation.get_parameters() if one.name.startswith("boost.")}
+    assert own == {
+        "boost.grad_accumulation.micro_steps",
+        "boost.grad_accumulation.total_weight",
+        *(f"boost.grad_accumulation.gradients.{one.name}" for one in net.trainable_params()),
+    }
+    assert [one.name for one in net.get_parameters()] == [
+        one.name for one in nets.MLP().get_parameters()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0,), "max_accumulation_step must be an int >= 1, got 0"),
+        ((2.5,), "max_accumulation_step must be an int >= 1, got 2.5"),
+        (("4",), "max_accumulation_step must be an int >= 1, got '4'"),
+    ],
+)
+def test_wrong_windows_are_refused(arguments, message):
+    net = nets.MLP()
+    with pytest.raises(ValueError, match=message):
+        GradientAccumulation(*arguments, nets.momentum(net.trainable_params()))
+
+
+class Upstreams(GradientAccumulation):
+    """A subclass as public projects write it: only the names that upstream gives are used."""
+
+    def construct(self, loss, grads):
+        loss = ops.depend(
+            loss,
+            self.hyper_map(
+                ops.partial(gradient_accumulation_op, self._max_accumulation_step),
+                self._grad_accumulation,
+                grads,
+            ),
+        )
+        self._accumulation_step += 1
+        if self._accumulation_step >= self._max_accumulation_step:
+            loss = ops.depend(loss, self.optimizer(self._grad_accumulation))
+            loss = ops.depend(
+                loss, self.hyper_map(ops.partial(gradient_clear_op), self._grad_accumulation)
+            )
+            self._accumulation_step = 0
+        return loss
+
+
+def test_subclasses_with_upstreams_names_work(mode):
+    net, reference = nets.MLP(), nets.MLP()
+    own = GradientAccumulation(2, nn.SGD(reference.trainable_params(), 0.5))
+    theirs = Upstreams(2, nn.SGD(net.trainable_params(), 0.5))
+    generator = np.random.default_rng(0)
+    for _ in range(4):
+        gradients = tuple(
+            Tensor(generator.normal(size=one.shape).astype(np.float32))
+            for one in net.trainable_params()
+        )
+        own(Tensor(0.0), gradients)
+        theirs(Tensor(0.0), gradients)
+    assert_close(net, reference)
+
+
+def test_mindcvs_own_subclass_in_its_training_step(graph_mode):
+    """MindCV's TrainStep subclasses GradientAccumulation and equals the big batch."""
+    train_step = pytest.importorskip("mindcv.utils.train_step")
+    assert issubclass(train_step.GradientAccumulation, GradientAccumulation)
+    net, reference = nets.MLP(), nets.MLP()
+    step = train_step.TrainStep(
+        nn.WithLossCell(net, nets.loss_fn()),
+        nn.SGD(net.trainable_params(), 0.1),
+        scale_sense=Tensor(1.0),
+        gradient_accumulation_steps=WINDOW,
+    ).set_train()
+    plain = build(reference, nn.SGD(reference.trainable_params(), 0.1))
+    micro = nets.batches(2 * WINDOW)
+    for start in (0, WINDOW):
+        x, y = (np.concatenate(part) for part in zip(*micro[start : start + WINDOW]))
+        plain.train_network(Tensor(x), Tensor(y))
+    for x, y in micro:
+        step(Tensor(x), Tensor(y))
+    assert_close(net, reference)

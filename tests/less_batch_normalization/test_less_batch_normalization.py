@@ -1,0 +1,651 @@
+"""LessBN: which BatchNorms go, in which networks, and what stays true of those that do."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+import residual_nets as zoo
+from mindcv.models import create_model
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostModel,
+    FreezeOpt,
+    GroupLossScaleManager,
+    LessBN,
+    NoEffectWarning,
+)
+from mindspore_boost_ext.less_batch_normalization.residual_blocks import is_batch_norm
+from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
+from mindspore_boost_ext.less_batch_normalization.tracing import trace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "benchmarks"))
+from networks import SmallResNet
+
+
+def switched(**settings):
+    """Return a configuration with less_bn alone."""
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    config = {"boost": {"mode": "manual", **off, "less_bn": True}}
+    return {**config, "less_bn": settings} if settings else config
+
+
+def done(rewriting, what):
+    return [change.name for change in rewriting.changes if change.done == what]
+
+
+def norms(net):
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d)
+    return sum(isinstance(cell, kinds) for _, cell in net.cells_and_names())
+
+
+# ---- What only looks like a BatchNorm, a block or a classifier ----
+
+
+class FusedBatchNorm(nn.BatchNorm2d):
+    """A BatchNorm with its activation, as some libraries have it."""
+
+    def construct(self, x):
+        return ops.relu(super().construct(x))
+
+
+class Fused(zoo.Block):
+    def __init__(self):
+        super().__init__()
+        self.bn1 = FusedBatchNorm(zoo.WIDTH)
+        self.act = nn.Identity()
+
+
+class Read(zoo.Block):
+    """Its code looks at a parameter of the BatchNorm."""
+
+    def construct(self, x):
+        return super().construct(x) * (1.0 + 0.0 * self.bn1.gamma.mean())
+
+
+class OtherPath(zoo.Block):
+    """In training the result of the first BatchNorm goes elsewhere too."""
+
+    def construct(self, x):
+        inner = self.bn1(self.conv1(x))
+        out = self.act(self.bn2(self.conv2(self.act(inner))) + x)
+        return (out, inner) if self.training else out
+
+
+class Parts(nn.Cell):
+    """Not understood, and uses the layers of a block in another order than the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = zoo.Block()
+
+    def construct(self, x):
+        count, channels, height, width = x.shape
+        out = ops.relu(self.block.conv1(self.block.bn1(x)))
+        out = self.block.bn2(self.block.conv2(out))
+        return out.reshape(count, channels, height * width)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Fused, "FusedBatchNorm has a construct of its own"),
+        (Read, "other code reads its parameters"),
+        (OtherPath, "is used elsewhere too"),
+        (Parts, "Parts uses parts of it, but Parts.construct was not understood"),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_batch_norm_that_may_do_more_stays(kind, reason, training):
+    net = kind().set_train(training)
+    before = {name: type(cell) for name, cell in net.cells_and_names()}
+    (change,) = [one for one in less_bn(net).changes if one.name.endswith("bn1")]
+    assert change.done == "kept"
+    assert reason in change.reason
+    assert {name: type(cell) for name, cell in net.cells_and_names()} == before
+    assert all(cell.training == training for _, cell in net.cells_and_names())
+
+
+class LowRank(nn.Dense):
+    def construct(self, x):
+        return super().construct(x) * 2.0
+
+
+class Head(nn.Cell):
+    """A Dense that is followed by what a subclass does."""
+
+    def __init__(self, outputs=3, kind=nn.Dense):
+        super().__init__()
+        self.first, self.last = nn.Dense(4, 4), kind(4, outputs)
+        self.weight = ms.Parameter(Tensor(np.ones((outputs, outputs), np.float32)), name="w")
+
+    def construct(self, x):
+        return self.last(ops.relu(self.first(x)))
+
+
+class Product(Head):
+    def construct(self, x):
+        return ops.matmul(ops.relu(super().construct(x)), self.weight.T)
+
+
+class TwoHeads(Head):
+    def construct(self, x):
+        return self.first(x), self.last(x)
+
+
+class Generator(nn.Cell):
+    """Its only Dense is its first layer, and its shape is taken apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Dense(4, 4)
+        self.up = nn.Conv2dTranspose(1, 1, 2, 2)
+
+    def construct(self, x):
+        count, _ = x.shape
+        return self.up(self.last(x).reshape(count, 1, 2, 2))
+
+
+class OpaqueClassifier(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(1, 4, 3), nn.Dense(4, 3)
+
+    def construct(self, x):
+        count, channels, _, _ = self.conv(x).shape
+        return self.last(self.conv(x).reshape(count, channels, -1).mean(-1))
+
+
+class WithFeatures(Head):
+    def construct(self, x):
+        features = ops.relu(self.first(x))
+        return self.last(features), features
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Head(kind=LowRank), "LowRank has a construct of its own"),
+        (lambda: Head(outputs=1), "one output"),
+        (Product, "layers with weights come after the last Dense (matmul)"),
+        (TwoHeads, "other outputs"),
+        (Generator, "is not the last layer with weights"),
+    ],
+)
+def test_a_dense_that_is_no_classifier_stays(make, reason):
+    net = make()
+    (change,) = less_bn(net, fn_flag=True).changes
+    assert (change.done, type(net.last)) == ("kept", type(make().last))
+    assert reason in change.reason
+
+
+@pytest.mark.parametrize("make", [Head, OpaqueClassifier, WithFeatures])
+def test_a_classifier_is_found(make):
+    (change,) = less_bn(make(), fn_flag=True).changes
+    assert (change.name, change.done) == ("last", "normalised")
+
+
+def test_a_named_head_with_code_of_its_own_stays():
+    net = Head(kind=LowRank)
+    (change,) = less_bn(net, fn_flag=True, heads=["last"]).changes
+    assert (change.done, type(net.last)) == ("kept", LowRank)
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.MSELoss, nn.L1Loss, nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss]
+)
+@pytest.mark.parametrize("with_loss", [False, True])
+def test_a_network_without_classes_keeps_its_last_dense(loss, with_loss):
+    net = nn.SequentialCell(zoo.ZooResNet(), nn.Dense(zoo.CLASSES, 2))
+    optimizer = nets.momentum(net.trainable_params())
+    if with_loss:
+        boost = AutoBoost("O1", switched())
+        boost.network_auto_process_train(nn.WithLossCell(net, loss()), optimizer)
+    else:
+        model = ms.Model(net, loss(), optimizer, boost_level="O1", boost_config_dict=switched())
+        boost = model.train_network
+    assert type(net[1]) is nn.Dense
+    assert f"{loss.__name__} is not over classes" in boost.report()["less_bn head"].reason
+    assert boost.report()["less_bn"].counts["batch_norms_removed"] == 5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"exclude": ["nothere.*"]}, {"include": ["nothere.*", "*"]}, {"heads": ["nothere.*"]}],
+)
+def test_a_pattern_that_matches_nothing_is_told(settings):
+    with pytest.warns(NoEffectWarning, match=r"no layer matches 'nothere\.\*'"):
+        less_bn(zoo.ZooResNet(), fn_flag=True, **settings)
+
+
+def test_what_is_said_of_a_missing_head_is_counted_as_no_batch_norm():
+    assert less_bn(zoo.Block(), fn_flag=True).counts == {
+        "batch_norms_removed": 1,
+        "batch_norms_kept": 1,
+        "heads_normalised": 0,
+    }
+
+
+# ---- Which blocks ----
+
+
+@pytest.mark.parametrize("kind", zoo.UNDERSTOOD, ids=lambda one: one.__name__)
+def test_the_first_batch_norm_of_a_block_goes_however_it_is_written(kind):
+    net = kind()
+    rewriting = less_bn(net)
+    assert done(rewriting, "removed") == ["bn1"]
+    assert done(rewriting, "kept") == ["bn2"]
+    assert [node.cell for node in trace(net)[0].nodes if is_batch_norm(node)] == [net.bn2]
+
+
+@pytest.mark.parametrize("kind", zoo.UNDERSTOOD, ids=lambda one: one.__name__)
+def test_a_block_inside_a_sequence_and_a_network_with_loss(kind):
+    body = nn.SequentialCell([nn.Conv2d(1, zoo.WIDTH, 3), kind(), kind()])
+    rewriting = less_bn(nn.WithLossCell(body, nn.MSELoss()))
+    assert done(rewriting, "removed") == ["1.bn1", "2.bn1"]
+
+
+@pytest.mark.parametrize("kind", zoo.UNTOUCHED, ids=lambda one: one.__name__)
+def test_what_is_not_understood_stays_as_it_is_and_the_reason_is_given(kind):
+    net = kind()
+    before = list(nets.weights(net))
+    rewriting = less_bn(net)
+    assert not done(rewriting, "removed")
+    (reason,) = [change.reason for change in rewriting.changes if change.name == "bn1"]
+    assert zoo.UNTOUCHED[kind] in reason
+    assert list(nets.weights(net)) == before
+
+
+def test_an_outer_cell_that_is_not_understood_does_not_hide_the_blocks_in_it():
+    class Outer(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.CellList([zoo.Block(), zoo.Swapped()])
+
+        def construct(self, x):
+            for block in self.blocks:
+                x = block(x) if x.shape[0] > 1 else x
+            return x
+
+    assert done(less_bn(Outer()), "removed") == ["blocks.0.bn1", "blocks.1.bn1"]
+
+
+def test_the_block_of_a_model_zoo_with_its_shortcut():
+    rewriting = less_bn(zoo.ZooResNet())
+    assert done(rewriting, "kept") == ["bn1", "layer1.0.bn3", "layer2.0.bn3"]
+    assert "layer1.0.down_sample_layer.1" in done(rewriting, "removed")
+    kept = done(less_bn(zoo.ZooResNet(), keep_shortcut=True), "kept")
+    assert kept == ["bn1", "layer1.0.bn3", "layer1.0.down_sample_layer.1", "layer2.0.bn3"]
+
+
+# Networks of MindCV: BatchNorms before, after, and after with those on shortcuts kept.
+MINDCV = {
+    "resnet18": (20, 9, 12),
+    "resnet50": (53, 17, 21),
+    "resnext50_32x4d": (53, 17, 21),
+    "seresnet18": (20, 9, 12),
+    "mobilenet_v2_035_128": (52, 32, 32),  # ten residual blocks of two removable ones
+    "densenet121": (121, 121, 121),
+}
+
+
+@pytest.mark.parametrize("name", MINDCV)
+def test_the_counts_in_mindcv_networks(name):
+    before, after, with_shortcuts = MINDCV[name]
+    net = create_model(name, num_classes=10)
+    assert norms(net) == before
+    rewriting = less_bn(net, keep_shortcut=True)
+    assert rewriting.counts["batch_norms_kept"] == with_shortcuts
+    rewriting = less_bn(net)  # what an earlier rewriting has removed counts too
+    assert (norms(net), rewriting.counts["batch_norms_kept"]) == (after, after)
+    assert rewriting.counts["batch_norms_removed"] == before - after
+
+
+def test_the_bundled_resnet():
+    # 7 blocks, 2 of them with a projection: 1 + 7 * 2 + 2 = 17 before, 1 + 7 = 8 after.
+    net = SmallResNet(4)
+    assert less_bn(net).counts["batch_norms_removed"] == 9
+    assert norms(net) == 8
+
+
+def test_patterns_of_names_choose():
+    names = [f"layer1.0.{one}" for one in ("bn1", "bn2", "down_sample_layer.1")]
+    included = less_bn(zoo.ZooResNet(), include=["layer1.*"])
+    assert done(included, "removed") == names
+    assert "no pattern of include" in included.changes[-2].reason
+    excluded = less_bn(zoo.ZooResNet(), exclude=["*.bn1", "layer2.*"])
+    assert done(excluded, "removed") == names[1:]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"include": "layer1.*"}, r"less_bn\.include must be None or a list of patterns"),
+        ({"exclude": [""]}, r"less_bn\.exclude must be a list of patterns"),
+        ({"multiplier": 0}, r"less_bn\.multiplier must be a number in \(0, inf\), got 0"),
+        ({"heads": [1]}, r"less_bn\.heads must be None or a list of patterns"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        less_bn(zoo.Block(), **settings)
+    with pytest.raises(ValueError, match=message):
+        AutoBoost("O1", switched(**settings))
+
+
+def test_a_network_must_be_a_cell():
+    with pytest.raises(TypeError, match="network must be a Cell, got int"):
+        LessBN(3)
+
+
+def test_nothing_changed_is_told_and_twice_is_not():
+    with pytest.warns(NoEffectWarning, match="less_bn has no effect.*pre-activation"):
+        LessBN(zoo.PreActivation())
+    with pytest.warns(NoEffectWarning, match="the network has no BatchNorm"):
+        LessBN(nn.SequentialCell(nn.Dense(2, 2)))
+    net = zoo.ZooResNet()
+    less_bn(net, True)
+    before = list(nets.weights(net))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = LessBN(LessBN(net, True), True).rewriting
+    assert list(nets.weights(net)) == before
+    assert not any(change.now and change.done != "kept" for change in again.changes)
+    assert {"removed before", "before"} <= {change.reason for change in again.changes}
+
+
+def test_tracing_leaves_the_network_and_random_state_alone():
+    ms.set_seed(5)
+    expected = ops.standard_normal((3,)).asnumpy()
+    ms.set_seed(5)
+    net = zoo.PreActivation()
+    before = nets.weights(net)
+    less_bn(net)
+    np.testing.assert_array_equal(ops.standard_normal((3,)).asnumpy(), expected)
+    for name, value in nets.weights(net).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+# ---- What the rewritten network computes ----
+
+
+def test_the_rewritten_block_is_the_block_without_that_batch_norm(mode):
+    x, _ = zoo.images(4, zoo.WIDTH)
+    net = zoo.Block().set_train(False)
+    net.bn1.gamma.set_data(Tensor(np.full(zoo.WIDTH, 3.0, np.float32)))
+    expected = net.act(net.bn2(net.conv2(net.act(net.conv1(x)))) + x).asnumpy()
+    before = net(x).asnumpy()  # compiled before the rewriting
+    less_bn(net)
+    # Both are float32 sums of a few dozen products of order one.
+    np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(before - expected).max() > 0.1
+
+
+def branch_gradients(net, x):
+    def forward(x):
+        return (net(x) * weights).sum()
+
+    weights = Tensor(np.random.default_rng(7).normal(size=x.shape).astype(np.float32))
+    return ms.value_and_grad(forward, None, [net.conv1.weight, net.conv2.weight])(x)[1]
+
+
+def test_the_weights_of_a_branch_have_no_scale(mode):
+    """W -> cW changes nothing, so the gradient is orthogonal to W."""
+    x, _ = zoo.images(8, zoo.WIDTH)
+    net = zoo.Block().set_train()
+    for weight in (net.conv1.weight, net.conv2.weight):
+        weight.set_data(Tensor(weight.asnumpy() * 10))  # variances far above BatchNorm's 1e-5
+    less_bn(net)
+    for weight, gradient in zip((net.conv1.weight, net.conv2.weight), branch_gradients(net, x)):
+        w, g = weight.asnumpy().astype(np.float64), gradient.asnumpy().astype(np.float64)
+        # float32 sums; an unrelated gradient would stand at about 1 / sqrt(144) = 0.08.
+        assert abs((w * g).sum()) < 1e-4 * np.linalg.norm(w) * np.linalg.norm(g)
+    before = net(x).asnumpy()
+    ops.assign(net.conv1.weight, net.conv1.weight * 8)
+    np.testing.assert_allclose(net(x).asnumpy(), before, rtol=1e-4, atol=1e-4)
+
+
+def test_a_gamma_of_zero_makes_the_branch_zero(mode):
+    x, _ = zoo.images(2, zoo.WIDTH)
+    net = zoo.Block().set_train()
+    less_bn(net)
+    net.bn2.gamma.set_data(ops.zeros_like(net.bn2.gamma))
+    np.testing.assert_array_equal(net(x).asnumpy(), np.maximum(x.asnumpy(), 0))
+
+
+# ---- Optimizer, checkpoints, ms.Model ----
+
+
+def model_of(net, optimizer=None, config=None, **arguments):
+    optimizer = optimizer or nets.momentum(net.trainable_params())
+    return ms.Model(
+        net,
+        nets.loss_fn(),
+        optimizer,
+        metrics={"loss"},
+        boost_level="O1",
+        boost_config_dict=config or switched(),
+        **arguments,
+    )
+
+
+def test_training_evaluation_and_prediction_agree_in_both_modes(tmp_path):
+    """Defect row 17: trained in one mode, saved, loaded and evaluated in the other."""
+    x, _ = zoo.images()
+    outputs, losses = {}, {}
+    path = str(tmp_path / "net.ckpt")
+    before = ms.get_context("mode")
+    try:
+        for mode in (ms.GRAPH_MODE, ms.PYNATIVE_MODE):
+            ms.set_context(mode=mode)
+            net = zoo.ZooResNet()
+            model = model_of(net)
+            if mode == ms.GRAPH_MODE:
+                model.train(4, zoo.dataset(), dataset_sink_mode=False)
+                ms.save_checkpoint(net, path)
+            else:
+                assert ms.load_param_into_net(net, ms.load_checkpoint(path)) == ([], [])
+            losses[mode] = model.eval(zoo.dataset(), dataset_sink_mode=False)["loss"]
+            outputs[mode] = model.predict(x).asnumpy()
+    finally:
+        ms.set_context(mode=before)
+    # The same kernels on the same weights, in another order of launches.
+    np.testing.assert_allclose(*outputs.values(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(*losses.values(), rtol=1e-5)
+    logits = outputs[ms.GRAPH_MODE].astype(np.float64)
+    labels = zoo.images()[1].asnumpy()
+    likelihoods = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    expected = -likelihoods[np.arange(len(labels)), labels].mean()
+    assert losses[ms.GRAPH_MODE] == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_evaluation_network_of_its_own_is_rewritten_too():
+    net, evaluated = zoo.ZooResNet(), zoo.ZooResNet()
+    model = model_of(
+        net, eval_network=nn.WithEvalCell(evaluated, nets.loss_fn()), eval_indexes=[0, 1, 2]
+    )
+    assert norms(net) == norms(evaluated) == 3
+    assert list(nets.weights(net)) == list(nets.weights(evaluated))
+    assert model.train_network.report()["less_bn"].counts["batch_norms_removed"] == 5
+
+
+def test_the_parameters_of_removed_layers_are_gone_everywhere():
+    net = zoo.ZooResNet()
+    optimizer = nets.momentum(net.trainable_params())
+    trained = len(optimizer.parameters)
+    model = model_of(net, optimizer)
+    step = model.train_network
+    names = set(nets.weights(step))
+    assert not [name for name in names if "layer1.0.bn1" in name or "layer1.0.bn2" in name]
+    assert "moments.layer1.0.bn3.gamma" in names
+    # 5 removed layers of 2 parameters, and the multiplier of the head.
+    assert len(step.optimizer.parameters) == trained - 10 + 1
+    assert {one.name for one in step.optimizer.parameters} == {
+        one.name for one in net.trainable_params()
+    }
+    assert len(optimizer.parameters) == trained
+    assert model_of(net, optimizer).train_network.weights[-1].name == "end_point.multiplier"
+
+
+def test_every_parameter_keeps_its_weight_decay():
+    """Defect row 18c: of 34 gammas and betas none was decayed before, all of them after."""
+    for fn_flag in (False, True):
+        net = zoo.ZooResNet()
+        decayed = [one for one in net.trainable_params() if one.ndim > 1]
+        others = [one for one in net.trainable_params() if one.ndim == 1]
+        groups = [
+            {"params": decayed, "weight_decay": 0.01},
+            {"params": others, "weight_decay": 0.0},
+        ]
+        optimizer = nn.Momentum(groups, 0.1, 0.9)
+        fitted = model_of(net, optimizer, switched(fn_flag=fn_flag)).train_network.optimizer
+        decays = dict(zip([one.name for one in fitted.parameters], fitted.weight_decay))
+        for one in net.trainable_params():
+            if not one.name.endswith("multiplier"):
+                expected = np.float32(0.01 if one.ndim > 1 else 0.0)
+                assert np.float32(decays[one.name]) == expected, one.name
+
+
+def test_the_report_lists_every_batch_norm():
+    report = model_of(zoo.ZooResNet()).train_network.report()
+    row = report["less_bn"]
+    assert (row.status, row.counts) == (
+        "applied",
+        {"batch_norms_removed": 5, "batch_norms_kept": 3, "heads_normalised": 1},
+    )
+    assert report["less_bn bn1"].cells()[2:4] == ("kept", "not in a residual block")
+    assert report["less_bn layer2.0.bn1"].status == "removed"
+    assert "shortcut" in report["less_bn layer1.0.down_sample_layer.1"].reason
+    assert report["less_bn end_point"].status == "normalised"
+
+
+def test_a_model_in_which_nothing_changes_says_so():
+    with pytest.warns(NoEffectWarning, match="less_bn has no effect"):
+        model = model_of(nets.MLP(), config=switched(fn_flag=False))
+    assert model.train_network.report()["less_bn"].status == "skipped"
+
+
+def test_a_checkpoint_of_the_original_network_loads_and_the_surplus_is_reported(tmp_path):
+    path = str(tmp_path / "original.ckpt")
+    ms.save_checkpoint(zoo.ZooResNet(seed=9), path)
+    net = zoo.ZooResNet()
+    less_bn(net)
+    missing, surplus = ms.load_param_into_net(net, ms.load_checkpoint(path))
+    assert missing == []
+    assert "layer1.0.bn1.gamma" in surplus
+    assert len(surplus) == 5 * 4
+    original = nets.weights(zoo.ZooResNet(seed=9))
+    np.testing.assert_array_equal(nets.weights(net)["conv1.weight"], original["conv1.weight"])
+
+
+def test_only_an_optimizer_of_mindspore_can_be_fitted():
+    net = zoo.ZooResNet()
+    with pytest.raises(TypeError, match=r"less_bn needs an nn\.Optimizer, got Identity"):
+        AutoBoost("O1", switched()).network_auto_process_train(net, nn.Identity())
+
+
+def test_a_freeze_optimizer_of_the_user_is_fitted():
+    net = zoo.ZooResNet()
+    plain = nets.momentum(net.trainable_params())
+    everything = list(plain.parameters)
+    optimizer = FreezeOpt(plain, [everything, everything[-8:]], [0, 1])
+    model = model_of(net, optimizer)
+    fitted = model.train_network.optimizer
+    assert fitted.train_strategy == (0, 1)
+    names = [[one.name for one in group] for group in fitted.train_parameter_groups]
+    assert names[1][-1] == "end_point.multiplier"
+    assert "layer2.0.bn3.gamma" in names[1]
+    assert not [name for name in names[0] if "layer1.0.bn1" in name]
+
+
+def test_with_freezing_accumulation_and_loss_scaling(mode):
+    kind = ms.Model if mode == "graph" else BoostModel
+    net = zoo.ZooResNet()
+    config = {
+        "boost": {"mode": "manual", "grad_accumulation": True},
+        "grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "total_steps": 4},
+        "grad_accumulation": {"grad_accumulation_step": 2},
+    }
+    model = kind(
+        net,
+        nets.loss_fn(),
+        nets.momentum(net.trainable_params()),
+        loss_scale_manager=ms.DynamicLossScaleManager(2**10, 2, 5),
+        boost_level="O1",
+        boost_config_dict=config,
+    )
+    start = nets.weights(net)
+    x, y = zoo.images()
+    losses = [model.train_network(x, y)[0].asnumpy() for _ in range(4)]
+    assert np.isfinite(losses).all()
+    after = nets.weights(net)
+    assert norms(net) == 3
+    for name in ("end_point.multiplier", "layer2.0.bn3.gamma", "layer2.0.conv1.weight"):
+        assert not np.array_equal(start[name], after[name]), name
+
+
+class Marked(zoo.ZooResNet):
+    """Two groups of loss scales: everything, and the classifier."""
+
+    def __init__(self, manager):
+        super().__init__()
+        self.manager = manager
+        head = self.end_point.trainable_params()
+        names = {one.name for one in head}
+        body = [one for one in self.trainable_params() if one.name not in names]
+        manager.loss_scale_groups = [body, head]
+
+    def construct(self, x):
+        x = self.relu(self.bn1(self.conv1(self.manager(x, 0, 1))))
+        x = self.mean(self.layer2(self.layer1(x)), (2, 3))
+        x = self.end_point(self.manager(self.flatten(x), 1, 2))
+        return self.manager(x, 2, 3)
+
+
+def test_with_grouped_loss_scales(mode):
+    manager = GroupLossScaleManager([64.0, 4.0], [])
+    net = Marked(manager)
+    config = switched()
+    config["boost"]["loss_scale_group"] = True
+    model = model_of(net, config=config, loss_scale_manager=manager)
+    names = [[one.name for one in group] for group in manager.loss_scale_groups]
+    assert names[1] == ["end_point.weight", "end_point.bias", "end_point.multiplier"]
+    assert not [name for name in names[0] if "layer1.0.bn1" in name]
+    x, y = zoo.images()
+    loss, overflow, _ = model.train_network(x, y)
+    assert np.isfinite(loss.asnumpy())
+    assert not overflow.asnumpy()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_with_mixed_precision(mode, level):
+    net = zoo.ZooResNet()
+    manager = ms.FixedLossScaleManager(1.0, False)
+    model = model_of(net, amp_level=level, loss_scale_manager=manager)
+    start = nets.weights(net)
+    x, y = zoo.images()
+    losses = [float(model.train_network(x, y).asnumpy()) for _ in range(3)]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+    assert not np.array_equal(start["end_point.multiplier"], net.end_point.multiplier.asnumpy())
+    names = set(nets.weights(model.train_network))
+    assert not [name for name in names if "layer1.0.bn1" in name]
+    assert "moments.end_point.multiplier" in names
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_level_o1_trains_mindcv_networks(mode, name):
+    net = create_model(name, num_classes=10)
+    config = {"grad_freeze": {"param_groups": 2, "total_steps": 10}}
+    model = model_of(net, config=config)
+    x, _ = zoo.images(2, 3, 32)
+    losses = [float(model.train_network(x, Tensor([1, 2], ms.int32)).asnumpy()) for _ in range(2)]
+    assert np.isfinite(losses).all()
+    assert losses[0] != losses[1]

@@ -1,0 +1,207 @@
+"""THOR: its rule against a float64 Kronecker solve, and its place in the training step."""
+
+from __future__ import annotations
+
+import nets
+import numpy as np
+import pytest
+import thor_oracle as oracle
+from mindspore import Tensor, nn
+from thor_cases import DAMPING, RATE, Weighted, pairs, random, reference, train
+
+from mindspore_boost_ext import BoostTrainOneStepCell, BoostWarning
+from mindspore_boost_ext.thor.optimizer import THOR
+
+# float32 inverses of matrices with condition numbers up to 100, against float64: 1e-5 to 3e-5 seen.
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def one_step(layer, x, target, **settings):
+    """Train one step; return the direction of each parameter, by name."""
+    net = Weighted(layer)
+    before = nets.weights(net)
+    optimizer = THOR(layer, RATE, DAMPING, 0.0, **settings)
+    step = BoostTrainOneStepCell(net, optimizer)
+    step.set_train()
+    step(Tensor(x), Tensor(target))
+    return optimizer, {
+        name.partition(".")[2]: (before[name] - value) / RATE
+        for name, value in nets.weights(net).items()
+    }
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_dense_is_the_kronecker_solve(mode, has_bias):
+    x, target = random(16, 5), random(16, 4, seed=1)
+    _, found = one_step(nn.Dense(5, 4, has_bias=has_bias), x, target)
+    delta = target / 16
+    expected = oracle.dense_direction(x, delta, delta.T @ x, DAMPING)
+    np.testing.assert_allclose(found["weight"], expected, **TOLERANCE)
+    if has_bias:
+        np.testing.assert_allclose(found["bias"], delta.sum(0), **TOLERANCE)
+
+
+CONVS = {
+    "same": ({"pad_mode": "same"}, (1, 1, 1, 1)),
+    "same, stride 2": ({"pad_mode": "same", "stride": 2}, (0, 1, 0, 1)),
+    "valid, dilation": ({"pad_mode": "valid", "dilation": (1, 2)}, (0, 0, 0, 0)),
+    "pad": (
+        {"pad_mode": "pad", "padding": (1, 0, 2, 1), "stride": (2, 1), "has_bias": True},
+        (1, 0, 2, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONVS)
+def test_convolution_is_the_kronecker_solve(mode, case):
+    settings, pads = CONVS[case]
+    layer = nn.Conv2d(2, 3, 3, **settings)
+    x = random(4, 2, 6, 6)
+    rows = oracle.patches(x, (3, 3), layer.stride, layer.dilation, pads)
+    target = random(4, 3, *rows.shape[1:3], seed=1)
+    delta = np.float64(target).transpose(0, 2, 3, 1) / 4
+    gradient = np.einsum("nijo,nijk->ok", delta, rows)
+    expected = oracle.conv_direction(rows, delta, gradient, DAMPING)
+    _, found = one_step(layer, x, target)
+    np.testing.assert_allclose(found["weight"].reshape(3, -1), expected, **TOLERANCE)
+
+
+def test_dense_of_three_axes_with_activation(mode):
+    """Rows are samples times positions; the gradient is taken in front of the activation."""
+    layer = nn.Dense(3, 2, activation="tanh")
+    x, target = random(4, 5, 3), random(4, 5, 2, seed=1)
+    weight, bias = layer.weight.asnumpy().astype(np.float64), layer.bias.asnumpy()
+    delta = (1 - np.tanh(x @ weight.T + bias) ** 2) * target / 4
+    a = oracle.second_moment(x.reshape(-1, 3))
+    g = oracle.second_moment(4 * delta.reshape(-1, 2))
+    gradient = np.einsum("nto,nti->oi", delta, x)
+    expected = oracle.kronecker_solve(gradient, a, g, np.sqrt(DAMPING))
+    _, found = one_step(layer, x, target)
+    np.testing.assert_allclose(found["weight"], expected, **TOLERANCE)
+
+
+def test_embedding_has_a_diagonal_factor(mode):
+    ids = np.array([[0, 2], [2, 3], [2, 0], [4, 4]], np.int32)
+    target = random(4, 2, 3, seed=1)
+    delta = np.float64(target) / 4
+    gradient = np.zeros((6, 3))
+    np.add.at(gradient, ids, delta)
+    expected = oracle.embedding_direction(ids, delta, gradient, DAMPING)
+    _, found = one_step(nn.Embedding(6, 3), ids, target)
+    np.testing.assert_allclose(found["embedding_table"], expected, **TOLERANCE)
+
+
+def test_layer_norm(mode):
+    x, target = random(8, 4), random(8, 4, seed=1)
+    with pytest.warns(BoostWarning, match="no layer to precondition, so all gradients stay plain"):
+        _, found = one_step(nn.LayerNorm((4,), epsilon=1e-12), x, target, batch_size=8)
+    wide = np.float64(x)
+    normal = (wide - wide.mean(1, keepdims=True)) / wide.std(1, keepdims=True)
+    for name, gradient in (("gamma", (target * normal).sum(0) / 8), ("beta", target.sum(0) / 8)):
+        expected = oracle.layer_norm_direction(gradient, 8, DAMPING)
+        np.testing.assert_allclose(found[name], expected, **TOLERANCE)
+
+
+def test_a_grouped_convolution_keeps_its_plain_gradient(mode):
+    layer = nn.SequentialCell(nn.Conv2d(2, 2, 1, group=2), nn.Conv2d(2, 1, 1))
+    x, target = random(4, 2, 3, 3), random(4, 1, 3, 3, seed=1)
+    weight = layer[1].weight.asnumpy().astype(np.float64).reshape(2)
+    optimizer, found = one_step(layer, x, target)
+    expected = (target / 4 * x).sum((0, 2, 3)) * weight
+    np.testing.assert_allclose(found["0.weight"].reshape(2), expected, **TOLERANCE)
+    rows = {row.algorithm: (row.status, row.reason) for row in optimizer.report().rows}
+    assert rows["layer.0.weight"] == ("plain", "Conv2d with group=2, NCHW")
+    assert rows["layer.1.weight"] == ("preconditioned", "Conv2d: A 2x2, G 1x1")
+
+
+def test_blocks_are_the_solve_with_the_diagonal_blocks(mode):
+    """Size 3 and factors of 5 and 4: two blocks each, of which the last is filled up."""
+    x, target = random(16, 5), random(16, 4, seed=1)
+    delta = target / 16
+    a, g = oracle.second_moment(x), oracle.second_moment(16 * delta)
+    for factor in (a, g):
+        factor[:3, 3:] = 0
+        factor[3:, :3] = 0
+    expected = oracle.kronecker_solve(delta.T @ x, a, g, np.sqrt(DAMPING))
+    optimizer, found = one_step(nn.Dense(5, 4), x, target, block_size=3)
+    np.testing.assert_allclose(found["weight"], expected, **TOLERANCE)
+    assert optimizer.factors[0].shape == (2, 3, 3)
+
+
+def test_pi_damping_shares_out_by_the_traces(mode):
+    x, target = 3 * random(16, 5), random(16, 4, seed=1)
+    delta = target / 16
+    a, g = oracle.second_moment(x), oracle.second_moment(16 * delta)
+    pi = np.sqrt((np.trace(a) / 5) / (np.trace(g) / 4))
+    root = np.sqrt(DAMPING)
+    left = np.linalg.inv(g + root / pi * np.eye(4))
+    expected = left @ (delta.T @ x) @ np.linalg.inv(a + root * pi * np.eye(5))
+    _, found = one_step(nn.Dense(5, 4), x, target, pi_damping=True)
+    np.testing.assert_allclose(found["weight"], expected, **TOLERANCE)
+
+
+def test_kl_clip_bounds_the_predicted_change(mode):
+    x, target = random(16, 5), random(16, 4, seed=1)
+    delta = target / 16
+    plain = oracle.dense_direction(x, delta, delta.T @ x, DAMPING)
+    factor = np.sqrt(1e-3 / (RATE**2 * (plain * (delta.T @ x)).sum()))
+    assert factor < 1
+    _, found = one_step(nn.Dense(5, 4), x, target, kl_clip=1e-3)
+    np.testing.assert_allclose(found["weight"], factor * plain, **TOLERANCE)
+    np.testing.assert_allclose(found["bias"], delta.sum(0), **TOLERANCE)
+
+
+# ---- over several steps ----
+
+
+CASES = {
+    "every step": ({"frequency": 1}, {}),
+    "stale factors": ({"frequency": 3}, {"frequency": 3}),
+    "moving average": ({"frequency": 2, "moving_average": 0.7}, {"frequency": 2, "rho": 0.7}),
+    "damping list": (
+        {"frequency": 1, "damping": [0.4, 0.2, 0.1]},
+        {"dampings": (0.4, 0.2, 0.1)},
+    ),
+    "decay, nesterov": (
+        {"frequency": 1, "weight_decay": 0.1, "use_nesterov": True},
+        {"decay": 0.1, "nesterov": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_follows_the_rule(mode, case):
+    settings, expected = CASES[case]
+    steps = pairs(7)
+    step, _ = train(steps, **settings)
+    (weight,) = step.network.trainable_params()
+    # Seven updates, each with an inverse of its own in float32.
+    np.testing.assert_allclose(weight.asnumpy(), reference(steps, **expected), rtol=1e-4, atol=1e-5)
+
+
+def test_damping_by_a_schedule(mode):
+    steps = pairs(4)
+    schedule = nn.ExponentialDecayLR(0.4, 0.5, 1)
+    step, _ = train(steps, damping=schedule, frequency=1)
+    (weight,) = step.network.trainable_params()
+    expected = reference(steps, dampings=[0.4 * 0.5**k for k in range(4)])
+    np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_trace_rule_refreshes_keeps_and_stops(mode):
+    """Equal batches: no change, so the first inversion is the last; then nothing is captured."""
+    steps = pairs(1) * 3
+    _, optimizer = train(steps, frequency=1, trace_rule=(0.01, 0.001))
+    observed = optimizer.observations()
+    assert (observed["thor.refreshes"], observed["thor.inversions"]) == (2, 1)
+    assert int(optimizer.next_refresh.asnumpy()) == 2**30
+    # 3 % more of A changes the trace by less than 10 % and more than 1 %: the old factors stay.
+    x, target = steps[0]
+    _, optimizer = train(
+        [(x, target), (1.015 * x, target), (2 * x, target)], frequency=1, trace_rule=(0.1, 0.01)
+    )
+    observed = optimizer.observations()
+    assert (observed["thor.refreshes"], observed["thor.inversions"]) == (3, 2)
+    np.testing.assert_allclose(
+        optimizer.factors[0].asnumpy(), oracle.second_moment(2 * x), rtol=1e-5
+    )

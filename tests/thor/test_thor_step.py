@@ -1,0 +1,413 @@
+"""THOR in the training step: loss scales, overflow, accumulation, freezing, graphs, Models."""
+
+from __future__ import annotations
+
+import json
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+import thor_oracle as oracle
+from mindspore import Tensor, nn, ops
+from thor_cases import DAMPING, Weighted, pairs, reference, train
+
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostModel,
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+    BoostWarning,
+    ConvertModelUtils,
+    FreezeOpt,
+    GroupLossScaleManager,
+)
+from mindspore_boost_ext.thor.factors import CurvatureSettings
+from mindspore_boost_ext.thor.optimizer import THOR, thor_of
+
+# Powers of two leave the float32 mantissa alone, so scaled runs meet the unscaled tolerance.
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def weight_of(step):
+    return next(one for one in step.network.trainable_params()).asnumpy()
+
+
+def scaled(scale):
+    return lambda net, optimizer: BoostTrainOneStepWithLossScaleCell(
+        net, optimizer, Tensor(scale, ms.float32)
+    )
+
+
+def test_a_loss_scale_is_divided_out_of_the_factors(mode):
+    steps = pairs(4)
+    step, _ = train(steps, step=scaled(2.0**10), frequency=2)
+    np.testing.assert_allclose(weight_of(step), reference(steps, frequency=2), **TOLERANCE)
+    fixed, _ = train(
+        steps,
+        step=lambda net, optimizer: BoostTrainOneStepCell(net, optimizer, 256.0),
+        frequency=2,
+        loss_scale=256.0,
+        weight_decay=0.1,  # which MindSpore keeps times the scale
+    )
+    expected = reference(steps, frequency=2, decay=0.1)
+    np.testing.assert_allclose(weight_of(fixed), expected, **TOLERANCE)
+
+
+class Marked(nn.Cell):
+    """Two Dense layers, each in a group of its own where there is a manager."""
+
+    def __init__(self, manager=None):
+        super().__init__()
+        self.manager = manager
+        self.first, self.second = nn.Dense(3, 2, has_bias=False), nn.Dense(2, 2, has_bias=False)
+
+    def construct(self, x, target):
+        if self.manager is None:
+            return (self.second(self.first(x)) * target).sum() / x.shape[0]
+        x = self.first(self.manager(x, 0, 1))
+        x = self.second(self.manager(x, 1, 2))
+        return self.manager((x * target).sum() / target.shape[0], 2, 3)
+
+
+def test_group_scales_are_divided_out_of_the_factors_layer_by_layer(graph_mode):
+    """Powers of two: the run without scales is met but for the order of float32 sums."""
+    plain, _ = train(pairs(2), net=Marked(), frequency=1)
+    manager = GroupLossScaleManager([64.0, 1024.0], [])
+    net = Marked(manager)
+    manager.loss_scale_groups = [[net.first.weight], [net.second.weight]]
+    grouped, optimizer = train(
+        pairs(2),
+        net=net,
+        step=lambda net, opt: BoostTrainOneStepWithLossScaleCell(net, opt, manager),
+        frequency=1,
+    )
+    assert optimizer.observations()["thor.refreshes"] == 2
+    for one, other in zip(plain.weights, grouped.weights):
+        np.testing.assert_allclose(other.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_skipped_step_leaves_curvature_and_weights_bit_identical(mode):
+    steps = pairs(3)
+    step, optimizer = train(steps[:1], step=scaled(4.0), frequency=1)
+    before = nets.weights(step)
+    x, target = (one.copy() for one in steps[1])
+    x[0, 0] = np.inf
+    _, overflow, _ = step(Tensor(x), Tensor(target))
+    assert bool(overflow.asnumpy())
+    after = nets.weights(step)
+    del before["boost.loss_scale.skipped_steps"], after["boost.loss_scale.skipped_steps"]
+    for name, value in before.items():
+        np.testing.assert_array_equal(after[name], value, err_msg=name)
+    step(*map(Tensor, steps[2]))
+    assert optimizer.observations()["thor.refreshes"] == 2
+
+
+def boosted(net, optimizer, config, cell=BoostTrainOneStepCell):
+    boost = AutoBoost(
+        "O1", {"boost": {"mode": "manual", "less_bn": False, **config.pop("boost")}, **config}
+    )
+    with boost.building():
+        net, optimizer = boost.network_auto_process_train(net, optimizer)
+        return cell(net, optimizer)
+
+
+@pytest.mark.parametrize("scale", [None, 8.0])
+def test_accumulation_takes_the_factors_of_the_last_micro_batch(mode, scale):
+    steps = pairs(6)
+    config = {
+        "boost": {"grad_accumulation": True, "grad_freeze": False},
+        "grad_accumulation": {"grad_accumulation_step": 2},
+    }
+    make = BoostTrainOneStepCell if scale is None else scaled(scale)
+    step, optimizer = train(
+        steps, step=lambda net, opt: boosted(net, opt, config, make), frequency=2, momentum=0.0
+    )
+    weight = nets.fill(nn.Dense(3, 2, has_bias=False)).weight.asnumpy().astype(np.float64)
+    for window in range(3):
+        (x0, t0), (x, t) = steps[2 * window : 2 * window + 2]
+        if window % 2 == 0:
+            a, g = oracle.second_moment(x), oracle.second_moment(np.float64(t))
+        gradient = (np.float64(t0).T @ x0 + np.float64(t).T @ x) / 16
+        weight -= 0.1 * oracle.kronecker_solve(gradient, a, g, np.sqrt(DAMPING))
+    np.testing.assert_allclose(weight_of(step), weight, **TOLERANCE)
+    assert optimizer.observations()["thor.refreshes"] == 2
+
+
+def test_frozen_layers_stay_and_their_factors_are_refreshed(mode):
+    net = nets.MLP(hidden=4)
+    optimizer = THOR(net, 0.1, DAMPING, 0.9, frequency=1)
+    all_of, last = net.trainable_params(), net.second.trainable_params()
+    freeze = FreezeOpt(optimizer, [all_of, last], [0, 1])
+    step = BoostTrainOneStepCell(nn.WithLossCell(net, nets.loss_fn()), freeze)
+    step.set_train()
+    first, second = nets.batches(2)
+    step(*map(Tensor, first))
+    before = nets.weights(step)
+    step(*map(Tensor, second))
+    after = nets.weights(step)
+    for name in ("first.weight", "moments.first.weight", "first.bias"):
+        np.testing.assert_array_equal(before[name], after[name])
+    assert not np.array_equal(before["second.weight"], after["second.weight"])
+    assert not np.array_equal(
+        before["boost.thor.first.weight.a"], after["boost.thor.first.weight.a"]
+    )
+
+
+class Outer(nn.Cell):
+    """A Cell around the training step, as MindSpore puts one around it in sink mode."""
+
+    def __init__(self, step):
+        super().__init__(auto_prefix=False)
+        self.step = step
+
+    def construct(self, x, target):
+        return self.step(x, target)
+
+
+def test_inside_another_graph_the_refresh_is_chosen_there(mode):
+    steps = pairs(4)
+    step, optimizer = train([], frequency=2)
+    outer = Outer(step)
+    outer.set_train()
+    for x, target in steps:
+        outer(Tensor(x), Tensor(target))
+    np.testing.assert_allclose(weight_of(step), reference(steps, frequency=2), **TOLERANCE)
+    assert optimizer.observations()["thor.refreshes"] == 2
+
+
+def test_a_factor_that_is_not_positive_definite_raises_the_damping(mode):
+    """Averaged with a broken old factor; the damping is raised, told once, and nothing is NaN."""
+    steps = pairs(3)
+    step, optimizer = train(steps[:1], frequency=1, moving_average=0.5, damping=1e-6)
+    ms.ops.assign(optimizer.factors[0], Tensor(np.diag([-9.0, 1.0, 1.0]).astype(np.float32)))
+    with pytest.warns(BoostWarning, match="weight: its damping was raised: a factor was not pos"):
+        step(*map(Tensor, steps[1]))
+    assert np.isfinite(weight_of(step)).all()
+    inverse = optimizer.curvature.layers[0].a_inverse.asnumpy()
+    assert np.linalg.eigvalsh(np.float64(inverse)).min() > 0
+    assert optimizer.observations()["thor.dampings_raised"] == 1
+
+
+def test_a_factor_that_is_not_finite_keeps_the_old_inverse(mode):
+    steps = pairs(2)
+    step, optimizer = train(steps[:1], frequency=1)
+    before = nets.weights(optimizer.curvature)
+    x, target = steps[1][0] * 1e25, steps[1][1] * 1e-20  # squares of x leave float32
+    with pytest.warns(BoostWarning, match="keeps its last inverse: a factor was not finite"):
+        step(Tensor(x), Tensor(target))
+    for name, value in nets.weights(optimizer.curvature).items():
+        if "inverse" in name or name.endswith((".a", ".g")):
+            np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert np.isfinite(weight_of(step)).all()
+
+
+# ---- Models ----
+
+
+def lenet_like():
+    return nets.fill(
+        nn.SequentialCell(
+            nn.Conv2d(1, 2, 3),
+            nn.BatchNorm2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dense(72, nets.CLASSES),
+        )
+    )
+
+
+class PastTheLayer(nn.Cell):
+    """Reads the weight of a layer that it does not call; one that it calls gets a named input."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.passed, self.last = nn.Embedding(5, 4), nn.Dense(4, 4), nn.Dense(4, 2)
+
+    def construct(self, ids):
+        hidden = ops.matmul(self.words(ids=ids), self.passed.weight.T)
+        return self.last(hidden).mean()
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
+def test_a_layer_passed_by_keeps_its_plain_gradient_and_is_named(mode, average):
+    net = nets.fill(PastTheLayer())
+    ids = Tensor(np.array([0, 1, 2]), ms.int32)
+    weights = net.trainable_params()
+    gradients = ms.value_and_grad(net, None, weights)(ids)[1]
+    (gradient,) = [
+        one.asnumpy() for one, weight in zip(gradients, weights) if weight.name == "passed.weight"
+    ]
+    before = net.passed.weight.asnumpy().copy()
+    optimizer = THOR(net, 0.5, DAMPING, 0.0, frequency=1, moving_average=average)
+    step = BoostTrainOneStepCell(net, optimizer).set_train()
+    with pytest.warns(BoostWarning, match=r"passed\.weight: it keeps .* plain gradient"):
+        step(ids)
+    # The difference of weights of size 1 holds their rounding, 6e-8.
+    np.testing.assert_allclose(
+        before - net.passed.weight.asnumpy(), 0.5 * gradient, rtol=1e-5, atol=1e-7
+    )
+    observed = optimizer.observations()
+    assert (observed["thor.inversions"], observed["thor.layers_passed_by"]) == (2, 1)
+    assert observed["thor.inverses_kept"] == 0
+
+
+def test_the_articles_four_lines(mode, tmp_path):
+    net = lenet_like()
+    opt = THOR(net, 0.05, Tensor([0.1, 0.05]), 0.9, 1e-4, 1.0, nets.BATCH, split_indices=[0, 1])
+    model = ms.Model(net, loss_fn=nets.loss_fn(), optimizer=opt, metrics={"acc"})
+    model = ConvertModelUtils().convert_to_thor_model(
+        model=model,
+        network=net,
+        loss_fn=nets.loss_fn(),
+        optimizer=opt,
+        metrics={"acc"},
+        loss_scale_manager=ms.DynamicLossScaleManager(2**4, 2, 100),
+        amp_level="O2",
+        keep_batchnorm_fp32=False,
+        frequency=2,
+    )
+    data = nets.dataset(4, image=True)
+    model.train(2, data, callbacks=[ms.train.LossMonitor(4)], dataset_sink_mode=False)
+    assert opt.observations()["thor.refreshes"] == 4
+    assert [type(cell).__name__ for cell in net] == [
+        "Conv2d",
+        "BatchNorm2d",
+        "ReLU",
+        "Flatten",
+        "Dense",
+    ]
+    # A checkpoint of the converted network loads into the original one, and the other way round.
+    path = str(tmp_path / "net.ckpt")
+    ms.save_checkpoint(net, path)
+    fresh = lenet_like()
+    assert ms.load_param_into_net(fresh, ms.load_checkpoint(path)) == ([], [])
+    ms.save_checkpoint(fresh, path)
+    assert ms.load_param_into_net(net, ms.load_checkpoint(path)) == ([], [])
+    nets.assert_same_weights(net, fresh)
+
+
+def test_outputs_are_those_of_the_plain_network(mode):
+    net, plain = lenet_like(), lenet_like()
+    THOR(net, 0.1, DAMPING, 0.9).taps.attach()
+    x = Tensor(nets.batches(1, image=True)[0][0])
+    for training in (True, False):
+        np.testing.assert_array_equal(
+            net.set_train(training)(x).asnumpy(), plain.set_train(training)(x).asnumpy()
+        )
+
+
+def test_a_section_is_all_it_takes(graph_mode):
+    net = nets.MLP()
+    config = {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False},
+        "thor": {"frequency": 2},
+    }
+    optimizer = nn.Momentum(net.trainable_params(), [0.1, 0.1, 0.05], 0.8, weight_decay=0.01)
+    model = BoostModel(net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=config)
+    thor = model.train_network.optimizer
+    assert isinstance(thor, THOR)
+    assert float(thor.momentum.asnumpy()) == pytest.approx(0.8)
+    for x, y in nets.batches(2):
+        model.train_network(Tensor(x), Tensor(y))
+    assert float(np.reshape(thor.get_lr().asnumpy(), ())) == pytest.approx(0.05)
+    report = model.train_network.report()
+    assert report["thor"].status == "applied"
+    assert report["thor"].asked_by == "section thor"
+    assert report["thor"].reason.startswith("in place of Momentum, with its parameters")
+    held = sum(one.nbytes for one in thor.curvature.get_parameters())
+    assert report["thor"].counts["bytes"] == held
+    assert report["first.weight"].status == "preconditioned"
+
+
+def test_groups_of_parameters_keep_their_settings(graph_mode):
+    net = nets.MLP()
+    groups = [
+        {"params": [net.second.weight], "lr": 0.5, "weight_decay": 0.1},
+        {"params": [net.first.weight]},
+    ]
+    config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "thor": True}}
+    optimizer = nn.Momentum(groups, 0.25, 0.0)
+    model = BoostModel(net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=config)
+    thor = model.train_network.optimizer
+    rates = {one.name: float(rate.asnumpy()) for one, rate in zip(thor.parameters, thor.get_lr())}
+    assert rates == {"first.weight": 0.25, "second.weight": 0.5}
+    model.train_network(*map(Tensor, nets.batches(1)[0]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"damping": -1.0}, ValueError, "THOR.damping must be finite and >= 0 in every step, got"),
+        ({"damping": "x"}, TypeError, "THOR.damping must be a number, a list of numbers, a Tens"),
+        ({"momentum": -0.1}, ValueError, r"THOR.momentum must be a number in \[0, inf\), got"),
+        ({"frequency": 0}, ValueError, "THOR.frequency must be an int from 1 to 1073741824, got 0"),
+        ({"trace_rule": (0, 1)}, ValueError, "THOR.trace_rule must be None or two numbers"),
+        ({"split_indices": [2, 1]}, ValueError, "THOR.split_indices must be None or a list of"),
+        ({"net": 3}, TypeError, "THOR: net must be a Cell, got 3"),
+    ],
+)
+def test_what_is_wrong_is_told(settings, error, message):
+    good = {"net": nets.MLP(), "learning_rate": 0.1, "damping": 0.1, "momentum": 0.9}
+    with pytest.raises(error, match=message):
+        THOR(**{**good, **settings})
+
+
+def test_a_step_of_its_own_is_refused():
+    class Own(BoostTrainOneStepCell):
+        def construct(self, *inputs):
+            return self.network(*inputs)
+
+    class Foreign(nn.TrainOneStepCell):
+        def construct(self, *inputs):
+            return self.network(*inputs)
+
+    net = nets.MLP()
+    optimizer = THOR(net, 0.1, 0.1, 0.9)
+    with pytest.raises(ValueError, match="Own has a construct of its own, so THOR cannot see"):
+        Own(Weighted(net), optimizer)
+    foreign = Foreign(Weighted(net), optimizer)
+    with pytest.raises(ValueError, match="network is a Foreign with a construct of its own"):
+        ConvertModelUtils().convert_to_thor_model(ms.Model(foreign), foreign)
+
+
+def test_a_step_cell_that_brings_no_factors_is_told(mode):
+    net = nets.MLP()
+    foreign = nn.TrainOneStepCell(nn.WithLossCell(net, nets.loss_fn()), THOR(net, 0.1, 0.1, 0.9))
+    with pytest.warns(BoostWarning, match="THOR: the training step brings no factors, so this is"):
+        foreign(*map(Tensor, nets.batches(1)[0]))
+
+
+def test_a_json_file_sets_every_argument(tmp_path):
+    settings = {
+        "damping": [0.2, 0.1],
+        "momentum": 0.5,
+        "split_indices": [0],
+        "frequency": 5,
+        "trace_rule": [0.1, 0.01],
+        "moving_average": 0.5,
+        "kl_clip": 0.01,
+    }
+    path = tmp_path / "boost.json"
+    path.write_text(json.dumps({"boost": {"mode": "manual"}, "thor": settings}))
+    net = nets.MLP()
+    boost = AutoBoost("O1", str(path))
+    _, optimizer = boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
+    thor = thor_of(optimizer)
+    np.testing.assert_array_equal(thor.damping.asnumpy(), np.float32([0.2, 0.1]))
+    assert float(thor.momentum.asnumpy()) == 0.5
+    assert (thor.split_indices, thor.frequency, thor.kl_clip) == ((0,), 5, 0.01)
+    assert thor.curvature.settings == CurvatureSettings((0.1, 0.01), False, 0.5)
+
+
+def test_thor_does_not_take_the_place_of_a_wrapper():
+    net = nets.MLP()
+    config = {"boost": {"mode": "manual", "less_bn": False}, "thor": {"frequency": 2}}
+    with pytest.raises(ValueError, match="thor takes the place of the optimizer, but FreezeOpt"):
+        BoostModel(
+            net,
+            nets.loss_fn(),
+            FreezeOpt(nets.momentum(net.trainable_params())),
+            boost_level="O1",
+            boost_config_dict=config,
+        )
