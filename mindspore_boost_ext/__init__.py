@@ -12,9 +12,10 @@ import os
 
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.adasum.cell import AdaSum
+from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.rebuild import OptimizerProcess, ParameterProcess
 from mindspore_boost_ext.boost import AutoBoost
-from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import (
+from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
 )
@@ -39,6 +40,7 @@ from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
 from mindspore_boost_ext.less_batch_normalization.rewrite import LessBN
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 from mindspore_boost_ext.runtime.machine import tune_machine, tuning
+from mindspore_boost_ext.stages.update import Update, UpdateAround
 from mindspore_boost_ext.thor.optimizer import THOR
 
 tuning(at_import=True)
@@ -48,6 +50,7 @@ if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "of
 __all__ = [
     "THOR",
     "AdaSum",
+    "Algorithm",
     "AutoBoost",
     "BoostConfig",
     "BoostConfigError",
@@ -69,6 +72,8 @@ __all__ = [
     "ParameterProcess",
     "Report",
     "TrajectorySampler",
+    "Update",
+    "UpdateAround",
     "__version__",
     "freeze_cell",
     "install",

@@ -7,31 +7,19 @@ one optimizer. Each object stands alone: there is no process-wide instance, and 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from mindspore import nn
 
-from mindspore_boost_ext.adasum.cell import obstacle
-from mindspore_boost_ext.base.centralization import output_axes
-from mindspore_boost_ext.base.rebuild import ParameterProcess
+from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.algorithms import ALGORITHMS
+from mindspore_boost_ext.config.parse import ALGORITHMS as SWITCHES
 from mindspore_boost_ext.config.parse import BoostConfig, ConfigSource, Decision, tell
-from mindspore_boost_ext.dim_reduce.setup import prepare
-from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, GradientFreeze
-from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
-from mindspore_boost_ext.less_batch_normalization.head import no_classes
-from mindspore_boost_ext.less_batch_normalization.rewrite import (
-    KEPT,
-    Rewriting,
-    fitted,
-    less_bn,
-    tell_effect,
-)
+from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.runtime.machine import tuning
-from mindspore_boost_ext.thor.optimizer import thor_of
-from mindspore_boost_ext.thor.switch import thor_in_place_of
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -49,8 +37,10 @@ class AutoBoost:
             of a JSON file, or None or ``""`` for the defaults. Never changed. Default: ``""``.
         strict (bool, optional): whether unknown sections and keys are errors (else warnings).
             Default: None, which is True unless ``MINDSPORE_BOOST_EXT_STRICT=0`` is set.
+        algorithms (Sequence[Algorithm]): algorithms of your own, which are on. Default: none.
 
     Attributes:
+        algorithms (tuple[Algorithm]): this package's, and your own behind them.
         config (BoostConfig): the checked settings.
         loss_fn (Cell, optional): the loss of a network that is given without; tells whether
             outputs are classes.
@@ -80,7 +70,12 @@ class AutoBoost:
         return instance
 
     def __init__(
-        self, level: str = "O0", boost_config_dict: ConfigSource = "", *, strict: bool | None = None
+        self,
+        level: str = "O0",
+        boost_config_dict: ConfigSource = "",
+        *,
+        strict: bool | None = None,
+        algorithms: Sequence[Algorithm] = (),
     ) -> None:
         """Check the settings; nothing is applied yet."""
         if "config" in self.__dict__:
@@ -88,13 +83,16 @@ class AutoBoost:
         self.config = BoostConfig.parse(level, boost_config_dict, strict=strict)
         self.level = self.config.level
         self.boost_config_dict = boost_config_dict
+        self.algorithms = (*(kind() for kind in ALGORITHMS), *_checked(algorithms))
         self._missing: dict[str, str] = {}
-        self._rewriting: Rewriting | None = None
-        self._undoable: list[Rewriting] = []
+        self._undoable: list[Callable[[], None]] = []
+        self._regroupings: list[Callable[[Any], Any]] = []
         self.loss_fn: nn.Cell | None = None
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         tell(self.config)
         record(self._report, self.plan())
+        for one in algorithms:
+            self._report.put(Row(one.switch, "algorithms", APPLIED))
         for row in tuning():
             self._report.put(row)
 
@@ -157,40 +155,29 @@ class AutoBoost:
                 was before.
         """
         with self._all_or_nothing():
-            return self._processed(network, optimizer)
-
-    def _processed(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
-        reason = obstacle(self.device_number)
-        if reason:
-            self.leave_out("adasum", reason)
-        if self.boost_config["less_bn"]:
-            optimizer = self._fitted(network, optimizer, self._less_bn(network))
-            points = self.config.common.gradient_split_groups
-            ParameterProcess().assign_parameter_group(network.trainable_params(), points)
-        if self.boost_config["thor"]:
-            optimizer, reason = thor_in_place_of(optimizer, network, self.config.thor)
-            self._report.put(Row("thor", self._report["thor"].asked_by, APPLIED, reason))
-        if self.boost_config["grad_freeze"]:
-            network, optimizer = self._freeze(network, optimizer)
-        if self.boost_config["dim_reduce"]:
-            asked_by = self._report["dim_reduce"].asked_by
-            optimizer, reason, counts = prepare(network, optimizer, self.config.dim_reduce)
-            self._report.put(Row("dim_reduce", asked_by, APPLIED, reason, counts))
+            for algorithm in self.algorithms:
+                reason = algorithm.unavailable(self.config)
+                if reason:
+                    self.leave_out(algorithm.switch, reason)
+            build = self._build(network, optimizer)
+            for algorithm in self.algorithms:
+                if build.switches.get(algorithm.switch, True):
+                    algorithm.build(build)
         if _BUILDING.get() is None:
-            setattr(optimizer, _TAG, self)
-        return network, optimizer
+            setattr(build.optimizer, _TAG, self)
+        return build.network, build.optimizer
 
-    def _less_bn(self, network: nn.Cell) -> Rewriting:
-        """Rewrite a network in place."""
-        section = self.config.less_bn
-        settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
-        reason = no_classes(network, self.loss_fn) if section.fn_flag and not section.heads else ""
-        if reason:
-            settings["fn_flag"] = False
-            self._report.put(Row("less_bn head", "less_bn", KEPT, reason))
-        rewriting = less_bn(network, **settings)
-        self._undoable.append(rewriting)
-        return rewriting
+    def _build(self, network: nn.Cell, optimizer: Any = None) -> Build:
+        return Build(
+            network,
+            optimizer,
+            self.config,
+            self.boost_config,
+            self._report,
+            self.loss_fn,
+            self._undoable,
+            self._regroupings,
+        )
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -199,38 +186,8 @@ class AutoBoost:
             yield
         except BaseException:
             while self._undoable:
-                self._undoable.pop().undo()
+                self._undoable.pop()()
             raise
-
-    def _fitted(self, network: nn.Cell, optimizer: nn.Cell, rewriting: Rewriting) -> nn.Cell:
-        """Return the optimizer over the parameters that the rewritten network has."""
-        self._rewriting = rewriting
-        tell_effect(rewriting)
-        for row in rewriting.rows(self._report["less_bn"].asked_by):
-            self._report.put(row)
-        trained = {id(parameter) for parameter in getattr(optimizer, "parameters", ())}
-        lost = any(id(parameter) in trained for parameter in rewriting.surplus)
-        missed = any(id(parameter) not in trained for parameter in rewriting.fresh)
-        if thor_of(optimizer) is not None and (lost or missed):
-            raise ValueError(
-                "less_bn has changed the network after THOR was made over it: use the section "
-                "'thor' with a plain optimizer, or rewrite with LessBN(network) before THOR"
-            )
-        return fitted(optimizer, rewriting, self._centralized(network, optimizer))
-
-    def _centralized(self, network: nn.Cell, optimizer: nn.Cell) -> dict[str, int]:
-        """Return the weights whose gradients are to be centralized, and put a row for it."""
-        if not self.config.less_bn.gc_flag:
-            return {}
-        names = {parameter.name for parameter in getattr(optimizer, "parameters", ())}
-        found = {name: axis for name, axis in output_axes(network).items() if name in names}
-        reason = "" if found else "no weight has more than one input for an output"
-        if self.boost_config["thor"] or thor_of(optimizer) is not None:
-            found, reason = {}, "THOR has a rule of its own for each weight"
-        status = SKIPPED if reason else APPLIED
-        counts = {"weights": len(found)}
-        self._report.put(Row("gradient centralization", "less_bn", status, reason, counts))
-        return found
 
     def fit_groups(self, manager: Any) -> None:
         """Give a manager's loss-scale groups the parameters that the rewritten network has.
@@ -238,27 +195,10 @@ class AutoBoost:
         Args:
             manager: a loss-scale manager, or None; only a ``GroupLossScaleManager`` has groups.
         """
-        if self._rewriting is None or not isinstance(manager, GroupLossScaleManager):
-            return
-        groups = self._rewriting.regrouped(manager.loss_scale_groups)
-        if [len(one) for one in groups] != [len(one) for one in manager.loss_scale_groups]:
-            manager.loss_scale_groups = groups
-
-    def _freeze(self, network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, nn.Cell]:
-        if isinstance(optimizer, FreezeOpt):
-            return network, optimizer  # the user's own groups and schedule
-        settings = self.config.grad_freeze
-        freezing = GradientFreeze(
-            settings.param_groups,
-            settings.freeze_type,
-            settings.freeze_p,
-            settings.total_steps,
-            seed=settings.seed,
-            schedule=settings.schedule,
-            prefix_fraction=settings.prefix_fraction,
-            prefix_start=settings.prefix_start,
-        )
-        return freezing.freeze_generate(network, optimizer)
+        for regrouped in self._regroupings if hasattr(manager, "loss_scale_groups") else ():
+            groups = regrouped(manager.loss_scale_groups)
+            if [len(one) for one in groups] != [len(one) for one in manager.loss_scale_groups]:
+                manager.loss_scale_groups = groups
 
     def network_auto_process_eval(self, network: nn.Cell) -> nn.Cell:
         """Give a network for evaluation the form in which it is trained.
@@ -266,12 +206,10 @@ class AutoBoost:
         Args:
             network (Cell): the network for evaluation.
         """
-        if self.boost_config["less_bn"]:
-            rewriting = self._less_bn(network)
-            if rewriting.is_new:
-                counts = rewriting.counts
-                reason = "a network of its own, rewritten like the trained one"
-                self._report.put(Row("less_bn (evaluation)", "less_bn", APPLIED, reason, counts))
+        build = self._build(network)
+        for algorithm in self.algorithms:
+            if build.switches.get(algorithm.switch, True):
+                algorithm.evaluate(network, build)
         return network
 
     @contextlib.contextmanager
@@ -283,6 +221,22 @@ class AutoBoost:
                 yield self
         finally:
             _BUILDING.reset(token)
+
+
+def _checked(algorithms: Sequence[Algorithm]) -> Sequence[Algorithm]:
+    """Refuse what is no algorithm, and a name that is taken."""
+    taken = {*SWITCHES}
+    for one in algorithms:
+        if not isinstance(one, Algorithm):
+            raise TypeError(f"algorithms must hold objects of Algorithm, got {shown(one)}")
+        if not one.switch or one.switch in taken:
+            why = "is taken" if one.switch else "is empty"
+            raise ValueError(
+                f"algorithms: the switch {one.switch!r} of {type(one).__name__} {why}: give the "
+                "class a name of its own, switch = '...'"
+            )
+        taken.add(one.switch)
+    return algorithms
 
 
 def record(report: Report, decisions: tuple[Decision, ...]) -> None:

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "mindspore_boost_ext"
 FLOORS = [
     {"report", "_version", "config"},
     {"_compat"},
-    {"runtime", "stages", "base", "bundled"},
+    {"runtime", "stages", "base", "bundled", "algorithm"},
     {
         "adasum",
         "dim_reduce",
@@ -26,6 +26,7 @@ FLOORS = [
         "less_batch_normalization",
         "thor",
     },
+    {"algorithms"},
     {"boost"},
     {"boost_cell_wrapper"},
     {"integration"},

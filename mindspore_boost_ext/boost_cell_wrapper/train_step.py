@@ -1,34 +1,28 @@
-"""The training step: forward and backward pass, reduction over ranks, window, clipping, update.
+"""The training step: a batch, the choice of a variant, gradients, window, clipping, update.
 
-Each algorithm plugs into one place. Freezing chooses the weights of the step; accumulation stands
-between the backward pass and the reduction; clipping in front of the optimizer. With nothing
-switched on the step is MindSpore's own, operator for operator: weights are bit-identical to
-``nn.TrainOneStepCell`` and there is nothing to pay for.
+With nothing switched on it is MindSpore's own, operator for operator: weights are bit-identical to
+``nn.TrainOneStepCell``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 from mindspore import ParameterTuple, Tensor, nn, ops
-from mindspore.communication import get_group_size, get_rank
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.adasum.cell import AdaSum, obstacle, server_reducer, uneven
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.dim_reduce.setup import make_dim_reduce
-from mindspore_boost_ext.grad_accumulation.window import DROP_WINDOW, GradientAccumulation
-from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, ScheduledSteps, frozen_cells
-from mindspore_boost_ext.report import APPLIED, SKIPPED, Report, Row, warn
-from mindspore_boost_ext.runtime.eval_copy import resting_copy
+from mindspore_boost_ext.report import APPLIED, Report, Row, warn
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.runtime.watch import watch_ranks
+from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.gradients import check_dense, clipped, filled_like
-from mindspore_boost_ext.thor.optimizer import thor_of
-from mindspore_boost_ext.thor.step import Turns
+from mindspore_boost_ext.stages.update import Update
+
+MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
 
 
 class BoostTrainOneStepCell(nn.TrainOneStepCell):
@@ -36,6 +30,14 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     Subclasses may override ``construct``; the parts of the step are there under the names that
     ``mindspore.boost`` gave them (``grad``, ``weights``, ``grad_reducer``, ``sens`` and so on).
+    Algorithms put their parts into its places when they join it:
+
+    * ``batch`` (Cell) changes the inputs before the network sees them;
+    * ``choice`` (StepChoice) runs one of several variants of the step;
+    * ``captures`` (FactorCaptures) is what a capturing variant differentiates by besides weights;
+    * ``window`` (GradientAccumulation) gathers gradients of several batches;
+    * ``clip_norm`` (float) bounds the global norm;
+    * ``update_part`` (Update) writes the weights.
 
     Args:
         network (Cell): the network with its loss; one output, a loss of any shape; or, without
@@ -71,7 +73,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         16.0
     """
 
-    steps_of_groups_at_once = True
+    makes_variants_at_once = True
+    grad_reducer: nn.Cell
 
     def __init__(
         self, network: nn.Cell, optimizer: nn.Cell, sens: numbers.Number | None = None
@@ -83,47 +86,65 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         if self.reducer_flag:
             watch_ranks()
         self.auto_boost = AutoBoost.current(optimizer)
-        self.clip_norm = self.auto_boost.config.gradients.clip_norm
-        self._use_adasum()
-        self._use_dim_reduce()
-        self._use_accumulation()
-        if self.use_grad_accumulation:
-            check_dense(network, "grad_accumulation")
-        if self.clip_norm is not None:
-            check_dense(network, "gradients.clip_norm")
-        self.freeze = isinstance(optimizer, FreezeOpt)
-        self.freeze_nets: tuple[BoostTrainOneStepCell, ...] = ()
-        self.scheduled: Any = None
-        self._flushes: dict[int, _Flush] = {}
-        self.thor: Any = thor_of(optimizer)
+        self._empty_places()
+        self._use_clipping()
+        for algorithm in self.auto_boost.algorithms:
+            algorithm.join(self)
+        # Without a part of anybody's own, MindSpore's construct does the step.
+        plain = type(self.update_part) is Update and self.window is None
+        self.special = not plain or self.clip_norm is not None
+        if self.reducer_of is not None:
+            self.grad_reducer = self.reducer_of(self.weights)
+        self._use_reducer(self.grad_reducer)
+        self._differentiate()
+        self._warn_of_unequal_scales()
+        if self.makes_variants_at_once:
+            self._make_variants()
+
+    def _empty_places(self) -> None:
+        """Begin without parts, and with upstream's names for them."""
+        self.update_part: Any = Update(self.optimizer)
+        self.batch: Any = None
+        self.choice: Any = None
+        self.captures: Any = None
+        self.window: Any = None
         self.capturing = False
-        self.turns: Any = None
-        self._add_rows()
-        self._tell_unequal_scales()
-        if self.steps_of_groups_at_once:
-            self._make_steps_of_groups()
+        self.extra: tuple[Any, ...] = ()
+        self.reducer_of: Callable[..., nn.Cell] | None = None
+        self._make_choices: list[MakeChoice] = []
+        self._prepared: set[int] = set()
+        self._flushes: dict[int, _Flush] = {}
+        # The names under which subclasses written for mindspore.boost look for algorithms.
+        self.freeze = self.use_grad_accumulation = False
+        self.enable_adasum = self.enable_dim_reduce = False
+        self.freeze_nets: tuple[nn.Cell, ...] = ()
+        self.adasum: Any = None
+        self.dim_reduce: Any = None
+        self.weights_clone: Any = None
+        self.max_accumulation_step = 1
+
+    @property
+    def accumulation(self) -> Any:
+        """The window, or None."""
+        return self.window
 
     def construct(self, *inputs: Tensor) -> Any:
         """Train one step and return the loss."""
-        if self.freeze:
-            return self.gradient_freeze_process(*inputs)
-        if self.turns is not None:
-            return self.turns(*inputs)
-        special = self.use_grad_accumulation or self.capturing or self.enable_adasum
-        special = special or self.enable_dim_reduce or self.clip_norm is not None
-        if not special:
+        if self.choice is not None:
+            return self.choice(*inputs)
+        if self.batch is not None:
+            inputs = self.batch(*inputs)
+        if not self.special:
             return super().construct(*inputs)
         loss = self.network(*inputs)
         sens = filled_like(loss, self.sens)
+        gradients = self.grad(self.network, self.differentiated)(*inputs, sens)
         if self.capturing:
-            gradients = self.grad(self.network, self.weights_and_factors)(*inputs, sens)
-            notes = self.thor.curvature.prepared(gradients[len(self.weights) :], self.sens)
+            captured = self.captures.prepared(gradients[len(self.weights) :], self.sens)
             gradients = gradients[: len(self.weights)]
-            loss = ops.depend(loss, self.thor.refresh(notes))
-        else:
-            gradients = self.grad(self.network, self.weights)(*inputs, sens)
+            loss = ops.depend(loss, self.captures.use(captured))
         gradients = self.grad_reducer(gradients)
-        if self.use_grad_accumulation:
+        if self.window is not None:
             return self.gradient_accumulation_process(loss, gradients, sens, *inputs)
         return self.update(loss, gradients, *inputs)
 
@@ -133,16 +154,11 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         Args:
             loss (Tensor): the loss; it is returned when the update is done.
             gradients (tuple(Tensor)): gradients in the order of ``weights``, times ``sens``.
-            inputs (tuple(Tensor)): the inputs of ``loss``, for the trials of ``dim_reduce``.
+            inputs (tuple(Tensor)): the inputs of ``loss``, for parts that run the network again.
         """
         if self.clip_norm is not None:
             gradients = clipped(gradients, self.clip_norm * self.sens)
-        if self.enable_adasum:
-            return self.adasum_process(loss, gradients)
-        if self.enable_dim_reduce:
-            clone = self.weights_clone
-            return self.dim_reduce(loss, gradients, self.sens, self.weights, clone, *inputs)
-        return ops.depend(loss, self.optimizer(gradients))
+        return self.update_part(loss, gradients, *inputs)
 
     def gradient_accumulation_process(
         self, loss: Tensor, grads: tuple[Any, ...], sens: Tensor, *inputs: Tensor
@@ -155,31 +171,25 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             sens (Tensor): the factor that they carry; not used.
             inputs (tuple(Tensor)): the inputs; the first axis of the first counts the samples.
         """
-        return self._accumulate(loss, grads, self._samples(*inputs), *inputs)
-
-    def _samples(self, *inputs: Tensor) -> float:
-        """Return the weight of a micro-batch in its window."""
-        if self.use_grad_accumulation and self.accumulation.by_samples:
-            return float(inputs[0].shape[0])
-        return 1.0
+        return self._accumulate(loss, grads, self.window.weight_of(*inputs), *inputs)
 
     def _accumulate(
         self, loss: Tensor, gradients: tuple[Any, ...], weight: float, *inputs: Tensor
     ) -> Tensor:
-        loss = ops.depend(loss, self.accumulation.accumulate(gradients, weight))
-        if self.accumulation.is_full():
+        loss = ops.depend(loss, self.window.accumulate(gradients, weight))
+        if self.window.is_full():
             loss = self.close_window(loss, *inputs)
         return loss
 
     def close_window(self, loss: Tensor, *inputs: Tensor) -> Tensor:
         """Update with what the window holds, and empty it; return ``loss`` when that is done."""
-        gradients = self.window_reducer(self.accumulation.window_gradients())
+        gradients = self.window_reducer(self.window.window_gradients())
         loss = self.update(loss, gradients, *inputs)
-        return ops.depend(loss, self.accumulation.clear())
+        return ops.depend(loss, self.window.clear())
 
     def gradient_freeze_process(self, *inputs: Tensor) -> Any:
-        """Run the step of the group whose turn it is, chosen in the graph."""
-        return self.scheduled(*inputs)
+        """Run the variant whose turn it is, chosen in the graph."""
+        return self.choice(*inputs)
 
     def adasum_process(self, loss: Tensor, grads: tuple[Any, ...]) -> Tensor:
         """Take this rank's own step, and combine it with those of the other servers.
@@ -188,9 +198,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             loss (Tensor): the loss; it is returned when the weights are written.
             grads (tuple(Tensor)): gradients of this server, in the order of ``weights``.
         """
-        old = self.adasum.snapshot_compiled()
-        loss = ops.depend(loss, self.optimizer(ops.depend(grads, old)))
-        return ops.depend(loss, self.adasum.update_since_compiled(ops.depend(old, loss)))
+        return self.update_part(loss, grads)
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step, while no step of another thread runs."""
@@ -200,240 +208,138 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     def _run(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step.
 
-        With freezing, the group is chosen here on the host, so that only groups whose turn has come
-        are ever compiled. Inside another Cell's graph, and in a subclass with a ``construct`` of
-        its own, ``gradient_freeze_process`` chooses in the graph.
+        The variant is chosen here on the host, so that only those whose turn has come are ever
+        compiled. Inside another Cell's graph, and in a subclass with a ``construct`` of its own,
+        the graph chooses.
         """
-        if self.enable_dim_reduce:
-            self._last_inputs[:] = inputs
-            self._check_subspace()
-        chooses = self.freeze or self.turns is not None
-        if not chooses or type(self).construct is not self._library_class().construct:
+        self.update_part.before_step(*inputs)
+        if self.choice is None or not self.runs_our_construct():
             return super().__call__(*inputs, **kwargs)
-        group = self.optimizer.next_group() if self.freeze else 0
-        step = self.freeze_nets[group] if self.freeze else self
-        turns = step.turns
-        if turns is not None:
-            step = turns.now()
-        if id(step) not in self._prepared:
-            _compat.share_compile_settings(self, step)
-            self._prepared.add(id(step))
-        if step.training != self.training:
-            step.set_train(self.training)
-        with turns.running(step) if turns else contextlib.nullcontext():
-            outputs = step(*inputs, **kwargs)
-        if turns is not None and step is turns.capturing:
-            self.thor.tell_troubles()
-        return outputs
+        index = self.choice.chooser.now()
+        variant = self.choice.variants[index]
+        if id(variant) not in self._prepared:
+            _compat.share_compile_settings(self, variant)
+            self._prepared.add(id(variant))
+        if variant.training != self.training:
+            variant.set_train(self.training)
+        with self.choice.chooser.running(index):
+            return variant(*inputs, **kwargs)
 
     def expect_training(self, epochs: int, steps: int) -> None:
         """Warn about settings that so many epochs of so many steps leave without effect."""
-        window = 1
-        if self.use_grad_accumulation:
-            self.accumulation.expect_epoch(steps)
-            window = self.max_accumulation_step
-        if self.freeze and epochs > 0:
-            self.optimizer.expect_updates(epochs * steps // window)
+        for algorithm in self.auto_boost.algorithms:
+            algorithm.check_length(self, epochs, steps)
 
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""
         with ONE_AT_A_TIME:
-            if not self.use_grad_accumulation or self.accumulation.micro_steps() == 0:
+            if self.window is None or self.window.micro_steps() == 0:
                 return False
-            step = self.freeze_nets[self.optimizer.next_group()] if self.freeze else self
+            step: Any = self
+            while step.choice is not None:
+                step = step.choice.variants[step.choice.chooser.now()]
             if id(step) not in self._flushes:
                 self._flushes[id(step)] = _Flush(step)
-            self._flushes[id(step)](*self._last_inputs)
+            self._flushes[id(step)](*self.update_part.last_inputs())
             return True
 
-    def _use_adasum(self) -> None:
-        """Set up AdaSum; gradients are then reduced inside this rank's server only."""
-        self.adasum: Any = None
-        self.enable_adasum = False
-        if not self.auto_boost.boost_config["adasum"]:
-            return
-        devices, report = self.auto_boost.device_number, self.auto_boost.report()
-        asked_by, reason = report["adasum"].asked_by, obstacle(devices)
-        if self.reducer_flag and uneven(devices):
-            raise ValueError(reason)
-        if reason:
-            report.put(Row("adasum", asked_by, SKIPPED, reason))
-            return
-        self.enable_adasum = True
-        self.grad_reducer = server_reducer(self.weights, get_rank(), devices)
-        self.adasum = self._adasum_over(self.weights)
-        report.put(Row("adasum", asked_by, APPLIED, self.adasum.describe(), self.adasum.counts()))
+    def choose_first(self, make: MakeChoice) -> None:
+        """Let a choice be made in front of all others: its variants train some of the weights."""
+        self._make_choices.insert(0, make)
 
-    def _adasum_over(self, weights: Any) -> AdaSum:
-        devices = self.auto_boost.device_number
-        servers = get_group_size() // devices
-        return AdaSum(get_rank(), devices, servers, weights, equal_in_server=True)
+    def choose_last(self, make: MakeChoice) -> None:
+        """Let a choice be made behind all others: each of their variants gets its own."""
+        self._make_choices.append(make)
 
-    def _use_dim_reduce(self) -> None:
-        """Set up training in a subspace, if its basis has come with the optimizer."""
-        self.enable_dim_reduce = False
-        self._last_inputs: list[Any] = []  # the batch on which a flush would search
-        self.dim_reduce: Any = None
-        if self.auto_boost.boost_config["dim_reduce"]:
-            settings = self.auto_boost.config.dim_reduce
-            mean = self.mean if self.reducer_flag else True
-            self.dim_reduce = make_dim_reduce(self.network, self.optimizer, settings, mean)
-            self.enable_dim_reduce = self.dim_reduce is not None
-        # Between two steps a clone of the weights is equal to the weights.
-        self.weights_clone = self.weights if self.enable_dim_reduce else None
-        self._subspace_checked = not self.enable_dim_reduce
+    def _make_variants(self) -> None:
+        """Make the variants of the step. Each compiles when it first runs."""
+        steps: list[Any] = [self]
+        for make in self._make_choices:
+            for step in steps:
+                step.choice = make(step)
+            steps = [variant for step in steps for variant in step.choice.variants]
 
-    def _check_subspace(self) -> None:
-        """Before the first step, compare a state that was loaded with the basis at hand."""
-        if not self._subspace_checked:
-            self.dim_reduce.check_state()
-            self._subspace_checked = True
-
-    def _use_accumulation(self) -> None:
-        """Set up the window; gradients are then reduced over ranks once for each window."""
-        self.max_accumulation_step = self.auto_boost.grad_accumulation_step
-        wanted = self.auto_boost.boost_config["grad_accumulation"]
-        self.use_grad_accumulation = wanted and self.max_accumulation_step > 1
-        self.accumulation: Any = None
-        self.window_reducer = self.grad_reducer
-        if not self.use_grad_accumulation:
-            return
-        settings = self.auto_boost.config.grad_accumulation
-        self.drop_window = settings.on_overflow == DROP_WINDOW
-        self.accumulation = GradientAccumulation(
-            self.max_accumulation_step, self.optimizer, weighting=settings.weighting
-        )
-        # Subclasses call grad_reducer on every micro-batch, as upstream does.
-        self.grad_reducer = nn.Identity()
-
-    def _make_steps_of_groups(self) -> None:
-        """Make the step of each group; equal groups share one. Each compiles when it first runs."""
-        self._prepared: set[int] = set()
-        if not self.freeze:
-            self._add_turns(self)
-            return
-        steps: dict[int, BoostTrainOneStepCell] = {}
-        turns = [self.optimizer.turn(k) for k in range(len(self.optimizer.group_positions))]
-        for turn, positions in zip(turns, self.optimizer.group_positions):
-            if id(turn) not in steps:
-                steps[id(turn)] = self._for_group(turn, positions)
-        for step in steps.values():  # all copies are made: now layers may carry taps
-            self._add_turns(step)
-        self.freeze_nets = tuple(steps[id(turn)] for turn in turns)
-        self.scheduled = ScheduledSteps(self.freeze_nets, self.optimizer)
-
-    def _add_turns(self, step: BoostTrainOneStepCell) -> None:
-        """Let a step with THOR take turns between its ordinary and its capturing variant."""
-        if self.thor is None or not self.thor.factors:
-            return
-        if type(self).construct is not self._library_class().construct:
-            raise ValueError(
-                f"{type(self).__name__} has a construct of its own, so THOR cannot see activations "
-                "and output gradients: override update(loss, gradients) instead"
-            )
-        if self.reducer_flag:
-            self.thor.curvature.use_ranks(int(self.degree), self.thor.split_indices)
-        everything = tuple(range(len(step.weights)))
-        ordinary = step._for_group(step.optimizer, everything)
-        capturing = step._for_group(step.optimizer, everything)
-        capturing._capture()
-        window = (None, 0)
-        if self.use_grad_accumulation:
-            window = self.accumulation._accumulation_step, self.max_accumulation_step - 1
-        step.turns = Turns(self.thor, ordinary, capturing, *window)
-        self.thor.taps.attach()
-
-    def _capture(self) -> None:
-        """Differentiate by the factors of THOR as well."""
-        self.capturing = True
-        self.weights_and_factors = ParameterTuple((*self.weights, *self.thor.factors))
-
-    def _library_class(self) -> Any:
-        """Return the class of this package that the object is of, not the user's subclass."""
-        own = __name__.partition(".")[0]
-        return next(kind for kind in type(self).__mro__ if kind.__module__.startswith(own))
-
-    def _for_group(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
+    def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.
 
         It is the library's step, as in upstream: what a subclass does around the step, over all
         ``weights``, stays in the subclass.
 
         Args:
-            optimizer (Cell): the optimizer of the group.
-            positions (tuple(int)): where its parameters stand in ``weights``.
+            optimizer (Cell): the optimizer of these parameters.
+            positions (tuple(int)): where they stand in ``weights``.
         """
         step: BoostTrainOneStepCell = _compat.shallow_copy(self, self._library_class())
-        step.freeze = False
+        step.choice, step._prepared = None, set()
         step.weights = optimizer.parameters
-        step._cells["optimizer"] = optimizer
-        if self.freeze and self.auto_boost.config.grad_freeze.eval_frozen:
-            frozen = frozen_cells(self.network, step.weights)
-            # A copy would carry no tap; these layers act alike in training and evaluation.
-            tapped = [] if self.thor is None else [one.layer for one in self.thor.curvature.plans]
-            step._cells["network"] = resting_copy(self.network, frozen, tapped).set_grad()
-        if self.reducer_flag:
-            reducer = self._reducer(step.weights)
-            step._cells["window_reducer"] = reducer
-            if not self.use_grad_accumulation:
-                step._cells["grad_reducer"] = reducer
-        if self.enable_adasum:
-            step._cells["adasum"] = self._adasum_over(step.weights)
-        if self.use_grad_accumulation:
-            step._cells["accumulation"] = self.accumulation.restricted(optimizer, positions)
+        step.optimizer = optimizer
+        step.update_part = self.update_part.restricted(optimizer, positions)
+        if self.window is not None:
+            step.window = self.window.restricted(optimizer, positions)
+        if self.reducer_of is not None:
+            step._use_reducer(self.reducer_of(step.weights))
+        elif self.reducer_flag:
+            weights = list(step.weights)
+            step._use_reducer(nn.DistributedGradReducer(weights, self.mean, self.degree))
+        step._differentiate()
         return step
 
-    def _reducer(self, weights: Any) -> nn.Cell:
-        """Return the reduction over ranks for the gradients of some weights."""
-        if self.enable_adasum:
-            return server_reducer(weights, get_rank(), self.auto_boost.device_number)
-        return nn.DistributedGradReducer(list(weights), self.mean, self.degree)
+    def capture(self) -> None:
+        """Become a variant that differentiates by what is captured as well."""
+        self.capturing = self.special = True
+        self._differentiate()
+
+    def _differentiate(self) -> None:
+        """Set what the backward pass differentiates by: weights, captures, what the scale wants."""
+        captured = self.captures.parameters if self.capturing else ()
+        self.captured = len(captured)
+        more = (*captured, *self.extra)
+        self.differentiated = ParameterTuple((*self.weights, *more)) if more else self.weights
+
+    def runs_our_construct(self) -> bool:
+        """Return whether no subclass has put a ``construct`` of its own in place of ours."""
+        return type(self).construct is self._library_class().construct
+
+    def _library_class(self) -> Any:
+        """Return the class of this package that the object is of, not the user's subclass."""
+        own = __name__.partition(".")[0]
+        return next(kind for kind in type(self).__mro__ if kind.__module__.startswith(own))
+
+    def _use_reducer(self, reducer: nn.Cell) -> None:
+        """Set the reductions over ranks: of each batch, or of a window when it is full."""
+        self.window_reducer = reducer
+        # Subclasses call grad_reducer on every micro-batch, as upstream does.
+        self.grad_reducer = reducer if self.window is None else nn.Identity()
+
+    def _use_clipping(self) -> None:
+        self.clip_norm = self.auto_boost.config.gradients.clip_norm
+        if self.clip_norm is not None:
+            check_dense(self.network, "gradients.clip_norm")
+            asked_by = f"gradients.clip_norm={self.clip_norm:g}"
+            row = Row("gradient clipping", asked_by, APPLIED, "by the global norm")
+            self.report().put(row)
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
         return self.auto_boost.report()
 
     def observations(self) -> dict[str, Any]:
-        """Return what the active algorithms tell of the last step: name -> number or bool."""
-        observed = {} if self.thor is None else self.thor.observations()
-        if self.enable_dim_reduce:
-            observed.update(self.dim_reduce.observations())
+        """Return what the active algorithms report of the last step: name -> number or bool."""
+        observed: dict[str, Any] = {}
+        for algorithm in self.auto_boost.algorithms:
+            observed.update(algorithm.observations(self))
         return observed
 
-    def _add_rows(self) -> None:
-        """Complete the report with what only the step knows."""
-        report = self.auto_boost.report()
-        if self.clip_norm is not None:
-            asked_by = f"gradients.clip_norm={self.clip_norm:g}"
-            report.put(Row("gradient clipping", asked_by, APPLIED, "by the global norm"))
-        if self.thor is not None:
-            asked_by, reason = "the optimizer is THOR", ""
-            if report["thor"].status == APPLIED:
-                asked_by, reason = report["thor"].asked_by, report["thor"].reason
-            report.put(Row("thor", asked_by, APPLIED, reason, self.thor.counts()))
-            for row in self.thor.rows():
-                report.put(row)
-        if not self.freeze:
-            return
-        asked_by = report["grad_freeze"].asked_by
-        asked_by = "FreezeOpt" if asked_by == "-" else asked_by
-        counts = self.optimizer.counts()
-        frozen = counts["steps_training_everything_percent"] < 100
-        reason = "" if frozen else "every step of the schedule trains everything"
-        status = APPLIED if frozen else SKIPPED
-        report.put(Row("grad_freeze", asked_by, status, reason, counts))
-
-    def _tell_unequal_scales(self) -> None:
-        """Tell when the optimizer will not divide out the factor put into the gradients."""
+    def _warn_of_unequal_scales(self) -> None:
+        """Warn when the optimizer will not divide out the factor put into the gradients."""
         own = getattr(self.optimizer, "loss_scale", None)
-        if self.enable_dim_reduce and self.dim_reduce.divides_loss_scale:
+        if own is None or float(own) == float(self.sens) or self.update_part.divides_sens:
             return
-        if own is not None and float(own) != float(self.sens):
-            warn(
-                f"the backward pass multiplies gradients by sens={self.sens}, but the optimizer "
-                f"divides them by its loss_scale={own}: give the optimizer "
-                f"loss_scale={float(self.sens)}, or use drop_overflow_update=True"
-            )
+        warn(
+            f"the backward pass multiplies gradients by sens={self.sens}, but the optimizer "
+            f"divides them by its loss_scale={own}: give the optimizer "
+            f"loss_scale={float(self.sens)}, or use drop_overflow_update=True"
+        )
 
 
 class _Flush(nn.Cell):
@@ -444,10 +350,7 @@ class _Flush(nn.Cell):
         self.step = step
 
     def construct(self, *inputs: Tensor) -> Tensor:
-        loss = Tensor(0.0)
-        if self.step.enable_dim_reduce:
-            loss = self.step.dim_reduce.loss_of(*inputs)
-        return self.step.close_window(loss, *inputs)
+        return self.step.close_window(self.step.update_part.loss_of(*inputs), *inputs)
 
 
 __all__ = ["BoostTrainOneStepCell"]

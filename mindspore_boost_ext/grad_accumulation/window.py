@@ -99,6 +99,7 @@ class GradientAccumulation(nn.Cell):
         )
         self._max_accumulation_step = int(max_accumulation_step)
         self.by_samples = weighting == SAMPLES
+        self.drops_on_overflow = False
         self._told_long_window = False
         self.optimizer = optimizer
         self.weights = optimizer.parameters
@@ -136,6 +137,14 @@ class GradientAccumulation(nn.Cell):
     def is_full(self) -> Tensor:
         """Return bool, shape (): whether the window has all its micro-batches."""
         return self._accumulation_step >= self._max_accumulation_step
+
+    def lacks_one(self) -> Tensor:
+        """Return bool, shape (): whether the next micro-batch fills the window."""
+        return self._accumulation_step >= self._max_accumulation_step - 1
+
+    def weight_of(self, *inputs: Tensor) -> float:
+        """Return the weight of a batch in the window; the first axis counts the samples."""
+        return float(inputs[0].shape[0]) if self.by_samples else 1.0
 
     def window_gradients(self) -> tuple[Tensor, ...]:
         """Return the mean over what the window holds, in the dtypes of the parameters."""

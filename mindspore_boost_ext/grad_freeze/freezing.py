@@ -71,6 +71,7 @@ from mindspore_boost_ext.grad_freeze.schedule import (
     tabulate,
 )
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
+from mindspore_boost_ext.stages.choice import Chooser, StepChoice
 
 _CHUNK = 3  # parameters in a chunk before it may close
 
@@ -348,7 +349,37 @@ class GroupTrainStep(nn.Cell):
         return loss
 
 
-class ScheduledSteps(nn.Cell):
+class GroupChooser(Chooser):
+    """Follows the schedule of a ``FreezeOpt``; the steps move its position.
+
+    Args:
+        optimizer (FreezeOpt): whose schedule and position it follows.
+        variant_of_group (Sequence[int]): the number of the variant that trains each group.
+    """
+
+    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
+        super().__init__()
+        schedule = optimizer.schedule
+        self.variant_of_group = tuple(variant_of_group)
+        self.table = Tensor([variant_of_group[group] for group in schedule.groups], ms.int32)
+        self.length = len(schedule.groups)
+        self.holds = schedule.at_end == HOLD
+        self.position = optimizer.position
+        self.__dict__["next_group"] = optimizer.next_group
+
+    def index(self) -> Tensor:
+        """Look the position up in the table."""
+        if self.holds:
+            return self.table[ops.minimum(self.position, self.length - 1)]
+        return self.table[self.position % self.length]
+
+    def now(self) -> int:
+        """Ask the optimizer."""
+        group: int = self.next_group()
+        return self.variant_of_group[group]
+
+
+class ScheduledSteps(StepChoice):
     r"""Runs the training step whose turn it is; the choice is made in the graph.
 
     Args:
@@ -363,26 +394,8 @@ class ScheduledSteps(nn.Cell):
     """
 
     def __init__(self, steps: Sequence[nn.Cell], optimizer: FreezeOpt) -> None:
-        super().__init__(auto_prefix=False)
         distinct = list({id(step): step for step in steps}.values())
-        numbers_of = [distinct.index(step) for step in steps]
-        schedule = optimizer.schedule
-        self.steps = nn.CellList(distinct, auto_prefix=False)
-        self.branches = tuple(distinct)  # a CellList takes no Tensor as its index in PYNATIVE_MODE
-        self.only = distinct[0] if len(distinct) == 1 else None
-        self.table = Tensor([numbers_of[group] for group in schedule.groups], ms.int32)
-        self.length = len(schedule.groups)
-        self.holds = schedule.at_end == HOLD
-        self.position = optimizer.position
-
-    def construct(self, *inputs: Tensor) -> Tensor:
-        """Look up the step and run it."""
-        return self.only(*inputs) if self.only is not None else self.branches[self._turn()](*inputs)
-
-    def _turn(self) -> Tensor:
-        if self.holds:
-            return self.table[ops.minimum(self.position, self.length - 1)]
-        return self.table[self.position % self.length]
+        super().__init__(distinct, GroupChooser(optimizer, [distinct.index(one) for one in steps]))
 
 
 def freeze_cell(

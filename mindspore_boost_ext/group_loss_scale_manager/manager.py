@@ -46,6 +46,8 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext._compat import hooked
 from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.group_loss_scale_manager.scale import GroupedScale
+from mindspore_boost_ext.stages.overflow import OverflowDetector
 
 GROWTH_FACTOR = 2 ** (1 / 1000)
 SHRINK_FACTOR = 2 ** (-1 / 2)
@@ -331,6 +333,21 @@ class GroupLossScaleManager(nn.Cell):
         groups = [group - 1 for group in self.group_of(parameters)]
         self._in_use = True
         return groups
+
+    def scale_of_step(
+        self,
+        detector: OverflowDetector,
+        weights: Sequence[Parameter],
+        layers: Sequence[Parameter] = (),
+    ) -> GroupedScale:
+        """Return the part of a training step that works with these scales.
+
+        Args:
+            detector (OverflowDetector): finds what is not finite.
+            weights (Sequence[Parameter]): the weights of the step.
+            layers (Sequence[Parameter]): the weight of each layer that captures. Default: none.
+        """
+        return GroupedScale(self, detector, weights, layers)
 
     def blamed(self, notes: Tensor, own: Tensor) -> Tensor:
         """Tell which groups have overflowed by themselves.

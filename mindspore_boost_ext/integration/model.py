@@ -6,7 +6,7 @@ At boost level O0 without settings MindSpore's own code runs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -14,8 +14,9 @@ from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import ModelUnderConstruction
+from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.boost import AutoBoost
-from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import (
+from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
 )
@@ -82,9 +83,10 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
     if "acc_level" in kwargs:
         level = kwargs["acc_level"]
         warn("acc_level is the old name of boost_level: use boost_level")
-    boost = AutoBoost(level, kwargs.get("boost_config_dict", ""))
+    own = getattr(model, "algorithms", ())
+    boost = AutoBoost(level, kwargs.get("boost_config_dict", ""), algorithms=own)
     parts.boost_level = boost.level
-    if boost.level == "O0":
+    if boost.level == "O0" and not own:
         if isinstance(parts.optimizer, FreezeOpt):
             warn(
                 "the optimizer is a FreezeOpt, but boost_level O0 freezes nothing: use O1 or O2",
@@ -227,7 +229,12 @@ class BoostModel(ms.Model):
     Takes the arguments of ``mindspore.train.Model``; of them ``boost_level`` and
     ``boost_config_dict`` are read by this package.
 
+    Args:
+        algorithms (Sequence[Algorithm]): algorithms of your own, which are on at every level.
+            Default: none.
+
     Raises:
+        TypeError: if ``algorithms`` holds anything else.
         ValueError: for everything wrong with the level or the settings, all in one message.
 
     Supported Platforms:
@@ -243,6 +250,11 @@ class BoostModel(ms.Model):
         >>> type(model.train_network).__name__
         'BoostTrainOneStepCell'
     """
+
+    def __init__(self, *args: Any, algorithms: Sequence[Algorithm] = (), **kwargs: Any) -> None:
+        """Build the Model."""
+        self.algorithms = tuple(algorithms)
+        super().__init__(*args, **kwargs)
 
     def _build_boost_network(self, kwargs: dict[str, Any]) -> None:
         prepare_model(self, kwargs)

@@ -1,0 +1,75 @@
+"""The switch ``adasum``: this rank's own step, combined with those of the other servers."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, nn, ops
+from mindspore.communication import get_group_size, get_rank
+
+from mindspore_boost_ext.adasum.cell import AdaSum, obstacle, server_reducer, uneven
+from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.stages.update import Update
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+    from mindspore_boost_ext.config.parse import BoostConfig
+
+
+class AdaSumUpdate(Update):
+    """Takes the optimizer's step of this server, and combines it with those of the others.
+
+    Args:
+        optimizer (Cell): the optimizer.
+        device_number (int): devices in a server.
+    """
+
+    def __init__(self, optimizer: nn.Cell, device_number: int) -> None:
+        super().__init__(optimizer)
+        self.device_number = device_number
+        servers = get_group_size() // device_number
+        self.adasum = AdaSum(
+            get_rank(), device_number, servers, optimizer.parameters, equal_in_server=True
+        )
+
+    def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        """Take the step, and combine it."""
+        old = self.adasum.snapshot_compiled()
+        loss = ops.depend(loss, self.optimizer(ops.depend(gradients, old)))
+        return ops.depend(loss, self.adasum.update_since_compiled(ops.depend(old, loss)))
+
+    def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> AdaSumUpdate:
+        """Return this part for some of the weights."""
+        return AdaSumUpdate(optimizer, self.device_number)
+
+
+class AdaSumAlgorithm(Algorithm):
+    """AdaSum over servers of ``common.device_number`` devices."""
+
+    switch = "adasum"
+
+    def unavailable(self, config: BoostConfig) -> str:
+        """Return why AdaSum cannot work in this process."""
+        return obstacle(config.common.device_number)
+
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Reduce gradients inside this rank's server only, and combine the steps of servers."""
+        if not self.is_on(step):
+            return
+        devices, report = step.auto_boost.device_number, step.report()
+        asked_by, reason = report["adasum"].asked_by, obstacle(devices)
+        if step.reducer_flag and uneven(devices):
+            raise ValueError(reason)
+        if reason:
+            report.put(Row("adasum", asked_by, SKIPPED, reason))
+            return
+        step.reducer_of = functools.partial(server_reducer, rank=get_rank(), device_number=devices)
+        part = AdaSumUpdate(step.optimizer, devices)
+        step.update_part, step.adasum, step.enable_adasum = part, part.adasum, True
+        adasum = part.adasum
+        report.put(Row("adasum", asked_by, APPLIED, adasum.describe(), adasum.counts()))
+
+
+__all__ = ["AdaSumAlgorithm", "AdaSumUpdate"]

@@ -1,0 +1,104 @@
+"""What an algorithm is: where it changes a network, an optimizer and the training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mindspore import nn
+
+from mindspore_boost_ext.report import APPLIED, Report, Row
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+    from mindspore_boost_ext.config.parse import BoostConfig
+
+
+@dataclass
+class Build:
+    """A Model under construction, as algorithms see and change it.
+
+    Attributes:
+        network (Cell): the network, without or with its loss; may be replaced.
+        optimizer (Cell): the optimizer; may be replaced.
+        config (BoostConfig): the checked settings.
+        switches: which switches are on, by name.
+        report (Report): takes a row for what is done.
+        loss_fn (Cell, optional): the loss of a network that is given without.
+        undoable: what gives networks back as they were if the construction fails.
+        regroupings: each returns, for lists of parameters, those that the network has now.
+    """
+
+    network: nn.Cell
+    optimizer: nn.Cell
+    config: BoostConfig
+    switches: Mapping[str, bool]
+    report: Report
+    loss_fn: nn.Cell | None = None
+    undoable: list[Callable[[], None]] = field(default_factory=list)
+    regroupings: list[Callable[[Any], Any]] = field(default_factory=list)
+
+    def on_failure(self, undo: Callable[[], None]) -> None:
+        """Let ``undo`` run if the Model is refused."""
+        self.undoable.append(undo)
+
+    def applied(
+        self, switch: str, reason: str = "", counts: Mapping[str, int] | None = None
+    ) -> None:
+        """Put the row of an algorithm that has changed something."""
+        self.report.put(Row(switch, self.report[switch].asked_by, APPLIED, reason, counts or {}))
+
+
+class Algorithm:
+    """One accelerator: a class of its own, with the places where it acts.
+
+    A user's own is given as ``BoostModel(..., algorithms=[Mine(...)])`` or
+    ``AutoBoost(..., algorithms=[Mine(...)])``: it is always on. Settings belong into its
+    constructor, which checks them. State belongs into Parameters named
+    ``boost.<switch>.<name>`` of the Cells that ``join`` puts into the step; so it is in the
+    checkpoints of ``model.train_network``.
+
+    Attributes:
+        switch (str): the name of its switch, section, card and row in the report.
+
+    Examples:
+        >>> from mindspore_boost_ext import Algorithm, AutoBoost
+        >>> class Watching(Algorithm):
+        ...     switch = "watching"
+        >>> AutoBoost("O1", algorithms=[Watching()]).report()["watching"].status
+        'applied'
+    """
+
+    switch: ClassVar[str] = ""
+
+    def unavailable(self, config: BoostConfig) -> str:
+        """Return why it cannot act in this process, with the remedy; empty if it can."""
+        return ""
+
+    def build(self, build: Build) -> None:
+        """Change network or optimizer. Called only where the switch is on."""
+
+    def evaluate(self, network: nn.Cell, build: Build) -> None:
+        """Give a network for evaluation the form in which it is trained."""
+
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Put parts into the places of a step: ``step.batch``, ``window``, ``update_part`` ...
+
+        Called for every step, whether the switch is on (``self.is_on(step)``) or not: an optimizer
+        of the user's own may bring the algorithm with it.
+        """
+
+    def is_on(self, step: BoostTrainOneStepCell) -> bool:
+        """Return whether the switch is on for a step."""
+        return bool(step.auto_boost.boost_config.get(self.switch, True))
+
+    def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
+        """Return what BoostMonitor shows of the last step: name -> number or bool."""
+        return {}
+
+    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+        """Warn about settings that so many epochs of so many steps leave without effect."""
+
+
+__all__ = ["Algorithm", "Build"]

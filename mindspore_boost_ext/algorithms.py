@@ -1,0 +1,25 @@
+"""The algorithms, in the order in which they change network and optimizer.
+
+The only place that names them all. A new one is a folder and an entry here.
+"""
+
+from __future__ import annotations
+
+from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
+from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.dim_reduce.algorithm import DimReduceAlgorithm
+from mindspore_boost_ext.grad_accumulation.algorithm import AccumulationAlgorithm
+from mindspore_boost_ext.grad_freeze.algorithm import FreezeAlgorithm
+from mindspore_boost_ext.less_batch_normalization.algorithm import LessBNAlgorithm
+from mindspore_boost_ext.thor.algorithm import ThorAlgorithm
+
+ALGORITHMS: tuple[type[Algorithm], ...] = (
+    LessBNAlgorithm,
+    ThorAlgorithm,  # over the layers of the rewritten network
+    FreezeAlgorithm,  # around the optimizer that trains
+    DimReduceAlgorithm,
+    AdaSumAlgorithm,
+    AccumulationAlgorithm,
+)
+
+__all__ = ["ALGORITHMS"]

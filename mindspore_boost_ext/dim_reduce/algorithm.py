@@ -1,0 +1,89 @@
+"""The switch ``dim_reduce``: the step in the few directions of an earlier training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mindspore import Tensor, nn
+
+from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.dim_reduce.setup import make_dim_reduce, prepare
+from mindspore_boost_ext.stages.update import Update
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+
+class SubspaceUpdate(Update):
+    """Hands the gradients to a search or a projection in the subspace.
+
+    Args:
+        optimizer (Cell): the optimizer.
+        dim_reduce (Cell): ``DimReduce`` or ``ProjectedGradient`` over its parameters.
+        sens (float): the factor that the gradients carry.
+    """
+
+    takes_inputs = True
+
+    def __init__(self, optimizer: nn.Cell, dim_reduce: nn.Cell, sens: float) -> None:
+        super().__init__(optimizer)
+        self.dim_reduce, self.sens = dim_reduce, sens
+        self.divides_sens = dim_reduce.divides_loss_scale
+        self.weights = optimizer.parameters
+        self.__dict__["_seen"] = {"inputs": (), "checked": False}
+
+    def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        """Step in the subspace; between two steps a clone of the weights is equal to them."""
+        return self.dim_reduce(loss, gradients, self.sens, self.weights, self.weights, *inputs)
+
+    def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> SubspaceUpdate:
+        """Return the part itself: every variant of the step trains all weights."""
+        return self
+
+    def before_step(self, *inputs: Tensor) -> None:
+        """Keep the batch; before the first step compare a loaded state with the basis at hand."""
+        self._seen["inputs"] = inputs
+        if not self._seen["checked"]:
+            self.dim_reduce.check_state()
+            self._seen["checked"] = True
+
+    def last_inputs(self) -> tuple[Any, ...]:
+        """Return the last batch: a flush searches on it."""
+        inputs: tuple[Any, ...] = self._seen["inputs"]
+        return inputs
+
+    def loss_of(self, *inputs: Tensor) -> Tensor:
+        """Return the loss of a batch for the weights as they are."""
+        loss: Tensor = self.dim_reduce.loss_of(*inputs)
+        return loss
+
+
+class DimReduceAlgorithm(Algorithm):
+    """P-BFGS, P-SGD and TWA."""
+
+    switch = "dim_reduce"
+
+    def build(self, build: Build) -> None:
+        """Read or make the basis; it travels with the optimizer."""
+        prepared = prepare(build.network, build.optimizer, build.config.dim_reduce)
+        build.optimizer, reason, counts = prepared
+        build.applied(self.switch, reason, counts)
+
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Let the step search in the subspace, if its basis has come with the optimizer."""
+        if not self.is_on(step):
+            return
+        mean = step.mean if step.reducer_flag else True
+        settings = step.auto_boost.config.dim_reduce
+        found = make_dim_reduce(step.network, step.optimizer, settings, mean)
+        if found is not None:
+            step.update_part = SubspaceUpdate(step.optimizer, found, step.sens)
+            step.dim_reduce, step.enable_dim_reduce = found, True
+            step.weights_clone = step.weights
+
+    def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
+        """Return what the search counts."""
+        return step.dim_reduce.observations() if step.enable_dim_reduce else {}
+
+
+__all__ = ["DimReduceAlgorithm", "SubspaceUpdate"]

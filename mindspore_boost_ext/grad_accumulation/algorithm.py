@@ -1,0 +1,39 @@
+"""The switch ``grad_accumulation``: one update, and one reduction over ranks, for each window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.grad_accumulation.window import DROP_WINDOW, GradientAccumulation
+from mindspore_boost_ext.stages.gradients import check_dense
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+
+class AccumulationAlgorithm(Algorithm):
+    """Accumulation over micro-batches."""
+
+    switch = "grad_accumulation"
+
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Set up the window."""
+        settings = step.auto_boost.config.grad_accumulation
+        step.max_accumulation_step = settings.grad_accumulation_step
+        if not self.is_on(step) or settings.grad_accumulation_step == 1:
+            return
+        check_dense(step.network, self.switch)
+        step.use_grad_accumulation = True
+        step.window = GradientAccumulation(
+            settings.grad_accumulation_step, step.optimizer, weighting=settings.weighting
+        )
+        step.window.drops_on_overflow = settings.on_overflow == DROP_WINDOW
+
+    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+        """Warn when an epoch ends before a window is full."""
+        if step.use_grad_accumulation:
+            step.window.expect_epoch(steps)
+
+
+__all__ = ["AccumulationAlgorithm"]

@@ -1,0 +1,83 @@
+"""The switch ``grad_freeze``: a variant of the step for each group of weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore import nn
+
+from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.grad_freeze.freezing import (
+    GradientFreeze,
+    ScheduledSteps,
+    frozen_cells,
+)
+from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
+from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.runtime.eval_copy import resting_copy
+from mindspore_boost_ext.stages.choice import StepChoice
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+
+class FreezeAlgorithm(Algorithm):
+    """Freezing by a schedule of groups."""
+
+    switch = "grad_freeze"
+
+    def build(self, build: Build) -> None:
+        """Put groups and schedule around the optimizer, unless the user has done so."""
+        if isinstance(build.optimizer, FreezeOpt):
+            return
+        settings = dict(vars(build.config.grad_freeze))
+        del settings["eval_frozen"]  # a matter of the step
+        freezing = GradientFreeze(**settings)
+        build.network, build.optimizer = freezing.freeze_generate(build.network, build.optimizer)
+
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Let the schedule choose among a step for each group."""
+        if not isinstance(step.optimizer, FreezeOpt):
+            return
+        step.freeze = True
+        step.choose_first(self._choice)
+        report = step.report()
+        asked_by = report[self.switch].asked_by
+        counts = step.optimizer.counts()
+        frozen = counts["steps_training_everything_percent"] < 100
+        reason = "" if frozen else "every step of the schedule trains everything"
+        status = APPLIED if frozen else SKIPPED
+        asked_by = "FreezeOpt" if asked_by == "-" else asked_by
+        report.put(Row(self.switch, asked_by, status, reason, counts))
+
+    def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
+        """Return the steps of the groups; equal groups share one."""
+        optimizer: FreezeOpt = step.optimizer
+        steps: dict[int, nn.Cell] = {}
+        turns = [optimizer.turn(group) for group in range(len(optimizer.group_positions))]
+        for turn, positions in zip(turns, optimizer.group_positions):
+            if id(turn) not in steps:
+                steps[id(turn)] = self._of_group(step, turn, positions)
+        step.freeze_nets = tuple(steps[id(turn)] for turn in turns)
+        return ScheduledSteps(step.freeze_nets, optimizer)
+
+    @staticmethod
+    def _of_group(
+        step: BoostTrainOneStepCell, optimizer: nn.Cell, positions: tuple[int, ...]
+    ) -> nn.Cell:
+        variant = step.restricted(optimizer, positions)
+        variant.freeze = False
+        if step.auto_boost.config.grad_freeze.eval_frozen:
+            frozen = frozen_cells(step.network, variant.weights)
+            # A copy would lose what captures; these layers act alike in training and evaluation.
+            kept = () if step.captures is None else step.captures.layers
+            variant.network = resting_copy(step.network, frozen, kept).set_grad()
+        return variant
+
+    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+        """Warn when the training ends before the schedule freezes anything."""
+        if step.freeze and epochs > 0:
+            step.optimizer.expect_updates(epochs * steps // step.max_accumulation_step)
+
+
+__all__ = ["FreezeAlgorithm"]

@@ -1,0 +1,143 @@
+"""The loss scales of groups in the step: which group overflowed, and what each gradient carries."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.stages.gradients import unscaled
+from mindspore_boost_ext.stages.loss_scale import OneScale
+from mindspore_boost_ext.stages.overflow import FiniteDetector, OverflowDetector
+
+
+class GroupedScale(OneScale):
+    """A loss scale for each group of layers.
+
+    Args:
+        manager (GroupLossScaleManager): has the groups, and sets the scales.
+        detector (FiniteDetector): finds what is not finite.
+        weights (Sequence[Parameter]): the weights of the step.
+        layers (Sequence[Parameter]): the weight of each layer that captures. Default: none.
+    """
+
+    def __init__(
+        self,
+        manager: nn.Cell,
+        detector: OverflowDetector,
+        weights: Sequence[Parameter],
+        layers: Sequence[Parameter] = (),
+    ) -> None:
+        if not isinstance(detector, FiniteDetector):
+            raise NotImplementedError(
+                "loss scales by groups need a device that keeps inf and nan, but overflow is read "
+                f"from a register here ({detector.why}): use one dynamic loss scale"
+            )
+        super().__init__(manager, detector)
+        groups = manager.use(weights)
+        self.extra = (manager.probe,)
+        name = "boost.loss_scale_group.markers_complete"
+        self.markers_complete = Parameter(Tensor(True), name=name, requires_grad=False)
+        group_of = {id(one): group for one, group in zip(weights, groups)}
+        self.group_of_layer = tuple(group_of[id(one)] for one in layers)
+        self._divide(groups)
+
+    def _parameter(self, scale_sense: Any) -> Parameter:
+        scales: Parameter = scale_sense.scales
+        return scales
+
+    def _divide(self, groups: Sequence[int]) -> None:
+        """Keep the group of each weight, counted from 0."""
+        self.group_of_weight = tuple(groups)
+        count = len(self.manager.loss_scale_groups)
+        self.places_of_group = tuple(
+            tuple(place for place, group in enumerate(groups) if group == one)
+            for one in range(count)
+        )
+        self.has_weights = Tensor([len(places) > 0 for places in self.places_of_group])
+
+    def restricted(self, positions: tuple[int, ...]) -> GroupedScale:
+        """Return this part for the weights at some positions."""
+        part: GroupedScale = _compat.shallow_copy(self)
+        part._divide([self.group_of_weight[place] for place in positions])
+        return part
+
+    def start(self, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a status that nobody reads, the gradient of the loss, and the scales."""
+        scales = self.scale_sense[1:-1] + 0.0  # values of their own: the Parameter changes later
+        return loss, ops.ones_like(loss), scales
+
+    def divided(self, gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
+        """Return gradients as they are: an overflow is looked for with the scale in them."""
+        return gradients
+
+    def of_layers(self, scale: Tensor) -> Any:
+        """Return, for each layer that captures, the scale that its output gradients carry."""
+        result = ()
+        for group in self.group_of_layer:
+            result += (scale[group],)  # type: ignore[assignment]
+        return result
+
+    def finish(
+        self,
+        status: Tensor,
+        scale: Tensor,
+        gradients: tuple[Any, ...],
+        extra: tuple[Tensor, ...],
+        records: tuple[Tensor, ...],
+    ) -> tuple[tuple[Any, ...], Tensor]:
+        """Find the groups that overflowed, set the next scales, and divide the gradients."""
+        marked = extra[0] + self.manager.noted(records)
+        blamed = self.manager.blamed(marked, self._own_overflows(gradients))
+        blamed = self.detector.agree(blamed)
+        entered = marked[1:-1, 3] > 0
+        # Without its marker a group's gradients do not carry its scale: nothing may be divided.
+        complete = ops.logical_or(entered, ops.logical_not(self.has_weights)).all()
+        result = ()
+        for gradient, group in zip(gradients, self.group_of_weight):
+            result += (unscaled(gradient, scale[group]),)  # type: ignore[assignment]
+        skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
+        skip = ops.depend(skip, self.manager.update(blamed, entered))
+        return result, ops.depend(skip, ops.assign(self.markers_complete, complete))
+
+    def _own_overflows(self, gradients: tuple[Any, ...]) -> Tensor:
+        """Return bool [n]: whether a gradient of the group's own weights is not finite."""
+        found = ()
+        for places in self.places_of_group:
+            own = ()
+            for place in places:
+                own += (gradients[place],)  # type: ignore[assignment]
+            found += (ops.reshape(self.detector.any_non_finite(own), ()),)  # type: ignore[assignment]
+        return ops.stack(found)
+
+    def records(self) -> tuple[Tensor, ...]:
+        """Return what the markers have recorded by hooks in PYNATIVE_MODE."""
+        return tuple(self.manager.records)
+
+    def recording(self) -> contextlib.AbstractContextManager[Any]:
+        """Let the markers record by hooks in PYNATIVE_MODE."""
+        if ms.get_context("mode") == ms.GRAPH_MODE:
+            return contextlib.nullcontext()
+        recording: contextlib.AbstractContextManager[Any] = self.manager.recording()
+        return recording
+
+    def after_first_step(self) -> None:
+        """Refuse a network in which a marker is missing."""
+        if not bool(self.markers_complete.asnumpy()):
+            raise ValueError(
+                "GroupLossScaleManager: no marker leads into some group, so the gradients do not "
+                "carry its scale (no weight was changed): call manager(x, i, i + 1) wherever the "
+                f"network passes from group i to i + 1, for i = 0 to {self.manager.count}"
+            )
+
+    def observations(self) -> dict[str, float]:
+        """Return the next scale of each group."""
+        scales = self.manager.group_scales()
+        return {f"loss_scale.{number}": scale for number, scale in enumerate(scales, 1)}
+
+
+__all__ = ["GroupedScale"]

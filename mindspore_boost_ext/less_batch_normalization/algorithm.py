@@ -1,0 +1,89 @@
+"""The switch ``less_bn``: the network rewritten, the optimizer fitted, gradients centralized."""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.base.centralization import output_axes
+from mindspore_boost_ext.base.rebuild import ParameterProcess
+from mindspore_boost_ext.less_batch_normalization.head import no_classes
+from mindspore_boost_ext.less_batch_normalization.rewrite import (
+    KEPT,
+    Rewriting,
+    fitted,
+    less_bn,
+    tell_effect,
+)
+from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.thor.optimizer import thor_of
+
+
+class LessBNAlgorithm(Algorithm):
+    """LessBN, its head, and gradient centralization."""
+
+    switch = "less_bn"
+
+    def build(self, build: Build) -> None:
+        """Rewrite the network, and fit the optimizer to its parameters."""
+        rewriting = self._rewritten(build.network, build)
+        build.regroupings.append(rewriting.regrouped)
+        tell_effect(rewriting)
+        for row in rewriting.rows(build.report[self.switch].asked_by):
+            build.report.put(row)
+        self._check_preconditioner(build.optimizer, rewriting)
+        build.optimizer = fitted(build.optimizer, rewriting, self._centralized(build))
+        points = build.config.common.gradient_split_groups
+        ParameterProcess().assign_parameter_group(build.network.trainable_params(), points)
+
+    def evaluate(self, network: nn.Cell, build: Build) -> None:
+        """Rewrite a network for evaluation like the trained one."""
+        rewriting = self._rewritten(network, build)
+        if rewriting.is_new:
+            reason = "a network of its own, rewritten like the trained one"
+            row = Row("less_bn (evaluation)", self.switch, APPLIED, reason, rewriting.counts)
+            build.report.put(row)
+
+    @staticmethod
+    def _rewritten(network: nn.Cell, build: Build) -> Rewriting:
+        """Rewrite a network in place."""
+        section = build.config.less_bn
+        settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
+        reason = no_classes(network, build.loss_fn) if section.fn_flag and not section.heads else ""
+        if reason:
+            settings["fn_flag"] = False
+            build.report.put(Row("less_bn head", "less_bn", KEPT, reason))
+        rewriting = less_bn(network, **settings)
+        build.on_failure(rewriting.undo)
+        return rewriting
+
+    @staticmethod
+    def _check_preconditioner(optimizer: nn.Cell, rewriting: Rewriting) -> None:
+        """Refuse an optimizer that was made over layers which are no longer there."""
+        trained = {id(parameter) for parameter in getattr(optimizer, "parameters", ())}
+        lost = any(id(parameter) in trained for parameter in rewriting.surplus)
+        missed = any(id(parameter) not in trained for parameter in rewriting.fresh)
+        if thor_of(optimizer) is not None and (lost or missed):
+            raise ValueError(
+                "less_bn has changed the network after THOR was made over it: use the section "
+                "'thor' with a plain optimizer, or rewrite with LessBN(network) before THOR"
+            )
+
+    @staticmethod
+    def _centralized(build: Build) -> dict[str, int]:
+        """Return the weights whose gradients are to be centralized, and put a row for it."""
+        if not build.config.less_bn.gc_flag:
+            return {}
+        names = {parameter.name for parameter in getattr(build.optimizer, "parameters", ())}
+        axes = output_axes(build.network)
+        found = {name: axis for name, axis in axes.items() if name in names}
+        reason = "" if found else "no weight has more than one input for an output"
+        if build.switches["thor"] or thor_of(build.optimizer) is not None:
+            found, reason = {}, "THOR has a rule of its own for each weight"
+        status = SKIPPED if reason else APPLIED
+        counts = {"weights": len(found)}
+        build.report.put(Row("gradient centralization", "less_bn", status, reason, counts))
+        return found
+
+
+__all__ = ["LessBNAlgorithm"]

@@ -1,0 +1,62 @@
+"""The place of the step that chooses which variant of it runs now."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from mindspore import Tensor, nn
+
+
+class Chooser(nn.Cell):
+    """Says which of several variants of a step runs now."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+
+    def index(self) -> Tensor:
+        """Return the variant's number in the graph: int32, shape ()."""
+        raise NotImplementedError
+
+    def now(self) -> int:
+        """Return the variant's number on the host."""
+        raise NotImplementedError
+
+    def running(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        """Return what stands around a run of a variant that the host has chosen."""
+        return contextlib.nullcontext()
+
+
+class StepChoice(nn.Cell):
+    r"""Runs the variant of the step whose turn it is; the choice is made in the graph.
+
+    The host chooses by :attr:`chooser` instead where it can, so that a variant is compiled when it
+    first runs; inside another Cell's graph, as in sink mode, it cannot.
+
+    Args:
+        variants (Sequence[Cell]): steps with the same inputs and outputs.
+        chooser (Chooser): says which of them runs.
+
+    Inputs:
+        - **\*inputs** (tuple(Tensor)) - the inputs of the network.
+
+    Outputs:
+        Whatever the variants return.
+    """
+
+    def __init__(self, variants: Sequence[nn.Cell], chooser: Chooser) -> None:
+        super().__init__(auto_prefix=False)
+        self.steps = nn.CellList(list(variants), auto_prefix=False)
+        self.variants = tuple(variants)  # a CellList takes no Tensor as its index in PYNATIVE_MODE
+        self.only = variants[0] if len(variants) == 1 else None
+        self.chooser = chooser
+
+    def construct(self, *inputs: Tensor) -> Any:
+        """Run the variant whose turn it is."""
+        if self.only is not None:
+            return self.only(*inputs)
+        return self.variants[self.chooser.index()](*inputs)
+
+
+__all__ = ["Chooser", "StepChoice"]

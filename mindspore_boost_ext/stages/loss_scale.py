@@ -1,0 +1,113 @@
+"""The place of the step that scales the loss, and the part for one scale, fixed or dynamic."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.stages.gradients import unscaled_all
+from mindspore_boost_ext.stages.overflow import OverflowDetector
+
+# Growth of a scale stops here: one doubling more would leave float32.
+_LARGEST_SCALE = 2.0**127
+
+
+class OneScale(nn.Cell):
+    """One loss scale for all gradients. Parts with another rule derive from it.
+
+    A step calls :meth:`start`, differentiates, then :meth:`divided`, reduces over ranks, then
+    :meth:`finish`.
+
+    Args:
+        scale_sense (Union[Tensor, Cell]): the scale, or what updates it.
+        detector (OverflowDetector): finds what is not finite.
+    """
+
+    def __init__(self, scale_sense: Tensor | nn.Cell, detector: OverflowDetector) -> None:
+        super().__init__(auto_prefix=False)
+        self.detector = detector
+        self.manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
+        self.scale_sense = self._parameter(scale_sense)
+        # What is differentiated by besides weights and captures.
+        self.extra: tuple[Parameter, ...] = ()
+
+    def _parameter(self, scale_sense: Tensor | nn.Cell) -> Parameter:
+        """Return what holds the scale: float32."""
+        if isinstance(scale_sense, nn.Cell):
+            scale_sense = Tensor(float(scale_sense.get_loss_scale()), ms.float32)
+        if not isinstance(scale_sense, Tensor):
+            raise TypeError(f"scale_sense must be a Cell or a Tensor, got {shown(scale_sense)}")
+        if scale_sense.shape not in ((), (1,)):
+            raise ValueError(f"scale_sense must have shape () or (1,), got {scale_sense.shape}")
+        return Parameter(
+            scale_sense.astype(ms.float32), name="boost.loss_scale.scale", requires_grad=False
+        )
+
+    def start(self, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the detector's status, the gradient of the loss, and the scale of this step."""
+        scale = self.scale_sense + 0.0  # a value of its own: the Parameter changes in `finish`
+        status, sens = self.detector.start(ops.ones_like(loss) * ops.cast(scale, loss.dtype), loss)
+        return status, sens, scale
+
+    def divided(self, gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
+        """Return gradients as they go into the reduction over ranks."""
+        return unscaled_all(gradients, scale)
+
+    def of_layers(self, scale: Tensor) -> Any:
+        """Return the scale of each layer that captures, or one for all."""
+        return scale
+
+    def finish(
+        self,
+        status: Tensor,
+        scale: Tensor,
+        gradients: tuple[Any, ...],
+        extra: tuple[Tensor, ...],
+        records: tuple[Tensor, ...],
+    ) -> tuple[tuple[Any, ...], Tensor]:
+        """Set the next scale; return unscaled gradients, and whether the step must be skipped.
+
+        Args:
+            status (Tensor): from :meth:`start`.
+            scale (Tensor): from :meth:`start`.
+            gradients (tuple(Tensor)): reduced over ranks.
+            extra (tuple(Tensor)): gradients of :attr:`extra`.
+            records (tuple(Tensor)): from :meth:`records`.
+        """
+        overflow = self.detector(status, gradients)
+        return gradients, ops.depend(overflow, self._update(overflow))
+
+    def _update(self, overflow: Tensor) -> Tensor:
+        """Let the manager set the next scale, and keep it within float32."""
+        if self.manager is None:
+            return overflow
+        updated = self.manager(self.scale_sense, overflow)
+        # clamp: the Minimum of 2.10 returns inf for inf and a finite number in GRAPH_MODE.
+        bounded = ops.clamp(ops.depend(self.scale_sense, updated), None, _LARGEST_SCALE)
+        return ops.depend(updated, ops.assign(self.scale_sense, bounded))
+
+    def restricted(self, positions: tuple[int, ...]) -> OneScale:
+        """Return this part for the weights at some positions."""
+        return self
+
+    def records(self) -> tuple[Tensor, ...]:
+        """Return what was recorded in the backward pass, besides gradients."""
+        return ()
+
+    def recording(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what stands around a step that the host runs."""
+        return contextlib.nullcontext()
+
+    def after_first_step(self) -> None:
+        """Raise an error where the first step has shown that the scale cannot work."""
+
+    def observations(self) -> dict[str, float]:
+        """Return the next scale."""
+        return {"loss_scale": float(self.scale_sense.asnumpy().reshape(()))}
+
+
+__all__ = ["OneScale"]

@@ -1,0 +1,99 @@
+"""The place of the step that updates the weights, and the part that stands there by default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext import _compat
+
+
+class Update(nn.Cell):
+    r"""Runs the optimizer; parts that do more derive from it.
+
+    Args:
+        optimizer (Cell): the optimizer of the step's weights.
+
+    Inputs:
+        - **loss** (Tensor) - the loss; it is returned when the weights are written.
+        - **gradients** (tuple(Tensor)) - one for each weight, reduced over ranks.
+        - **\*inputs** (tuple(Tensor)) - the batch.
+
+    Outputs:
+        Tensor, ``loss``.
+    """
+
+    # Whether the part runs the network again, so that it has to be given the batch.
+    takes_inputs = False
+    # Whether it divides the step's ``sens`` out of the gradients itself.
+    divides_sens = False
+
+    def __init__(self, optimizer: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.optimizer = optimizer
+
+    def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        """Update the weights."""
+        return ops.depend(loss, self.optimizer(gradients))
+
+    def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> Update:
+        """Return this part for some of the weights.
+
+        Args:
+            optimizer (Cell): the optimizer of these weights.
+            positions (tuple(int)): where they stand among all weights.
+        """
+        return type(self)(optimizer)
+
+    def before_step(self, *inputs: Tensor) -> None:
+        """Look at the batch on the host, before a step runs."""
+
+    def last_inputs(self) -> tuple[Any, ...]:
+        """Return the batch on which a window that is not full is closed; empty for none."""
+        return ()
+
+    def loss_of(self, *inputs: Tensor) -> Tensor:
+        """Return the loss with which a window that is not full is closed."""
+        return Tensor(0.0)
+
+
+class UpdateAround(Update):
+    r"""Does something in front of or behind another part; ``construct`` calls :attr:`inner`.
+
+    In a step that trains some of the weights, a copy of the part runs with the same attributes and
+    state around a restricted :attr:`inner`.
+
+    Args:
+        inner (Update): what stood in this place.
+    """
+
+    def __init__(self, inner: Update) -> None:
+        super().__init__(inner.optimizer)
+        self.inner = inner
+        self.takes_inputs, self.divides_sens = inner.takes_inputs, inner.divides_sens
+
+    def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        """Do what stood in this place."""
+        return self.inner(loss, gradients, *inputs)
+
+    def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> UpdateAround:
+        """Return this part for some of the weights."""
+        part: UpdateAround = _compat.shallow_copy(self)
+        part.optimizer, part.inner = optimizer, self.inner.restricted(optimizer, positions)
+        return part
+
+    def before_step(self, *inputs: Tensor) -> None:
+        """Let :attr:`inner` look at the batch."""
+        self.inner.before_step(*inputs)
+
+    def last_inputs(self) -> tuple[Any, ...]:
+        """Return those of :attr:`inner`."""
+        return self.inner.last_inputs()
+
+    def loss_of(self, *inputs: Tensor) -> Tensor:
+        """Return that of :attr:`inner`."""
+        return self.inner.loss_of(*inputs)
+
+
+__all__ = ["Update", "UpdateAround"]

@@ -1,0 +1,105 @@
+"""What THOR adds to a training step: factors to differentiate by, and when to do so."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext.stages.choice import Chooser
+from mindspore_boost_ext.thor.optimizer import THOR
+
+ORDINARY, CAPTURING = 0, 1  # the variants of the step
+
+
+class FactorCaptures(nn.Cell):
+    """The factors of THOR's layers, which a capturing step differentiates by.
+
+    Args:
+        thor (THOR): takes the new factors.
+    """
+
+    def __init__(self, thor: THOR) -> None:
+        super().__init__(auto_prefix=False)
+        self.thor = thor
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What is differentiated by besides the weights."""
+        return self.thor.factors
+
+    @property
+    def layers(self) -> list[nn.Cell]:
+        """The layers that capture."""
+        return [plan.layer for plan in self.thor.curvature.plans]
+
+    @property
+    def weights(self) -> list[Parameter]:
+        """The weight of each layer that captures."""
+        return [plan.weight for plan in self.thor.curvature.plans]
+
+    def prepared(self, captured: tuple[Tensor, ...], scales: Any) -> tuple[Tensor, ...]:
+        """Return captured factors without the loss scale, averaged over ranks.
+
+        Args:
+            captured (tuple(Tensor)): gradients of :attr:`parameters`.
+            scales (Union[Tensor, float, tuple(Tensor)]): the loss scale, or one for each layer.
+        """
+        factors: tuple[Tensor, ...] = self.thor.curvature.prepared(captured, scales)
+        return factors
+
+    def use(self, captured: tuple[Tensor, ...]) -> Tensor:
+        """Take in factors that :meth:`prepared` returned."""
+        return self.thor.refresh(captured)
+
+
+class RefreshChooser(Chooser):
+    """Lets the step capture when a refresh is due; of a window, in its last micro-batch.
+
+    In PYNATIVE_MODE ordinary steps run without taps, which cost time there.
+
+    Args:
+        thor (THOR): tells when a refresh is due.
+        window (GradientAccumulation, optional): the window of the step. Default: None.
+    """
+
+    def __init__(self, thor: THOR, window: nn.Cell | None = None) -> None:
+        super().__init__()
+        self.thor, self.window = thor, window
+
+    def index(self) -> Tensor:
+        """Return the variant's number in the graph."""
+        due = self.thor.is_due().all()
+        if self.window is not None:
+            due = ops.logical_and(due, self.window.lacks_one())
+        return ops.cast(due, ms.int32)
+
+    def now(self) -> int:
+        """Return the variant's number on the host."""
+        due = self.thor.is_due_now()
+        if due and self.window is not None:
+            due = bool(self.window.lacks_one().asnumpy())
+        return CAPTURING if due else ORDINARY
+
+    @contextlib.contextmanager
+    def running(self, index: int) -> Iterator[None]:
+        """Attach the taps for a step that captures, and do without them where they cost time."""
+        if index == CAPTURING:
+            self.thor.taps.attach()
+            yield
+            self.thor.tell_troubles()
+            return
+        eager = ms.get_context("mode") == ms.PYNATIVE_MODE
+        if eager:
+            self.thor.taps.detach()
+        try:
+            yield
+        finally:
+            if eager:
+                self.thor.taps.attach()
+
+
+__all__ = ["FactorCaptures", "RefreshChooser"]

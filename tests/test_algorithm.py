@@ -1,0 +1,198 @@
+"""An algorithm of a user's own works with the others, without a change in any other file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from mindspore_boost_ext import (
+    Algorithm,
+    AutoBoost,
+    BoostModel,
+    BoostTrainOneStepCell,
+    FreezeOpt,
+)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import lookahead
+
+RATE, MOMENTUM, K, ALPHA = 0.1, 0.9, 2, 0.5
+WINDOW, STEPS, OVERFLOW_AT = 2, 12, 5
+SCHEDULE = [0, 1, 0, 0, 1]
+
+
+class Linear(nn.Cell):
+    """Two layers side by side; the loss is linear in their weights, so gradients are the data."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Dense(3, 2, has_bias=False)
+        self.second = nn.Dense(3, 2, has_bias=False)
+        nets.fill(self)
+
+    def construct(self, x, one, two):
+        return (self.first(x) * one + self.second(x) * two).sum() / x.shape[0]
+
+
+def batches():
+    random = np.random.default_rng(0)
+    shapes = ((4, 3), (4, 2), (4, 2))
+    return [[random.normal(size=one).astype(np.float32) for one in shapes] for _ in range(STEPS)]
+
+
+def reference(features):
+    """Return both weights by float64, from the formulas of momentum and Lookahead."""
+    net = Linear()
+    weights = [np.float64(one.asnumpy()) for one in net.trainable_params()]
+    moments, slow = [0.0, 0.0], [one.copy() for one in weights]
+    window, updates = [], 0
+    for number, (x, one, two) in enumerate(batches()):
+        if "scale" in features and number == OVERFLOW_AT:
+            continue
+        window.append([np.float64(target).T @ x / len(x) for target in (one, two)])
+        if len(window) < (WINDOW if "accumulation" in features else 1):
+            continue
+        gradients = [sum(one) / len(window) for one in zip(*window)]
+        window = []
+        frozen = SCHEDULE[updates % len(SCHEDULE)] if "freezing" in features else 0
+        for place in range(frozen, 2):
+            moments[place] = MOMENTUM * moments[place] + gradients[place]
+            weights[place] = weights[place] - RATE * moments[place]
+        updates += 1
+        if updates % K == 0:
+            slow = [old + ALPHA * (new - old) for old, new in zip(slow, weights)]
+            weights = [one.copy() for one in slow]
+    return weights, updates
+
+
+def build(features):
+    net = Linear()
+    config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": "freezing" in features}}
+    arguments = {}
+    if "accumulation" in features:
+        config["boost"]["grad_accumulation"] = True
+        config["grad_accumulation"] = {"grad_accumulation_step": WINDOW}
+    optimizer = nn.Momentum(net.trainable_params(), RATE, MOMENTUM)
+    if "freezing" in features:
+        every = net.trainable_params()
+        optimizer = FreezeOpt(optimizer, [every, every[1:]], SCHEDULE)
+    if "scale" in features:
+        arguments["loss_scale_manager"] = ms.DynamicLossScaleManager(64, 2, 3)
+    return BoostModel(
+        net,
+        optimizer=optimizer,
+        boost_level="O1",
+        boost_config_dict=config,
+        algorithms=[lookahead.Lookahead(K, ALPHA)],
+        **arguments,
+    ).train_network
+
+
+def run(step, features, steps):
+    for number, batch in enumerate(batches()):
+        if number in steps:
+            if "scale" in features and number == OVERFLOW_AT:
+                batch[1] = batch[1] * np.float32(np.inf)
+            step(*map(Tensor, batch))
+    return step
+
+
+FEATURES = ["", "accumulation", "freezing", "scale", "accumulation freezing scale"]
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_it_follows_its_rule_together_with_the_others(mode, features):
+    step = run(build(features), features, range(STEPS))
+    expected, updates = reference(features)
+    found = nets.weights(step)
+    assert found["boost.lookahead.updates"] == updates
+    for name, value in zip(("first.weight", "second.weight"), expected):
+        # A dozen float32 updates of numbers around 1.
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert step.report()["lookahead"].status == "applied"
+
+
+def test_it_resumes_bit_for_bit(mode, tmp_path):
+    features = FEATURES[-1]
+    whole = run(build(features), features, range(STEPS))
+    first = run(build(features), features, range(5))
+    path = str(tmp_path / "run.ckpt")
+    ms.save_checkpoint(first, path)
+    second = build(features)
+    ms.load_param_into_net(second, ms.load_checkpoint(path), strict_load=True)
+    nets.assert_same_weights(run(second, features, range(5, STEPS)), whole)
+
+
+def test_it_is_on_at_level_o0_and_for_a_step_of_ones_own(mode):
+    net = Linear()
+    boost = AutoBoost(algorithms=[lookahead.Lookahead(K, ALPHA)])
+    with boost.building():
+        step = BoostTrainOneStepCell(net, nn.Momentum(net.trainable_params(), RATE, MOMENTUM))
+    found = nets.weights(run(step, "", range(STEPS)))
+    for name, value in zip(("first.weight", "second.weight"), reference("")[0]):
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+class Nameless(Algorithm):
+    pass
+
+
+class Taken(Algorithm):
+    switch = "thor"
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "error", "message"),
+    [
+        (["lookahead"], TypeError, "must hold objects of Algorithm, got 'lookahead'"),
+        ([Nameless()], ValueError, "the switch '' of Nameless is empty"),
+        ([Taken()], ValueError, "the switch 'thor' of Taken is taken"),
+        ([lookahead.Lookahead()] * 2, ValueError, "the switch 'lookahead' of Lookahead is taken"),
+    ],
+)
+def test_what_is_no_algorithm_is_refused(algorithms, error, message):
+    with pytest.raises(error, match=message):
+        AutoBoost(algorithms=algorithms)
+
+
+class Halved(nn.Cell):
+    """A batch part: half of the inputs' size."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+
+    def construct(self, x, *targets):
+        return (x * 0.5, *targets)
+
+
+class HalvedInputs(Algorithm):
+    switch = "halved"
+
+    def join(self, step):
+        step.batch = Halved()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_part_can_change_the_batch(mode, scaled):
+    def train(batch, **arguments):
+        net = Linear()
+        optimizer = nn.SGD(net.trainable_params(), RATE)
+        if scaled:
+            arguments["loss_scale_manager"] = ms.DynamicLossScaleManager(64, 2, 3)
+        step = BoostModel(net, optimizer=optimizer, boost_level="O1", **arguments).train_network
+        step(*map(Tensor, batch))
+        return nets.weights(net)
+
+    off = {"boost": {"mode": "disable_all"}}
+    (x, one, two), *_ = batches()
+    found = train([x, one, two], algorithms=[HalvedInputs()], boost_config_dict=off)
+    expected = train([x * np.float32(0.5), one, two], boost_config_dict=off)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
