@@ -19,7 +19,7 @@ from typing import Any
 
 import mindspore as ms
 import mindspore.boost
-from mindspore import nn
+from mindspore import Parameter, nn
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
@@ -204,6 +204,48 @@ def shallow_copy(cell: nn.Cell, kind: Any = None) -> Any:
         if name in vars(cell):
             vars(copy)[name] = vars(cell)[name].copy()
     return copy
+
+
+def children(cell: nn.Cell) -> dict[str, Any]:
+    """Return the Cells that a Cell holds as attributes, by name; to be read only."""
+    held: dict[str, Any] = cell._cells
+    return held
+
+
+def set_child(cell: nn.Cell, name: str, child: Any) -> None:
+    """Put a Cell under a name, without new names for its parameters."""
+    cell._cells[name] = child
+
+
+def wrapped_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer in one that wraps it (``FreezeOpt``, ``nn.LARS``); None if none is."""
+    return vars(optimizer).get("_cells", {}).get("opt")
+
+
+def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:
+    """Return the Parameters that a Cell itself holds as attributes, by name; to be read only."""
+    held: dict[str, Parameter] = cell._params
+    return held
+
+
+def set_own_parameters(cell: nn.Cell, parameters: dict[str, Parameter]) -> None:
+    """Let a Cell hold these Parameters as attributes, and no other ones."""
+    vars(cell)["_params"] = parameters
+
+
+def primitives(cell: nn.Cell) -> list[Any]:
+    """Return the operators that a Cell itself holds as attributes."""
+    return list(cell._primitives.values())
+
+
+def name_trained(optimizer: nn.Optimizer) -> None:
+    """Let an optimizer list the names of its parameters, as its constructor does."""
+    optimizer._user_parameters = [parameter.name for parameter in optimizer.parameters]
+
+
+def forget_compiled(cell: nn.Cell) -> None:
+    """Let a Cell be compiled anew when it runs next."""
+    cell.compile_cache.clear()
 
 
 def share_compile_settings(source: nn.Cell, target: nn.Cell) -> None:

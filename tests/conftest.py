@@ -12,6 +12,7 @@ from typing import Any
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "")
 if _worker and hasattr(os, "sched_setaffinity"):
     _cores = sorted(os.sched_getaffinity(0))
+    os.environ["TEST_CORES"] = ",".join(map(str, _cores))  # for ranks, which are processes too
     if len(_cores) <= int(os.environ["PYTEST_XDIST_WORKER_COUNT"]):
         os.sched_setaffinity(0, {_cores[int(_worker[2:]) % len(_cores)]})
 
@@ -48,6 +49,12 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             file = super()._split_scope(nodeid)
             return "ranks" if os.path.basename(file)[: -len(".py")] in OF_RANKS else file
+
+        def _assign_work_unit(self, node):
+            """Begin with the ranks, which take longest, so that nobody waits for them alone."""
+            if "ranks" in self.workqueue:
+                self.workqueue.move_to_end("ranks", last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 

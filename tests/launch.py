@@ -48,6 +48,7 @@ def launch(ranks, folder, *command, timeout=240, environment=None):
             stdout=log,
             stderr=log,
             env={**os.environ, **own},
+            preexec_fn=use_all_cores,
         )
         try:
             process.wait(timeout)
@@ -55,6 +56,12 @@ def launch(ranks, folder, *command, timeout=240, environment=None):
             end(process)
     logs = sorted(pathlib.Path(folder).glob("*.log"))
     return process.returncode, "\n".join(log.read_text(errors="replace")[-20_000:] for log in logs)
+
+
+def use_all_cores():
+    """Take this process off the one core on which ``conftest.py`` has put the tests."""
+    if "TEST_CORES" in os.environ:
+        os.sched_setaffinity(0, map(int, os.environ["TEST_CORES"].split(",")))
 
 
 def end(process):

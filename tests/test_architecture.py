@@ -130,6 +130,19 @@ def test_private_mindspore_modules_are_imported_in_one_file(module):
                 assert not any(part.startswith("_") for part in name.split(".")[1:]), name
 
 
+# Attributes that MindSpore's Cells and optimizers keep to themselves.
+PRIVATE = {"_cells", "_params", "_primitives", "_user_parameters", "_params_list", "_buffers"}
+PRIVATE |= {"compile_cache", "_compile_cache", "_jit_config_dict", "_dynamic_shape_inputs"}
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"_compat"}))
+def test_private_attributes_of_mindspore_are_touched_in_one_file(module):
+    tree = ast.parse(path_of(module).read_text(encoding="utf-8"))
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert not (attributes | strings) & PRIVATE
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_has_a_docstring_and_reads_in_one_sitting(module):
     text = path_of(module).read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.config.rules import shown
 
@@ -39,7 +40,7 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
         raise TypeError(f"the optimizer must be an nn.Optimizer, got {shown(optimizer)}")
     if isinstance(optimizer, nn.LARS):
         return base_of(optimizer.opt)
-    if isinstance(optimizer._cells.get("opt"), nn.Optimizer):
+    if isinstance(_compat.wrapped_optimizer(optimizer), nn.Optimizer):
         raise TypeError(
             f"the optimizer must not be wrapped in a {type(optimizer).__name__}: give the one "
             "inside, and wrap the new one"

@@ -89,10 +89,10 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
         for name, value in _compat.own_attributes(optimizer).items()
     }
     vars(view).update(attributes)
-    vars(view)["_params"] = _kept_parameters(optimizer, attributes)
-    for name, cell in optimizer._cells.items():
-        view._cells[name] = _restricted(name, cell, optimizer, positions)
-    view._user_parameters = [parameter.name for parameter in view.parameters]
+    _compat.set_own_parameters(view, _kept_parameters(optimizer, attributes))
+    for name, cell in _compat.children(optimizer).items():
+        _compat.set_child(view, name, _restricted(name, cell, optimizer, positions))
+    _compat.name_trained(view)
     return view
 
 
@@ -188,7 +188,7 @@ def _kept_parameters(
         return {id(item) for group in groups for item in group if isinstance(item, Parameter)}
 
     cut = members(vars(optimizer).values()) - members(attributes.values())
-    listed = optimizer._params.items()
+    listed = _compat.own_parameters(optimizer).items()
     return OrderedDict((name, parameter) for name, parameter in listed if id(parameter) not in cut)
 
 

@@ -110,7 +110,7 @@ class GradientAccumulation(nn.Cell):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Let a subclass write ``self._accumulation_step = 0`` in PYNATIVE_MODE too."""
-        if name == "_accumulation_step" and name in self.__dict__.get("_params", {}):
+        if name == "_accumulation_step" and hasattr(self, name):
             if not isinstance(value, Parameter):
                 ops.assign(self._accumulation_step, Tensor(value, ms.int32))
             return
@@ -170,7 +170,7 @@ class GradientAccumulation(nn.Cell):
         """
         view: GradientAccumulation = _compat.shallow_copy(self)
         view.__dict__["weights"] = optimizer.parameters
-        view._cells["optimizer"] = optimizer
+        _compat.set_child(view, "optimizer", optimizer)
         buffers = ParameterTuple([self._grad_accumulation[position] for position in positions])
         view.__dict__["_grad_accumulation"] = buffers
         return view

@@ -14,6 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.view import optimizer_view, parameter_positions
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.schedule import Strategy, as_schedule
@@ -133,7 +134,7 @@ class FreezeOpt(nn.Optimizer):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            opt = self.__dict__.get("_cells", {}).get("opt")
+            opt = _compat.wrapped_optimizer(self)
             if opt is None or name.startswith("_"):
                 raise
             return getattr(opt, name)

@@ -19,6 +19,8 @@ from typing import Any
 
 from mindspore import Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
+
 _KNOWN_LEAVES = (nn.Dense,)
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
 _OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))
@@ -125,7 +127,7 @@ def _reaches_into(cell: nn.Cell, inner: nn.Cell) -> bool:
             own = isinstance(function, FunctionType) and not _is_own(kind.__module__)
             if own and function.__name__ != "__init__":
                 names |= _names(function.__code__)
-    return bool(names.intersection(inner._cells) - cell._cells.keys())
+    return bool(names.intersection(_compat.children(inner)) - _compat.children(cell).keys())
 
 
 class _Tracer:
@@ -340,7 +342,7 @@ class _CellStandIn:
 
     def __getattr__(self, name: str) -> Any:
         cell, tracer = self._real, self._tracer
-        if name in cell._params:
+        if name in _compat.own_parameters(cell):
             tracer.graph.read.add(id(cell))
         held = vars(cell).get(name)
         if isinstance(held, MethodType) and held.__self__ is cell:

@@ -13,6 +13,8 @@ from typing import Any
 
 from mindspore import Parameter, nn
 
+from mindspore_boost_ext import _compat
+
 
 def layers_of(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:
     """Return the layers of some kinds, each once."""
@@ -33,8 +35,8 @@ def exchange(network: nn.Cell, table: Mapping[int, nn.Cell]) -> None:
         table: from the id of a Cell to the Cell that takes its place.
     """
     for _, cell in list(network.cells_and_names()) if table else ():
-        cell.compile_cache.clear()  # graphs compiled before are those of the other network
-        for name, inner in list(cell._cells.items()):
+        _compat.forget_compiled(cell)  # graphs compiled before are those of the other network
+        for name, inner in list(_compat.children(cell).items()):
             if id(inner) in table:
                 cell.insert_child_to_cell(name, table[id(inner)])
         for name, held in list(vars(cell).items()):

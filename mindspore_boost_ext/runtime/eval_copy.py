@@ -58,14 +58,15 @@ class _Copier:
     def _made(self, cell: nn.Cell, rests: bool) -> nn.Cell:
         children = {
             name: child if child is None else self.copy(child, rests)
-            for name, child in cell._cells.items()
+            for name, child in _compat.children(cell).items()
         }
-        changed = any(children[name] is not child for name, child in cell._cells.items())
+        changed = any(children[name] is not child for name, child in _compat.children(cell).items())
         if not rests and not changed:
             return cell
         kind: Any = type(cell)
         made: nn.Cell = _compat.shallow_copy(cell, _locked(kind) if rests else None)
-        made._cells.update(children)
+        for name, child in children.items():
+            _compat.set_child(made, name, child)
         for name, value in _compat.own_attributes(made).items():
             vars(made)[name] = self._replaced(value)
         if rests:

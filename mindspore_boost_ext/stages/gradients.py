@@ -13,6 +13,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import RowTensor
 
 
@@ -73,7 +74,7 @@ def check_dense(network: nn.Cell, asked_by: str) -> None:
         ValueError: if the network looks rows up sparsely.
     """
     for name, cell in network.cells_and_names():
-        if any(one.name == "SparseGatherV2" for one in cell._primitives.values()):
+        if any(one.name == "SparseGatherV2" for one in _compat.primitives(cell)):
             raise ValueError(
                 f"{asked_by} needs dense gradients, but {name or 'the network'} "
                 f"({type(cell).__name__}) looks up sparsely, so that its gradient holds rows: "

@@ -33,6 +33,8 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
+
 DENSE, CONV, EMBEDDING = "Dense", "Conv2d", "Embedding"
 PLAIN, LAYER_NORM = "plain", "LayerNorm"
 
@@ -94,7 +96,7 @@ def layer_plans(
     plans: dict[int, LayerPlan] = {}
     reasons = dict.fromkeys(wanted, "no layer that THOR preconditions")
     for cell in {id(one): one for _, one in network.cells_and_names()}.values():
-        for parameter in cell._params.values():
+        for parameter in _compat.own_parameters(cell).values():
             key = id(parameter)
             if key not in wanted:
                 continue

@@ -51,6 +51,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import boolean, check_all, integer, optional, real, shown
 from mindspore_boost_ext.report import Report, Row, warn
 from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
@@ -463,7 +464,7 @@ def _checked_damping(damping: Any) -> Any:
 def thor_of(optimizer: Any) -> THOR | None:
     """Return the THOR in an optimizer: itself, or the one that FreezeOpt or LARS wraps."""
     while optimizer is not None and not isinstance(optimizer, THOR):
-        optimizer = optimizer.__dict__.get("_cells", {}).get("opt")
+        optimizer = _compat.wrapped_optimizer(optimizer)
     return optimizer
 
 
