@@ -9,58 +9,19 @@ machine offers. ``compare`` trains with each algorithm and without, and shows wh
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from mindspore_boost_ext.boost import record
+from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
 from mindspore_boost_ext.cli.launcher import run_script
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.report import Report
 from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.watch import watch_ranks
-
-# Where the card of an algorithm stands: the docstring of its module.
-CARDS = {
-    "less_bn": "less_batch_normalization.rewrite",
-    "normalised_head": "less_batch_normalization.head",
-    "gradient_centralization": "base.centralization",
-    "grad_freeze": "grad_freeze.freezing",
-    "adasum": "adasum.cell",
-    "grad_accumulation": "grad_accumulation.window",
-    "dim_reduce": "dim_reduce.p_bfgs",
-    "loss_scale": "boost_cell_wrapper.loss_scaled_step",
-    "loss_scale_group": "group_loss_scale_manager.manager",
-    "thor": "thor.optimizer",
-}
-# Other names of the same: a setting, a class, a run of compare.
-OTHER_NAMES = {
-    "fn_flag": "normalised_head",
-    "CommonHeadLastFN": "normalised_head",
-    "gc_flag": "gradient_centralization",
-    "OptimizerProcess": "gradient_centralization",
-    "LessBN": "less_bn",
-    "GradientFreeze": "grad_freeze",
-    "FreezeOpt": "grad_freeze",
-    "GradientAccumulation": "grad_accumulation",
-    "FlushAccumulation": "grad_accumulation",
-    "AdaSum": "adasum",
-    "DimReduce": "dim_reduce",
-    "THOR": "thor",
-    "GroupLossScaleManager": "loss_scale_group",
-    "DynamicLossScaleManager": "loss_scale",
-    "FixedLossScaleManager": "loss_scale",
-    "dynamic_loss_scale": "loss_scale",
-}
-
-
-def card(name: str) -> str:
-    """Return what a method does, its rule, its price, and when it does not help."""
-    text = importlib.import_module(f"mindspore_boost_ext.{CARDS[name]}").__doc__ or ""
-    return text.strip()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,44 +1,4 @@
-r"""AdaSum: add what different servers learned where it differs, average it where it agrees.
-
-What it does: each server trains on data of its own and takes its own optimizer step; the steps are
-then combined so that orthogonal ones add up and parallel ones are averaged. The learning rate of
-one server stays right for any number of them.
-
-Update rule: :math:`\delta = w_{old} - w_{new}` after the step of each rank, and
-:math:`w = w_{old} - A(\delta_0, \delta_1, \ldots)`. Inside a server of ``device_number`` devices
-gradients are averaged before the step (whatever ``gradients_mean`` says). Across servers the pair
-rule of ``adasum.rule`` works, tensor by tensor, in a tree over adjacent
-servers. With servers that are no power of two, the ones beyond it are folded pairwise into the
-first; equal steps then give a mean in which the folded servers and their partners count half.
-
-How: all tensors travel in one buffer. If that of all ranks together is at most 1 MiB (256 KiB each
-on 4 ranks), where latency is what costs, one AllGather gives every rank the steps of all, and each
-does the whole tree itself. A larger one is halved: a device begins with its part of it; at each
-level two servers swap halves, gather the inner products of all ranks, and combine their half; in
-the end one AllGather brings the slices together. Either way every rank holds the bitwise same
-result. Products and norms are float64 on CPU, scaled float32 on Ascend and GPU.
-
-When it helps: many servers, a learning rate tuned for one, gradients that differ (small batches,
-early in training). When it hurts: one server (plain data parallel is used); gradients that agree
-(large batches), where it is an expensive mean; a learning rate already tuned for the mean.
-Measured effect (``examples/benchmarks/adasum.py``, 8 simulated servers, the rate tuned for one):
-9.8 rounds to the loss where the mean needs 18.6 and the sum diverges (seeds 0 to 4). It hardly
-helps at a rate as large as a step can be: 13.2 rounds against 14.0 at rate 2. Time on 4
-processes: LeNet 2.06, small ResNet 1.19 times the all-reduce of the parameters as one buffer.
-Cost: a small buffer, one collective a step; a rank sends ``(S D - 1) n`` values and does the
-arithmetic of S - 1 pairs. A large one, for S servers of D devices, ``2 log2 S + 1`` collectives,
-whatever the number of parameters (two more when S is no power of two); a rank sends
-``(2 - 2/S) n / D`` values plus the final gather's share on Ascend and GPU, on CPU twice as many in
-the swaps. Memory: about four copies of the parameters. Parameters of any dtype travel as float32.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE with 2, 3, 4 and 8 processes;
-written, not run, for GPU and Ascend (Send and Receive, checked by recorded calls).
-How it combines: with every optimizer, accumulation (a window first), loss scales (an overflow on
-one rank is skipped by all), clipping (each server's gradient, before its step) and freezing (only
-the active parameters travel). Moments belong to the server: they differ between servers, so every
-rank needs its own checkpoint. BatchNorm statistics stay with each rank. Ranks must begin with
-equal weights (one seed, or ``parameter_broadcast=True``), as in plain data parallel.
-Reference: Maleki et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021.
-"""
+"""AdaSum: add what different servers learned where it differs, average it where it agrees."""
 
 from __future__ import annotations
 

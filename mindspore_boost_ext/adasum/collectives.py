@@ -1,25 +1,7 @@
-r"""What ranks tell each other: half a buffer with a partner, small vectors with everybody.
+"""What ranks tell each other: half a buffer with a partner, small vectors with everybody.
 
 Only MindSpore's own collectives are used. The one thing that devices do differently is the swap of
 two equal pieces between two ranks, so that alone has two forms (:func:`make_swap`):
-
-========  ======================================================================================
-Ascend,   ``Send`` and ``Receive``: the lower rank sends first, the upper one receives first, so
-GPU       that no two ranks wait for each other. A rank sends exactly its piece.
-CPU       has no Send and Receive. ``AllReduce`` in a group of the two ranks over a zero-padded
-          ``[2, n]`` buffer: row k is what member k is to get. Adding zeros is exact (inf and nan
-          come through; only the sign of a zero may change). A rank sends twice its piece.
-========  ======================================================================================
-
-Everything else is ``AllGather`` and ``AllReduce`` over all ranks, which every device has.
-When it helps: as the ground that AdaSum stands on. When it hurts: nowhere; nothing is done unasked.
-Measured effect: not measured by itself, see ``adasum.cell``.
-Cost: one collective a call.
-Devices and modes: the CPU form is run in GRAPH_MODE and PYNATIVE_MODE with 2, 3, 4 and 8 processes;
-Send and Receive are written and checked by recorded calls, not run.
-How it combines: a swap, a gather or a mean may be called inside any graph, by all ranks concerned
-in the same order.
-Reference: none; vector halving itself stands in ``adasum.cell``.
 """
 
 from __future__ import annotations

@@ -1,15 +1,4 @@
-"""Many tensors in one buffer of equal blocks, so that one collective carries all of them.
-
-Each tensor is flattened, cast to float32 and padded with zeros to whole blocks; no block holds
-parts of two tensors. Sums over a tensor are then sums over its blocks, and any range of whole
-blocks is a piece that a rank can work on by itself. Zeros change no sum, product or maximum.
-
-When it helps: with many small tensors, where each collective costs its latency. When it hurts: the
-padding, at most ``1 / 16`` of the buffer where tensors are that large, else a block a tensor.
-Measured effect: not measured by itself. Cost: one copy in and one out.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-Reference: none.
-"""
+"""Many tensors in one buffer of equal blocks, so that one collective carries all of them."""
 
 from __future__ import annotations
 

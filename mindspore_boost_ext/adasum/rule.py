@@ -1,21 +1,4 @@
-r"""The pair rule of AdaSum on blocks of tensors, and the tree of servers; no communication here.
-
-For two gradients (or steps) :math:`a, b` of one tensor::
-
-    A(a, b) = (1 - <a, b> / (2 |a|^2)) a  +  (1 - <a, b> / (2 |b|^2)) b
-
-A coefficient is exactly 1 where its own norm is 0 (below the guard, the square root of the smallest
-normal number). Equal directions are averaged, orthogonal ones added. Products and norms come from
-one batched matrix product, :math:`X X^T` with :math:`X = (a; b)` for each block, summed over the
-blocks of a tensor. Two ways to keep the squares in range:
-
-- *wide*: all in float64, for devices that have it (CPU). Squares of any float32 fit.
-- *scaled*: in float32, every tensor divided by its largest magnitude first, so that a norm lies
-  between 1 and the number of values; for Ascend and GPU.
-
-Both are free of scale over all of float32. NaN and inf come through.
-Reference: Maleki et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021.
-"""
+"""The pair rule of AdaSum on blocks of tensors, and the tree of servers; no communication here."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""What an optimizer was made of, read back from it: its arguments, groups and state.
-
-MindSpore's optimizers keep their arguments in ``init_args`` and ``init_params``, but not all of
-them, not in a form that their constructors take, and not generators, which the constructor used up.
-:func:`construct_like` makes an optimizer of the same class, hyper-parameters and schedule over
-other parameters; where the notes are missing it asks the optimizer itself.
-"""
+"""What an optimizer was made of, read back from it: its arguments, groups and state."""
 
 from __future__ import annotations
 

@@ -1,42 +1,4 @@
-"""Gradient centralization: take from each weight gradient its mean over the inputs of an output.
-
-What it does: the gradient of a weight keeps, for each output, only what differs between the inputs
-of that output. It constrains the weights (their row sums stay as they were initialised) and makes
-the loss surface smoother; no hyper-parameter.
-
-Update rule, for a gradient g of more than one axis whose output axis is o::
-
-    g  <-  g - mean of g over all axes but o
-
-After L2 decay has been added to the gradient, before any moment sees it. Where decay is decoupled
-(``AdamWeightDecay``, ``AdaFactor``, ``Lamb``) it is no part of the gradient, and stays whole.
-
-Which parameters (:func:`output_axes`): every one of more than one axis, but not one whose outputs
-have a single input (the gradient would vanish), of a grouped or depthwise convolution, of the
-normalised head ``CommonHeadLastFN`` (its gradient is orthogonal to the weight by itself), or named
-``gamma``, ``beta`` or ``bias``. The output axis is 0, and 1 for transposed convolutions.
-
-Where it is called (MindSpore 2.10): ``Optimizer.gradients_centralization``, which ``SGD``,
-``Momentum``, ``Adam``, ``LazyAdam``, ``AdaMax``, ``Adadelta``, ``Adagrad``, ``ProximalAdagrad``,
-``ASGD``, ``Rprop``, ``RMSProp`` and ``FTRL`` call between ``decay_weight`` and ``scale_grad``, and
-``Lamb`` before its kernel. ``AdamOffload`` and ``Adam(use_offload=True)`` never call it: there it
-is done in front of ``scale_grad``. ``AdamWeightDecay`` and ``AdaFactor`` call none of the three:
-there it is done where the gradients enter the update of each parameter. No kernel of MindSpore
-2.10 adds L2 decay on its own (``SGD``'s can, and is given 0). ``nn.LARS`` decays and rescales the
-gradient of a layer by one number, and then calls the optimizer that it wraps: centralizing there
-is centralizing after decay, since the mean and a factor commute.
-
-When it helps: networks with BatchNorm or weight standardisation, trained from scratch. When it
-hurts: nothing known to be lost; on weights whose row sums have a meaning it is wrong.
-Measured effect: not measured alone. Digits, small ResNet with LessBN and head, 8 epochs, mean
-accuracy of seeds 0 to 2 (``examples/benchmarks/less_bn.py --runs``): 0.9926, without it 0.9843; no
-gain over plain training, which has 0.9954.
-Cost: one mean and one subtraction for each weight; no memory. In GRAPH_MODE a step of ResNet-18
-takes 1.009 times as long, of the small ResNet 0.979 (``examples/benchmarks/centralization.py``).
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: with everything; freezing restricts it with the optimizer. No state.
-Reference: Yong et al., Gradient Centralization, ECCV 2020.
-"""
+"""Gradient centralization: take from each weight gradient its mean over the inputs of an output."""
 
 from __future__ import annotations
 

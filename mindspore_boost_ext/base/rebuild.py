@@ -1,20 +1,4 @@
-"""Rebuilding an optimizer: other parameters, other groups, centralized gradients.
-
-What it does: :func:`rebuilt` makes an optimizer like another one, without some of its parameters,
-with some more, with their gradients centralized. ``OptimizerProcess`` and ``ParameterProcess`` are
-the same under the names and in the steps of ``mindspore.boost``.
-
-Update rule: that of the optimizer; with centralization see
-``base.centralization``.
-
-When it helps: after a network has been rewritten. When it hurts: a class of the user's own whose
-arguments cannot be known is refused with a remedy, not guessed.
-Measured effect: none by itself. Cost: none in training; the new optimizer has moments of its own.
-Devices and modes: run on CPU in both modes for the 15 optimizers of ``mindspore.nn``
-with CPU kernels; ``Lamb`` and ``LARS`` built and compiled; written, not run, for GPU and Ascend.
-How it combines: a freezing optimizer (``FreezeOpt``) is made over the new one.
-Reference: none; MindSpore's ``nn.Optimizer`` is what it is about.
-"""
+"""Rebuilding an optimizer: other parameters, other groups, centralized gradients."""
 
 from __future__ import annotations
 

@@ -1,29 +1,4 @@
-"""A view of an optimizer: the same optimizer, restricted to some of its parameters.
-
-What it does: :func:`optimizer_view` makes a Cell of the optimizer's own class which updates only
-the parameters at given positions. It owns nothing: moments, global step, learning rates and beta
-powers are the very Parameters of the optimizer, so any number of views costs no optimizer state,
-and a checkpoint looks as if the views were not there.
-
-Update rule: the optimizer's own, for the parameters of the view. One call advances the global step
-by one, whatever the number of parameters. Valid for optimizers that treat every parameter by
-itself, as all of ``mindspore.nn`` except THOR do.
-
-How attributes are divided (:func:`_restricted` and the tables above it): a tuple or list with one
-entry for each parameter is cut down to the positions of the view; everything else is shared as it
-is. An entry a parameter is told by the length *and* by what the entries are: Parameters (moments),
-flags, operators and Cells always count, numbers and Tensors only under the names in ``ALIGNED``
-(``betas = (0.9, 0.999)`` next to two parameters is not a pair of learning rates). A class of your
-own names further ones in an attribute ``parameter_aligned``, and those whose length is a
-coincidence in ``parameter_free``; one in neither is an error, not a guess.
-
-When it helps: freezing, layer-wise schedules. When it hurts: an optimizer whose update of one
-parameter reads another one cannot be divided like this.
-Measured effect: not measured by itself. Cost: one Cell and one compiled update for each view.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: a view is an ``nn.Optimizer``; a view of ``nn.LARS`` is LARS over a view.
-Reference: none; this is a device of this package.
-"""
+"""A view of an optimizer: the same optimizer, restricted to some of its parameters."""
 
 from __future__ import annotations
 

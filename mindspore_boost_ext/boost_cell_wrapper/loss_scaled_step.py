@@ -1,26 +1,4 @@
-"""The loss-scaled training step; and, under upstream's module name, both step cells.
-
-For a scale S::
-
-    loss, gradients of S * loss   ->   gradients / S   ->   mean over ranks
-    overflow = any gradient of any rank is inf or nan
-    S = update(S, overflow)
-    unless overflow: accumulate or clip, update weights
-
-A skipped step leaves weights, moments and step counters bit-identical. S is a power of two as a
-rule, so that scaling and unscaling cost no bit in float32.
-
-When it helps: in float16, where small gradients become zero. When it hurts: in float32 and bfloat16
-it only costs. Measured effect (``examples/benchmarks/loss_scaling.py --effect``): four float16
-layers with gradients over ten decades: without a scale all gradients of the lowest are zero, with a
-dynamic one 1.2 %. It did not help LeNet, whose gradients fit into float16 (digits, 20 epochs, mean
-accuracy of seeds 0 to 2): float32 0.9843, float16 0.9852, with a dynamic scale 0.9833.
-Cost: one pass over the gradients that both unscales and checks them. ``--speed``, float32, GRAPH:
-0.649 of a plain step of LeNet (0.61 to 1.25 in other runs), 1.051 of one of the small ResNet.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: with every algorithm; each sees the unscaled gradients of steps that count.
-Reference: Micikevicius et al., Mixed Precision Training, ICLR 2018.
-"""
+"""The loss-scaled training step; and, under upstream's module name, both step cells."""
 
 from __future__ import annotations
 

@@ -1,14 +1,4 @@
-"""Saving a checkpoint so that a crash never costs the one before.
-
-What it does: ``ms.save_checkpoint`` deletes the earlier file first and writes the new one after
-that, so a process killed in between leaves none. :func:`save_checkpoint` writes beside it, flushes
-to the disk, and then puts the new file in the place of the old in one step.
-
-When it helps: always when a run shall be resumed. When it hurts: on a disk that cannot hold two
-checkpoints at once. Cost: one flush to the disk. Measured effect: killed at any moment, the file
-at the path is whole (``tests/test_faults.py``). Devices and modes: the host, any. How it combines:
-with everything. Reference: none; the rename of POSIX.
-"""
+"""Saving a checkpoint so that a crash never costs the one before."""
 
 from __future__ import annotations
 

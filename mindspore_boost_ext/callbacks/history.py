@@ -2,27 +2,6 @@
 
 What it does: :class:`HistoryWriter` appends one record a line, :func:`read_history` reads them
 back, :func:`plot_history` draws them. ``BoostMonitor`` in ``callbacks`` makes the records.
-
-Records (each a JSON object with a key ``event``):
-
-==========  ====================================================================================
-``event``   keys
-==========  ====================================================================================
-``start``   ``time`` (UTC), ``versions``, ``mode``, ``device``, ``batch_size``, ``epochs``,
-            ``steps_per_epoch``, and ``report`` if the step cell has one
-``step``    ``epoch``, ``step`` (both from 1), ``loss``, ``learning_rate`` (number, list or null),
-            ``samples_per_second`` (null for the first step), ``seconds``, and ``boost`` if the
-            step cell exposes observations
-``epoch``   ``epoch``, ``step`` (the last one), ``loss`` (mean of its steps), ``seconds``,
-            ``samples_per_second``, ``metrics`` (empty when no validation ran)
-``eval``    ``metrics`` of a ``model.eval`` outside training
-==========  ====================================================================================
-
-Strict JSON: not-a-number and the infinities are the strings ``"nan"``, ``"inf"`` and ``"-inf"``;
-``read_history`` turns these three strings into floats again.
-
-Cost: one unbuffered write a record. Devices and modes: plain Python, no MindSpore; matplotlib only
-where it draws.
 """
 
 from __future__ import annotations

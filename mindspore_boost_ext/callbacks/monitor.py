@@ -1,22 +1,4 @@
-"""BoostMonitor: what a training run does, seen while it runs and kept for later.
-
-What it does: a MindSpore callback that shows loss, learning rate and samples per second on a
-progress bar (rich) or plain lines, and writes them, with whatever the step cell exposes through
-``observations()``, to a JSON-lines history. ``plot_history`` draws such a history.
-
-When it helps: always when someone looks at the run. When it hurts: where the host must run far
-ahead of the device, because the loss is fetched after every step. It never changes the training:
-weights are bit-identical with and without it (tested).
-
-Measured effect: not measured. Cost: one device-to-host copy of the loss and, for a scheduled
-learning rate, one evaluation of the schedule a step; one file write a step on rank 0; nothing on
-the other ranks.
-
-Devices and modes tested: CPU, GRAPH_MODE and PYNATIVE_MODE, ``model.train``, ``model.fit`` and
-``model.eval``. Sink mode (Ascend, GPU: one record a sink call) is written, not run.
-
-How it combines: with every algorithm and every other callback.
-"""
+"""BoostMonitor: what a training run does, seen while it runs and kept for later."""
 
 from __future__ import annotations
 

@@ -1,24 +1,4 @@
-r"""Principal directions of a training run: an orthonormal basis from snapshots, and its files.
-
-What it does: from t snapshots of n weights, the k directions in which they vary most; exact, from
-the t x t Gram matrix, which for t much smaller than n costs a few passes over the snapshots.
-
-Rule: with :math:`X_c` [t, n] the snapshots minus their mean and :math:`X_c X_c^T = U \Lambda U^T`,
-the basis is :math:`P = \Lambda_k^{-1/2} U_k^T X_c` [k, n], orthonormal rows in falling order of
-variance. A second Cholesky pass :math:`P \leftarrow L^{-1} P`, :math:`L L^T = P P^T`, follows where
-the variances span so many decades that rounding would show. The sign of a row is fixed by the
-largest entry of its column of U.
-
-When it helps: always here; a randomised SVD reads the snapshots ten times as often and is not
-exact. When it hurts: with t of the order of n the Gram matrix is as large as the snapshots.
-Measured effect (``examples/benchmarks/dim_reduce.py --basis``, 40 snapshots of 1.2 million float32,
-k = 32): 0.065 of the time of scikit-learn's randomised SVD (quartiles 0.052 to 0.066; that takes
-5.64 s), memory 1.05 times the snapshots, PP' and the identity differ by 2.2e-10.
-Cost: two passes over the snapshots, n·t·(t + k) multiply-adds in float64. Memory: one block of
-columns beside the snapshots and the result; with ``overwrite`` the result lies in the snapshots.
-Devices: the host; NumPy only. How it combines: ``dim_reduce.p_bfgs`` trains in it.
-Reference: Li et al., Low Dimensional Trajectory Hypothesis is True, TPAMI 2022.
-"""
+"""Principal directions of a training run: an orthonormal basis from snapshots, and its files."""
 
 from __future__ import annotations
 

@@ -1,25 +1,4 @@
-r"""Projection onto a subspace of the weights: what P-BFGS, P-SGD and TWA share, and P-SGD itself.
-
-What it does: keeps a rank's rows of an orthonormal basis P [k, n], projects flattened gradients
-onto it and lifts coordinates back; ``ProjectedGradient`` puts that in front of any optimizer.
-
-Rule: P-SGD is :math:`w \leftarrow optimizer(w, P^T P g)`. TWA is the same from the mean of the
-snapshots, with a rate that the user lets fall to zero: the weights are then affine combinations of
-the snapshots, whose coefficients are trained. (The paper orthonormalises the snapshots themselves;
-here they are centred and cut to k directions, so that all methods share one basis.)
-
-When it helps: on noisy labels, and where few directions are known to matter. When it hurts: nothing
-outside the subspace is ever learned. Measured effect (``examples/benchmarks/dim_reduce.py --runs``,
-final accuracy minus that of SGD, seeds 1 to 3): 30 % noisy labels P-SGD +0.1259, TWA +0.0269; clean
-labels -0.0074 and 0.0000, so no help there.
-Cost: 2·k·n multiply-adds a step, k·n floats (over all ranks); over ranks one all-gather of k
-numbers and one all-reduce of n.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE, also on 2 ranks; written, not run,
-for GPU and Ascend.
-How it combines: as ``dim_reduce.p_bfgs``.
-Reference: Li et al., Low Dimensional Trajectory Hypothesis is True, TPAMI 2022 (P-SGD); Li et al.,
-Trainable Weight Averaging, ICLR 2023 (TWA).
-"""
+"""Projection onto a subspace of the weights: what P-BFGS, P-SGD and TWA share, and P-SGD itself."""
 
 from __future__ import annotations
 

@@ -1,21 +1,7 @@
 """TrajectorySampler: keeps snapshots of the trained weights while a network trains.
 
-What it does: a MindSpore callback that saves the trainable parameters of the network, and nothing
+A MindSpore callback that saves the trainable parameters of the network, and nothing
 else, every n epochs or steps: the first of the two stages of training in a subspace.
-
-Rule: a snapshot before the first step (``initial``) and then one after every ``every`` epochs or
-steps. Files are named ``<prefix>-<number>.<format>`` with a running number, appear complete or not
-at all, and at most ``keep`` of them stay: the oldest goes.
-
-When it helps: to make the basis of ``dim_reduce`` (section ``dim_reduce``, ``weight_load_dir``).
-When it hurts: weights saved every few steps of a large network cost disk and time.
-Measured effect: that of training in the basis, see ``dim_reduce.p_bfgs``.
-Cost: one copy of the weights to the host and one file for each snapshot; memory for one copy. Only
-rank 0 writes.
-Devices and modes tested: CPU, GRAPH_MODE and PYNATIVE_MODE. In sink mode (Ascend, GPU; written, not
-run) steps are seen only where a sink call ends.
-How it combines: with every algorithm and callback; it never changes the training.
-Reference: Li et al., Low Dimensional Trajectory Hypothesis is True, TPAMI 2022.
 """
 
 from __future__ import annotations

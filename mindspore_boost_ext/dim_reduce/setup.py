@@ -1,19 +1,4 @@
-"""From the section ``dim_reduce`` to the optimizer and the rows of the basis that a rank holds.
-
-What it does: finds the trained weights, makes the basis from a folder of snapshots or reads it from
-a file, shares its rows out over the ranks, and chooses the optimizer. All before training starts.
-
-Rule for several ranks: each rank reads its inputs, then they call the roll: every rank in turn
-broadcasts how it fared and what it read. Rank 0 computes the small matrix of
-``dim_reduce.basis.principal_coefficients`` and broadcasts it; each rank multiplies out
-its own rows. No file is left to wait for; a rank that does not answer in time is named.
-
-When it helps: with ``dim_reduce``, see ``dim_reduce.p_bfgs``.
-Cost: reading the snapshots, on every rank; see ``dim_reduce.basis``.
-Measured effect: that of the basis (``examples/benchmarks/dim_reduce.py --basis``), see pca; the
-roll-call is not measured. Devices and modes tested: CPU, both modes, also 2 and 3 ranks.
-How it combines: it is the set-up of one algorithm. Reference: none.
-"""
+"""From the section ``dim_reduce`` to the optimizer and the rows of the basis that a rank holds."""
 
 from __future__ import annotations
 

@@ -1,16 +1,4 @@
-"""Snapshots of a network's trained weights: a folder of checkpoints as one matrix.
-
-What it does: reads every ``.ckpt`` and ``.safetensors`` file of a folder through
-``ms.load_checkpoint`` (so every format version that MindSpore reads), picks the trained weights by
-name, and lays them out in the network's order, whatever the order in the files. Moments, counters
-and statistics in the files are passed over.
-
-When it helps: as the source of a basis (``dim_reduce.basis``). Cost: each file is read
-once; the matrix is float32 [t, n]. Above a limit it lies in an unlinked scratch file of the
-temporary folder and is read from there block by block.
-Measured effect: not measured. Devices and modes: the host. How it combines: with everything.
-Reference: none, it is a reader.
-"""
+"""Snapshots of a network's trained weights: a folder of checkpoints as one matrix."""
 
 from __future__ import annotations
 

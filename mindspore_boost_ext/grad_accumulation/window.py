@@ -1,28 +1,7 @@
-r"""Gradient accumulation: the update of a big batch from several small ones.
+"""Gradient accumulation: the update of a big batch from several small ones.
 
-What it does: gradients of ``max_accumulation_step`` micro-batches are added up, and the optimizer
+Gradients of ``max_accumulation_step`` micro-batches are added up, and the optimizer
 runs once for each such window, as if the batch had been that much larger.
-
-Update rule: with gradients :math:`g_i` of mean losses over :math:`n_i` samples, the window's
-gradient is :math:`\sum_i (w_i / \sum_j w_j)\, g_i`, with :math:`w_i = 1` (weighting ``"equal"``) or
-:math:`w_i = n_i` (``"samples"``, right for micro-batches of unequal size). Reduction over ranks,
-clipping, weight decay and learning-rate schedule come once for each window.
-
-When it helps: the batch that converges does not fit into memory. When it hurts: BatchNorm still
-sees the small batches.
-Measured effect (``examples/benchmarks/accumulation.py``, small ResNet of width 16, an update from
-512 images, GRAPH_MODE): 4 micro-batches take 0.48 of the memory of the whole batch, 16 take 0.32;
-the update takes 0.98 and 0.97 of its time. A test demands that 50 updates equal those of the big
-batch within 1e-6 (SGD, Momentum, Adam, AdamWeightDecay). A micro-step of the small ResNet takes
-1.03 times a plain step of that size (``examples/benchmarks/freezing.py --speed``, GRAPH_MODE).
-Cost: one float32 buffer for each trained parameter; one addition a micro-batch; one reduction over
-ranks a window.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: with every optimizer, freezing (one group for a whole window), clipping and all
-loss scales; not with row-sparse gradients. A micro-batch that overflows is left out, or ends its
-window (``on_overflow``). The last window of an epoch carries over into the next, or is closed early
-by ``FlushAccumulation``. A schedule of learning rates counts updates: make it shorter.
-Reference: Ott et al., Scaling Neural Machine Translation, 2018.
 """
 
 from __future__ import annotations

@@ -1,43 +1,4 @@
-"""Gradient freezing: in most steps only the later layers are trained.
-
-What it does: the trainable parameters are cut into groups along the network; group 0 is
-everything, group k leaves out the first k parts. A schedule names the group of each step. The
-backward pass stops at the first trained layer, and the update leaves frozen parameters and their
-moments untouched.
-
-Update rule: at the step where the schedule says group k, the plain optimizer's update of the
-parameters of group k with the gradients of the whole network; the global step grows by one. All
-groups share one set of moments (see ``base.view``), one global step and
-one learning-rate schedule; what depends on the step alone (Adam's bias correction) goes on for
-frozen parameters too.
-
-Schedules (G groups):
-
-* type 0, continuous: 0 … 0, 1, 2, … G−1, repeated;
-* type 1, interval: 0 and a drawn group take turns; early groups are likelier, P(k) ∝ G−k;
-* prefix: a growing part of the network is frozen for good (:func:`prefix_schedule`);
-* your own list, or a function of the step.
-
-In types 0 and 1 ``freeze_p`` is, in spite of its name, **the share of steps that train
-everything**: 0.7 trains everything in 70 % of the steps. Smaller values freeze more.
-
-When it helps: deep networks whose first layers converge early, fine-tuning. When it hurts: at the
-default settings little backward work is saved; a prefix frozen too early costs accuracy. BatchNorm
-statistics and dropout of frozen layers go on as in training unless ``eval_frozen`` is set.
-Measured effect (``examples/benchmarks/freezing.py``, MindSpore 2.10, 2 CPU cores, GRAPH_MODE).
-``--groups``: on a small ResNet a step of the last of 10 groups takes 0.48 of a plain one, and all
-groups are within 13 % of the cost model. ``--runs`` (digits, seeds 0 to 2, over plain training):
-half of the small ResNet frozen after 10 % of the steps takes 0.53 of the time, with compilation
-0.65, at equal accuracy. It did not help with the defaults, 0.94 without and 1.66 with compilation
-(4 epochs), nor on LeNet, which has two groups only: the defaults lost 0.0148 of accuracy, and
-freezing all but its last layers early lost 0.4102.
-Cost: one compiled step for each distinct group; no optimizer state beyond the plain optimizer's,
-and one int32 for the position in the schedule.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: with every optimizer of ``mindspore.nn`` but THOR, LARS over any, accumulation (one
-group for a whole window), clipping and all loss scales (a skipped step does not move the schedule).
-Reference: Brock et al., FreezeOut, 2017 (prefix schedules).
-"""
+"""Gradient freezing: in most steps only the later layers are trained."""
 
 from __future__ import annotations
 

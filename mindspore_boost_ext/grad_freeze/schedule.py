@@ -1,9 +1,4 @@
-"""Schedules of gradient freezing: which group of parameters trains at which step.
-
-Group 0 is everything; group k leaves out the first k parts of the network. The sequences of freeze
-types 0 and 1, schedules that freeze a growing prefix for good, and a user's own, as one class.
-Reference: Brock et al., FreezeOut, 2017 (prefix schedules).
-"""
+"""Schedules of gradient freezing: which group of parameters trains at which step."""
 
 from __future__ import annotations
 

@@ -1,36 +1,4 @@
-r"""GroupLossScaleManager: one dynamic loss scale for each group of layers.
-
-What it does: gradients of neighbouring layers can span more decades than float16 has. Markers in
-the network change the scale from group to group during the backward pass, so that each group's
-gradients are held in range by a scale of its own.
-
-Rule, for groups 1 … n with scales :math:`S_1 … S_n` and :math:`S_0 = S_{n+1} = 1`. The marker
-``manager(x, l1, l2)`` stands where the network passes from group ``l1`` to group ``l2``: it is the
-identity in the forward pass and multiplies by :math:`S_{l1} / S_{l2}` in the backward pass, so the
-gradients of group i carry :math:`S_i`. After each backward pass:
-
-- a group has overflowed if what entered it from above was finite, and a gradient of its own
-  parameters, or what it handed on, is not (so a lower group is not blamed for an inf from above);
-- :math:`S_i` is multiplied by ``shrink_factor`` if group i has overflowed, else by
-  ``growth_factor``, and kept within ``[minimum, maximum]``;
-- if no group has overflowed each gradient is divided by the scale *used* in this backward pass and
-  the weights are updated; otherwise the step is skipped. All ranks decide alike.
-
-When it helps: float16 networks whose lowest layers' gradients vanish under any one scale. When it
-hurts: in float32 and bfloat16 it only costs.
-Measured effect (``examples/benchmarks/loss_scaling.py --effect``): in the lowest of four float16
-layers with gradients over ten decades no gradient is zero and the error is 6.1e-04; with one
-dynamic scale 1.2 % and 7.3e-02. It did not help LeNet, whose gradients fit into float16 (digits, 20
-epochs, mean accuracy of seeds 0 to 2): without a scale 0.9852, grouped 0.9815. ``--speed`` in
-float32, GRAPH_MODE: 0.726 of a plain step of LeNet, 1.097 of one of the small ResNet.
-Cost: one multiplication of the activation's gradient and two finiteness tests a marker; in
-PYNATIVE_MODE both gradients of a marker are kept until the step ends, for tests in one graph.
-Devices and modes: run on CPU in GRAPH and PYNATIVE, amp O0, O2, O3. GPU and Ascend in inf/nan mode:
-written, not run. Not on Ascend in saturation mode, whose register cannot tell gradients apart.
-Combines with every update rule; it takes the place of a global loss scale.
-Reference: the enhanced mixed precision of ``mindspore.boost`` (Huawei, 2021), whose defaults these
-are.
-"""
+"""GroupLossScaleManager: one dynamic loss scale for each group of layers."""
 
 from __future__ import annotations
 

@@ -1,31 +1,7 @@
 """CommonHeadLastFN: a classifier of cosines, in which neither features nor weights have a length.
 
-What it does: divides every row of features and of weights by its length before they are multiplied,
+Divides every row of features and of weights by its length before they are multiplied,
 and scales the cosines by one learned number m.
-
-Update rule, for features x ``[batch, inputs]`` and weights W ``[outputs, inputs]``::
-
-    v^ = v / sqrt(max(sum v^2, 1e-4))   on rows
-    y  = m * (x^ W^T + bias)            then the activation, if there is one
-
-When it helps: with few BatchNorms, where the scale of features is not controlled. When it hurts: y
-lies in [-m, m], so that cross-entropy over n classes cannot go below log(1 + (n-1) exp(-m n/(n-1)))
-unless m grows: 1.377 for m = 1 and n = 10. Start with a larger ``multiplier`` (10, say) when the
-training is short, or where outputs are no logits. Regression: cosines cannot reach targets beyond
-m; with a loss that is not over classes (MSELoss, BCELoss), with one output, or with several heads
-no head is put in unasked.
-L2 decay takes m along: it comes to rest where n exp(-m n/(n-1)) is about decay times m, at m = 8.4
-for decay 1e-4 and n = 10, and the bound is then 0.0008: nothing to be kept from.
-Measured effect (``examples/benchmarks/less_bn.py --runs``: digits, small ResNet, 8 epochs, m from
-10, mean accuracy of seeds 0 to 2): it did not help. Plain 0.9954, LessBN 0.9926, LessBN and the
-head 0.9843. Slow at first from m = 1, whose loss cannot fall below the bound above.
-Cost: about twenty small operators more than ``nn.Dense``; one Parameter. ``--speed`` of the same
-script in GRAPH_MODE: a step of LeNet 1.08 times, of the small ResNet 1.02 times that with a Dense;
-the head alone 1.5 times (512 features to 10 classes) to 1.7 times (2048 to 1000).
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: with everything. Lengths are computed in float32 whatever the type of the features;
-under mixed precision the product has their type.
-Reference: Wang et al., NormFace, ACM Multimedia 2017; the form of ``mindspore.boost``.
 """
 
 from __future__ import annotations

@@ -1,17 +1,4 @@
-"""Residual blocks and the classifier, found in the graph of a network.
-
-A residual block is an addition of two values that come from the same *fork*: the last node that
-every path to the addition passes through (its immediate dominator). The *branch* of an addend is
-the line of nodes that every path from the fork to it passes through (its dominators up to the
-fork), so that gates such as squeeze-and-excitation are steps of the line and not parts of it. The
-branch with more convolutions is the main one; the other is the shortcut, with one convolution at
-most. No attribute, class or block name is looked at.
-
-A block is understood if, on its main branch, a BatchNorm follows the last convolution directly, and
-from there back to the fork there is one plain sequence of convolutions, BatchNorms, activations and
-pooling, used nowhere else. Everything else (a BatchNorm before the first convolution, an unknown
-operation in between, branches alike) stays as it is, and the reason is kept.
-"""
+"""Residual blocks and the classifier, found in the graph of a network."""
 
 from __future__ import annotations
 

@@ -1,35 +1,4 @@
-"""LessBN: most BatchNorms of a residual network removed, and its classifier normalised if wanted.
-
-What it does: in each residual block only the last BatchNorm of the main branch stays; those before
-it and, by default, the one on the shortcut become nothing. With ``fn_flag`` the network's last
-Dense becomes a :class:`CommonHeadLastFN`. The network itself is rewritten, in place, so training,
-evaluation and prediction use one network, and GRAPH_MODE and PYNATIVE_MODE agree.
-
-Rule: a BatchNorm is removed if it stands directly after a convolution (with or without bias) in an
-understood residual block (``less_batch_normalization.residual_blocks``), on the main branch before
-the last BatchNorm or on the shortcut, at each place where it is called. All others stay. The
-weights before the kept BatchNorm then have no scale of their own: multiplying one by c > 0 changes
-nothing (exactly so with ReLU between and without bias), and its gradient is orthogonal to it.
-
-When it helps: where BatchNorm's memory traffic or its statistics across devices cost time. When it
-hurts: the network computes something else. **It is not function-preserving**: a checkpoint of the
-original network loads (the surplus is reported as not used), but its accuracy is lost, so train
-from scratch. Gradients of deep networks can be large in the first steps: warm up. The head bounds
-the loss from below, see ``less_batch_normalization.head``.
-Measured effect (``examples/benchmarks/less_bn.py``, CPU): ``--counts``: MindCV's ResNet-50 has 17
-BatchNorms instead of 53 and 43 % fewer normalised elements, ResNet-18 9 instead of 20 and 37 %
-fewer. ``--speed``: a step of the small ResNet takes 0.922 of the plain one in GRAPH_MODE (quartiles
-0.894 to 1.006), 0.986 in PYNATIVE_MODE (0.952 to 1.250). ``--runs``: accuracy was not helped
-(digits, small ResNet, 8 epochs, mean of seeds 0 to 2): plain 0.9954, LessBN 0.9926 (-0.0028), with
-the head 0.9843 (-0.0111), with head and centralization 0.9926. A network without residual blocks
-keeps every BatchNorm; the report says so.
-Cost: nothing while training; the network's code is run once on stand-ins when the Model is built.
-Layers of ``mindspore.nn`` only: those of ``mindspore.mint`` have no CPU kernels, and stay.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: it comes first; the other algorithms see the rewritten network and an optimizer
-without the parameters of removed layers, and with the head's multiplier.
-Reference: the pass ``less_batch_normalization`` of ``mindspore.boost``; no paper.
-"""
+"""LessBN: most BatchNorms of a residual network removed, its classifier normalised if wanted."""
 
 from __future__ import annotations
 

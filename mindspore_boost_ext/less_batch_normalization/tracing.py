@@ -1,12 +1,4 @@
-"""Symbolic tracing: what a network computes, found by running its ``construct`` on stand-ins.
-
-``construct`` runs in Python with recording objects in the place of its tensors; every layer,
-operator and function of MindSpore that meets one becomes a node, and nothing is computed. So loops,
-branches on attributes, ``SequentialCell``, helper methods and in-place addition are understood as
-Python understands them. Nothing is patched: the code runs with its own copy of the global names it
-uses. A Cell whose code asks for the *value* of a tensor, or does anything else that a stand-in
-cannot do, becomes one opaque node; the Cells in it are then traced on their own.
-"""
+"""Symbolic tracing: what a network computes, found by running its ``construct`` on stand-ins."""
 
 from __future__ import annotations
 

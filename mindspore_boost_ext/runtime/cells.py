@@ -1,10 +1,4 @@
-"""The Cells of a network: found by their kind, named, and put in each other's places.
-
-What it does: a network is changed by putting other Cells where some were, wherever the network
-holds them: as attributes, or in its lists, tuples and dicts. Parameters keep their names.
-Cost: one pass over the network. Devices and modes: the host; all.
-How it combines: used by ``less_batch_normalization.rewrite``.
-"""
+"""The Cells of a network: found by their kind, named, and put in each other's places."""
 
 from __future__ import annotations
 

@@ -1,14 +1,4 @@
-"""Networks in which some layers rest: their BatchNorm and dropout act as in evaluation.
-
-What it does: :func:`resting_copy` copies the Cells that rest and those around them, over the very
-same Parameters; all other Cells are shared. A compiled graph fixes for each Cell whether it trains,
-so that one graph can hold steps with different resting layers only if these are Cells of their own.
-
-When it helps: frozen layers whose statistics should stop, too. When it hurts: a Cell that reaches
-another one past its attributes (a global, a closure) reaches the one that trains.
-Cost: a few Python objects for each resting layer; no Parameter. Devices and modes: run on CPU in
-GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-"""
+"""Networks in which some layers rest: their BatchNorm and dropout act as in evaluation."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Models in several threads: what MindSpore can do for one thread at a time is done in turns.
-
-MindSpore compiles and differentiates for one thread at a time. And whoever asks a dataset for its
-size ends every data iterator that another thread opens meanwhile; that thread then crashes, or
-waits for ever. So a Model is built, the data of a training is opened and a step is made by one
-thread while the others wait. Nobody waits for data, or for callbacks, with the lock in hand: what
-brings data may run Models of its own in MindSpore's threads.
-"""
+"""Models in several threads: what MindSpore can do for one thread at a time is done in turns."""
 
 from __future__ import annotations
 

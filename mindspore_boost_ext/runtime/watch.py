@@ -1,16 +1,4 @@
-"""Says on every rank which rank has died: a thread watches the processes of the other ranks.
-
-``msrun --join=True`` looks every second whether all ranks live, names the process id of one that
-does not, and ends the others. With the watch every other rank first writes which rank it was and
-what ended it to its log, which msrun shows; where msrun looks in that very instant, its own line is
-all there is. Should nobody end them, they end themselves. ``python -m mindspore_boost_ext`` starts
-the watch, and so does the first step cell that reduces over ranks.
-
-When it helps: with several processes on one machine. When it hurts: nowhere; the thread sleeps in
-the kernel until a process ends. Cost: one look through ``/proc`` at the start.
-Devices and modes: any; Linux only, and only ranks that the same msrun started, so those of one
-machine. Elsewhere nothing is watched. Reference: none.
-"""
+"""Says on every rank which rank has died: a thread watches the processes of the other ranks."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""What is done to gradients between the backward pass and the update: scaling and clipping.
-
-Gradients come as a tuple of Tensors, in the order of the weights; row-sparse ones (``RowTensor``,
-as a sparse lookup makes them in GRAPH_MODE) keep their rows and only their values change. Clipping
-and accumulation need dense ones: rows may come twice, and MindSpore knows the type of such
-gradients too late to add them up.
-"""
+"""What is done to gradients between the backward pass and the update: scaling and clipping."""
 
 from __future__ import annotations
 

@@ -1,40 +1,4 @@
-"""Overflow detection: did a gradient leave the range of its dtype? One protocol, four detectors.
-
-A loss-scaled step asks one question, "is every gradient finite, on every rank?", and the hardware
-answers it in four ways. :func:`choose_detector` picks one from :class:`DeviceFacts`, and nowhere
-else in the package is a device asked what it is.
-
-==================  ===============================================================================
-ascend_register     saturation mode: results that are too large become the largest finite number,
-                    and a sticky register of the device remembers it. Nothing of the gradients is
-                    read; the register must be cleared before and read after the backward pass.
-ascend_infnan       overflow is inf or nan. AllFinite reads all gradients in one kernel; IsFinite,
-                    one kernel for each gradient, where AllFinite cannot be used.
-gpu_float_status    FloatStatus, one kernel for each gradient.
-cpu_finite          IsFinite on flattened gradients, small ones joined; one compiled graph in
-                    PYNATIVE_MODE too.
-==================  ===============================================================================
-
-Rule (each arrow is forced in the graph)::
-
-    loss -> start (clear) -> backward pass -> gradients -> get -> all-reduce -> compare -> clear
-
-The flag is exact: it is True if and only if a value is inf or nan (register: if and only if the
-device recorded a saturation). Sums of gradients, which overflow on finite values, are not used.
-
-When it helps: only under loss scaling. When it hurts: on tiny steps, where starting kernels costs
-most. Measured effect: as part of the scaled step (``examples/benchmarks/loss_scaling.py --speed``),
-see ``boost_cell_wrapper.loss_scaled_step``.
-Cost: each gradient is read once. FloatStatus and, on CPU, IsFinite lack bfloat16, which is widened
-first (also for IsFinite on Ascend). Memory, one bool for each value; on CPU also a copy of the
-small gradients, 65536 values or fewer each. Communication, one float32 number (register: int32[8]).
-Tested: cpu_finite in GRAPH and PYNATIVE, also on 2 processes; the other three by their compiled
-frontend graphs and by recorded calls: no Ascend and no GPU was at hand.
-Known limit: a part of the backward pass that does not depend on ``sens`` (a factor that the forward
-values alone determine) need not wait for the register to be cleared.
-Combines with everything: it looks at gradients and changes none.
-Reference: Micikevicius et al., Mixed Precision Training, 2018.
-"""
+"""Overflow detection: did a gradient leave the range of its dtype? One protocol, four detectors."""
 
 from __future__ import annotations
 

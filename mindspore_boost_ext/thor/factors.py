@@ -1,21 +1,4 @@
-"""The curvature that THOR keeps: factors, their inverses, and when these are made anew.
-
-What it does: for every layer of ``thor.layers`` it keeps the Kronecker
-factors A and G and the inverses of A + √λ·I and G + √λ·I, and multiplies gradients by them.
-
-Rules, for one refresh with the new factors of the batch:
-
-* average: A ← ρ·A + (1−ρ)·A_new, likewise G; the first refresh takes the new ones as they are;
-* trace rule (ω1, ω2): t = tr A · tr G + λ·n_A·n_G, Δ = |t − t_kept| / t_kept; invert if Δ > ω1,
-  keep the old factors and inverses if not, and never look again once Δ < ω2. Without it: always;
-* π-damping: √λ·π for A and √λ/π for G with π² = (tr A / n_A) / (tr G / n_G); else π = 1;
-* factors that are not finite, and inverses that are not good, leave the layer as it was.
-
-Cost: factors and inverses of each layer in float32; in a refresh two inverses a layer, in every
-other step two matrix products a layer. Devices and modes: run on CPU in GRAPH_MODE and
-PYNATIVE_MODE; written, not run, for GPU and Ascend.
-Reference: Chen et al., THOR, AAAI 2021 (trace rule); Martens and Grosse, K-FAC, ICML 2015 (π).
-"""
+"""The curvature that THOR keeps: factors, their inverses, and when these are made anew."""
 
 from __future__ import annotations
 

@@ -1,26 +1,4 @@
-"""Inverse of a damped factor: the only place where THOR inverts, whatever the device.
-
-What it does: X = (F + dI)⁻¹ for a symmetric F, whole or in diagonal blocks, with a damping d that
-is raised where F + dI is not positive definite, and never a NaN. What is not good is told as such.
-
-Rule on CPU: d = max(damping, 16·eps·‖F‖∞), eps that of float32; Cholesky F + dI = L·Lᵀ in float64,
-X = L⁻ᵀ·L⁻¹. Where Cholesky finds a pivot that is not positive d is multiplied by 10, and from
-‖F‖∞ on, where F + dI is positive definite by Gershgorin, the search ends. It runs on the host, by
-NumPy, in the middle of the compiled step (``ops.Custom``, "pyfunc"): MindSpore's own Cholesky
-raises RuntimeError for a matrix that is not positive definite, and a graph cannot catch that, so
-training would stop where the damping should rise.
-
-Rule elsewhere (written, not run there; the function itself is run on CPU by the tests): X by LU,
-symmetrised; d + ‖F‖∞ where F is seen to be indefinite: a diagonal entry below 0, or F[i,j]² above
-F[i,i]·F[j,j]. The result is good when all is finite, MX is near I and every X[i,i]·M[i,i] is at
-least 1/2 (it is at least 1 for a positive definite M).
-
-Cost: n³/3 flops for Cholesky, n³/3 for L⁻¹ and 2·n³ for the product, by NumPy's BLAS. Measured
-effect (``examples/benchmarks/thor_inverse.py``, condition 1e4, one core, n = 64, 256, 512): 0.50,
-2.65 and 18.4 ms, errors 4e-8; LU with its checks 0.70, 5.37 and 31.2 ms, errors to 6e-5;
-MindSpore's own Cholesky 0.47, 4.33 and 28.2 ms, errors to 1.5e-4.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-"""
+"""Inverse of a damped factor: the only place where THOR inverts, whatever the device."""
 
 from __future__ import annotations
 

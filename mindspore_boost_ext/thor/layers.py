@@ -1,27 +1,4 @@
-"""Which layers THOR preconditions, and how it sees their activations and output gradients.
-
-What it does: :func:`layer_plans` lists the layers of a network with the shapes of their factors;
-:class:`Taps` lets those layers carry a :class:`_Tap` behind their linear operator. A tap is the
-identity forwards; backwards it hands out, as the "gradient" of the layer's two factor Parameters,
-
-    A = s·Σ a·aᵀ / M,   G = s·N²·Σ δ·δᵀ / M
-
-over the M rows of the batch (samples, or samples × positions), with the gradient δ of the mean
-loss, N = the first axis of the layer's input, and s = √(H·W) for a convolution with H × W output
-positions, else 1. So a training step that differentiates by weights *and* factors gets both from
-one backward pass: no side effect, nothing kept between passes, the same in both modes.
-
-The layers stay what they are: a tap replaces ``construct`` on the object, not the class; parameter
-names, outputs and checkpoints are untouched, and :meth:`Taps.detach` takes it away again.
-
-With √(H·W) inside the factors, (G+√λI)⁻¹·∂W·(A+√λI)⁻¹ is for convolutions exactly the rule with
-damping √(λ/HW) and the result divided by HW, so all layers share one rule.
-
-A layer that runs several times in one forward pass (weights shared over time) adds up its factors.
-Cost: one matrix product a factor, in steps that ask for them. Devices and modes: run on CPU in
-GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-Reference: Martens and Grosse, K-FAC, ICML 2015; Grosse and Martens, ICML 2016 (convolutions).
-"""
+"""Which layers THOR preconditions, and how it sees their activations and output gradients."""
 
 from __future__ import annotations
 

@@ -1,46 +1,4 @@
-r"""THOR: second-order optimization in four lines.
-
-What it does: the gradient of a Dense, Conv2d or Embedding weight is multiplied by the inverse of a
-Kronecker-factored Fisher matrix (K-FAC) before momentum; factors and inverses are made anew only
-every ``frequency`` steps, or when their trace says that they have changed.
-
-Update rule, for activations :math:`a` and per-sample gradients :math:`\delta` of a layer's linear
-output:
-
-.. math::
-    A = E[a a^T],\quad G = E[\delta \delta^T],\quad
-    u = (G + \sqrt{\lambda} I)^{-1}\, \nabla W\, (A + \sqrt{\lambda} I)^{-1} + w W,\quad
-    m \leftarrow \mu m + u,\quad W \leftarrow W - \eta m
-
-with damping :math:`\lambda` and weight decay :math:`w`. Convolutions: rows are im2col patches over
-all H·W positions, damping :math:`\sqrt{\lambda / HW}`, result divided by HW. LayerNorm:
-:math:`g / (g^2/N + \sqrt{\lambda})`. Biases, BatchNorm and everything else: the plain gradient.
-
-A layer whose own ``construct`` does not run (another Cell reads its weight, as MultiheadAttention
-does, or it is recomputed in PYNATIVE_MODE) keeps its plain gradient, and a warning names it.
-
-When it helps: badly conditioned inputs or layers, where momentum needs many steps. When it hurts:
-well-conditioned problems gain nothing; a damping far too small makes steps too long (``kl_clip``).
-Measured effect (``examples/benchmarks/thor.py``, perceptron, inputs of condition 100, 3 seeds):
-0.15 times the steps of the best momentum with a refresh in every step, 0.38 at frequency 20 (Adam:
-0.47). With noisy labels the trace rule (.1, 0) needs 10 times fewer inversions than a refresh in
-every step and 0.85 times the steps, (.01, .001) 30 times fewer, (.01, 0) 1.8 times fewer. LeNet
-on the digits: 0.44 and 0.65 times the steps of momentum (Adam: 0.53); a small ResNet 0.54 and 0.58
-(Adam: 0.80). It did not help the wall time of small networks: LeNet took momentum 2.6 s, Adam 1.0,
-frequency 20 1.7, a refresh in every step 3.6. ``examples/benchmarks/thor_speed.py``, GRAPH_MODE,
-over momentum: ordinary step LeNet 1.139, small ResNet 1.026; mean at frequency 100 1.169 and 1.050.
-Cost: per layer factors and inverses, 2·(n_A² + n_G²) floats; in a refresh one matrix product and
-one inverse a factor; in every other step two matrix products a layer.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-How it combines: the training step of this package brings the factors (``ms.Model`` with the package
-installed, ``BoostModel``, ``convert_to_thor_model``, ``BoostTrainOneStepCell``); in a step cell of
-another library the inverses stay the identity, which is momentum, and a warning says so. Loss
-scales are divided out; a skipped step refreshes nothing; with accumulation the factors are those of
-the last micro-batch of the window; ranks average them; freezing leaves factors of frozen layers
-fresh. ``ms.export`` takes the network after ``optimizer.taps.detach()``.
-Reference: Chen et al., THOR, Trace-based Hardware-driven Layer-oriented Natural Gradient Descent
-Computation, AAAI 2021; Martens and Grosse, K-FAC, ICML 2015.
-"""
+"""THOR: second-order optimization in four lines."""
 
 from __future__ import annotations
 

@@ -315,12 +315,17 @@ def test_optimizers_without_cpu_kernels_compile_with_it(kernel, tmp_path):
     script = f"""
 from mindspore import Tensor, nn
 from mindspore_boost_ext.base.rebuild import rebuilt
-from test_gradient_centralization import gradients, parameters
+from test_centralization import gradients, parameters
 optimizer = rebuilt({WITHOUT_KERNELS[kernel]}, centralize=["weight"])
 optimizer(tuple(Tensor(one) for one in gradients(0)))
 """
     root = pathlib.Path(__file__).parents[2]
-    paths = [str(root), str(root / "tests"), os.environ.get("PYTHONPATH", "")]
+    paths = [
+        str(root),
+        str(root / "tests"),
+        str(root / "tests" / "base"),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     variables = {
         "MS_DEV_SAVE_GRAPHS": "2",
         "MS_DEV_SAVE_GRAPHS_PATH": str(tmp_path),

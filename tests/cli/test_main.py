@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-from mindspore_boost_ext.__main__ import OTHER_NAMES, main
+from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext.cli.cards import OTHER_NAMES
 from mindspore_boost_ext.config.parse import ALGORITHMS
 
 LAUNCHER = [sys.executable, "-m", "mindspore_boost_ext"]

@@ -468,7 +468,12 @@ def dumps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graphs")
     run = subprocess.run(
         [sys.executable, __file__, "compile", str(folder)],
-        env={**os.environ, "MS_DEV_SAVE_GRAPHS": "2", "MS_DEV_SAVE_GRAPHS_PATH": str(folder)},
+        env={
+            **os.environ,
+            "MS_DEV_SAVE_GRAPHS": "2",
+            "MS_DEV_SAVE_GRAPHS_PATH": str(folder),
+            "PYTHONPATH": os.pathsep.join(sys.path),  # the helpers of the tests
+        },
         capture_output=True,
         text=True,
         timeout=120,
