@@ -26,7 +26,7 @@ import dataclasses
 import difflib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Union
@@ -40,6 +40,7 @@ from mindspore_boost_ext.config.sections import (
     GradFreezeConfig,
     GradientsConfig,
     LessBNConfig,
+    Section,
     ThorConfig,
 )
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, warn
@@ -79,12 +80,6 @@ class BoostConfigError(ValueError):
         self.problems = tuple(problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         super().__init__(f"boost configuration: {count}\n  " + "\n  ".join(problems))
-
-
-# Which algorithms read a section; one with a name of its own is read by that algorithm alone.
-_FOR_EVERY_STEP = frozenset({"gradients"})
-_NO_THOR = "boost.thor=False"
-_READERS = MappingProxyType({"common": ("less_bn", "adasum", "dim_reduce")})
 
 
 @dataclass(frozen=True)
@@ -157,29 +152,35 @@ class BoostConfig:
             missing: for algorithms whose prerequisites this run does not meet, the reason.
                 ``enable_all`` leaves those out; an explicit wish stays.
         """
-        missing = {**self._own_prerequisites(), **(missing or {})}
-        decisions = [
-            self._without_effect(self._decide(algorithm, missing)) for algorithm in ALGORITHMS
-        ]
-        if any(one.wanted and one.algorithm == "dim_reduce" for one in decisions):
-            decisions = [_excluded(one) for one in decisions]
+        missing = {**self._left_out_of_all(), **(missing or {})}
+        decisions = [self._with_effect(self._decide(one, missing)) for one in ALGORITHMS]
+        for one in decisions:
+            allowed = self._section(one.algorithm).goes_with
+            if one.wanted and allowed is not None:
+                decisions = [_excluded(other, one.algorithm, allowed) for other in decisions]
         return tuple(decisions)
 
-    def _own_prerequisites(self) -> dict[str, str]:
-        missing = {"dim_reduce": "it excludes all others: ask for it alone, in mode manual"}
-        if self.switches.get("thor") is False:
-            missing["thor"] = _NO_THOR
-        elif "thor" not in self.given:
-            missing["thor"] = "it takes the place of the optimizer: ask for it by a section 'thor'"
-        return missing
+    def _section(self, algorithm: str) -> Section:
+        """Return the section of an algorithm; one without declares nothing."""
+        section: Section = getattr(self, algorithm, Section())
+        return section
 
-    def _without_effect(self, decision: Decision) -> Decision:
+    def _left_out_of_all(self) -> dict[str, str]:
+        """Return the algorithms that mode ``enable_all`` leaves out, each with the reason."""
+        found = {}
+        for algorithm in ALGORITHMS:
+            section = self._section(algorithm)
+            given = section.given_means_on and algorithm in self.given
+            if section.given_means_on and self.switches.get(algorithm) is False:
+                found[algorithm] = f"boost.{algorithm}=False"
+            elif section.left_out_of_all and not given:
+                found[algorithm] = section.left_out_of_all
+        return found
+
+    def _with_effect(self, decision: Decision) -> Decision:
         """Take back a wish whose own settings leave nothing to do."""
-        one_step = self.grad_accumulation.grad_accumulation_step == 1
-        if not (decision.wanted and decision.algorithm == "grad_accumulation" and one_step):
-            return decision
-        reason = "grad_accumulation.grad_accumulation_step is 1"
-        return dataclasses.replace(decision, wanted=False, reason=reason)
+        reason = self._section(decision.algorithm).nothing_to_do() if decision.wanted else ""
+        return dataclasses.replace(decision, wanted=False, reason=reason) if reason else decision
 
     def _decide(self, algorithm: str, missing: Mapping[str, str]) -> Decision:
         if self.level == "O0":
@@ -192,10 +193,11 @@ class BoostConfig:
         switch = self.switches.get(algorithm) if self.mode == "manual" else None
         if switch is not None:
             return _decision(algorithm, switch, f"boost.{algorithm}={switch}")
-        if algorithm == "thor" and self.switches.get(algorithm) is False:
-            return Decision(algorithm, False, reason=_NO_THOR)
-        if algorithm == "thor" and algorithm in self.given:
-            return Decision(algorithm, True, "section thor")
+        if self._section(algorithm).given_means_on:
+            if self.switches.get(algorithm) is False:
+                return Decision(algorithm, False, reason=f"boost.{algorithm}=False")
+            if algorithm in self.given:
+                return Decision(algorithm, True, f"section {algorithm}")
         return _decision(algorithm, algorithm in LEVELS[self.level], f"level {self.level}")
 
     def notices(self) -> tuple[str, ...]:
@@ -211,11 +213,11 @@ class BoostConfig:
                 overruled = plan[algorithm].wanted or plan[algorithm].asked_by == "-"
                 reason = self._overruler(rule) if overruled else plan[algorithm].reason
                 found.append(f"boost.{algorithm}={value} has no effect: {reason}")
-        for section in SECTIONS:
-            readers = _READERS.get(section, (section,))
+        for section, kind in SECTIONS.items():
+            readers = kind.readers or (section,)
             if section not in self.given or wanted.intersection(readers):
                 continue
-            if section in _FOR_EVERY_STEP:
+            if kind.for_every_step:
                 reason = "" if self.level != "O0" else "level O0 trains with MindSpore's own step"
             else:
                 reason = f"{' or '.join(readers)} is not switched on"
@@ -225,21 +227,13 @@ class BoostConfig:
 
     def _idle_settings(self, wanted: Collection[str]) -> Iterator[str]:
         """Yield one sentence for each setting that another setting of its section makes idle."""
-        schedule = self.grad_freeze.schedule
-        if "grad_freeze" in wanted and not isinstance(schedule, str):
-            reason = "grad_freeze.schedule is not 'linear', 'cubic' or 'step'"
-            yield from self._idle("grad_freeze", ("prefix_fraction", "prefix_start"), reason)
-        if "grad_freeze" in wanted and schedule is not None:
-            reason = "grad_freeze.schedule takes its place"
-            yield from self._idle("grad_freeze", ("freeze_p", "freeze_type"), reason)
-        if "less_bn" in wanted and not self.less_bn.fn_flag:
-            yield from self._idle("less_bn", ("multiplier", "heads"), "less_bn.fn_flag is False")
-
-    def _idle(self, section: str, names: Iterable[str], reason: str) -> Iterator[str]:
-        given, default = getattr(self, section), SECTIONS[section]()
-        for name in names:
-            if getattr(given, name) != getattr(default, name):
-                yield f"{section}.{name} has no effect: {reason}"
+        for section in ALGORITHMS:
+            given = self._section(section)
+            for names, reason in given.idle_settings() if section in wanted else ():
+                default = type(given)()
+                for name in names:
+                    if getattr(given, name) != getattr(default, name):
+                        yield f"{section}.{name} has no effect: {reason}"
 
     def _overruler(self, rule: str) -> str:
         remedy = "use level O1 or O2" if self.level == "O0" else "use mode 'manual'"
@@ -254,10 +248,10 @@ def _decision(algorithm: str, wanted: bool, authority: str) -> Decision:
     )
 
 
-def _excluded(decision: Decision) -> Decision:
-    if not decision.wanted or decision.algorithm in ("dim_reduce", "grad_accumulation"):
+def _excluded(decision: Decision, by: str, allowed: Collection[str]) -> Decision:
+    if not decision.wanted or decision.algorithm == by or decision.algorithm in allowed:
         return decision
-    return dataclasses.replace(decision, wanted=False, reason="dim_reduce excludes all others")
+    return dataclasses.replace(decision, wanted=False, reason=f"{by} excludes all others")
 
 
 def _is_strict(strict: bool | None) -> bool:
@@ -374,13 +368,9 @@ class _Parser:
 
     def _relations(self, config: BoostConfig) -> None:
         """Check what no single value shows, for the algorithms that are switched on."""
-        wanted = {one.algorithm for one in config.plan() if one.wanted}
-        reduce = config.dim_reduce
-        if "dim_reduce" in wanted and not (reduce.pca_mat_path or reduce.weight_load_dir):
-            self.problems.append(
-                "dim_reduce needs dim_reduce.weight_load_dir (a folder of checkpoints) or "
-                "dim_reduce.pca_mat_path (a saved basis), got neither"
-            )
+        for one in config.plan():
+            missing = config._section(one.algorithm).missing() if one.wanted else ""
+            self.problems += [missing] if missing else []
         if self.problems:
             raise BoostConfigError(self.problems)
 

@@ -1,15 +1,15 @@
 """The sections of a configuration: one frozen dataclass each, every field with its rule.
 
-``config.py`` reads them: a new setting is one line here. Names and defaults are those of
-``mindspore.boost`` where it has the setting. Imports no MindSpore.
+``parse.py`` reads them: a new setting, or what a section means for others, is one line here. Names
+and defaults are those of ``mindspore.boost`` where it has the setting. Imports no MindSpore.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from mindspore_boost_ext.config.rules import (
     Rule,
@@ -33,15 +33,48 @@ def setting(default: object, rule: Rule) -> Any:
 
 
 @dataclass(frozen=True)
-class CommonConfig:
+class Section:
+    """What a section declares besides its settings; nothing by default.
+
+    Attributes:
+        readers: the algorithms that read it; empty for the one of the section's name.
+        for_every_step: whether every step reads it, whatever is switched on.
+        left_out_of_all: why mode ``enable_all`` leaves the algorithm out; empty if it does not.
+        given_means_on: whether giving the section switches the algorithm on, in ``enable_all`` too.
+        goes_with: the only algorithms that may be on beside this one; None for no such rule.
+    """
+
+    readers: ClassVar[tuple[str, ...]] = ()
+    for_every_step: ClassVar[bool] = False
+    left_out_of_all: ClassVar[str] = ""
+    given_means_on: ClassVar[bool] = False
+    goes_with: ClassVar[frozenset[str] | None] = None
+
+    def nothing_to_do(self) -> str:
+        """Return why the algorithm has no effect with these settings; empty if it has one."""
+        return ""
+
+    def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield names of settings that another one makes idle, and which one does."""
+        yield from ()
+
+    def missing(self) -> str:
+        """Return what the algorithm needs and was not given; empty if it has all."""
+        return ""
+
+
+@dataclass(frozen=True)
+class CommonConfig(Section):
     """Section ``common``: settings shared by several algorithms."""
+
+    readers = ("less_bn", "adasum", "dim_reduce")
 
     gradient_split_groups: tuple[int, ...] = setting((50, 100), increasing_integers())
     device_number: int = setting(8, integer(1))
 
 
 @dataclass(frozen=True)
-class LessBNConfig:
+class LessBNConfig(Section):
     """Section ``less_bn``: fewer BatchNorms, with or without the normalised head.
 
     ``include`` and ``exclude`` are patterns of BatchNorms, such as ``"layer1.*"``; ``heads`` are
@@ -56,9 +89,14 @@ class LessBNConfig:
     multiplier: float = setting(1.0, real("(0, inf)"))
     heads: Any = setting(None, optional(name_patterns()))
 
+    def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Without a head its settings do nothing."""
+        if not self.fn_flag:
+            yield ("multiplier", "heads"), "less_bn.fn_flag is False"
+
 
 @dataclass(frozen=True)
-class GradFreezeConfig:
+class GradFreezeConfig(Section):
     """Section ``grad_freeze``. ``freeze_p`` is the share of steps that train everything.
 
     ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
@@ -77,9 +115,17 @@ class GradFreezeConfig:
     prefix_start: float = setting(0.5, real("[0, 1]"))
     eval_frozen: bool = setting(False, boolean())
 
+    def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """A schedule has either its own settings or those of a freeze type."""
+        if not isinstance(self.schedule, str):
+            reason = "grad_freeze.schedule is not 'linear', 'cubic' or 'step'"
+            yield ("prefix_fraction", "prefix_start"), reason
+        if self.schedule is not None:
+            yield ("freeze_p", "freeze_type"), "grad_freeze.schedule takes its place"
+
 
 @dataclass(frozen=True)
-class GradAccumulationConfig:
+class GradAccumulationConfig(Section):
     """Section ``grad_accumulation``: micro-batches in a window, their weights, and overflow.
 
     ``weighting`` is ``"equal"``, or ``"samples"`` for micro-batches of unequal size; a micro-batch
@@ -90,15 +136,23 @@ class GradAccumulationConfig:
     weighting: str = setting("equal", one_of(("equal", "samples")))
     on_overflow: str = setting("drop_micro_batch", one_of(("drop_micro_batch", "drop_window")))
 
+    def nothing_to_do(self) -> str:
+        """A window of one micro-batch is a plain step."""
+        one = self.grad_accumulation_step == 1
+        return "grad_accumulation.grad_accumulation_step is 1" if one else ""
+
 
 @dataclass(frozen=True)
-class DimReduceConfig:
+class DimReduceConfig(Section):
     """Section ``dim_reduce``; ``timeout`` is in seconds, ``memory_limit`` in MiB of snapshots.
 
     ``method`` is ``"p-bfgs"`` (upstream's), ``"p-sgd"`` or ``"twa"``. ``trials`` step lengths are
     tried; after ``stall_limit`` failures in a row shorter ones (None: never, as upstream);
     ``first_update_scaling`` fits the first step length to the curvature.
     """
+
+    left_out_of_all = "it excludes all others: ask for it alone, in mode manual"
+    goes_with = frozenset({"grad_accumulation"})
 
     rho: float = setting(0.55, real("(0, 1)"))
     gamma: float = setting(0.9, real("[0, 1)"))
@@ -114,15 +168,27 @@ class DimReduceConfig:
     stall_limit: int | None = setting(3, optional(integer(1)))
     memory_limit: float = setting(4096, real("(0, inf)"))
 
+    def missing(self) -> str:
+        """A basis comes from snapshots or from a file."""
+        if self.pca_mat_path or self.weight_load_dir:
+            return ""
+        return (
+            "dim_reduce needs dim_reduce.weight_load_dir (a folder of checkpoints) or "
+            "dim_reduce.pca_mat_path (a saved basis), got neither"
+        )
+
 
 @dataclass(frozen=True)
-class ThorConfig:
+class ThorConfig(Section):
     """Section ``thor``: THOR takes the place of the user's optimizer; giving it switches that on.
 
     Learning rate, weight decay and parameters are those of the optimizer, and so is ``momentum`` if
     it is None and the optimizer has one (else 0.9). The other settings are the arguments of
     ``THOR``.
     """
+
+    left_out_of_all = "it takes the place of the optimizer: ask for it by a section 'thor'"
+    given_means_on = True
 
     damping: Any = setting(0.03, either(real("[0, inf)"), reals("[0, inf)")))
     momentum: float | None = setting(None, optional(real("[0, inf)")))
@@ -139,13 +205,15 @@ class ThorConfig:
 
 
 @dataclass(frozen=True)
-class GradientsConfig:
+class GradientsConfig(Section):
     """Section ``gradients``, for every step: ``clip_norm`` bounds the global norm, if not None."""
+
+    for_every_step = True
 
     clip_norm: float | None = setting(None, optional(real("(0, inf)")))
 
 
-SECTIONS: Mapping[str, type] = MappingProxyType(
+SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
     {
         "common": CommonConfig,
         "less_bn": LessBNConfig,
@@ -165,6 +233,7 @@ __all__ = [
     "GradFreezeConfig",
     "GradientsConfig",
     "LessBNConfig",
+    "Section",
     "ThorConfig",
     "setting",
 ]
