@@ -153,7 +153,7 @@ def ascend_soc() -> str:
 
 
 def has_all_finite_package() -> bool:
-    """Tell whether the package that carries AllFinite is there and fits the installed CANN."""
+    """Return whether the package that carries AllFinite is there and fits the installed CANN."""
     from mindspore.run_check._check_version import AscendEnvChecker
 
     try:
@@ -278,7 +278,7 @@ def hooked(tensor: ms.Tensor, hook: Callable[[ms.Tensor], ms.Tensor]) -> ms.Tens
 
 
 def reduces_in_groups() -> bool:
-    """Tell whether AllReduce works among some of the ranks: on CPU not before 2.8."""
+    """Return whether AllReduce works among some of the ranks: on CPU not before 2.8."""
     return VERSION >= (2, 8) or ms.get_context("device_target") != "CPU"
 
 

@@ -16,7 +16,12 @@ from mindspore import nn
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.algorithms import ALGORITHMS
 from mindspore_boost_ext.config.parse import ALGORITHMS as SWITCHES
-from mindspore_boost_ext.config.parse import BoostConfig, ConfigSource, Decision, tell
+from mindspore_boost_ext.config.parse import (
+    BoostConfig,
+    ConfigSource,
+    Decision,
+    warn_of_idle_settings,
+)
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.runtime.machine import tuning
@@ -42,7 +47,7 @@ class AutoBoost:
     Attributes:
         algorithms (tuple[Algorithm]): this package's, and your own behind them.
         config (BoostConfig): the checked settings.
-        loss_fn (Cell, optional): the loss of a network that is given without; tells whether
+        loss_fn (Cell, optional): the loss of a network that is given without; shows whether
             outputs are classes.
         level (str): the level in force.
         boost_config_dict: the settings as given.
@@ -89,7 +94,7 @@ class AutoBoost:
         self._regroupings: list[Callable[[Any], Any]] = []
         self.loss_fn: nn.Cell | None = None
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
-        tell(self.config)
+        warn_of_idle_settings(self.config)
         record(self._report, self.plan())
         for one in algorithms:
             self._report.put(Row(one.switch, "algorithms", APPLIED))
@@ -107,7 +112,7 @@ class AutoBoost:
 
     @staticmethod
     def is_building() -> bool:
-        """Tell whether a Model of this thread is being built."""
+        """Return whether a Model of this thread is being built."""
         return _BUILDING.get() is not None
 
     @property

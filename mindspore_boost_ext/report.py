@@ -27,7 +27,7 @@ class NoEffectWarning(BoostWarning):
 
 
 def is_main_process() -> bool:
-    """Tell whether this process speaks for the job: rank 0, or the only one."""
+    """Return whether this process speaks for the job: rank 0, or the only one."""
     return os.environ.get("RANK_ID", "0") in ("", "0")
 
 

@@ -101,7 +101,7 @@ class Result:
         return statistics.mean(getattr(one, what) for one in self.outcomes)
 
     def reached(self) -> bool:
-        """Tell whether every seed reached the loss."""
+        """Return whether every seed reached the loss."""
         return all(one.reached for one in self.outcomes)
 
 

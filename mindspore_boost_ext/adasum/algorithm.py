@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from mindspore import Tensor, nn, ops
 from mindspore.communication import get_group_size, get_rank
 
-from mindspore_boost_ext.adasum.cell import AdaSum, obstacle, server_reducer, uneven
+from mindspore_boost_ext.adasum.cell import (
+    AdaSum,
+    has_partial_server,
+    server_reducer,
+    unavailable_reason,
+)
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.stages.update import Update
@@ -52,15 +57,15 @@ class AdaSumAlgorithm(Algorithm):
 
     def unavailable(self, config: BoostConfig) -> str:
         """Return why AdaSum cannot work in this process."""
-        return obstacle(config.common.device_number)
+        return unavailable_reason(config.common.device_number)
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Reduce gradients inside this rank's server only, and combine the steps of servers."""
         if not self.is_on(step):
             return
         devices, report = step.auto_boost.device_number, step.report()
-        asked_by, reason = report["adasum"].asked_by, obstacle(devices)
-        if step.reducer_flag and uneven(devices):
+        asked_by, reason = report["adasum"].asked_by, unavailable_reason(devices)
+        if step.reducer_flag and has_partial_server(devices):
             raise ValueError(reason)
         if reason:
             report.put(Row("adasum", asked_by, SKIPPED, reason))

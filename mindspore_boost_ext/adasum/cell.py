@@ -248,7 +248,7 @@ class _LevelCell(nn.Cell):
         return ops.depend(piece[: self.kept], rows)
 
 
-def obstacle(device_number: int) -> str:
+def unavailable_reason(device_number: int) -> str:
     """Return why AdaSum cannot work in this process, with the remedy; empty if it can.
 
     Args:
@@ -267,7 +267,7 @@ def obstacle(device_number: int) -> str:
             f"{ranks} ranks are 1 server of common.device_number={device_number} devices: plain "
             f"data parallel; set common.device_number below {ranks} to have several servers"
         )
-    if uneven(device_number):
+    if has_partial_server(device_number):
         return (
             f"common.device_number must divide the number of ranks ({ranks}), got {device_number}: "
             "AdaSum combines whole servers"
@@ -275,8 +275,8 @@ def obstacle(device_number: int) -> str:
     return ""
 
 
-def uneven(device_number: int) -> bool:
-    """Tell whether the ranks are more than one server, but not a number of whole ones."""
+def has_partial_server(device_number: int) -> bool:
+    """Return whether the ranks are more than one server, but not a number of whole ones."""
     ranks = rank_count()
     return ranks > device_number and ranks % device_number > 0
 
@@ -333,4 +333,4 @@ def _check(rank: int, device_number: int, group_number: int, parameters: Any) ->
         )
 
 
-__all__ = ["AdaSum", "obstacle", "server_reducer", "uneven"]
+__all__ = ["AdaSum", "has_partial_server", "server_reducer", "unavailable_reason"]

@@ -1,4 +1,4 @@
-"""What ranks tell each other: half a buffer with a partner, small vectors with everybody.
+"""What ranks send each other: half a buffer with a partner, small vectors with everybody.
 
 Only MindSpore's own collectives are used. The one thing that devices do differently is the swap of
 two equal pieces between two ranks, so that alone has two forms (:func:`make_swap`):
@@ -71,7 +71,7 @@ class SendReceiveSwap(nn.Cell):
         rank (int): this rank.
         partner (int): the other rank, which calls its own swap with this one.
         shape (tuple(int)): the shape of every piece.
-        tag (int): tells this swap from others between the same ranks.
+        tag (int): sets this swap apart from others between the same ranks.
 
     Inputs:
         - **piece** (Tensor) - what the partner is to get: float32, of that shape.
@@ -109,7 +109,7 @@ def make_swap(
         rank (int): this rank.
         partner (int): the other rank.
         shape (tuple(int)): the shape of every piece.
-        tag (int): tells this swap from others between the same ranks.
+        tag (int): sets this swap apart from others between the same ranks.
         device (str, optional): ``"CPU"``, ``"GPU"`` or ``"Ascend"``. Default: None, the target.
     """
     device = ms.get_context("device_target") if device is None else device

@@ -20,7 +20,7 @@ ORDER = "order_params"
 _LISTS = ("params", ORDER)
 # The name of a rate that groups without one share.
 _DEFAULT_RATE = "learning_rate"
-# MindSpore marks a constructor that notes its arguments by wrapping it in this.
+# MindSpore marks a constructor that keeps its arguments by wrapping it in this.
 _NOTES_ARGUMENTS = "opt_init_args_register."
 
 
@@ -54,10 +54,10 @@ def groups_of(optimizer: nn.Optimizer) -> list[Any]:
     base = base_of(optimizer)
     if not base.is_group:
         return list(base.parameters)
-    noted = getattr(base, "init_params", {}).get("params")
-    if not isinstance(noted, (list, tuple)):
+    kept = getattr(base, "init_params", {}).get("params")
+    if not isinstance(kept, (list, tuple)):
         return _groups_by_setting(base)
-    return [_present(group, base) for group in noted]
+    return [_present(group, base) for group in kept]
 
 
 def _present(group: Mapping[str, Any], base: nn.Optimizer) -> Group:
@@ -117,18 +117,18 @@ def _given_decay(held: Any, optimizer: nn.Optimizer) -> Any:
 
 def _default_rate(optimizer: nn.Optimizer) -> Any:
     """Return the learning rate of parameters whose group names none."""
-    noted = getattr(optimizer, "init_learning_rate", None)
-    if noted is None and getattr(optimizer, "relative_step", False):
+    kept = getattr(optimizer, "init_learning_rate", None)
+    if kept is None and getattr(optimizer, "relative_step", False):
         return None  # AdaFactor computes it
     groups = [group for group in groups_of(optimizer) if isinstance(group, dict)]
     heads = [group["params"][0] for group in groups if ORDER not in group and "lr" not in group]
-    if groups and not heads and noted is None:
+    if groups and not heads and kept is None:
         # Nobody uses it. A fixed one, if there is one: MindSpore rounds fixed rates beside others.
         rates = [group["lr"] for group in groups if ORDER not in group]
         return min(rates, key=lambda rate: not isinstance(rate, (int, float)))
     if groups and not heads:
-        return noted
-    return present_rate(noted, optimizer.get_lr_parameter((heads or optimizer.parameters)[0]))
+        return kept
+    return present_rate(kept, optimizer.get_lr_parameter((heads or optimizer.parameters)[0]))
 
 
 def arguments_of(optimizer: nn.Optimizer) -> dict[str, Any]:
@@ -143,15 +143,15 @@ def arguments_of(optimizer: nn.Optimizer) -> dict[str, Any]:
         arguments = {**read(optimizer), "learning_rate": _default_rate(optimizer)}
         arguments["weight_decay"] = _default_decay(optimizer)
         return arguments
-    if not _notes_its_arguments(kind):
+    if not _keeps_its_arguments(kind):
         raise TypeError(
             f"the arguments of {kind.__name__} are not known, so no other one can be made: derive "
             "it from nn.Optimizer itself and decorate its __init__ with "
-            "mindspore.nn.optim.optimizer.opt_init_args_register, which notes them (its "
+            "mindspore.nn.optim.optimizer.opt_init_args_register, which keeps them (its "
             "parameters must be called params)"
         )
     arguments = dict(optimizer.init_args)
-    arguments.update(arguments.pop("kwargs", {}))  # Adam notes its **kwargs as one argument
+    arguments.update(arguments.pop("kwargs", {}))  # Adam keeps its **kwargs as one argument
     if hasattr(optimizer, "init_learning_rate"):
         arguments["learning_rate"] = _default_rate(optimizer)
     return arguments
@@ -195,8 +195,8 @@ def _constructor_is(kind: type, other: type) -> bool:
     return bool(_constructor(kind) is _constructor(other))
 
 
-def _notes_its_arguments(kind: type) -> bool:
-    """Tell whether what ``init_args`` holds are arguments of this class, not of a base class."""
+def _keeps_its_arguments(kind: type) -> bool:
+    """Return whether what ``init_args`` holds are arguments of this class, not of a base class."""
     noting = [
         one
         for one in kind.__mro__

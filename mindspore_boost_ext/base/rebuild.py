@@ -40,7 +40,7 @@ def rebuilt(
 
     Args:
         optimizer (nn.Optimizer): an optimizer of ``mindspore.nn``, also under ``nn.LARS``, or one
-            of a class whose ``__init__`` notes its arguments. It is left as it is.
+            of a class whose ``__init__`` keeps its arguments. It is left as it is.
         removed (Iterable[Union[Parameter, str]]): parameters to train no longer, themselves or
             their names; those that the optimizer does not train are passed over. Default: none.
         added (Iterable[Parameter]): parameters to train as well. One with the name of a removed one
@@ -108,7 +108,7 @@ def _axis(parameter: Parameter, centralize: Centralize, in_group: bool) -> int:
 
 
 def _holds(container: Container[Any], parameter: Parameter) -> bool:
-    """Tell whether a container holds a parameter (the very object) or its name."""
+    """Return whether a container holds a parameter (the very object) or its name."""
     if isinstance(container, Iterable):
         return any(one is parameter or _is_name(one, parameter) for one in container)
     return parameter.name in container
@@ -168,7 +168,7 @@ def _with_members(
 
 
 def is_grouped(params: Sequence[Any]) -> bool:
-    """Tell whether parameters come as groups; anything but Parameters or dicts is an error."""
+    """Return whether parameters come as groups; anything but Parameters or dicts is an error."""
     if not params:
         raise ValueError("the optimizer must have at least one parameter, got an empty list")
     for kind in (Parameter, dict):
@@ -198,7 +198,7 @@ class OptimizerProcess:
 
     Args:
         opt (Cell): an optimizer of ``mindspore.nn``, also under ``nn.LARS``, or one of a class
-            whose ``__init__`` notes its arguments. It is left as it is.
+            whose ``__init__`` keeps its arguments. It is left as it is.
 
     Attributes:
         origin_params (list): the parameters or groups for the new optimizer, with present learning

@@ -323,7 +323,7 @@ class FlushAccumulation(Callback):
         self._cell: Any = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Find the step cell; tell if there is nothing to flush."""
+        """Find the step cell; log if there is nothing to flush."""
         self._cell = run_context.original_args().train_network
         if not getattr(self._cell, "use_grad_accumulation", False):
             self._cell = None

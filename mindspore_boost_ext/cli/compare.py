@@ -41,12 +41,12 @@ _POLL_SECONDS = 0.1
 _PROGRAM = "python -m mindspore_boost_ext compare"
 
 
-def compare(argv: Sequence[str], tell: Callable[[str], None]) -> int:
+def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
     """Run the command.
 
     Args:
         argv: its words.
-        tell: takes the lines for standard output.
+        write: takes the lines for standard output.
 
     Returns:
         int, the exit code: 0 when every run went well, 1 when one failed; argparse leaves with 2.
@@ -61,12 +61,12 @@ def compare(argv: Sequence[str], tell: Callable[[str], None]) -> int:
             outcomes.append(one)
     finally:
         display.close()
-    tell(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
+    write(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
     if options.json:
         options.json.write_text(_as_json(options, outcomes), encoding="utf-8")
     if options.plot:
         comparison.draw(outcomes, options.plot)
-        tell(f"\ndrawn: {options.plot}")
+        write(f"\ndrawn: {options.plot}")
     return int(any(one.status == FAILED for one in outcomes))
 
 

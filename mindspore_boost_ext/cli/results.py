@@ -113,7 +113,7 @@ def applied(history: Sequence[Record]) -> str:
     start = next((record for record in history if record["event"] == "start"), {})
     report = start.get("report")
     rows = report.get("rows", []) if isinstance(report, dict) else []
-    told = []
+    shown = []
     for row in rows:
         if row.get("status") not in (APPLIED, SKIPPED):
             continue  # asked by nobody, or a detail such as what became of one layer
@@ -121,8 +121,8 @@ def applied(history: Sequence[Record]) -> str:
             continue  # the tuning of the machine, alike in every run
         counts = ", ".join(f"{key}={value}" for key, value in (row.get("counts") or {}).items())
         status = "" if row["status"] == APPLIED else f" {row['status']}: {row.get('reason')}"
-        told.append(f"{row['algorithm']}{status}" + (f" ({counts})" if counts else ""))
-    return "; ".join(told)
+        shown.append(f"{row['algorithm']}{status}" + (f" ({counts})" if counts else ""))
+    return "; ".join(shown)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -135,8 +135,8 @@ class BoostConfig:
             level: ``"O0"``, ``"O1"`` or ``"O2"``.
             source: a dict, the path of a JSON file, or None or ``""`` for the defaults. Sections
                 and keys may be left out; a section may be None. The source is never changed.
-            strict: whether unknown names are errors; otherwise they are told in a warning. Default:
-                None, which is True unless the environment sets ``MINDSPORE_BOOST_EXT_STRICT=0``.
+            strict: whether unknown names are errors; otherwise a warning names them. Default: None,
+                which is True unless the environment sets ``MINDSPORE_BOOST_EXT_STRICT=0``.
 
         Raises:
             TypeError: if ``level`` is not a str, or ``source`` is none of the accepted types.
@@ -408,7 +408,7 @@ def read_json(path: str) -> dict[str, Any]:
     return document
 
 
-def tell(config: BoostConfig) -> None:
+def warn_of_idle_settings(config: BoostConfig) -> None:
     """Warn once about everything in ``config`` that its level and mode make ineffective."""
     notices = config.notices()
     if notices:
@@ -425,5 +425,5 @@ __all__ = [
     "BoostWarning",
     "Decision",
     "read_json",
-    "tell",
+    "warn_of_idle_settings",
 ]

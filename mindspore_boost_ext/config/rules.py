@@ -30,7 +30,7 @@ class Rule:
 
     Attributes:
         text: the rule as it reads after "must be", for example ``"an int >= 1"``.
-        accepts: tells whether a value obeys the rule. Never raises.
+        accepts: returns whether a value obeys the rule. Never raises.
         convert: brings an accepted value into its stored form.
     """
 
@@ -204,7 +204,7 @@ def check(name: str, value: object, rule: Rule, remedy: str = "") -> None:
 
 
 def check_all(prefix: str, **settings: tuple[object, Rule]) -> None:
-    """Raise one ``ValueError`` that tells of every setting that breaks its rule."""
+    """Raise one ``ValueError`` that names every setting that breaks its rule."""
     problems = [
         _problem(f"{prefix}.{name}", value, rule)
         for name, (value, rule) in settings.items()

@@ -184,7 +184,7 @@ def _centred(snapshots: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
     """Yield blocks of columns minus their means, in float64, each with its place."""
     for columns in _blocks(snapshots.shape[1]):
         block = snapshots[:, columns].astype(np.float64)
-        with np.errstate(invalid="ignore"):  # inf - inf: told once the Gram matrix is there
+        with np.errstate(invalid="ignore"):  # inf - inf: flagged once the Gram matrix is there
             block -= block.mean(axis=0)
         yield block, columns
 

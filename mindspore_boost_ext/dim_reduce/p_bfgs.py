@@ -11,7 +11,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext.config.rules import boolean, check_all, integer, optional, real
 from mindspore_boost_ext.dim_reduce.projection import PREFIX, Subspace, state
-from mindspore_boost_ext.runtime.eval_copy import resting_copy
+from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 P_BFGS, P_SGD, TWA = "p-bfgs", "p-sgd", "twa"
 _CURVATURE_ABOVE = 1e-20
@@ -144,7 +144,7 @@ class DimReduce(Subspace):
         column = np.zeros((sum(self.sizes), 1))
         self.__dict__["weights_before"] = state("weights_before", column)
         self.__dict__["direction"] = state("direction", column)
-        self.__dict__["inside"] = state("inside", column)
+        self.__dict__["in_subspace"] = state("inside", column)
         self.__dict__["gradient"] = state("gradient", column)
         self.__dict__["next_inverse_hessian"] = state("next_inverse_hessian", np.eye(len(self.eye)))
         self.__dict__["next_gradient"] = state("next_gradient", np.zeros((len(self.eye), 1)))
@@ -185,14 +185,14 @@ class DimReduce(Subspace):
         coordinates = self.projected(gradient)
         inverse_hessian, updated = self._updated_inverse_hessian(coordinates)
         step = -ops.matmul(inverse_hessian, coordinates)
-        both = self.lifted(ops.concat((step, coordinates), 1))
+        both = self.reconstruct(ops.concat((step, coordinates), 1))
         for place, value in (
             (self.gradient, gradient),
             (self.next_gradient, coordinates),
             (self.next_inverse_hessian, inverse_hessian),
             (self.next_step, step),
             (self.direction, both[:, :1]),
-            (self.inside, both[:, 1:]),
+            (self.in_subspace, both[:, 1:]),
             (self.weights_before, self.flat(self.weight)),
         ):
             loss = ops.depend(loss, ops.assign(place, value))
@@ -200,7 +200,7 @@ class DimReduce(Subspace):
         return slope, updated
 
     def _updated_inverse_hessian(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return B after the last accepted step, and whether that step told anything of it."""
+        """Return B after the last accepted step, and whether that step had curvature to add."""
         old, s = self.inverse_hessian, self.last_step
         y = coordinates - self.last_gradient
         curvature = (y * s).sum()
@@ -278,7 +278,7 @@ class DimReduce(Subspace):
             length * self.direction,
             ops.zeros_like(self.direction),
         )
-        residual = self.gamma * self.residual + self.gradient - self.inside
+        residual = self.gamma * self.residual + self.gradient - self.in_subspace
         delta = self.alpha * residual - step
         delta = ops.depend(delta, ops.assign(self.residual, residual))
         for weight, value in zip(self.weight, self.parts(self.weights_before)):
@@ -331,7 +331,7 @@ class DimReduce(Subspace):
 
 def without_dropout(network: nn.Cell) -> nn.Cell:
     """Return the network, over the same Parameters, with its dropout layers out of action."""
-    return resting_copy(network, [one for _, one in network.cells_and_names() if _is_dropout(one)])
+    return eval_copy(network, [one for _, one in network.cells_and_names() if _is_dropout(one)])
 
 
 def _is_dropout(cell: nn.Cell) -> bool:

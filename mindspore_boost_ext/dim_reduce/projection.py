@@ -78,7 +78,7 @@ class Subspace(nn.Cell):
             own = self.all_gather(own)
         return own[: self.n_components]
 
-    def lifted(self, coordinates: Tensor) -> Tensor:
+    def reconstruct(self, coordinates: Tensor) -> Tensor:
         """Return the weights [n, m] that belong to coordinates [k, m]."""
         if self.share * self.rank_size > self.n_components:
             padding = ops.matmul(self.padding, ops.zeros_like(coordinates[:1]))
@@ -167,11 +167,11 @@ class ProjectedGradient(Subspace):
         *inputs: Tensor,
     ) -> Tensor:
         """Project the gradient and run the optimizer."""
-        return ops.depend(loss, self.optimizer(self._inside(*old_grad)))
+        return ops.depend(loss, self.optimizer(self._in_subspace(*old_grad)))
 
     @ms.jit
-    def _inside(self, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return self.parts(self.lifted(self.projected(self.flat(gradients))))
+    def _in_subspace(self, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return self.parts(self.reconstruct(self.projected(self.flat(gradients))))
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return 0: nothing is searched for, so no loss is needed."""
@@ -183,7 +183,7 @@ class ProjectedGradient(Subspace):
 
 
 def basis_mark(rows: np.ndarray) -> np.ndarray:
-    """Return float32 [rows]: each row against one fixed vector, which tells two bases apart."""
+    """Return float32 [rows]: each row against one fixed vector, which sets two bases apart."""
     probe = np.sin(np.arange(1, rows.shape[1] + 1) * 0.7) * np.sqrt(2.0)
     mark: np.ndarray = (rows.astype(np.float64) @ probe).astype(np.float32)
     return mark

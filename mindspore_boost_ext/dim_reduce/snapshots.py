@@ -95,7 +95,7 @@ def _load(path: str, names: frozenset[str]) -> dict[str, Any]:
     """Return the Parameters of a checkpoint that bear one of ``names``."""
     kind = "safetensors" if path.endswith(".safetensors") else "ckpt"
     with open_regular(path):
-        pass  # missing, a folder, a device or a link: told in our words
+        pass  # missing, a folder, a device or a link: named in our words
     seen: list[str] = []
 
     def wanted(name: str) -> bool:

@@ -79,7 +79,7 @@ class GradientAccumulation(nn.Cell):
         self._max_accumulation_step = int(max_accumulation_step)
         self.by_samples = weighting == SAMPLES
         self.drops_on_overflow = False
-        self._told_long_window = False
+        self._warned_of_long_window = False
         self.optimizer = optimizer
         self.weights = optimizer.parameters
         self.hyper_map = ops.HyperMap()
@@ -159,9 +159,9 @@ class GradientAccumulation(nn.Cell):
         return int(self._accumulation_step.asnumpy())
 
     def expect_epoch(self, steps: int) -> None:
-        """Tell, once, when an epoch of so many steps ends before one window is full."""
-        if steps < self._max_accumulation_step and not self._told_long_window:
-            self.__dict__["_told_long_window"] = True
+        """Warn, once, when an epoch of so many steps ends before one window is full."""
+        if steps < self._max_accumulation_step and not self._warned_of_long_window:
+            self.__dict__["_warned_of_long_window"] = True
             warn(
                 f"grad_accumulation.grad_accumulation_step={self._max_accumulation_step} is more "
                 f"than the {steps} steps of an epoch: the window carries over, unless "

@@ -14,7 +14,7 @@ from mindspore_boost_ext.grad_freeze.freezing import (
 )
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
-from mindspore_boost_ext.runtime.eval_copy import resting_copy
+from mindspore_boost_ext.runtime.eval_copy import eval_copy
 from mindspore_boost_ext.stages.choice import StepChoice
 
 if TYPE_CHECKING:
@@ -54,11 +54,13 @@ class FreezeAlgorithm(Algorithm):
         """Return the steps of the groups; equal groups share one."""
         optimizer: FreezeOpt = step.optimizer
         steps: dict[int, nn.Cell] = {}
-        turns = [optimizer.turn(group) for group in range(len(optimizer.group_positions))]
-        for turn, positions in zip(turns, optimizer.group_positions):
-            if id(turn) not in steps:
-                steps[id(turn)] = self._of_group(step, turn, positions)
-        step.freeze_nets = tuple(steps[id(turn)] for turn in turns)
+        optimizers = [
+            optimizer.group_optimizer(group) for group in range(len(optimizer.group_positions))
+        ]
+        for own, positions in zip(optimizers, optimizer.group_positions):
+            if id(own) not in steps:
+                steps[id(own)] = self._of_group(step, own, positions)
+        step.freeze_nets = tuple(steps[id(own)] for own in optimizers)
         return ScheduledSteps(step.freeze_nets, optimizer)
 
     @staticmethod
@@ -71,7 +73,7 @@ class FreezeAlgorithm(Algorithm):
             frozen = frozen_cells(step.network, variant.weights)
             # A copy would lose what captures; these layers act alike in training and evaluation.
             kept = () if step.captures is None else step.captures.layers
-            variant.network = resting_copy(step.network, frozen, kept).set_grad()
+            variant.network = eval_copy(step.network, frozen, kept).set_grad()
         return variant
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:

@@ -226,7 +226,7 @@ class GradientFreeze:
         known = {id(parameter) for parameter in owned}
         always = [one for one in optimizer.parameters if id(one) not in known]
         groups = growing_prefixes(split_chunks(owned), self._param_groups) or [[]]
-        self._tell_fewer(len(groups))
+        self._warn_of_fewer(len(groups))
         groups = [group + always for group in groups]
         return network, FreezeOpt(optimizer, groups, self._own_schedule(len(groups)))
 
@@ -242,7 +242,7 @@ class GradientFreeze:
             return tabulate(self._schedule, self._total_steps)
         return self._schedule
 
-    def _tell_fewer(self, groups: int) -> None:
+    def _warn_of_fewer(self, groups: int) -> None:
         if groups == 1:
             warn(
                 f"grad_freeze has no effect: param_groups={self._param_groups} and the network "
@@ -422,9 +422,9 @@ def freeze_cell(
         reducer: nn.Cell = nn.Identity()
         if reducer_flag:
             reducer = nn.DistributedGradReducer(list(view.parameters), mean, degree)
-        turn = optimizer.turn(group)
-        part = window and window.restricted(turn, optimizer.group_positions[group])
-        steps[id(view)] = GroupTrainStep(network, turn, grad, sens, reducer, part)
+        own = optimizer.group_optimizer(group)
+        part = window and window.restricted(own, optimizer.group_positions[group])
+        steps[id(view)] = GroupTrainStep(network, own, grad, sens, reducer, part)
     return tuple(steps[id(view)] for view in optimizer.opts)
 
 

@@ -125,8 +125,8 @@ class FreezeOpt(nn.Optimizer):
         self.train_strategy = None if train_strategy is None else self.schedule.groups
         self.position = Parameter(Tensor(0, ms.int32), name=POSITION_NAME, requires_grad=False)
         self._views: dict[tuple[int, ...], nn.Optimizer] = {}
-        self._turns: dict[int, GroupOptimizer] = {}
-        self._told_too_short = False
+        self._group_optimizers: dict[int, GroupOptimizer] = {}
+        self._warned_of_short_training = False
         prepare_first_step(self.base)
 
     def __getattr__(self, name: str) -> Any:
@@ -181,21 +181,21 @@ class FreezeOpt(nn.Optimizer):
             self._views[positions] = optimizer_view(self.opt, positions)
         return self._views[positions]
 
-    def turn(self, group: int) -> GroupOptimizer:
+    def group_optimizer(self, group: int) -> GroupOptimizer:
         """Return the optimizer of one group that also moves the schedule on.
 
         Args:
             group: from 0 to the number of groups less one. Equal groups share one.
         """
         view = self.view(group)
-        return self._turns.setdefault(id(view), GroupOptimizer(view, self.position))
+        return self._group_optimizers.setdefault(id(view), GroupOptimizer(view, self.position))
 
     def next_group(self) -> int:
         """Return the group whose turn it is: the schedule at the present position."""
         return self.schedule.at(int(self.position.asnumpy()))
 
     def expect_updates(self, updates: int) -> None:
-        """Tell, once, when so many more updates end before the schedule freezes anything.
+        """Warn, once, when so many more updates end before the schedule freezes anything.
 
         Args:
             updates: that a training is going to make from now on, at least 0.
@@ -205,8 +205,8 @@ class FreezeOpt(nn.Optimizer):
         sizes = [len(positions) for positions in self.group_positions]
         freezes = any(sizes[self.schedule.at(one)] < everything for one in ahead)
         frozen_some_time = any(sizes[group] < everything for group in self.schedule.groups)
-        if frozen_some_time and not freezes and not self._told_too_short:
-            self._told_too_short = True
+        if frozen_some_time and not freezes and not self._warned_of_short_training:
+            self._warned_of_short_training = True
             warn(
                 f"nothing is frozen in the {updates} updates of this training: the schedule of "
                 f"{len(self.schedule.groups)} updates begins to freeze later; if it is not "

@@ -20,7 +20,7 @@ from mindspore_boost_ext.stages.overflow import OverflowDetector
 GROWTH_FACTOR = 2 ** (1 / 1000)
 SHRINK_FACTOR = 2 ** (-1 / 2)
 MAXIMUM = 2.0**100
-# The four notes of a marker are: dout is bad, dx is bad, dout is bad, and 1; see _constants.
+# What a marker records: dout is bad, dx is bad, dout is bad, and 1; see _constants.
 _SEEN = np.array([[1, 0, 1, 0], [0, 1, 0, 0]], np.float32)
 _ENTERED = np.array([0, 0, 0, 1], np.float32)
 
@@ -63,14 +63,20 @@ def _scaled_and_noted(
     dx = ops.cast(dout, ms.float32) * (ends[0] / ends[1])
     dx = ops.cast(dx, dtype)
     unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
-    return ops.cast(dx, dout.dtype), unused[0], _noted((dout, dx, rows)), unused[1], unused[2]
+    return (
+        ops.cast(dx, dout.dtype),
+        unused[0],
+        _marker_gradients((dout, dx, rows)),
+        unused[1],
+        unused[2],
+    )
 
 
-def _noted(records: tuple[Tensor, ...]) -> Tensor:
+def _marker_gradients(records: tuple[Tensor, ...]) -> Tensor:
     """Return what markers note: float32 [n + 2, 4].
 
     Args:
-        records: for each marker the gradient before and after its ratio, and where its notes go.
+        records: for each marker the gradient before and after its ratio, and where they go.
     """
     finite: tuple[Any, ...] = ()
     rows: tuple[Any, ...] = ()
@@ -79,8 +85,8 @@ def _noted(records: tuple[Tensor, ...]) -> Tensor:
         rows += (records[index + 2],)
     # All at once: in PYNATIVE_MODE a small network's step costs what its operators count.
     bad = 1.0 - ops.cast(ops.reshape(ops.stack(finite), (-1, 2)), ms.float32)
-    notes = ops.matmul(bad, Tensor(_SEEN)) + Tensor(_ENTERED)
-    return (ops.stack(rows) * ops.expand_dims(notes, 1)).sum(0)
+    marker_gradients = ops.matmul(bad, Tensor(_SEEN)) + Tensor(_ENTERED)
+    return (ops.stack(rows) * ops.expand_dims(marker_gradients, 1)).sum(0)
 
 
 def _finite(values: Tensor) -> Tensor:
@@ -188,7 +194,7 @@ class GroupLossScaleManager(nn.Cell):
         self.__dict__["scales"] = Parameter(
             values, name="boost.loss_scale_group.scales", requires_grad=False
         )
-        # Its "gradient" brings the markers' notes of overflow out of the backward pass.
+        # Its "gradient" brings what the markers record of overflow out of the backward pass.
         self.__dict__["probe"] = Parameter(
             np.zeros((len(values), 4), np.float32), name="boost.loss_scale_group.probe"
         )
@@ -240,9 +246,9 @@ class GroupLossScaleManager(nn.Cell):
             x = hooked(x, scaled)
         return x if dtype is None else ops.cast(x, dtype)
 
-    def noted(self, records: tuple[Tensor, ...]) -> Tensor:
-        """Return what markers have noted by hooks: float32 [n + 2, 4], as the probe's gradient."""
-        return ops.zeros_like(self.probe) if len(records) == 0 else _noted(records)
+    def marker_gradients(self, records: tuple[Tensor, ...]) -> Tensor:
+        """Return what markers recorded by hooks: float32 [n + 2, 4], as the probe's gradient."""
+        return ops.zeros_like(self.probe) if len(records) == 0 else _marker_gradients(records)
 
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
         """Mark the passage from group ``layer1`` to group ``layer2``."""
@@ -317,21 +323,21 @@ class GroupLossScaleManager(nn.Cell):
         """
         return GroupedScale(self, detector, weights, layers)
 
-    def blamed(self, notes: Tensor, own: Tensor) -> Tensor:
-        """Tell which groups have overflowed by themselves.
+    def blamed(self, marker_gradients: Tensor, own: Tensor) -> Tensor:
+        """Return which groups have overflowed by themselves.
 
         What the loss itself brings is blamed on the group that it enters.
 
         Args:
-            notes: float32 [n + 2, 4], gradient of the probe: for each group how often it handed on
-                something that is not finite, something not finite entered it, that was so before
-                the ratio was applied, and how often something entered.
+            marker_gradients: float32 [n + 2, 4], gradient of the probe: for each group how often it
+                handed on something that is not finite, something not finite entered it, that was so
+                before the ratio was applied, and how often something entered.
             own: bool [n], whether a gradient of the group's own parameters is not finite.
 
         Returns:
             Tensor of bool [n].
         """
-        handed_on, entered, before, _ = ops.unstack(notes[1:-1] > 0, 1)
+        handed_on, entered, before, _ = ops.unstack(marker_gradients[1:-1] > 0, 1)
         bad = ops.logical_or(ops.logical_or(handed_on, entered), own)
         return ops.logical_and(bad, ops.logical_not(before))
 
@@ -354,7 +360,7 @@ def _constants(count: int) -> tuple[tuple[tuple[Tensor, ...], ...], tuple[tuple[
 
     Returns:
         picks float32 [2, count], which pick the two scales; rows float32 [count, 4], where the
-        notes go. Their columns: layer2 handed on something bad; something bad enters layer1; it
+        records go. Their columns: layer2 handed on something bad; something bad enters layer1; it
         was bad before the ratio, by another group's fault; something entered layer1 at all.
     """
     unit = np.eye(count, dtype=np.float32)

@@ -91,7 +91,7 @@ class GroupedScale(OneScale):
         records: tuple[Tensor, ...],
     ) -> tuple[tuple[Any, ...], Tensor]:
         """Find the groups that overflowed, set the next scales, and divide the gradients."""
-        marked = extra[0] + self.manager.noted(records)
+        marked = extra[0] + self.manager.marker_gradients(records)
         blamed = self.manager.blamed(marked, self._own_overflows(gradients))
         blamed = self.detector.agree(blamed)
         entered = marked[1:-1, 3] > 0

@@ -124,7 +124,7 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
 
 
 def with_report(plain: nn.Cell) -> nn.Cell:
-    """Let MindSpore's own step tell that nothing was done, so that scripts run at level O0 too."""
+    """Give MindSpore's own step a report of nothing done, so that scripts run at level O0 too."""
     if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
         plain.report = AutoBoost().report
     return plain

@@ -128,7 +128,7 @@ def _unplug() -> None:
 
 
 def is_installed() -> bool:
-    """Tell whether ``ms.Model`` uses this package."""
+    """Return whether ``ms.Model`` uses this package."""
     return _session is not None
 
 

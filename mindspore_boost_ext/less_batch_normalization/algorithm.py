@@ -1,4 +1,4 @@
-"""The switch ``less_bn``: the network rewritten, the optimizer fitted, gradients centralized."""
+"""The switch ``less_bn``: the network rewritten, the optimizer rebuilt, gradients centralized."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mindspore_boost_ext.less_batch_normalization.head import no_classes
 from mindspore_boost_ext.less_batch_normalization.rewrite import (
     KEPT,
     Rewriting,
-    fitted,
     less_bn,
-    tell_effect,
+    rebuild_for,
+    warn_without_effect,
 )
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.thor.optimizer import thor_of
@@ -28,11 +28,11 @@ class LessBNAlgorithm(Algorithm):
         """Rewrite the network, and fit the optimizer to its parameters."""
         rewriting = self._rewritten(build.network, build)
         build.regroupings.append(rewriting.regrouped)
-        tell_effect(rewriting)
+        warn_without_effect(rewriting)
         for row in rewriting.rows(build.report[self.switch].asked_by):
             build.report.put(row)
         self._check_preconditioner(build.optimizer, rewriting)
-        build.optimizer = fitted(build.optimizer, rewriting, self._centralized(build))
+        build.optimizer = rebuild_for(build.optimizer, rewriting, self._centralized(build))
         points = build.config.common.gradient_split_groups
         ParameterProcess().assign_parameter_group(build.network.trainable_params(), points)
 
@@ -61,8 +61,8 @@ class LessBNAlgorithm(Algorithm):
     def _check_preconditioner(optimizer: nn.Cell, rewriting: Rewriting) -> None:
         """Refuse an optimizer that was made over layers which are no longer there."""
         trained = {id(parameter) for parameter in getattr(optimizer, "parameters", ())}
-        lost = any(id(parameter) in trained for parameter in rewriting.surplus)
-        missed = any(id(parameter) not in trained for parameter in rewriting.fresh)
+        lost = any(id(parameter) in trained for parameter in rewriting.removed_parameters)
+        missed = any(id(parameter) not in trained for parameter in rewriting.added_parameters)
         if thor_of(optimizer) is not None and (lost or missed):
             raise ValueError(
                 "less_bn has changed the network after THOR was made over it: use the section "

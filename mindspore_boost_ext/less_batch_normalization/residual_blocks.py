@@ -34,7 +34,7 @@ OUTSIDE = "not in a residual block"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Removal:
     """Whether a BatchNorm may go, and why (not).
 
     Attributes:
@@ -49,7 +49,7 @@ class Verdict:
 
 
 def is_batch_norm(node: Node) -> bool:
-    """Tell whether a node is a BatchNorm, and nothing besides."""
+    """Return whether a node is a BatchNorm, and nothing besides."""
     return isinstance(node.cell, BATCH_NORMS) and not own_construct(node.cell)
 
 
@@ -62,23 +62,23 @@ def own_construct(layer: nn.Cell) -> str:
 
 
 def is_convolution(node: Node) -> bool:
-    """Tell whether a node is a convolution, as a layer or as an operator."""
+    """Return whether a node is a convolution, as a layer or as an operator."""
     return node.name in CONVOLUTIONS or isinstance(node.cell, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
 
 
-def judge(graph: Graph) -> dict[Node, Verdict]:
-    """Return a verdict on each BatchNorm that a graph calls."""
-    verdicts = {node: Verdict(False, OUTSIDE) for node in graph.nodes if is_batch_norm(node)}
+def classify(graph: Graph) -> dict[Node, Removal]:
+    """Return a removal on each BatchNorm that a graph calls."""
+    removals = {node: Removal(False, OUTSIDE) for node in graph.nodes if is_batch_norm(node)}
     dominators = _dominators(graph)
     users = graph.users()
     for node in graph.nodes:
         if node.name in ADDITIONS and len(node.data) == 2 and dominators[node] is not None:
-            for norm, verdict in _Block(graph, node, dominators, users).verdicts().items():
-                verdicts[norm] = _stricter(verdicts[norm], verdict)
-    return verdicts
+            for norm, removal in _Block(graph, node, dominators, users).removals().items():
+                removals[norm] = _stricter(removals[norm], removal)
+    return removals
 
 
-def _stricter(one: Verdict, two: Verdict) -> Verdict:
+def _stricter(one: Removal, two: Removal) -> Removal:
     """Return what holds for a BatchNorm on the branches of two additions."""
     if one.reason == OUTSIDE or (one.removable and two.reason != OUTSIDE and not two.removable):
         return two
@@ -137,18 +137,18 @@ class _Block:
             node = dominators[node]
         return line
 
-    def verdicts(self) -> dict[Node, Verdict]:
+    def removals(self) -> dict[Node, Removal]:
         """Return what may happen to the BatchNorms on the branches."""
         norms = [node for node in (*self.main, *self.shortcut) if is_batch_norm(node)]
         reason = self._not_understood()
         if reason:
-            return {node: Verdict(False, reason) for node in norms}
-        found = {node: Verdict(False, "not directly after a convolution") for node in norms}
+            return {node: Removal(False, reason) for node in norms}
+        found = {node: Removal(False, "not directly after a convolution") for node in norms}
         stretch = self._stretch()
         for node in stretch[1:]:
             if is_batch_norm(node) and is_convolution(node.data[0]):
-                found[node] = Verdict(True, REMOVED_IN_BRANCH)
-        found[stretch[0]] = Verdict(False, LAST)
+                found[node] = Removal(True, REMOVED_IN_BRANCH)
+        found[stretch[0]] = Removal(False, LAST)
         for node in self.shortcut:
             if is_batch_norm(node):
                 found[node] = self._on_shortcut(node)
@@ -190,13 +190,13 @@ class _Block:
     def _is_used_elsewhere(self, node: Node) -> bool:
         return len(self.users[node]) != 1 or node in self.outputs
 
-    def _on_shortcut(self, node: Node) -> Verdict:
+    def _on_shortcut(self, node: Node) -> Removal:
         before = node.data[0]
         if not is_convolution(before):
-            return Verdict(False, "on a shortcut, but not directly after a convolution")
+            return Removal(False, "on a shortcut, but not directly after a convolution")
         if self._is_used_elsewhere(before) or self._is_used_elsewhere(node):
-            return Verdict(False, "on a shortcut, but the result is used elsewhere too")
-        return Verdict(True, REMOVED_ON_SHORTCUT, shortcut=True)
+            return Removal(False, "on a shortcut, but the result is used elsewhere too")
+        return Removal(True, REMOVED_ON_SHORTCUT, shortcut=True)
 
 
 KNOWN = ACTIVATIONS | PASSING
@@ -237,7 +237,7 @@ def find_classifier(graph: Graph) -> tuple[nn.Dense | None, str]:
 
 
 def _is_last(layer: nn.Cell, network: nn.Cell) -> bool:
-    """Tell whether no layer with weights stands behind another one in the network's own order."""
+    """Return whether no layer with weights stands behind another one in the network's own order."""
     last = list(network.get_parameters())[-1]
     return any(last is one for one in layer.get_parameters())
 
@@ -281,7 +281,7 @@ def _joined(graph: Graph, start: Node) -> str:
 
 
 def _has_weights(node: Node) -> bool:
-    """Tell whether a node multiplies what comes in by weights, as a layer or as an operator."""
+    """Return whether a node multiplies what comes in by weights, as a layer or as an operator."""
     if node.cell is not None and any(True for _ in node.cell.get_parameters()):
         return True
     return is_convolution(node) or (
@@ -290,7 +290,7 @@ def _has_weights(node: Node) -> bool:
 
 
 def _comes_before(node: Node, end: Node) -> bool:
-    """Tell whether ``end`` is made from ``node``."""
+    """Return whether ``end`` is made from ``node``."""
     pending, seen = [end], {end}
     while pending:
         fresh = [one for one in pending.pop().inputs if one not in seen]
@@ -309,10 +309,10 @@ def _sources(graph: Graph) -> dict[Node, frozenset[Node]]:
 
 
 __all__ = [
-    "Verdict",
+    "Removal",
+    "classify",
     "find_classifier",
     "is_batch_norm",
     "is_convolution",
-    "judge",
     "own_construct",
 ]

@@ -15,9 +15,9 @@ from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
     BATCH_NORMS,
-    Verdict,
+    Removal,
+    classify,
     find_classifier,
-    judge,
     own_construct,
 )
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
@@ -86,14 +86,14 @@ class Rewriting:
 
     Attributes:
         changes: one entry for each BatchNorm, and one for the head if it was asked for.
-        surplus: parameters of removed layers, also of earlier rewritings.
+        removed_parameters: parameters of removed layers, also of earlier rewritings.
         heads: the normalised heads, likewise.
         network: what was rewritten.
         exchanged: each Cell put in now, with the one whose place it took.
     """
 
     changes: tuple[Change, ...]
-    surplus: tuple[Parameter, ...] = ()
+    removed_parameters: tuple[Parameter, ...] = ()
     heads: tuple[CommonHeadLastFN, ...] = ()
     network: nn.Cell | None = None
     exchanged: tuple[tuple[nn.Cell, nn.Cell], ...] = ()
@@ -104,7 +104,7 @@ class Rewriting:
             exchange(self.network, {id(ours): theirs for ours, theirs in self.exchanged})
 
     @property
-    def fresh(self) -> tuple[Parameter, ...]:
+    def added_parameters(self) -> tuple[Parameter, ...]:
         """Parameters that the network has gained: the multipliers of the heads."""
         return tuple(head.multiplier for head in self.heads)
 
@@ -114,7 +114,7 @@ class Rewriting:
         Args:
             groups: a multiplier joins the group that has the weight of its head.
         """
-        gone = {id(parameter) for parameter in self.surplus}
+        gone = {id(parameter) for parameter in self.removed_parameters}
         multipliers = {id(head.weight): head.multiplier for head in self.heads}
         found = []
         for group in groups:
@@ -174,9 +174,9 @@ class _Settings:
             heads=(self.heads, optional(name_patterns())),
         )
 
-    def objection(self, name: str, verdict: Verdict) -> str:
+    def objection(self, name: str, removal: Removal) -> str:
         """Return why the user wants a removable BatchNorm to stay; empty if not."""
-        if verdict.shortcut and self.keep_shortcut:
+        if removal.shortcut and self.keep_shortcut:
             return "on a shortcut, and keep_shortcut is set"
         if self.include is not None and not _matches(name, self.include):
             return "no pattern of include matches"
@@ -195,22 +195,22 @@ class _Plan:
 
     def norms(self) -> None:
         """Decide on every BatchNorm."""
-        verdicts = _verdicts(self.graphs)
+        removals = _removals(self.graphs)
         failures = _failures(self.graphs)
         for cell in layers_of(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
             if isinstance(cell, RemovedBatchNorm):
                 self.changes.append(Change(cell.before.name, REMOVED, "removed before", now=False))
                 continue
             name = name_of(cell.gamma)
-            verdict = verdicts.get(id(cell), Verdict(False, own_construct(cell) or "never called"))
+            removal = removals.get(id(cell), Removal(False, own_construct(cell) or "never called"))
             if any(id(cell) in graph.read for graph in self.graphs):
-                verdict = Verdict(False, "other code reads its parameters")
-            reason = failures.get(id(cell), verdict.reason)
-            objection = self.settings.objection(name, verdict) if verdict.removable else reason
-            if verdict.removable and not objection:
+                removal = Removal(False, "other code reads its parameters")
+            reason = failures.get(id(cell), removal.reason)
+            objection = self.settings.objection(name, removal) if removal.removable else reason
+            if removal.removable and not objection:
                 self.exchanged.append((RemovedBatchNorm(cell), cell))
             done = KEPT if objection else REMOVED
-            self.changes.append(Change(name, done, objection or verdict.reason))
+            self.changes.append(Change(name, done, objection or removal.reason))
 
     def idle_patterns(self) -> list[str]:
         """Return the patterns that match no layer."""
@@ -325,7 +325,9 @@ def less_bn(
     exchange(network, {id(theirs): ours for ours, theirs in plan.exchanged})
     normalised = tuple(layers_of(network, (CommonHeadLastFN,)))
     exchanged = tuple(plan.exchanged)
-    return Rewriting(tuple(plan.changes), _surplus(network), normalised, network, exchanged)
+    return Rewriting(
+        tuple(plan.changes), _removed_parameters(network), normalised, network, exchanged
+    )
 
 
 class LessBN(nn.Cell):
@@ -373,24 +375,24 @@ class LessBN(nn.Cell):
         rewriting = less_bn(network, fn_flag, **settings)
         self.network = network
         self.__dict__["rewriting"] = rewriting
-        tell_effect(rewriting)
+        warn_without_effect(rewriting)
 
     def construct(self, *inputs: Any) -> Any:
         """Run the network."""
         return self.network(*inputs)
 
 
-def tell_effect(rewriting: Rewriting) -> None:
+def warn_without_effect(rewriting: Rewriting) -> None:
     """Warn if a network has not changed; say if it had before."""
     if not rewriting.has_effect:
         reasons = sorted({change.reason for change in rewriting.changes})
-        told = "; ".join(reasons) or "the network has no BatchNorm"
-        warn(f"less_bn has no effect on this network: {told}", NoEffectWarning)
+        why = "; ".join(reasons) or "the network has no BatchNorm"
+        warn(f"less_bn has no effect on this network: {why}", NoEffectWarning)
     elif not rewriting.is_new:
         LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
 
 
-def fitted(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> nn.Cell:
+def rebuild_for(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> nn.Cell:
     """Return an optimizer over the parameters that a rewritten network has.
 
     Args:
@@ -405,8 +407,8 @@ def fitted(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> 
     if not isinstance(optimizer, nn.Optimizer):
         raise TypeError(f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}")
     trained = {id(parameter) for parameter in optimizer.parameters}
-    removed = [one for one in rewriting.surplus if id(one) in trained]
-    added = [one for one in rewriting.fresh if id(one) not in trained]
+    removed = [one for one in rewriting.removed_parameters if id(one) in trained]
+    added = [one for one in rewriting.added_parameters if id(one) not in trained]
     if not (removed or added or centralize):
         return optimizer
     if isinstance(optimizer, FreezeOpt):
@@ -419,14 +421,14 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _verdicts(graphs: Iterable[Graph]) -> dict[int, Verdict]:
-    """Return one verdict for each BatchNorm: one place where it must stay is enough."""
-    found: dict[int, Verdict] = {}
+def _removals(graphs: Iterable[Graph]) -> dict[int, Removal]:
+    """Return one removal for each BatchNorm: one place where it must stay is enough."""
+    found: dict[int, Removal] = {}
     for graph in graphs:
-        for node, verdict in judge(graph).items():
+        for node, removal in classify(graph).items():
             before = found.get(id(node.cell))
             if before is None or before.removable:
-                found[id(node.cell)] = verdict
+                found[id(node.cell)] = removal
     return found
 
 
@@ -439,12 +441,22 @@ def _failures(graphs: Iterable[Graph]) -> dict[int, str]:
     return found
 
 
-def _surplus(network: nn.Cell) -> tuple[Parameter, ...]:
+def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:
     """Return the parameters of removed layers that nothing else in the network has."""
     removed = layers_of(network, (RemovedBatchNorm,))
     left = {id(parameter) for parameter in network.get_parameters()}
-    surplus = [one for cell in removed for one in cell.before.parameters if id(one) not in left]
-    return tuple(dict.fromkeys(surplus))
+    removed_parameters = [
+        one for cell in removed for one in cell.before.parameters if id(one) not in left
+    ]
+    return tuple(dict.fromkeys(removed_parameters))
 
 
-__all__ = ["Change", "CommonHeadLastFN", "LessBN", "Rewriting", "fitted", "less_bn", "tell_effect"]
+__all__ = [
+    "Change",
+    "CommonHeadLastFN",
+    "LessBN",
+    "Rewriting",
+    "less_bn",
+    "rebuild_for",
+    "warn_without_effect",
+]

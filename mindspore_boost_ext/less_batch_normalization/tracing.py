@@ -1,4 +1,4 @@
-"""Symbolic tracing: what a network computes, found by running its ``construct`` on stand-ins."""
+"""Symbolic tracing: what a network computes, found by running its ``construct`` on proxies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names
 
 
 class NotUnderstoodError(Exception):
-    """The code asks a stand-in for something that only a tensor has."""
+    """The code asks a proxy for something that only a tensor has."""
 
 
 @dataclass(eq=False)
@@ -89,8 +89,8 @@ def trace(network: nn.Cell) -> list[Graph]:
             pending += whole
             for one in fresh:
                 if one not in whole:
-                    told = f"{type(failed).__name__} uses parts of it, but {reason}"
-                    graph.failures.update((part, told) for _, part in one.cells_and_names())
+                    why = f"{type(failed).__name__} uses parts of it, but {reason}"
+                    graph.failures.update((part, why) for _, part in one.cells_and_names())
                     seen.update(id(part) for _, part in one.cells_and_names())
     return graphs
 
@@ -112,7 +112,7 @@ def trace_both(network: nn.Cell) -> list[Graph]:
 
 
 def _reaches_into(cell: nn.Cell, inner: nn.Cell) -> bool:
-    """Tell whether the code of a Cell names parts of an inner one, and so may call them alone."""
+    """Return whether the code of a Cell names parts of an inner one, and so may call them alone."""
     names: set[str] = set()
     for kind in type(cell).__mro__:
         for function in vars(kind).values():
@@ -123,7 +123,7 @@ def _reaches_into(cell: nn.Cell, inner: nn.Cell) -> bool:
 
 
 class _Tracer:
-    """Runs one Cell on stand-ins and writes down what happens."""
+    """Runs one Cell on proxies and writes down what happens."""
 
     def __init__(self, root: nn.Cell) -> None:
         self.graph = Graph(root)
@@ -152,14 +152,14 @@ class _Tracer:
         mark = len(self.graph.nodes)
         try:
             return self.call(type(cell).construct, (_CellStandIn(self, cell), *args), kwargs)
-        except Exception as error:  # foreign code meets a stand-in: anything may happen
+        except Exception as error:  # foreign code meets a proxy: anything may happen
             del self.graph.nodes[mark:]
             reason = f"{type(cell).__name__}.construct was not understood: {error}"
             self.graph.failures[cell] = " ".join(reason.split())[:160]
             return self.record(type(cell).__name__, inputs, cell)
 
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a Python function with stand-ins for what it finds in its surroundings."""
+        """Run a Python function with proxies for what it finds in its surroundings."""
         while hasattr(function, "__wrapped__") and _is_mindspore(function.__code__.co_filename):
             function = function.__wrapped__  # ms.jit and the like
         own = {
@@ -179,7 +179,7 @@ class _Tracer:
         return copy(*args, **kwargs)
 
     def _cell(self, cell: CellType) -> CellType:
-        """Return a cell of a closure with a stand-in for what it holds."""
+        """Return a cell of a closure with a proxy for what it holds."""
         try:
             return CellType(self.wrap(cell.cell_contents))
         except ValueError:  # still empty
@@ -387,7 +387,7 @@ def _listed(result: Any) -> Any:
 
 
 def _values(thing: Any) -> Iterator[Value]:
-    """Yield the stand-ins for tensors in arguments or results, however nested."""
+    """Yield the proxies for tensors in arguments or results, however nested."""
     if type(thing) is Value:
         yield thing
     elif isinstance(thing, dict):
@@ -415,7 +415,7 @@ def _is_mindspore(filename: str) -> bool:
 
 
 def _is_leaf(cell: nn.Cell) -> bool:
-    """Tell whether a Cell is one step: a layer whose code is MindSpore's, without Cells inside."""
+    """Return whether a Cell is one step: a layer whose code is MindSpore's, without Cells in it."""
     if getattr(cell, "one_step", False):
         return True
     owner = next(kind for kind in type(cell).__mro__ if "construct" in vars(kind))

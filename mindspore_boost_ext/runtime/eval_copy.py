@@ -11,24 +11,24 @@ from mindspore import nn
 from mindspore_boost_ext import _compat
 
 
-def resting_copy(
-    network: nn.Cell, resting: Iterable[nn.Cell], shared: Iterable[nn.Cell] = ()
+def eval_copy(
+    network: nn.Cell, in_evaluation: Iterable[nn.Cell], shared: Iterable[nn.Cell] = ()
 ) -> nn.Cell:
-    """Return ``network`` with the Cells in ``resting``, and what is in them, in evaluation mode.
+    """Return ``network`` with some Cells, and what is in them, in evaluation mode.
 
     They stay in evaluation mode whatever ``set_train`` says; the network that was given, and each
     Cell of it, is left as it is.
 
     Args:
         network (Cell): the network.
-        resting (Iterable[Cell]): Cells in it.
+        in_evaluation (Iterable[Cell]): Cells in it.
         shared (Iterable[Cell]): Cells that are not copied, wherever they stand: those that act
             alike in training and evaluation, and must stay the same objects. Default: none.
 
     Returns:
-        Cell, over the same Parameters: the network itself if ``resting`` is empty.
+        Cell, over the same Parameters: the network itself if ``in_evaluation`` is empty.
     """
-    copier = _Copier({id(cell) for cell in resting})
+    copier = _Copier({id(cell) for cell in in_evaluation})
     copier.done.update({id(cell): cell for cell in shared})
     return copier.copy(network, False)
 
@@ -36,30 +36,30 @@ def resting_copy(
 class _Copier:
     """Copies each Cell at most once, so that one used in two places stays one."""
 
-    def __init__(self, resting: set[int]) -> None:
-        self.resting = resting
+    def __init__(self, in_evaluation: set[int]) -> None:
+        self.in_evaluation = in_evaluation
         self.done: dict[int, nn.Cell] = {}
 
-    def copy(self, cell: nn.Cell, inside: bool) -> nn.Cell:
+    def copy(self, cell: nn.Cell, within: bool) -> nn.Cell:
         if id(cell) not in self.done:
-            self.done[id(cell)] = self._made(cell, inside or id(cell) in self.resting)
+            self.done[id(cell)] = self._made(cell, within or id(cell) in self.in_evaluation)
         return self.done[id(cell)]
 
-    def _made(self, cell: nn.Cell, rests: bool) -> nn.Cell:
+    def _made(self, cell: nn.Cell, evaluates: bool) -> nn.Cell:
         children = {
-            name: child if child is None else self.copy(child, rests)
+            name: child if child is None else self.copy(child, evaluates)
             for name, child in _compat.children(cell).items()
         }
         changed = any(children[name] is not child for name, child in _compat.children(cell).items())
-        if not rests and not changed:
+        if not evaluates and not changed:
             return cell
         kind: Any = type(cell)
-        made: nn.Cell = _compat.shallow_copy(cell, _locked(kind) if rests else None)
+        made: nn.Cell = _compat.shallow_copy(cell, _locked(kind) if evaluates else None)
         for name, child in children.items():
             _compat.set_child(made, name, child)
         for name, value in _compat.own_attributes(made).items():
             vars(made)[name] = self._replaced(value)
-        if rests:
+        if evaluates:
             made.add_flags(training=False)
         return made
 
@@ -84,4 +84,4 @@ def _locked(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"add_flags": add_flags, "__doc__": kind.__doc__})
 
 
-__all__ = ["resting_copy"]
+__all__ = ["eval_copy"]

@@ -82,8 +82,8 @@ def _watch(others: dict[int, int]) -> None:
             os.close(handle)
 
 
-def _end(told: str) -> None:
-    sys.stderr.write(f"mindspore_boost_ext: {told}\n")
+def _end(message: str) -> None:
+    sys.stderr.write(f"mindspore_boost_ext: {message}\n")
     sys.stderr.flush()
     time.sleep(PATIENCE)
     os._exit(1)  # the main thread may wait in a collective for ever

@@ -108,7 +108,7 @@ def _is_late_type(kind: Any) -> bool:
 
 
 def _is_late(gradients: tuple[Any, ...]) -> bool:
-    """Tell whether the compiler does not know yet what the gradients are."""
+    """Return whether the compiler does not know yet what the gradients are."""
     return bool(_is_late_type(functional.typeof(gradients)))
 
 
@@ -352,7 +352,7 @@ class DeviceFacts:
         )
 
     def saturates(self) -> tuple[bool, str]:
-        """Tell whether this Ascend saturates on overflow, and why."""
+        """Return whether this Ascend saturates on overflow, and why."""
         if self.soc in _SATURATION_ONLY:
             return True, f"{self.soc} has the saturation mode only"
         asked = self.check_mode == "SATURATION_MODE"
@@ -364,7 +364,7 @@ class DeviceFacts:
         return False, f"{self.soc or 'this Ascend'} has the inf/nan mode only{passed_over}"
 
     def all_finite_usable(self) -> tuple[bool, str]:
-        """Tell whether AllFinite can be used on this Ascend, and why."""
+        """Return whether AllFinite can be used on this Ascend, and why."""
         switch = self.runtime_conf.lower()
         if not self.all_finite_package:
             return False, "IsFinite: the package with AllFinite is missing or of another version"

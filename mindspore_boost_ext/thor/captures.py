@@ -62,7 +62,7 @@ class RefreshChooser(Chooser):
     In PYNATIVE_MODE ordinary steps run without taps, which cost time there.
 
     Args:
-        thor (THOR): tells when a refresh is due.
+        thor (THOR): knows when a refresh is due.
         window (GradientAccumulation, optional): the window of the step. Default: None.
     """
 
@@ -90,7 +90,7 @@ class RefreshChooser(Chooser):
         if index == CAPTURING:
             self.thor.taps.attach()
             yield
-            self.thor.tell_troubles()
+            self.thor.warn_of_troubles()
             return
         eager = ms.get_context("mode") == ms.PYNATIVE_MODE
         if eager:

@@ -158,7 +158,7 @@ class Curvature(nn.Cell):
         self.stopped = _state("stopped", np.zeros(count, np.bool_))
         # Rows: refreshes seen, inversions made, dampings raised, refreshes that kept the old ones,
         # refreshes in which the layer's own construct had not run.
-        self.tally = _state("tally", np.zeros((5, count), np.int32))
+        self.counters = _state("tally", np.zeros((5, count), np.int32))
         self.reducer: Any = None
 
     def use_ranks(self, degree: int, split_indices: Iterable[int] | None) -> None:
@@ -171,29 +171,31 @@ class Curvature(nn.Cell):
         """
         self.reducer = MeanOverRanks(degree, split_indices, len(self.plans))
 
-    def prepared(self, notes: tuple[Tensor, ...], scales: Any) -> tuple[Tensor, ...]:
+    def prepared(self, factor_gradients: tuple[Tensor, ...], scales: Any) -> tuple[Tensor, ...]:
         """Divide the loss scale out of new factors and average them over the ranks.
 
         Args:
-            notes: what the backward pass brought: A and G of each layer in turn.
+            factor_gradients: what the backward pass brought: A and G of each layer in turn.
             scales: the loss scale, or a tuple with one for each layer. Only G carries it, squared.
         """
         result: tuple[Any, ...] = ()
         for index in range(len(self.plans)):
             scale = scales[index] if isinstance(scales, tuple) else scales
-            g = notes[2 * index + 1] / scale / scale
-            result += (notes[2 * index], g)
+            g = factor_gradients[2 * index + 1] / scale / scale
+            result += (factor_gradients[2 * index], g)
         return result if self.reducer is None else self.reducer(result)
 
-    def refresh(self, notes: tuple[Tensor, ...], damping: Tensor) -> tuple[Tensor, Tensor]:
+    def refresh(
+        self, factor_gradients: tuple[Tensor, ...], damping: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Take in new factors, as :meth:`prepared` returns them.
 
         Args:
-            notes: A and G of each layer in turn.
+            factor_gradients: A and G of each layer in turn.
             damping: λ, float32 [].
 
         Returns:
-            Tensors: the tally, when all is done; bool [layers], which layers the rule has stopped.
+            Tensors: the counters, when all is done; bool [layers], those that the rule has stopped.
         """
         traces: tuple[Any, ...] = ()
         changes: tuple[Any, ...] = ()
@@ -201,7 +203,7 @@ class Curvature(nn.Cell):
         columns: tuple[Any, ...] = ()
         for index in range(len(self.plans)):
             trace, change, stop, column = self._refresh_layer(
-                index, notes[2 * index], notes[2 * index + 1], damping
+                index, factor_gradients[2 * index], factor_gradients[2 * index + 1], damping
             )
             traces += (trace,)
             changes += (change,)
@@ -211,12 +213,12 @@ class Curvature(nn.Cell):
         ops.assign(self.change, ops.stack(changes))
         now_stopped = ops.stack(stopped)
         ops.assign(self.stopped, now_stopped)
-        return ops.assign_add(self.tally, ops.stack(columns, 1)), now_stopped
+        return ops.assign_add(self.counters, ops.stack(columns, 1)), now_stopped
 
     def _refresh_layer(
         self, index: int, a: Tensor, g: Tensor, damping: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Refresh one layer; return kept trace, change, whether it stopped, and its tally."""
+        """Refresh one layer; return kept trace, change, whether it stopped, and its counters."""
         layer, kept = self.layers[index], self.kept_trace[index]
         first = kept <= 0.0
         # No row at all: the weight was used past its layer, which keeps the inverses that it has.
@@ -246,8 +248,8 @@ class Curvature(nn.Cell):
         bad = ops.logical_or(ops.logical_not(finite), ops.logical_xor(wanted, good))
         raised = ops.logical_and(raised, good)
         passed_by = ops.logical_not(reached)
-        tally = ops.stack((ops.ones_like(good), good, raised, bad, passed_by)).astype(ms.int32)
-        return ops.where(good, trace, kept), change, stop, tally
+        counters = ops.stack((ops.ones_like(good), good, raised, bad, passed_by)).astype(ms.int32)
+        return ops.where(good, trace, kept), change, stop, counters
 
     def _invert_if(
         self, wanted: Tensor, layer: LayerFactors, a: Tensor, g: Tensor, damping: Tensor

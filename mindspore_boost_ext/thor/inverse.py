@@ -43,7 +43,7 @@ class ByCholesky(nn.Cell):
 def _inverse_and_facts(factor: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the inverse, and the damping used with 1.0 if the inverse is good, else 0.0."""
     inverse, used, good = damped_inverse(factor, float(np.asarray(damping).reshape(())))
-    with np.errstate(over="ignore"):  # of what leaves float32 is told
+    with np.errstate(over="ignore"):  # what leaves float32 is flagged
         inverse = inverse.astype(np.float32)
     good = good and bool(np.isfinite(inverse).all())
     return inverse, np.array([used, good], np.float32)
@@ -124,7 +124,7 @@ def _transposed(matrix: Tensor) -> Tensor:
 
 
 def _indefinite(factor: Tensor, eye: Tensor) -> Tensor:
-    """Tell whether a 2 × 2 minor is negative: bool []."""
+    """Return whether a 2 × 2 minor is negative: bool []."""
     diagonal = (factor * eye).sum(-1)
     products = ops.expand_dims(diagonal, -1) * ops.expand_dims(diagonal, -2)
     negative = ops.less(diagonal, 0.0).any()

@@ -154,7 +154,7 @@ class THOR(nn.Optimizer):
         self.next_refresh = Parameter(
             Tensor(0, ms.int32), name="boost.thor.next_refresh", requires_grad=False
         )
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         # Runs when the update is compiled, on the host; True, so that the graph has a use for it.
         self.look_for_taps = ops.constexpr(self._warn_without_taps, reuse_result=False)
         if not plans:
@@ -200,17 +200,17 @@ class THOR(nn.Optimizer):
             return False
         return int(self.global_step.asnumpy()[0]) >= int(self.next_refresh.asnumpy())
 
-    def refresh(self, notes: tuple[Tensor, ...]) -> Tensor:
+    def refresh(self, factor_gradients: tuple[Tensor, ...]) -> Tensor:
         """Take in the factors of a batch, with loss scale divided out and averaged over ranks.
 
         Args:
-            notes: A and G of each layer in turn, as ``curvature.prepared`` returns them.
+            factor_gradients: A and G of each layer in turn, as ``curvature.prepared`` returns them.
         """
-        done = self._refresh_compiled(*notes)
+        done = self._refresh_compiled(*factor_gradients)
         return ops.depend(self.next_refresh, done)
 
-    def _refresh(self, *notes: Tensor) -> Tensor:
-        done, stopped = self.curvature.refresh(notes, self._damping_now())
+    def _refresh(self, *factor_gradients: Tensor) -> Tensor:
+        done, stopped = self.curvature.refresh(factor_gradients, self._damping_now())
         following = self.global_step[0] + self.frequency
         if self.curvature.settings.trace_rule is not None:
             following = ops.where(stopped.all(), ops.ones_like(following) * _NEVER, following)
@@ -295,8 +295,8 @@ class THOR(nn.Optimizer):
         """Return what BoostMonitor shows: refreshes, inversions and the change of the traces."""
         if not self.factors:
             return {}
-        tally = self.curvature.tally.asnumpy().astype(int)
-        refreshes, inversions, raised, kept, passed_by = tally
+        counters = self.curvature.counters.asnumpy().astype(int)
+        refreshes, inversions, raised, kept, passed_by = counters
         observed: dict[str, Any] = {
             "thor.refreshes": int(refreshes.max()),
             "thor.inversions": int(inversions.sum()),
@@ -310,27 +310,29 @@ class THOR(nn.Optimizer):
             observed[f"thor.change.{plan.weight.name}"] = float(change)
         return observed
 
-    def tell_troubles(self) -> None:
+    def warn_of_troubles(self) -> None:
         """Warn once for each cause: dampings raised, inverses that are old, layers passed by."""
-        _, _, raised, kept, passed_by = self.curvature.tally.asnumpy()
+        _, _, raised, kept, passed_by = self.curvature.counters.asnumpy()
         remedy = "a larger damping avoids that"
-        self._tell(f"its damping was raised: a factor was not positive definite; {remedy}", raised)
-        self._tell(
+        self._warn_of_layers(
+            f"its damping was raised: a factor was not positive definite; {remedy}", raised
+        )
+        self._warn_of_layers(
             f"it keeps its last inverse: a factor was not finite or not invertible; {remedy}", kept
         )
-        self._tell(
+        self._warn_of_layers(
             "it keeps its last inverse, or its plain gradient if it has none: the network uses the "
             "weight, but not through the layer's own construct (another Cell reads it, or the "
             "layer is recomputed)",
             passed_by,
         )
 
-    def _tell(self, what: str, counts: Any) -> None:
+    def _warn_of_layers(self, what: str, counts: Any) -> None:
         names = [plan.weight.name for plan in self.curvature.plans]
         new = [
-            name for name, count in zip(names, counts) if count and what + name not in self._told
+            name for name, count in zip(names, counts) if count and what + name not in self._warned
         ]
-        self._told.update(what + name for name in new)
+        self._warned.update(what + name for name in new)
         if new:
             warn(f"THOR, {', '.join(new)}: {what}")
 

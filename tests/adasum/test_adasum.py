@@ -302,7 +302,7 @@ def test_one_process_trains_plainly_and_says_so(mode):
 def test_obstacles_name_their_remedy(monkeypatch, ranks, devices, parallel, reason):
     monkeypatch.setattr(adasum, "rank_count", lambda: ranks)
     monkeypatch.setattr(ms, "get_auto_parallel_context", lambda name: parallel)
-    assert re.search(reason, adasum.obstacle(devices))
+    assert re.search(reason, adasum.unavailable_reason(devices))
 
 
 @pytest.mark.parametrize("ranks", [4, 6])
@@ -324,6 +324,6 @@ def test_a_server_that_is_not_whole_ends_the_building_of_the_step(monkeypatch, r
 
 def test_enable_all_leaves_it_out_in_one_process():
     boost = AutoBoost("O2", {"boost": {"mode": "enable_all"}})
-    boost.leave_out("adasum", adasum.obstacle(1))
+    boost.leave_out("adasum", adasum.unavailable_reason(1))
     assert not boost.boost_config["adasum"]
     assert "one process" in boost.report()["adasum"].reason

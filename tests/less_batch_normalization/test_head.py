@@ -161,7 +161,10 @@ def test_named_heads_instead_of_the_classifier():
     rewriting = less_bn(Named(), True, heads=["fc"])
     assert [one.name for one in rewriting.changes if one.done == "normalised"] == ["fc"]
     both = less_bn(Named(), True, heads=["*"])
-    assert [one.name for one in both.fresh] == ["odd_name.1.0.multiplier", "fc.multiplier"]
+    assert [one.name for one in both.added_parameters] == [
+        "odd_name.1.0.multiplier",
+        "fc.multiplier",
+    ]
     with pytest.warns(NoEffectWarning, match="no layer matches 'no'"):
         nothing = less_bn(Named(), True, heads=["no"])
     assert "no Dense matches" in nothing.changes[0].reason

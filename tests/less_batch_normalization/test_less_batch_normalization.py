@@ -537,10 +537,10 @@ def test_a_checkpoint_of_the_original_network_loads_and_the_surplus_is_reported(
     ms.save_checkpoint(zoo.ZooResNet(seed=9), path)
     net = zoo.ZooResNet()
     less_bn(net)
-    missing, surplus = ms.load_param_into_net(net, ms.load_checkpoint(path))
+    missing, removed_parameters = ms.load_param_into_net(net, ms.load_checkpoint(path))
     assert missing == []
-    assert "layer1.0.bn1.gamma" in surplus
-    assert len(surplus) == 5 * 4
+    assert "layer1.0.bn1.gamma" in removed_parameters
+    assert len(removed_parameters) == 5 * 4
     original = nets.weights(zoo.ZooResNet(seed=9))
     np.testing.assert_array_equal(nets.weights(net)["conv1.weight"], original["conv1.weight"])
 
