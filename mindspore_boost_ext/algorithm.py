@@ -11,6 +11,7 @@ from mindspore import nn
 from mindspore_boost_ext.report import APPLIED, Report, Row
 
 if TYPE_CHECKING:
+    from mindspore_boost_ext.boost import AutoBoost
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
     from mindspore_boost_ext.config.parse import BoostConfig
 
@@ -75,6 +76,9 @@ class Algorithm:
     def unavailable(self, config: BoostConfig) -> str:
         """Return why it cannot act in this process, with the remedy; empty if it can."""
         return ""
+
+    def check_loss_scale(self, manager: Any, boost: AutoBoost) -> None:
+        """Raise a ``ValueError`` if a loss-scale manager, or None, and the settings do not fit."""
 
     def build(self, build: Build) -> None:
         """Change network or optimizer. Called only where the switch is on."""

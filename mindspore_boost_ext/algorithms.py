@@ -10,6 +10,7 @@ from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.dim_reduce.algorithm import DimReduceAlgorithm
 from mindspore_boost_ext.grad_accumulation.algorithm import AccumulationAlgorithm
 from mindspore_boost_ext.grad_freeze.algorithm import FreezeAlgorithm
+from mindspore_boost_ext.group_loss_scale_manager.algorithm import GroupedScaleAlgorithm
 from mindspore_boost_ext.less_batch_normalization.algorithm import LessBNAlgorithm
 from mindspore_boost_ext.thor.algorithm import ThorAlgorithm
 
@@ -20,6 +21,7 @@ ALGORITHMS: tuple[type[Algorithm], ...] = (
     DimReduceAlgorithm,
     AdaSumAlgorithm,
     AccumulationAlgorithm,
+    GroupedScaleAlgorithm,
 )
 
 __all__ = ["ALGORITHMS"]

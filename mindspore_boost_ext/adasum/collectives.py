@@ -118,29 +118,6 @@ def make_swap(
     return AllReduceSwap(rank, partner)
 
 
-class MeanOverRanks(nn.Cell):
-    """Mean of a tensor over all ranks, in floating point and bitwise the same on each.
-
-    Inputs:
-        - **value** (Tensor) - float32, at least one axis.
-
-    Outputs:
-        Tensor, the mean, of the same shape; ``value`` itself when there is one rank.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(auto_prefix=False)
-        self.ranks = rank_count()
-        self.all_reduce: Any = ops.AllReduce() if self.ranks > 1 else None
-
-    def construct(self, value: Tensor) -> Tensor:
-        """Average over the ranks."""
-        return value if self.ranks == 1 else self.all_reduce(value) / self.ranks
-
-
 class RowsOfRanks(nn.Cell):
     """The same vector of every rank, as the rows of a matrix.
 
@@ -204,7 +181,6 @@ class SumOverGroup(nn.Cell):
 
 __all__ = [
     "AllReduceSwap",
-    "MeanOverRanks",
     "RowsOfRanks",
     "SendReceiveSwap",
     "SumOverGroup",

@@ -23,7 +23,6 @@ from mindspore_boost_ext.boost_cell_wrapper import (
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
-from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME, end_of_start, start_of_training
 from mindspore_boost_ext.thor.optimizer import thor_of
@@ -48,32 +47,18 @@ def make_step_cell(network: nn.Cell, optimizer: nn.Cell, loss_scale_manager: Any
 
 
 def check_loss_scale_manager(manager: Any, boost: AutoBoost) -> None:
-    """Check that a manager is one, and that it and the switch ``loss_scale_group`` go together.
+    """Check that a manager is one, and that it and the settings go together.
 
     Raises:
         TypeError: if ``manager`` is not a loss-scale manager.
-        ValueError: if the switch asks for groups and the manager has none, or the other way round.
+        ValueError: if an algorithm needs another one.
     """
     if manager is not None and not hasattr(manager, "get_update_cell"):
         raise TypeError(
             f"loss_scale_manager must be a LossScaleManager or None, got {shown(manager)}"
         )
-    grouped = isinstance(manager, GroupLossScaleManager)
-    if not grouped:
-        boost.leave_out("loss_scale_group", "the loss_scale_manager is no GroupLossScaleManager")
-    if boost.boost_config["loss_scale_group"] and not grouped:
-        raise ValueError(
-            "boost.loss_scale_group is on, so loss_scale_manager must be a GroupLossScaleManager, "
-            f"got {shown(manager)}"
-        )
-    if grouped and not boost.boost_config["loss_scale_group"]:
-        remedy = "set it to True, in mode 'manual'"
-        if boost.boost_config["dim_reduce"]:
-            remedy = "dim_reduce excludes all others, so give another manager"
-        raise ValueError(
-            "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: "
-            f"{remedy}"
-        )
+    for algorithm in boost.algorithms:
+        algorithm.check_loss_scale(manager, boost)
 
 
 def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from mindspore_boost_ext import (
     BoostWarning,
     NoEffectWarning,
 )
-from mindspore_boost_ext.config.parse import ALGORITHMS, STRICT_VARIABLE, tell
+from mindspore_boost_ext.config.parse import ALGORITHMS, STRICT_VARIABLE, warn_of_idle_settings
 
 # The table of the API text, which upstream's documentation gives as the recommended format.
 RECOMMENDED = {
@@ -317,7 +317,7 @@ def test_what_has_no_effect_is_told(level, source, notice):
     config = BoostConfig.parse(level, source)
     assert config.notices() == (notice,)
     with pytest.warns(NoEffectWarning) as caught:
-        tell(config)
+        warn_of_idle_settings(config)
     assert len(caught) == 1
 
 
