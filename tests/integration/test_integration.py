@@ -31,7 +31,7 @@ from mindspore_boost_ext import (
     uninstall,
 )
 from mindspore_boost_ext._compat import build_function_holders, upstream_names
-from mindspore_boost_ext.integration.model import INSTALL_VARIABLE
+from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
 
 OFF = {"boost": {"mode": "disable_all"}}
 MODELS = {"patched": ms.Model, "subclass": BoostModel}
