@@ -87,7 +87,7 @@ class Algorithm:
         """Give a network for evaluation the form in which it is trained."""
 
     def join(self, step: BoostTrainOneStepCell) -> None:
-        """Put parts into the places of a step: ``step.batch``, ``window``, ``update_part`` ...
+        """Put parts into the places of a step: ``step.update_part``, ``batch_part`` and so on.
 
         Called for every step, whether the switch is on (``self.is_on(step)``) or not: an optimizer
         of the user's own may bring the algorithm with it.

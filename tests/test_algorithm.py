@@ -176,7 +176,7 @@ class HalvedInputs(Algorithm):
     switch = "halved"
 
     def join(self, step):
-        step.batch = Halved()
+        step.batch_part = Halved()
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -71,8 +71,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         super().__init__(network, optimizer, sens=None)
         self.detector = choose_detector(self.reducer_flag)
         self.loss_scaling_manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
-        self.scale: Any = self._scale(scale_sense)
-        self.scale_sense = self.scale.scale_sense
+        self.scale_part: Any = self._scale(scale_sense)
+        self.scale_sense = self.scale_part.scale_sense
         self.skipped_steps = Parameter(
             Tensor(0, ms.int32), name="boost.loss_scale.skipped_steps", requires_grad=False
         )
@@ -82,7 +82,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         # What runs the network again is not compiled: the network need not compile.
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
-        self.extra = self.scale.extra
+        self._extra = self.scale_part.extra
         self._differentiate()
         reason = f"{self.detector.name}: {self.detector.why}"
         self.report().put(Row("overflow detection", "loss scale", APPLIED, reason))
@@ -93,24 +93,24 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         make = getattr(scale_sense, "scale_of_step", None)
         if make is None:
             return OneScale(scale_sense, self.detector)
-        layers = () if self.captures is None else self.captures.weights
+        layers = () if self.captures_part is None else self.captures_part.weights
         part: OneScale = make(self.detector, self.weights, layers)
         return part
 
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""
-        if self.choice is not None:
-            return self.choice(*inputs)  # type: ignore[no-any-return]
-        if self.batch is not None:
-            inputs = self.batch(*inputs)
+        if self.choice_part is not None:
+            return self.choice_part(*inputs)  # type: ignore[no-any-return]
+        if self.batch_part is not None:
+            inputs = self.batch_part(*inputs)
         loss = self.network(*inputs)
-        status, sens, scale = self.scale.start(loss)
-        gradients = self.grad(self.network, self.differentiated)(*inputs, sens)
+        status, sens, scale = self.scale_part.start(loss)
+        gradients = self.grad(self.network, self._differentiated)(*inputs, sens)
         again = inputs if self.update_part.takes_inputs else ()
-        weight = 1.0 if self.window is None else self.window.weight_of(*inputs)
+        weight = 1.0 if self.window_part is None else self.window_part.weight_of(*inputs)
         finish = self._finish_compiled if self.compiles_end else self._finish
         # One flat list: a compiled function is compiled anew for each tuple that it is given.
-        rest = (*gradients, *again, *self.scale.records())
+        rest = (*gradients, *again, *self.scale_part.records())
         loss, overflow = finish(status, loss, scale, weight, len(again), *rest)
         return loss, overflow, scale
 
@@ -130,9 +130,9 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         """
         gradients, captured, extra, batch, records = self._parts(rest, inputs)
         if self.capturing:
-            captured = self.captures.prepared(captured, self.scale.of_layers(scale))
-        gradients = self.grad_reducer(self.scale.divided(gradients, scale))
-        gradients, overflow = self.scale.finish(status, scale, gradients, extra, records)
+            captured = self.captures_part.prepared(captured, self.scale_part.of_layers(scale))
+        gradients = self.grad_reducer(self.scale_part.divided(gradients, scale))
+        gradients, overflow = self.scale_part.finish(status, scale, gradients, extra, records)
         return self._update_unless(overflow, loss, gradients, weight, captured, *batch), overflow
 
     # In PYNATIVE_MODE dozens of small operators one by one cost more than the backward pass.
@@ -141,8 +141,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
     def _parts(self, rest: tuple[Any, ...], inputs: int) -> tuple[tuple[Any, ...], ...]:
         """Return gradients, captured, what the scale wants, inputs and records of a flat list."""
         captures = len(self.weights)
-        extra = captures + self.captured
-        batch = extra + len(self.extra)
+        extra = captures + self._captured
+        batch = extra + len(self._extra)
         records = batch + inputs
         return (
             rest[:captures],
@@ -163,12 +163,12 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
     ) -> Tensor:
         loss = ops.depend(loss, ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32)))
         if overflow:
-            if self.window is not None and self.window.drops_on_overflow:
-                loss = ops.depend(loss, self.window.clear())
+            if self.window_part is not None and self.window_part.drops_on_overflow:
+                loss = ops.depend(loss, self.window_part.clear())
         else:
             if self.capturing:
-                loss = ops.depend(loss, self.captures.use(captured))
-            if self.window is not None:
+                loss = ops.depend(loss, self.captures_part.use(captured))
+            if self.window_part is not None:
                 loss = self._accumulate(loss, gradients, weight, *inputs)
             else:
                 loss = self.update(loss, gradients, *inputs)
@@ -176,11 +176,11 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step; from time to time look whether the scale sits at its minimum."""
-        with self.scale.recording():
+        with self.scale_part.recording():
             outputs = super().__call__(*inputs, **kwargs)
         self._steps_run += 1
         if self._steps_run == 1:
-            self.scale.after_first_step()
+            self.scale_part.after_first_step()
         due = self._look_every and self._steps_run % self._look_every == 0
         if due and isinstance(outputs, tuple) and len(outputs) == 3:  # a subclass may return less
             self._warn_at_minimum(outputs[1], outputs[2])
@@ -190,7 +190,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         """Return this step for some of the parameters."""
         step: Any = super().restricted(optimizer, positions)
         step._look_every = 0  # the step of which this is a part looks
-        step.scale = self.scale.restricted(positions)
+        step.scale_part = self.scale_part.restricted(positions)
         return step  # type: ignore[no-any-return]
 
     def set_sense_scale(self, sens: Tensor) -> None:
@@ -216,7 +216,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
 
     def observations(self) -> dict[str, Any]:
         """Return the next loss scale (or one for each group) and how many steps were skipped."""
-        observed = {**super().observations(), **self.scale.observations()}
+        observed = {**super().observations(), **self.scale_part.observations()}
         observed["skipped_steps"] = int(self.skipped_steps.asnumpy())
         return observed
 

@@ -32,10 +32,10 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     ``mindspore.boost`` gave them (``grad``, ``weights``, ``grad_reducer``, ``sens`` and so on).
     Algorithms put their parts into its places when they join it:
 
-    * ``batch`` (Cell) changes the inputs before the network sees them;
-    * ``choice`` (StepChoice) runs one of several variants of the step;
-    * ``captures`` (FactorCaptures) is what a capturing variant differentiates by besides weights;
-    * ``window`` (GradientAccumulation) gathers gradients of several batches;
+    * ``batch_part`` (Cell) changes the inputs before the network sees them;
+    * ``choice_part`` (StepChoice) runs one of several variants of the step;
+    * ``captures_part`` (FactorCaptures) is what a capturing variant differentiates by, too;
+    * ``window_part`` (GradientAccumulation) gathers gradients of several batches;
     * ``clip_norm`` (float) bounds the global norm;
     * ``update_part`` (Update) writes the weights.
 
@@ -91,8 +91,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         for algorithm in self.auto_boost.algorithms:
             algorithm.join(self)
         # Without a part of anybody's own, MindSpore's construct does the step.
-        plain = type(self.update_part) is Update and self.window is None
-        self.special = not plain or self.clip_norm is not None
+        plain = type(self.update_part) is Update and self.window_part is None
+        self._special = not plain or self.clip_norm is not None
         if self.reducer_of is not None:
             self.grad_reducer = self.reducer_of(self.weights)
         self._use_reducer(self.grad_reducer)
@@ -102,14 +102,18 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             self._make_variants()
 
     def _empty_places(self) -> None:
-        """Begin without parts, and with upstream's names for them."""
+        """Begin without parts, and with upstream's names for them.
+
+        The names of the places end in ``_part``: a Cell also has the names of its weights, and
+        a network may call one of these "scale" or "window".
+        """
         self.update_part: Any = Update(self.optimizer)
-        self.batch: Any = None
-        self.choice: Any = None
-        self.captures: Any = None
-        self.window: Any = None
+        self.batch_part: Any = None
+        self.choice_part: Any = None
+        self.captures_part: Any = None
+        self.window_part: Any = None
         self.capturing = False
-        self.extra: tuple[Any, ...] = ()
+        self._extra: tuple[Any, ...] = ()
         self.reducer_of: Callable[..., nn.Cell] | None = None
         self._make_choices: list[MakeChoice] = []
         self._prepared: set[int] = set()
@@ -126,25 +130,25 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     @property
     def accumulation(self) -> Any:
         """The window, or None."""
-        return self.window
+        return self.window_part
 
     def construct(self, *inputs: Tensor) -> Any:
         """Train one step and return the loss."""
-        if self.choice is not None:
-            return self.choice(*inputs)
-        if self.batch is not None:
-            inputs = self.batch(*inputs)
-        if not self.special:
+        if self.choice_part is not None:
+            return self.choice_part(*inputs)
+        if self.batch_part is not None:
+            inputs = self.batch_part(*inputs)
+        if not self._special:
             return super().construct(*inputs)
         loss = self.network(*inputs)
         sens = filled_like(loss, self.sens)
-        gradients = self.grad(self.network, self.differentiated)(*inputs, sens)
+        gradients = self.grad(self.network, self._differentiated)(*inputs, sens)
         if self.capturing:
-            captured = self.captures.prepared(gradients[len(self.weights) :], self.sens)
+            captured = self.captures_part.prepared(gradients[len(self.weights) :], self.sens)
             gradients = gradients[: len(self.weights)]
-            loss = ops.depend(loss, self.captures.use(captured))
+            loss = ops.depend(loss, self.captures_part.use(captured))
         gradients = self.grad_reducer(gradients)
-        if self.window is not None:
+        if self.window_part is not None:
             return self.gradient_accumulation_process(loss, gradients, sens, *inputs)
         return self.update(loss, gradients, *inputs)
 
@@ -171,25 +175,25 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             sens (Tensor): the factor that they carry; not used.
             inputs (tuple(Tensor)): the inputs; the first axis of the first counts the samples.
         """
-        return self._accumulate(loss, grads, self.window.weight_of(*inputs), *inputs)
+        return self._accumulate(loss, grads, self.window_part.weight_of(*inputs), *inputs)
 
     def _accumulate(
         self, loss: Tensor, gradients: tuple[Any, ...], weight: float, *inputs: Tensor
     ) -> Tensor:
-        loss = ops.depend(loss, self.window.accumulate(gradients, weight))
-        if self.window.is_full():
+        loss = ops.depend(loss, self.window_part.accumulate(gradients, weight))
+        if self.window_part.is_full():
             loss = self.close_window(loss, *inputs)
         return loss
 
     def close_window(self, loss: Tensor, *inputs: Tensor) -> Tensor:
         """Update with what the window holds, and empty it; return ``loss`` when that is done."""
-        gradients = self.window_reducer(self.window.window_gradients())
+        gradients = self.window_reducer(self.window_part.window_gradients())
         loss = self.update(loss, gradients, *inputs)
-        return ops.depend(loss, self.window.clear())
+        return ops.depend(loss, self.window_part.clear())
 
     def gradient_freeze_process(self, *inputs: Tensor) -> Any:
         """Run the variant whose turn it is, chosen in the graph."""
-        return self.choice(*inputs)
+        return self.choice_part(*inputs)
 
     def adasum_process(self, loss: Tensor, grads: tuple[Any, ...]) -> Tensor:
         """Take this rank's own step, and combine it with those of the other servers.
@@ -213,16 +217,16 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         the graph chooses.
         """
         self.update_part.before_step(*inputs)
-        if self.choice is None or not self.runs_our_construct():
+        if self.choice_part is None or not self.runs_our_construct():
             return super().__call__(*inputs, **kwargs)
-        index = self.choice.chooser.now()
-        variant = self.choice.variants[index]
+        index = self.choice_part.chooser.now()
+        variant = self.choice_part.variants[index]
         if id(variant) not in self._prepared:
             _compat.share_compile_settings(self, variant)
             self._prepared.add(id(variant))
         if variant.training != self.training:
             variant.set_train(self.training)
-        with self.choice.chooser.running(index):
+        with self.choice_part.chooser.running(index):
             return variant(*inputs, **kwargs)
 
     def expect_training(self, epochs: int, steps: int) -> None:
@@ -233,11 +237,11 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""
         with ONE_AT_A_TIME:
-            if self.window is None or self.window.micro_steps() == 0:
+            if self.window_part is None or self.window_part.micro_steps() == 0:
                 return False
             step: Any = self
-            while step.choice is not None:
-                step = step.choice.variants[step.choice.chooser.now()]
+            while step.choice_part is not None:
+                step = step.choice_part.variants[step.choice_part.chooser.now()]
             if id(step) not in self._flushes:
                 self._flushes[id(step)] = _Flush(step)
             self._flushes[id(step)](*self.update_part.last_inputs())
@@ -256,8 +260,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         steps: list[Any] = [self]
         for make in self._make_choices:
             for step in steps:
-                step.choice = make(step)
-            steps = [variant for step in steps for variant in step.choice.variants]
+                step.choice_part = make(step)
+            steps = [variant for step in steps for variant in step.choice_part.variants]
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.
@@ -270,12 +274,12 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             positions (tuple(int)): where they stand in ``weights``.
         """
         step: BoostTrainOneStepCell = _compat.shallow_copy(self, self._library_class())
-        step.choice, step._prepared = None, set()
+        step.choice_part, step._prepared = None, set()
         step.weights = optimizer.parameters
         step.optimizer = optimizer
         step.update_part = self.update_part.restricted(optimizer, positions)
-        if self.window is not None:
-            step.window = self.window.restricted(optimizer, positions)
+        if self.window_part is not None:
+            step.window_part = self.window_part.restricted(optimizer, positions)
         if self.reducer_of is not None:
             step._use_reducer(self.reducer_of(step.weights))
         elif self.reducer_flag:
@@ -286,15 +290,15 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     def capture(self) -> None:
         """Become a variant that differentiates by what is captured as well."""
-        self.capturing = self.special = True
+        self.capturing = self._special = True
         self._differentiate()
 
     def _differentiate(self) -> None:
         """Set what the backward pass differentiates by: weights, captures, what the scale wants."""
-        captured = self.captures.parameters if self.capturing else ()
-        self.captured = len(captured)
-        more = (*captured, *self.extra)
-        self.differentiated = ParameterTuple((*self.weights, *more)) if more else self.weights
+        captured = self.captures_part.parameters if self.capturing else ()
+        self._captured = len(captured)
+        more = (*captured, *self._extra)
+        self._differentiated = ParameterTuple((*self.weights, *more)) if more else self.weights
 
     def runs_our_construct(self) -> bool:
         """Return whether no subclass has put a ``construct`` of its own in place of ours."""
@@ -309,7 +313,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         """Set the reductions over ranks: of each batch, or of a window when it is full."""
         self.window_reducer = reducer
         # Subclasses call grad_reducer on every micro-batch, as upstream does.
-        self.grad_reducer = reducer if self.window is None else nn.Identity()
+        self.grad_reducer = reducer if self.window_part is None else nn.Identity()
 
     def _use_clipping(self) -> None:
         self.clip_norm = self.auto_boost.config.gradients.clip_norm

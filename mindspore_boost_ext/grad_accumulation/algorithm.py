@@ -25,15 +25,15 @@ class AccumulationAlgorithm(Algorithm):
             return
         check_dense(step.network, self.switch)
         step.use_grad_accumulation = True
-        step.window = GradientAccumulation(
+        step.window_part = GradientAccumulation(
             settings.grad_accumulation_step, step.optimizer, weighting=settings.weighting
         )
-        step.window.drops_on_overflow = settings.on_overflow == DROP_WINDOW
+        step.window_part.drops_on_overflow = settings.on_overflow == DROP_WINDOW
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when an epoch ends before a window is full."""
         if step.use_grad_accumulation:
-            step.window.expect_epoch(steps)
+            step.window_part.expect_epoch(steps)
 
 
 __all__ = ["AccumulationAlgorithm"]

@@ -72,7 +72,7 @@ class FreezeAlgorithm(Algorithm):
         if step.auto_boost.config.grad_freeze.eval_frozen:
             frozen = frozen_cells(step.network, variant.weights)
             # A copy would lose what captures; these layers act alike in training and evaluation.
-            kept = () if step.captures is None else step.captures.layers
+            kept = () if step.captures_part is None else step.captures_part.layers
             variant.network = eval_copy(step.network, frozen, kept).set_grad()
         return variant
 

@@ -38,13 +38,13 @@ class ThorAlgorithm(Algorithm):
         for row in thor.rows():
             report.put(row)
         if thor.factors:
-            step.captures = FactorCaptures(thor)
+            step.captures_part = FactorCaptures(thor)
             step.choose_last(self._choice)
 
     @staticmethod
     def _choice(step: BoostTrainOneStepCell) -> StepChoice:
         """Return an ordinary step and one that captures."""
-        thor = step.captures.thor
+        thor = step.captures_part.thor
         if not step.runs_our_construct():
             raise ValueError(
                 f"{type(step).__name__} has a construct of its own, so THOR cannot see activations "
@@ -56,7 +56,7 @@ class ThorAlgorithm(Algorithm):
         ordinary, capturing = (step.restricted(step.optimizer, everything) for _ in range(2))
         capturing.capture()
         thor.taps.attach()
-        return StepChoice((ordinary, capturing), RefreshChooser(thor, step.window))
+        return StepChoice((ordinary, capturing), RefreshChooser(thor, step.window_part))
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
         """Return what THOR counts."""
