@@ -20,8 +20,9 @@ from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepWithLossScaleCell,
 )
 from mindspore_boost_ext.callbacks.checkpoint import save_checkpoint
+from mindspore_boost_ext.callbacks.flush import FlushAccumulation
 from mindspore_boost_ext.callbacks.history import plot_history, read_history
-from mindspore_boost_ext.callbacks.monitor import BoostMonitor, FlushAccumulation
+from mindspore_boost_ext.callbacks.monitor import BoostMonitor
 from mindspore_boost_ext.config.parse import BoostConfig, BoostConfigError
 from mindspore_boost_ext.dim_reduce.p_bfgs import DimReduce
 from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.base.centralization import output_axes
-from mindspore_boost_ext.base.rebuild import ParameterProcess
+from mindspore_boost_ext.base.rebuild import ParameterProcess, rebuilt
+from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.less_batch_normalization.head import no_classes
 from mindspore_boost_ext.less_batch_normalization.rewrite import (
     KEPT,
     Rewriting,
     less_bn,
-    rebuild_for,
     warn_without_effect,
 )
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
@@ -86,4 +88,29 @@ class LessBNAlgorithm(Algorithm):
         return found
 
 
-__all__ = ["LessBNAlgorithm"]
+def rebuild_for(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> nn.Cell:
+    """Return an optimizer over the parameters that a rewritten network has.
+
+    Args:
+        optimizer (Cell): the optimizer over those of the original network; a ``FreezeOpt`` keeps
+            its groups and schedule. It is left as it is, and returned where nothing is to change.
+        rewriting (Rewriting): what was done to the network.
+        centralize: for ``rebuilt``: whose gradients to centralize.
+
+    Raises:
+        TypeError: if the optimizer has to change and is no ``nn.Optimizer``.
+    """
+    if not isinstance(optimizer, nn.Optimizer):
+        raise TypeError(f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}")
+    trained = {id(parameter) for parameter in optimizer.parameters}
+    removed = [one for one in rewriting.removed_parameters if id(one) in trained]
+    added = [one for one in rewriting.added_parameters if id(one) not in trained]
+    if not (removed or added or centralize):
+        return optimizer
+    if isinstance(optimizer, FreezeOpt):
+        plain = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
+        return optimizer.over_other_parameters(plain)
+    return rebuilt(optimizer, removed, added, centralize, carry_state=True)
+
+
+__all__ = ["LessBNAlgorithm", "rebuild_for"]

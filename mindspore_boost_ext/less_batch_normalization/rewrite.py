@@ -9,9 +9,7 @@ from typing import Any
 
 from mindspore import Parameter, Tensor, nn
 
-from mindspore_boost_ext.base.rebuild import rebuilt
 from mindspore_boost_ext.config.rules import check_all, name_patterns, optional, real
-from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
     BATCH_NORMS,
@@ -392,31 +390,6 @@ def warn_without_effect(rewriting: Rewriting) -> None:
         LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
 
 
-def rebuild_for(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> nn.Cell:
-    """Return an optimizer over the parameters that a rewritten network has.
-
-    Args:
-        optimizer (Cell): the optimizer over those of the original network; a ``FreezeOpt`` keeps
-            its groups and schedule. It is left as it is, and returned where nothing is to change.
-        rewriting (Rewriting): what was done to the network.
-        centralize: for ``rebuilt``: whose gradients to centralize.
-
-    Raises:
-        TypeError: if the optimizer has to change and is no ``nn.Optimizer``.
-    """
-    if not isinstance(optimizer, nn.Optimizer):
-        raise TypeError(f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}")
-    trained = {id(parameter) for parameter in optimizer.parameters}
-    removed = [one for one in rewriting.removed_parameters if id(one) in trained]
-    added = [one for one in rewriting.added_parameters if id(one) not in trained]
-    if not (removed or added or centralize):
-        return optimizer
-    if isinstance(optimizer, FreezeOpt):
-        plain = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
-        return optimizer.over_other_parameters(plain)
-    return rebuilt(optimizer, removed, added, centralize, carry_state=True)
-
-
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -457,6 +430,5 @@ __all__ = [
     "LessBN",
     "Rewriting",
     "less_bn",
-    "rebuild_for",
     "warn_without_effect",
 ]

@@ -1,0 +1,59 @@
+"""A callback that closes the last accumulation window of each epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore.train import Callback, ModelCheckpoint, RunContext
+
+from mindspore_boost_ext.report import NoEffectWarning, warn
+
+
+class FlushAccumulation(Callback):
+    """Closes the last, partly filled accumulation window of each epoch, with correct weights.
+
+    Without it the window carries over into the next epoch (and at the end of training what it holds
+    is never applied). Put it in front of :class:`BoostMonitor` and of whatever saves checkpoints in
+    the list of callbacks: it closes the window right after the last step, before validation; in
+    sink mode, and where the training is stopped within an epoch, at the end of the epoch.
+
+    Supported Platforms:
+        ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
+
+    Examples:
+        >>> from mindspore_boost_ext import FlushAccumulation
+        >>> callback = FlushAccumulation()
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cell: Any = None
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Find the step cell; log if there is nothing to flush."""
+        self._cell = run_context.original_args().train_network
+        if not getattr(self._cell, "use_grad_accumulation", False):
+            self._cell = None
+            warn("FlushAccumulation has no effect: gradients are not accumulated", NoEffectWarning)
+            return
+        behind = [*run_context.original_args().get("list_callback", ())]
+        before = behind[: behind.index(self)] if self in behind else []
+        if any(isinstance(one, ModelCheckpoint) for one in before):
+            warn(
+                "FlushAccumulation stands behind ModelCheckpoint, whose checkpoints then lack the "
+                "last update of an epoch: put it in front"
+            )
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Close the window after the last step of an epoch."""
+        params = run_context.original_args()
+        if not params.get("dataset_sink_mode") and params.cur_step_num % params.batch_num == 0:
+            self.on_train_epoch_end(run_context)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Close the window."""
+        if self._cell is not None:
+            self._cell.flush_accumulation()
+
+
+__all__ = ["FlushAccumulation"]
