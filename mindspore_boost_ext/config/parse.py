@@ -350,21 +350,25 @@ class _Parser:
 
     def _settings(self, name: str, content: object) -> Any:
         section = SECTIONS[name]
-        rules = {one.name: one.metadata["rule"] for one in dataclasses.fields(section)}
+        rules = section.rules()
         values = self._section(name, content)
         self._names(name, values, tuple(rules))
-        checked = {
-            key: self._value(f"{name}.{key}", value, rules[key])
+        good = {
+            key: rules[key].convert(value)
             for key, value in values.items()
-            if key in rules
+            if key in rules and self._accepts(f"{name}.{key}", value, rules[key])
         }
-        return section(**checked)
+        return section(**good)
 
     def _value(self, path: str, value: object, rule: Rule) -> Any:
-        if rule.accepts(value):
-            return rule.convert(value)
-        self.problems.append(f"{path} must be {rule.text}, got {shown(value)}")
-        return value
+        return rule.convert(value) if self._accepts(path, value, rule) else value
+
+    def _accepts(self, path: str, value: object, rule: Rule) -> bool:
+        """Return whether a value obeys its rule; write it down if it does not."""
+        if not rule.accepts(value):
+            self.problems.append(f"{path} must be {rule.text}, got {shown(value)}")
+            return False
+        return True
 
     def _relations(self, config: BoostConfig) -> None:
         """Check what no single value shows, for the algorithms that are switched on."""

@@ -7,13 +7,14 @@ and defaults are those of ``mindspore.boost`` where it has the setting. Imports 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mindspore_boost_ext.config.rules import (
     Rule,
     boolean,
+    check_all,
     either,
     freeze_schedule,
     increasing_integers,
@@ -42,6 +43,7 @@ class Section:
         left_out_of_all: why mode ``enable_all`` leaves the algorithm out; empty if it does not.
         given_means_on: whether giving the section switches the algorithm on, in ``enable_all`` too.
         goes_with: the only algorithms that may be on beside this one; None for no such rule.
+        path: the section's name.
     """
 
     readers: ClassVar[tuple[str, ...]] = ()
@@ -49,6 +51,30 @@ class Section:
     left_out_of_all: ClassVar[str] = ""
     given_means_on: ClassVar[bool] = False
     goes_with: ClassVar[frozenset[str] | None] = None
+    path: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """Check every setting; a rule stands in its field alone."""
+        self.check(self.path, **vars(self))
+
+    @classmethod
+    def rules(cls) -> dict[str, Rule]:
+        """Return the rule of each setting, by name."""
+        return {one.name: one.metadata["rule"] for one in fields(cls)}
+
+    @classmethod
+    def check(cls, prefix: str, **values: object) -> None:
+        """Check settings of this section that were given elsewhere, such as to a constructor.
+
+        Args:
+            prefix (str): stands in front of a setting's name in messages.
+            **values: some of the settings.
+
+        Raises:
+            ValueError: naming every setting that breaks its rule.
+        """
+        rules = cls.rules()
+        check_all(prefix, **{name: (value, rules[name]) for name, value in values.items()})
 
     def nothing_to_do(self) -> str:
         """Return why the algorithm has no effect with these settings; empty if it has one."""
@@ -67,6 +93,7 @@ class Section:
 class CommonConfig(Section):
     """Section ``common``: settings shared by several algorithms."""
 
+    path = "common"
     readers = ("less_bn", "adasum", "dim_reduce")
 
     gradient_split_groups: tuple[int, ...] = setting((50, 100), increasing_integers())
@@ -80,6 +107,8 @@ class LessBNConfig(Section):
     ``include`` and ``exclude`` are patterns of BatchNorms, such as ``"layer1.*"``; ``heads`` are
     patterns of the Dense layers to normalise instead of the classifier.
     """
+
+    path = "less_bn"
 
     fn_flag: bool = setting(True, boolean())
     gc_flag: bool = setting(True, boolean())
@@ -104,6 +133,8 @@ class GradFreezeConfig(Section):
     beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
     list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
     """
+
+    path = "grad_freeze"
 
     param_groups: int = setting(10, integer(1))
     freeze_type: int = setting(1, one_of((0, 1)))
@@ -132,6 +163,8 @@ class GradAccumulationConfig(Section):
     that overflows is left out (``"drop_micro_batch"``) or ends its window (``"drop_window"``).
     """
 
+    path = "grad_accumulation"
+
     grad_accumulation_step: int = setting(1, integer(1))
     weighting: str = setting("equal", one_of(("equal", "samples")))
     on_overflow: str = setting("drop_micro_batch", one_of(("drop_micro_batch", "drop_window")))
@@ -151,6 +184,7 @@ class DimReduceConfig(Section):
     ``first_update_scaling`` fits the first step length to the curvature.
     """
 
+    path = "dim_reduce"
     left_out_of_all = "it excludes all others: ask for it alone, in mode manual"
     goes_with = frozenset({"grad_accumulation"})
 
@@ -187,6 +221,7 @@ class ThorConfig(Section):
     ``THOR``.
     """
 
+    path = "thor"
     left_out_of_all = "it takes the place of the optimizer: ask for it by a section 'thor'"
     given_means_on = True
 
@@ -208,6 +243,7 @@ class ThorConfig(Section):
 class GradientsConfig(Section):
     """Section ``gradients``, for every step: ``clip_norm`` bounds the global norm, if not None."""
 
+    path = "gradients"
     for_every_step = True
 
     clip_norm: float | None = setting(None, optional(real("(0, inf)")))

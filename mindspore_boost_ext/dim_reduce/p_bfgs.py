@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindspore_boost_ext.config.rules import boolean, check_all, integer, optional, real
+from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.projection import PREFIX, Subspace, state
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
@@ -97,15 +97,15 @@ class DimReduce(Subspace):
         stall_limit: int | None = 3,
         gradients_mean: bool = True,
     ) -> None:
-        check_all(
+        DimReduceConfig.check(
             "DimReduce",
-            rho=(rho, real("(0, 1)")),
-            gamma=(gamma, real("[0, 1)")),
-            alpha=(alpha, real("[0, inf)")),
-            sigma=(sigma, real("(0, 1)")),
-            trials=(trials, integer(1)),
-            first_update_scaling=(first_update_scaling, boolean()),
-            stall_limit=(stall_limit, optional(integer(1))),
+            rho=rho,
+            gamma=gamma,
+            alpha=alpha,
+            sigma=sigma,
+            trials=trials,
+            first_update_scaling=first_update_scaling,
+            stall_limit=stall_limit,
         )
         super().__init__(tuple(weight), pca_mat_local, n_components, rank, rank_size)
         self.network = network

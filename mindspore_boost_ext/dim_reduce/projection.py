@@ -11,6 +11,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import check_all, integer, shown
+from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.basis import rows_of_rank
 
 PREFIX = "boost.dim_reduce."
@@ -194,7 +195,7 @@ def _checked_rows(
 ) -> np.ndarray:
     check_all(
         "DimReduce",
-        n_components=(n_components, integer(1)),
+        n_components=(n_components, DimReduceConfig.rules()["n_components"]),
         rank=(rank, integer(0)),
         rank_size=(rank_size, integer(1)),
     )

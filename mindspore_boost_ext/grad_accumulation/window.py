@@ -14,7 +14,8 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.config.rules import check_all, integer, one_of
+from mindspore_boost_ext.config.rules import check_all
+from mindspore_boost_ext.config.sections import GradAccumulationConfig
 from mindspore_boost_ext.report import warn
 
 EQUAL, SAMPLES = "equal", "samples"
@@ -71,10 +72,11 @@ class GradientAccumulation(nn.Cell):
         self, max_accumulation_step: int, optimizer: nn.Cell, *, weighting: str = EQUAL
     ) -> None:
         super().__init__(auto_prefix=False)
+        rules = GradAccumulationConfig.rules()
         check_all(
             "GradientAccumulation",
-            max_accumulation_step=(max_accumulation_step, integer(1)),
-            weighting=(weighting, one_of((EQUAL, SAMPLES))),
+            max_accumulation_step=(max_accumulation_step, rules["grad_accumulation_step"]),
+            weighting=(weighting, rules["weighting"]),
         )
         self._max_accumulation_step = int(max_accumulation_step)
         self.by_samples = weighting == SAMPLES

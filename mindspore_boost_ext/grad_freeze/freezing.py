@@ -11,12 +11,12 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext.config.rules import (
     check,
     check_all,
-    freeze_schedule,
     integer,
     one_of,
     real,
     shown,
 )
+from mindspore_boost_ext.config.sections import GradFreezeConfig
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.grad_freeze.schedule import (
@@ -136,19 +136,16 @@ class GradientFreeze:
         prefix_start: float = 0.5,
     ) -> None:
         """Check the arguments; no network is needed yet."""
-        check_all(
+        GradFreezeConfig.check(
             "grad_freeze",
-            param_groups=(param_groups, integer(1)),
-            freeze_type=(freeze_type, one_of((CONTINUOUS, INTERVAL))),
-            freeze_p=(freeze_p, real("[0, 1)")),
-            total_steps=(total_steps, integer(1)),
-            seed=(seed, integer(0)),
-            schedule=(
-                None if isinstance(schedule, FreezeSchedule) else schedule,
-                freeze_schedule(),
-            ),
-            prefix_fraction=(prefix_fraction, real("[0, 1]")),
-            prefix_start=(prefix_start, real("[0, 1]")),
+            param_groups=param_groups,
+            freeze_type=freeze_type,
+            freeze_p=freeze_p,
+            total_steps=total_steps,
+            seed=seed,
+            schedule=None if isinstance(schedule, FreezeSchedule) else schedule,
+            prefix_fraction=prefix_fraction,
+            prefix_start=prefix_start,
         )
         self._param_groups = int(param_groups)
         self._freeze_type = freeze_type

@@ -9,7 +9,7 @@ from typing import Any
 
 from mindspore import Parameter, Tensor, nn
 
-from mindspore_boost_ext.config.rules import check_all, name_patterns, optional, real
+from mindspore_boost_ext.config.sections import LessBNConfig
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
     BATCH_NORMS,
@@ -164,12 +164,12 @@ class _Settings:
     heads: Patterns | None = None
 
     def __post_init__(self) -> None:
-        check_all(
+        LessBNConfig.check(
             "less_bn",
-            include=(self.include, optional(name_patterns())),
-            exclude=(self.exclude, name_patterns()),
-            multiplier=(self.multiplier, real("(0, inf)")),
-            heads=(self.heads, optional(name_patterns())),
+            include=self.include,
+            exclude=self.exclude,
+            multiplier=self.multiplier,
+            heads=self.heads,
         )
 
     def objection(self, name: str, removal: Removal) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.config.rules import boolean, check_all, integer, optional, real, shown
+from mindspore_boost_ext.config.rules import check, integer, real, shown
+from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
 from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
@@ -116,17 +117,17 @@ class THOR(nn.Optimizer):
     ) -> None:
         if not isinstance(net, nn.Cell):
             raise TypeError(f"THOR: net must be a Cell, got {shown(net)}")
-        check_all(
+        check("THOR.momentum", momentum, real("[0, inf)"))  # None is for the section alone
+        ThorConfig.check(
             "THOR",
-            momentum=(momentum, real("[0, inf)")),
-            batch_size=(batch_size, integer(1)),
-            use_nesterov=(use_nesterov, boolean()),
-            enable_clip_grad=(enable_clip_grad, boolean()),
-            frequency=(frequency, integer(1, _NEVER)),
-            block_size=(block_size, optional(integer(1))),
-            pi_damping=(pi_damping, boolean()),
-            kl_clip=(kl_clip, optional(real("(0, inf)"))),
-            moving_average=(moving_average, real("[0, 1)")),
+            batch_size=batch_size,
+            use_nesterov=use_nesterov,
+            enable_clip_grad=enable_clip_grad,
+            frequency=frequency,
+            block_size=block_size,
+            pi_damping=pi_damping,
+            kl_clip=kl_clip,
+            moving_average=moving_average,
         )
         trained = list(net.trainable_params() if params is None else params)
         super().__init__(learning_rate, trained, weight_decay, loss_scale)

@@ -21,6 +21,7 @@ from mindspore_boost_ext import (
     NoEffectWarning,
 )
 from mindspore_boost_ext.config.parse import ALGORITHMS, STRICT_VARIABLE, warn_of_idle_settings
+from mindspore_boost_ext.config.sections import SECTIONS
 
 # The table of the API text, which upstream's documentation gives as the recommended format.
 RECOMMENDED = {
@@ -438,6 +439,15 @@ def test_a_damaged_json_file_is_one_clear_error(tmp_path, content, reason):
 def test_a_file_that_is_not_there_is_one_clear_error(path):
     (problem,) = problems(path)
     assert "cannot use the file" in problem
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_checks_itself(name):
+    section = SECTIONS[name]
+    assert section() == section()
+    for one in dataclasses.fields(section):
+        with pytest.raises(ValueError, match=rf"^{name}\.{one.name} must be "):
+            section(**{one.name: object()})
 
 
 def test_configuration_needs_no_mindspore():
