@@ -90,12 +90,13 @@ class Algorithm:
         """Put parts into the places of a step: ``step.update_part``, ``batch_part`` and so on.
 
         Called for every step, whether the switch is on (``self.is_on(step)``) or not: an optimizer
-        of the user's own may bring the algorithm with it.
+        of the user's own may bring the algorithm with it. A place that is taken already holds what
+        the new part has to run too.
         """
 
     def is_on(self, step: BoostTrainOneStepCell) -> bool:
         """Return whether the switch is on for a step."""
-        return bool(step.auto_boost.boost_config.get(self.switch, True))
+        return bool(step.auto_boost.boost_config[self.switch])
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
         """Return what BoostMonitor shows of the last step: name -> number or bool."""

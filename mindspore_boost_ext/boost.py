@@ -88,7 +88,8 @@ class AutoBoost:
         self.config = BoostConfig.parse(level, boost_config_dict, strict=strict)
         self.level = self.config.level
         self.boost_config_dict = boost_config_dict
-        self.algorithms = (*(kind() for kind in ALGORITHMS), *_checked(algorithms))
+        self._own = tuple(_checked(algorithms))
+        self.algorithms = (*(kind() for kind in ALGORITHMS), *self._own)
         self._missing: dict[str, str] = {}
         self._undoable: list[Callable[[], None]] = []
         self._regroupings: list[Callable[[Any], Any]] = []
@@ -118,7 +119,9 @@ class AutoBoost:
     @property
     def boost_config(self) -> dict[str, bool]:
         """Which algorithms are switched on, as a new dict of switches."""
-        return {decision.algorithm: decision.wanted for decision in self.plan()}
+        switches = {decision.algorithm: decision.wanted for decision in self.plan()}
+        own = {one.switch: one.switch not in self._missing for one in self._own}
+        return {**switches, **own}
 
     @property
     def device_number(self) -> int:
@@ -138,6 +141,19 @@ class AutoBoost:
         """Note that a prerequisite of ``algorithm`` is not met, so that ``enable_all`` skips it."""
         self._missing[algorithm] = reason
         record(self._report, self.plan())
+        if algorithm in [one.switch for one in self._own]:
+            self._report.put(Row(algorithm, "algorithms", SKIPPED, reason))
+
+    def look_for_unavailable(self, own_only: bool = False) -> None:
+        """Leave out the algorithms that cannot act in this process.
+
+        Args:
+            own_only (bool): whether to ask those alone that are no part of this package.
+        """
+        for algorithm in self._own if own_only else self.algorithms:
+            reason = algorithm.unavailable(self.config)
+            if reason:
+                self.leave_out(algorithm.switch, reason)
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
@@ -160,13 +176,10 @@ class AutoBoost:
                 was before.
         """
         with self._all_or_nothing():
-            for algorithm in self.algorithms:
-                reason = algorithm.unavailable(self.config)
-                if reason:
-                    self.leave_out(algorithm.switch, reason)
+            self.look_for_unavailable()
             build = self._build(network, optimizer)
             for algorithm in self.algorithms:
-                if build.switches.get(algorithm.switch, True):
+                if build.switches[algorithm.switch]:
                     algorithm.build(build)
         if _BUILDING.get() is None:
             setattr(build.optimizer, _TAG, self)
@@ -213,7 +226,7 @@ class AutoBoost:
         """
         build = self._build(network)
         for algorithm in self.algorithms:
-            if build.switches.get(algorithm.switch, True):
+            if build.switches[algorithm.switch]:
                 algorithm.evaluate(network, build)
         return network
 

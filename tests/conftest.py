@@ -36,6 +36,23 @@ def pytest_runtest_protocol(item):
     faulthandler.cancel_dump_traceback_later()
 
 
+# Their first test takes too long for the loop of writing: real processes, whole trainings.
+NOT_QUICK = {"test_distributed", "test_dim_reduce_ranks", "test_thor_distributed", "test_faults"}
+NOT_QUICK |= {"test_examples", "test_example_resnet", "test_docs", "test_upstream"}
+
+
+def pytest_collection_modifyitems(items):
+    """Let ``-m quick`` take the first test of each file: its first two and last two parameters."""
+    first = {}
+    for item in items:
+        function = first.setdefault(item.path, (item.originalname, []))
+        if item.originalname == function[0] and item.path.stem not in NOT_QUICK:
+            function[1].append(item)
+    for _, found in first.values():
+        for item in {*found[:2], *found[-2:]}:
+            item.add_marker("quick")
+
+
 # They read what the same real processes found, which are started once for all of them.
 OF_RANKS = ("test_distributed", "test_dim_reduce_ranks", "test_overflow", "test_thor_distributed")
 

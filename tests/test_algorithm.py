@@ -17,6 +17,9 @@ from mindspore_boost_ext import (
     BoostModel,
     BoostTrainOneStepCell,
     FreezeOpt,
+    NoEffectWarning,
+    Update,
+    UpdateAround,
 )
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
@@ -72,7 +75,7 @@ def reference(features):
     return weights, updates
 
 
-def build(features):
+def build(features, algorithm=None):
     net = Linear()
     config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": "freezing" in features}}
     arguments = {}
@@ -90,7 +93,7 @@ def build(features):
         optimizer=optimizer,
         boost_level="O1",
         boost_config_dict=config,
-        algorithms=[lookahead.Lookahead(K, ALPHA)],
+        algorithms=[algorithm or lookahead.Lookahead(K, ALPHA)],
         **arguments,
     ).train_network
 
@@ -138,6 +141,98 @@ def test_it_is_on_at_level_o0_and_for_a_step_of_ones_own(mode):
     found = nets.weights(run(step, "", range(STEPS)))
     for name, value in zip(("first.weight", "second.weight"), reference("")[0]):
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+class Elsewhere(Algorithm):
+    switch = "elsewhere"
+
+    def unavailable(self, config):
+        return "no such device here"
+
+    def build(self, build):
+        raise AssertionError("it must not be built")
+
+    def join(self, step):
+        assert not self.is_on(step)
+
+
+@pytest.mark.parametrize("model", [True, False])
+def test_one_that_is_unavailable_is_left_out_with_the_reason(model):
+    net = Linear()
+    optimizer = nn.SGD(net.trainable_params(), RATE)
+    if model:
+        step = BoostModel(net, optimizer=optimizer, algorithms=[Elsewhere()]).train_network
+    else:
+        with AutoBoost(algorithms=[Elsewhere()]).building():
+            step = BoostTrainOneStepCell(net, optimizer)
+    row = step.report()["elsewhere"]
+    assert (row.status, row.reason) == ("skipped", "no such device here")
+
+
+class Counting(Update):
+    """Counts updates, with a constructor of its own."""
+
+    def __init__(self, optimizer, start):
+        super().__init__(optimizer)
+        self.count = ms.Parameter(Tensor(start, ms.int32), name="boost.counting.count")
+
+    def construct(self, loss, gradients, *inputs):
+        loss = super().construct(loss, gradients, *inputs)
+        return ms.ops.depend(loss, ms.ops.assign_add(self.count, 1))
+
+
+class CountingAlgorithm(Algorithm):
+    switch = "counting"
+
+    def join(self, step):
+        step.update_part = Counting(step.optimizer, 7)
+
+
+def test_variants_of_the_step_share_the_state_of_a_part(mode):
+    net = Linear()
+    every = net.trainable_params()
+    optimizer = FreezeOpt(nn.SGD(every, RATE), [every, every[1:]], [0, 1])
+    step = BoostModel(
+        net,
+        optimizer=optimizer,
+        boost_level="O1",
+        algorithms=[CountingAlgorithm()],
+        boost_config_dict={"boost": {"mode": "manual", "less_bn": False}},
+    ).train_network
+    run(step, "", range(3))
+    assert nets.weights(step)["boost.counting.count"] == 10
+    names = [one.name for one in step.get_parameters()]
+    assert len(names) == len(set(names))
+
+
+class Seeing(UpdateAround):
+    """Runs Python of its own, and asks for the batch."""
+
+    takes_inputs = True
+    seen = ()
+
+    def construct(self, loss, gradients, *inputs):
+        Seeing.seen += ((float(loss.asnumpy()), len(inputs)),)
+        return super().construct(loss, gradients, *inputs)
+
+
+class SeeingAlgorithm(Algorithm):
+    switch = "seeing"
+
+    def join(self, step):
+        step.update_part = Seeing(step.update_part)
+
+
+@pytest.mark.parametrize("features", ["", "scale", "accumulation scale"])
+def test_a_part_is_not_compiled_in_pynative_mode_and_gets_the_batch(features):
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    try:
+        Seeing.seen = ()
+        run(build(features, SeeingAlgorithm()), features, range(4))
+    finally:
+        ms.set_context(mode=before)
+    assert [count for _, count in Seeing.seen] == [3] * (2 if "accumulation" in features else 4)
 
 
 class Nameless(Algorithm):
@@ -196,3 +291,60 @@ def test_a_part_can_change_the_batch(mode, scaled):
     expected = train([x * np.float32(0.5), one, two], boost_config_dict=off)
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+class LastInputs(UpdateAround):
+    """Keeps the batch for a flush, and the sum of the batch that it is given."""
+
+    takes_inputs = True
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.total = ms.Parameter(Tensor(0.0), name="boost.halved.total", requires_grad=False)
+        self.__dict__["kept"] = []
+
+    def construct(self, loss, gradients, *inputs):
+        loss = ms.ops.depend(loss, ms.ops.assign(self.total, inputs[0].sum()))
+        return super().construct(loss, gradients, *inputs)
+
+    def before_step(self, *inputs):
+        self.kept[:] = inputs
+
+    def last_inputs(self):
+        return tuple(self.kept)
+
+
+class HalvedAndKept(HalvedInputs):
+    def join(self, step):
+        super().join(step)
+        step.update_part = LastInputs(step.update_part)
+
+
+def test_a_flush_sees_the_changed_batch_too(mode):
+    step = build("accumulation", HalvedAndKept())
+    (x, *targets), *_ = batches()
+    step(Tensor(x), *map(Tensor, targets))
+    assert step.flush_accumulation()
+    found = float(step.update_part.total.asnumpy())
+    assert found == pytest.approx(0.5 * np.float64(x).sum(), rel=1e-5)
+
+
+def test_a_model_of_the_users_own_may_have_algorithms_that_are_none():
+    class Own(ms.Model):
+        def __init__(self, *args, **kwargs):
+            self.algorithms = ["a", "b"]
+            super().__init__(*args, **kwargs)
+
+    net = Linear()
+    Own(net, optimizer=nn.SGD(net.trainable_params(), RATE), boost_level="O0")
+
+
+def test_a_window_that_is_switched_off_does_not_shorten_a_training():
+    net = Linear()
+    every = net.trainable_params()
+    optimizer = FreezeOpt(nn.SGD(every, RATE), [every, every[1:]], [0] * 5 + [1] * 5)
+    off = {"mode": "manual", "less_bn": False, "grad_accumulation": False}
+    config = {"boost": off, "grad_accumulation": {"grad_accumulation_step": 8}}
+    with pytest.warns(NoEffectWarning, match="section 'grad_accumulation' has no effect"):
+        model = BoostModel(net, optimizer=optimizer, boost_level="O1", boost_config_dict=config)
+    model.train_network.expect_training(1, 10)  # a warning would be an error here

@@ -189,6 +189,12 @@ def test_what_dim_reduce_excludes_is_told():
     ):
         model_of(net, config, **arguments)
     del config["boost"]["loss_scale_group"]
+    net, arguments = grouped()
+    with (
+        pytest.warns(NoEffectWarning),
+        pytest.raises(ValueError, match="dim_reduce excludes all others, so give another manager"),
+    ):
+        model_of(net, config, **arguments)
     net = Net()
     own = FreezeOpt(nets.momentum(net.trainable_params()))
     with pytest.warns(NoEffectWarning), pytest.raises(ValueError, match="optimizer is a FreezeOpt"):

@@ -79,6 +79,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = 0
         ours = type(self) is self._library_class() and _compiles(optimizer)
+        ours = ours and _compiles(self.update_part, "inner")
         # What runs the network again is not compiled: the network need not compile.
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
@@ -100,7 +101,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""
         if self.choice_part is not None:
-            return self.choice_part(*inputs)  # type: ignore[no-any-return]
+            return self.gradient_freeze_process(*inputs)  # type: ignore[no-any-return]
         if self.batch_part is not None:
             inputs = self.batch_part(*inputs)
         loss = self.network(*inputs)
@@ -232,11 +233,16 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             )
 
 
-def _compiles(optimizer: nn.Cell) -> bool:
-    """Return whether an optimizer is MindSpore's or this package's, and so known to compile."""
-    known = type(optimizer).__module__.partition(".")[0] in _COMPILE
-    inner = getattr(optimizer, "opt", None)  # LARS and FreezeOpt wrap one
-    return known and (not isinstance(inner, nn.Optimizer) or _compiles(inner))
+def _compiles(cell: nn.Cell, inner: str = "opt") -> bool:
+    """Return whether a Cell and those in it are MindSpore's or ours, and so known to compile.
+
+    Args:
+        cell (Cell): an optimizer, or a part of the step.
+        inner (str): the attribute under which LARS and FreezeOpt, or a part, hold another one.
+    """
+    known = type(cell).__module__.partition(".")[0] in _COMPILE
+    wrapped = getattr(cell, inner, None)
+    return known and (not isinstance(wrapped, nn.Cell) or _compiles(wrapped, inner))
 
 
 __all__ = ["BoostTrainOneStepWithLossScaleCell"]

@@ -88,11 +88,11 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self.auto_boost = AutoBoost.current(optimizer)
         self._empty_places()
         self._use_clipping()
+        self.auto_boost.look_for_unavailable(own_only=True)
         for algorithm in self.auto_boost.algorithms:
             algorithm.join(self)
         # Without a part of anybody's own, MindSpore's construct does the step.
-        plain = type(self.update_part) is Update and self.window_part is None
-        self._special = not plain or self.clip_norm is not None
+        self._special = type(self.update_part) is not Update
         if self.reducer_of is not None:
             self.grad_reducer = self.reducer_of(self.weights)
         self._use_reducer(self.grad_reducer)
@@ -135,10 +135,10 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     def construct(self, *inputs: Tensor) -> Any:
         """Train one step and return the loss."""
         if self.choice_part is not None:
-            return self.choice_part(*inputs)
+            return self.gradient_freeze_process(*inputs)
         if self.batch_part is not None:
             inputs = self.batch_part(*inputs)
-        if not self._special:
+        if not (self._special or self.clip_norm is not None or self.window_part is not None):
             return super().construct(*inputs)
         loss = self.network(*inputs)
         sens = filled_like(loss, self.sens)
@@ -162,6 +162,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         """
         if self.clip_norm is not None:
             gradients = clipped(gradients, self.clip_norm * self.sens)
+        if self.enable_adasum:
+            return self.adasum_process(loss, gradients)  # a name that subclasses override
         return self.update_part(loss, gradients, *inputs)
 
     def gradient_accumulation_process(
@@ -354,6 +356,8 @@ class _Flush(nn.Cell):
         self.step = step
 
     def construct(self, *inputs: Tensor) -> Tensor:
+        if len(inputs) > 0 and self.step.batch_part is not None:
+            inputs = self.step.batch_part(*inputs)
         return self.step.close_window(self.step.update_part.loss_of(*inputs), *inputs)
 
 

@@ -155,12 +155,12 @@ class BoostConfig:
         missing = {**self._left_out_of_all(), **(missing or {})}
         decisions = [self._with_effect(self._decide(one, missing)) for one in ALGORITHMS]
         for one in decisions:
-            allowed = self._section(one.algorithm).goes_with
+            allowed = self.section(one.algorithm).goes_with
             if one.wanted and allowed is not None:
                 decisions = [_excluded(other, one.algorithm, allowed) for other in decisions]
         return tuple(decisions)
 
-    def _section(self, algorithm: str) -> Section:
+    def section(self, algorithm: str) -> Section:
         """Return the section of an algorithm; one without declares nothing."""
         section: Section = getattr(self, algorithm, Section())
         return section
@@ -169,7 +169,7 @@ class BoostConfig:
         """Return the algorithms that mode ``enable_all`` leaves out, each with the reason."""
         found = {}
         for algorithm in ALGORITHMS:
-            section = self._section(algorithm)
+            section = self.section(algorithm)
             given = section.given_means_on and algorithm in self.given
             if section.given_means_on and self.switches.get(algorithm) is False:
                 found[algorithm] = f"boost.{algorithm}=False"
@@ -179,7 +179,7 @@ class BoostConfig:
 
     def _with_effect(self, decision: Decision) -> Decision:
         """Take back a wish whose own settings leave nothing to do."""
-        reason = self._section(decision.algorithm).nothing_to_do() if decision.wanted else ""
+        reason = self.section(decision.algorithm).nothing_to_do() if decision.wanted else ""
         return dataclasses.replace(decision, wanted=False, reason=reason) if reason else decision
 
     def _decide(self, algorithm: str, missing: Mapping[str, str]) -> Decision:
@@ -193,7 +193,7 @@ class BoostConfig:
         switch = self.switches.get(algorithm) if self.mode == "manual" else None
         if switch is not None:
             return _decision(algorithm, switch, f"boost.{algorithm}={switch}")
-        if self._section(algorithm).given_means_on:
+        if self.section(algorithm).given_means_on:
             if self.switches.get(algorithm) is False:
                 return Decision(algorithm, False, reason=f"boost.{algorithm}=False")
             if algorithm in self.given:
@@ -228,7 +228,7 @@ class BoostConfig:
     def _idle_settings(self, wanted: Collection[str]) -> Iterator[str]:
         """Yield one sentence for each setting that another setting of its section makes idle."""
         for section in ALGORITHMS:
-            given = self._section(section)
+            given = self.section(section)
             for names, reason in given.idle_settings() if section in wanted else ():
                 default = type(given)()
                 for name in names:
@@ -373,7 +373,7 @@ class _Parser:
     def _relations(self, config: BoostConfig) -> None:
         """Check what no single value shows, for the algorithms that are switched on."""
         for one in config.plan():
-            missing = config._section(one.algorithm).missing() if one.wanted else ""
+            missing = config.section(one.algorithm).missing() if one.wanted else ""
             self.problems += [missing] if missing else []
         if self.problems:
             raise BoostConfigError(self.problems)

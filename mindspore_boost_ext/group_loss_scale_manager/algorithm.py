@@ -30,9 +30,10 @@ class GroupedScaleAlgorithm(Algorithm):
             )
         if grouped and not wanted:
             remedy = "set it to True, in mode 'manual'"
-            reason = boost.report()[self.switch].reason
-            if "excludes" in reason:
-                remedy = f"{reason}, so give another manager"
+            for one in boost.plan():
+                allowed = boost.config.section(one.algorithm).goes_with
+                if one.wanted and allowed is not None and self.switch not in allowed:
+                    remedy = f"{one.algorithm} excludes all others, so give another manager"
             raise ValueError(
                 "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: "
                 f"{remedy}"

@@ -68,7 +68,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
     if "acc_level" in kwargs:
         level = kwargs["acc_level"]
         warn("acc_level is the old name of boost_level: use boost_level")
-    own = getattr(model, "algorithms", ())
+    own = model.algorithms if isinstance(model, BoostModel) else ()
     boost = AutoBoost(level, kwargs.get("boost_config_dict", ""), algorithms=own)
     parts.boost_level = boost.level
     if boost.level == "O0" and not own:

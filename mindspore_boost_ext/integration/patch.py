@@ -25,7 +25,7 @@ from mindspore_boost_ext.integration.model import (
     prepare_model,
     train_model,
 )
-from mindspore_boost_ext.runtime.machine import tune_machine
+from mindspore_boost_ext.runtime.machine import is_tuned, tune_machine
 
 INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
 
@@ -63,19 +63,22 @@ class _Session:
 
 _lock = threading.RLock()
 _session: _Session | None = None
+_untuned = False  # by ``uninstall``, so that ``install`` tunes again
 _users = 0  # open ``installed()`` contexts, while it was they who installed
 
 
 def install() -> None:
     """Make ``ms.Model``, ``build_train_network`` and ``mindspore.boost`` use this package.
 
-    Tunes the machine again where ``uninstall`` had undone that. Calling it again changes nothing.
+    Tunes the machine again where ``uninstall`` has undone that. Calling it again changes nothing.
     Safe to call from several threads.
     """
+    global _untuned
     with _lock:
-        if _session is None:
-            _plug_in()
+        _plug_in()
+        if _untuned:
             tune_machine()
+            _untuned = False
 
 
 def _plug_in() -> None:
@@ -114,8 +117,10 @@ def uninstall() -> None:
 
     Calling it again changes nothing. Thread-safe.
     """
+    global _untuned
     with _lock:
         _unplug()
+        _untuned = _untuned or is_tuned()
         tune_machine(False)
 
 

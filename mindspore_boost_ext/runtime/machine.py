@@ -32,7 +32,7 @@ class Cure:
     def __init__(self) -> None:
         """Nothing is changed yet."""
         self.status, self.reason = INACTIVE, "not tried"
-        self._set_back = ""
+        self.set_back = ""
 
     def unneeded(self) -> str:
         """Return why this machine does without; empty if it needs the cure."""
@@ -57,8 +57,8 @@ class Cure:
             off: why nothing may be changed; empty if the cure may act.
         """
         if self.status == APPLIED and not self.in_force():
-            self._set_back = "the script has set it back"
-        reason = off or self._set_back
+            self.set_back = "the script has set it back"
+        reason = off or self.set_back
         if self.status == INACTIVE:
             reason = reason or self.unneeded()
             self.status, self.reason = (INACTIVE, reason) if reason else self.apply()
@@ -116,7 +116,8 @@ class BlockingLaunch(Cure):
     def unneeded(self) -> str:
         """Return why operators are not launched one after the other."""
         if _compat.launches_blocking():
-            return "was switched on already"
+            self.set_back = "was switched on already"  # the user's, also if it changes later
+            return self.set_back
         few = usable_cores() <= MOST_CORES
         return "" if few else f"{usable_cores()} cores: measured on at most {MOST_CORES} only"
 
@@ -144,6 +145,9 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     Sets what is measured to be faster on such a machine, on CPU only, and never what the user has
     set: the instruction set of oneDNN before its first operator, and blocking launch, which acts in
     PYNATIVE_MODE. ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it.
+    What the user sets later stays. A blocking launch switched off before the import looks like the
+    default and is switched on; a second ``set_context`` after the import is not.
+
     Results change by rounding where the instruction set does (relative 1e-6 for a convolution), and
     not at all by blocking launch.
 
@@ -165,8 +169,16 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
         >>> rows = tune_machine()
     """
     global _off
+    if enabled:
+        for cure in _CURES:
+            cure.set_back = ""  # the latest word counts
     _off = "" if enabled else "switched off by tune_machine(False) or uninstall()"
     return tuning()
+
+
+def is_tuned() -> bool:
+    """Return whether nobody has switched the tuning off by :func:`tune_machine`."""
+    return not _off
 
 
 def tuning(at_import: bool = False) -> tuple[Row, ...]:

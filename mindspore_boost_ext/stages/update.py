@@ -38,13 +38,15 @@ class Update(nn.Cell):
         return ops.depend(loss, self.optimizer(gradients))
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> Update:
-        """Return this part for some of the weights.
+        """Return this part for some of the weights: a copy with the same attributes and state.
 
         Args:
             optimizer (Cell): the optimizer of these weights.
             positions (tuple(int)): where they stand among all weights.
         """
-        return type(self)(optimizer)
+        part: Update = _compat.shallow_copy(self)
+        part.optimizer = optimizer
+        return part
 
     def before_step(self, *inputs: Tensor) -> None:
         """Look at the batch on the host, before a step runs."""
@@ -71,7 +73,8 @@ class UpdateAround(Update):
     def __init__(self, inner: Update) -> None:
         super().__init__(inner.optimizer)
         self.inner = inner
-        self.takes_inputs, self.divides_sens = inner.takes_inputs, inner.divides_sens
+        self.takes_inputs = type(self).takes_inputs or inner.takes_inputs
+        self.divides_sens = type(self).divides_sens or inner.divides_sens
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Do what stood in this place."""
@@ -79,9 +82,9 @@ class UpdateAround(Update):
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> UpdateAround:
         """Return this part for some of the weights."""
-        part: UpdateAround = _compat.shallow_copy(self)
-        part.optimizer, part.inner = optimizer, self.inner.restricted(optimizer, positions)
-        return part
+        part: Any = super().restricted(optimizer, positions)
+        part.inner = self.inner.restricted(optimizer, positions)
+        return part  # type: ignore[no-any-return]
 
     def before_step(self, *inputs: Tensor) -> None:
         """Let :attr:`inner` look at the batch."""

@@ -38,18 +38,23 @@ class ThorAlgorithm(Algorithm):
         for row in thor.rows():
             report.put(row)
         if thor.factors:
+            self._check_construct(step)
             step.captures_part = FactorCaptures(thor)
             step.choose_last(self._choice)
+
+    @staticmethod
+    def _check_construct(step: BoostTrainOneStepCell) -> None:
+        """Refuse a subclass that differentiates by itself, whatever variants it has."""
+        if not step.runs_our_construct():
+            raise ValueError(
+                f"{type(step).__name__} has a construct of its own, so THOR cannot see activations "
+                "and output gradients: change the update by an Algorithm (algorithms=[...]) instead"
+            )
 
     @staticmethod
     def _choice(step: BoostTrainOneStepCell) -> StepChoice:
         """Return an ordinary step and one that captures."""
         thor = step.captures_part.thor
-        if not step.runs_our_construct():
-            raise ValueError(
-                f"{type(step).__name__} has a construct of its own, so THOR cannot see activations "
-                "and output gradients: override update(loss, gradients) instead"
-            )
         if step.reducer_flag:
             thor.curvature.use_ranks(int(step.degree), thor.split_indices)
         everything = tuple(range(len(step.weights)))

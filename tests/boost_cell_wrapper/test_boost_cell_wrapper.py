@@ -107,6 +107,20 @@ def test_names_that_public_subclasses_use_are_there(mode):
     np.testing.assert_allclose(losses, plain, rtol=1e-6)
 
 
+def test_clipping_may_be_switched_on_after_the_step_is_built(mode):
+    net = nets.MLP()
+    cell = BoostTrainOneStepCell(
+        nn.WithLossCell(net, nets.loss_fn()), nn.SGD(net.trainable_params(), learning_rate=1.0)
+    ).set_train()
+    cell.clip_norm = 1e-3
+    before = nets.weights(net)
+    ((x, y),) = nets.batches(1)
+    cell(Tensor(x), Tensor(y))
+    moved = [value - before[name] for name, value in nets.weights(net).items()]
+    # float32 differences of weights around 1 from steps of 1e-3: three digits are left.
+    assert np.sqrt(sum((one**2).sum() for one in moved)) == pytest.approx(1e-3, rel=1e-2)
+
+
 def test_gradients_of_other_losses_than_scalars(mode):
     net = nets.MLP()
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True)  # one loss for each sample

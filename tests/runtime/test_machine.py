@@ -94,6 +94,15 @@ def test_blocking_launch_of_the_user_stays_when_the_tuning_is_undone(slow):
     assert slow == [True]
 
 
+def test_blocking_launch_of_the_user_may_be_switched_off_by_the_user_later(slow):
+    slow.append(True)
+    cure = machine.BlockingLaunch()
+    assert updated(cure) == "inactive"
+    slow.append(False)
+    assert updated(cure) == "inactive"
+    assert slow == [True, False]
+
+
 def test_what_a_script_sets_back_is_not_set_again(slow):
     cure = machine.BlockingLaunch()
     assert updated(cure) == "applied"
@@ -206,6 +215,8 @@ look()
 boost.tune_machine(False)
 boost.AutoBoost()
 look()
+boost.install()
+look()
 print(json.dumps(found))
 """
 
@@ -214,13 +225,13 @@ print(json.dumps(found))
 @pytest.mark.parametrize("install", ["0", "1"])
 def test_the_import_switches_blocking_launch_on_and_uninstall_off(install):
     found, _ = in_new_process(LAUNCHES, MINDSPORE_BOOST_EXT_INSTALL=install)
-    assert found == [True, True, True, True, False, True, False]
+    assert found == [True, True, True, True, False, True, False, False]
 
 
 @needs_linux
 def test_the_variable_keeps_the_import_from_it():
     found, _ = in_new_process(LAUNCHES, MINDSPORE_BOOST_EXT_TUNE="0")
-    assert found == [False] * 7
+    assert found == [False] * 8
 
 
 # SSE4.1 instead of AVX2, so that it shows on every processor.
@@ -293,3 +304,19 @@ def test_weights_are_those_of_a_run_with_the_same_set_by_hand():
     # On a processor without AVX-512 the variable changes nothing; see README.
     by_hand, _ = in_new_process(TRAINED, TUNED="by hand", ONEDNN_MAX_CPU_ISA="AVX2")
     assert in_new_process(TRAINED, TUNED="by import")[0] == by_hand
+
+
+DEVICE_TO_COME = """
+import json
+import mindspore._c_expression as expression
+
+expression.MSContext.is_pkg_support_device = lambda self, name: name != "GPU"
+import mindspore_boost_ext as boost
+print(json.dumps(boost._compat.launches_blocking()))
+"""
+
+
+@needs_linux
+def test_where_another_device_may_come_the_import_changes_nothing():
+    found, _ = in_new_process(DEVICE_TO_COME)
+    assert found is False
