@@ -348,3 +348,11 @@ def test_a_window_that_is_switched_off_does_not_shorten_a_training():
     with pytest.warns(NoEffectWarning, match="section 'grad_accumulation' has no effect"):
         model = BoostModel(net, optimizer=optimizer, boost_level="O1", boost_config_dict=config)
     model.train_network.expect_training(1, 10)  # a warning would be an error here
+
+
+def test_the_example_trains(graph_mode, capsys):
+    lookahead.main()
+    printed = capsys.readouterr().out
+    assert "lookahead                                  algorithms  applied" in printed
+    # Labels that a line through the inputs decides: plain momentum reaches 0.98 as well.
+    assert float(printed.rpartition("accuracy ")[2]) > 0.9
