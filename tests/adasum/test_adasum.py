@@ -12,9 +12,10 @@ import oracles
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-from mindspore_boost_ext import AdaSum, AutoBoost, BoostTrainOneStepCell
+from mindspore_boost_ext import AdaSum, AutoBoost
 from mindspore_boost_ext.adasum import cell as adasum
 from mindspore_boost_ext.adasum import collectives as exchange
+from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
 from mindspore_boost_ext.adasum.packing import Packing, block_width
 from mindspore_boost_ext.adasum.rule import PairRule, WholeTree, owners_of_slices, pair_sum, tree
 
@@ -311,13 +312,13 @@ def test_a_server_that_is_not_whole_ends_the_building_of_the_step(monkeypatch, r
     monkeypatch.setattr(ms, "get_auto_parallel_context", lambda name: "data_parallel")
     manual = {"mode": "manual", "less_bn": False, "grad_freeze": False}
     boost = AutoBoost("O2", {"boost": manual, "common": {"device_number": 4}})
-    step = types.SimpleNamespace(auto_boost=boost, reducer_flag=True)
+    step = types.SimpleNamespace(auto_boost=boost, report=boost.report, reducer_flag=True)
     if ranks == 6:
         with pytest.raises(ValueError, match=r"common\.device_number must divide .*\(6\), got 4"):
-            BoostTrainOneStepCell._use_adasum(step)
+            AdaSumAlgorithm().join(step)
     else:
-        BoostTrainOneStepCell._use_adasum(step)
-        assert not step.enable_adasum
+        AdaSumAlgorithm().join(step)
+        assert not hasattr(step, "update_part")
         assert boost.report()["adasum"].status == "skipped"
 
 
