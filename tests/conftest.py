@@ -39,6 +39,7 @@ def pytest_runtest_protocol(item):
 # Their first test takes too long for the loop of writing: real processes, whole trainings.
 NOT_QUICK = {"test_distributed", "test_dim_reduce_ranks", "test_thor_distributed", "test_faults"}
 NOT_QUICK |= {"test_examples", "test_example_resnet", "test_docs", "test_upstream"}
+NOT_QUICK |= {"test_combinations", "test_config_generated"}
 
 
 def pytest_collection_modifyitems(items):
