@@ -326,6 +326,7 @@ def test_a_flush_sees_the_changed_batch_too(mode):
     step(Tensor(x), *map(Tensor, targets))
     assert step.flush_accumulation()
     found = float(step.update_part.total.asnumpy())
+    # A float32 sum of twelve numbers around 1.
     assert found == pytest.approx(0.5 * np.float64(x).sum(), rel=1e-5)
 
 

@@ -19,7 +19,7 @@ _ROUNDING = float(np.finfo(np.float32).eps)
 
 
 class DimReduce(Subspace):
-    r"""P-BFGS: a quasi-Newton step with line search in a subspace, see the module for the rule.
+    r"""P-BFGS: a quasi-Newton step with line search in a subspace, see README.md beside it.
 
     Args:
         network (Cell): the network with its loss, for the trials; a loss of several elements counts
@@ -36,7 +36,7 @@ class DimReduce(Subspace):
         rank (int): number of this rank.
         rank_size (int): number of ranks.
         trials (int): step lengths tried before the step is given up. Default: 2, as upstream.
-        first_update_scaling (bool): see the module. Default: False, as upstream.
+        first_update_scaling (bool): see README.md. Default: False, as upstream.
         stall_limit (int, optional): failures in a row after which B shrinks; None never, as
             upstream. Default: 3.
         gradients_mean (bool): whether gradients are means over the ranks, and so the losses; else

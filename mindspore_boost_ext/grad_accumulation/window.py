@@ -40,7 +40,7 @@ class GradientAccumulation(nn.Cell):
     Args:
         max_accumulation_step (int): micro-batches in a window, at least 1.
         optimizer (Cell): the optimizer; it runs once for each window.
-        weighting (str): ``"equal"`` or ``"samples"``, see the module. Default: ``"equal"``.
+        weighting (str): ``"equal"`` or ``"samples"``, see README.md. Default: ``"equal"``.
 
     Inputs:
         - **loss** (Tensor) - the loss of the micro-batch, returned when all is done.

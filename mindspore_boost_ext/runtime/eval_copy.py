@@ -1,4 +1,4 @@
-"""Networks in which some layers rest: their BatchNorm and dropout act as in evaluation."""
+"""Networks in which some layers are in evaluation mode: their BatchNorm and dropout act so."""
 
 from __future__ import annotations
 

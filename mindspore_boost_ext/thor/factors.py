@@ -18,7 +18,7 @@ _TINY = 1e-30
 
 @dataclass(frozen=True)
 class CurvatureSettings:
-    """When and how factors become inverses; see the module.
+    """When and how factors become inverses; see README.md.
 
     Attributes:
         trace_rule: (ω1, ω2), or None to invert in every refresh.

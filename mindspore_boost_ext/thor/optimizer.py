@@ -27,7 +27,7 @@ def _every_parameter(parameter: Parameter) -> bool:
 
 
 class THOR(nn.Optimizer):
-    r"""Second-order optimizer with stale Kronecker factors; see the module for its rule.
+    r"""Second-order optimizer with stale Kronecker factors; see README.md beside it.
 
     Args:
         net (Cell): the network. Its Dense, Conv2d and Embedding layers get taps (see
