@@ -7,7 +7,8 @@ Each run is a process of its own: plain MindSpore, without this package, and the
 ``import mindspore_boost_ext`` in front, by turns. Prints the median of the ratios (tuned over
 plain): of the whole training of 40 steps for the CNN script, of the median step for the others.
 ``--by-hand`` sets the same in the plain process (``ONEDNN_MAX_CPU_ISA``, ``launch_blocking``)
-instead of the import, and compares the weights too. Takes 10 minutes.
+instead of the import; ``--isa AVX2`` sets the first in both, so that blocking launch is measured
+alone. Takes 20 minutes without AVX-512; with it the large ResNet alone takes an hour.
 """
 
 from __future__ import annotations
@@ -125,10 +126,12 @@ def one(task: str, how: str) -> dict[str, Any]:
     return {"seconds": seconds, "weights": weights}
 
 
-def in_own_process(task: str, how: str, cores: int) -> dict[str, Any]:
-    """Run ``one`` in a process that may use so many cores."""
+def in_own_process(task: str, how: str, cores: int, isa: str) -> dict[str, Any]:
+    """Run ``one`` in a process that may use so many cores, with an instruction set if given."""
     allowed = sorted(os.sched_getaffinity(0))[:cores]
     variables = {name: os.environ[name] for name in os.environ if "DNN_MAX_CPU_ISA" not in name}
+    if isa:
+        variables["ONEDNN_MAX_CPU_ISA"] = isa
     ended = subprocess.run(
         [sys.executable, __file__, task, "--one", how],
         env=variables,
@@ -143,12 +146,12 @@ def in_own_process(task: str, how: str, cores: int) -> dict[str, Any]:
     return result
 
 
-def row(task: str, cores: int, rounds: int, candidate: str) -> tuple[object, ...]:
+def row(task: str, cores: int, rounds: int, candidate: str, isa: str) -> tuple[object, ...]:
     """Return a line of the table: plain seconds, the other's, and the median of the ratios."""
     pairs = []
     for number in range(rounds):
         order = ("plain", candidate) if number % 2 else (candidate, "plain")
-        results = {how: in_own_process(task, how, cores) for how in order}
+        results = {how: in_own_process(task, how, cores, isa) for how in order}
         pairs.append((results["plain"], results[candidate]))
     ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
     plain, theirs = (statistics.median(pair[i]["seconds"] for pair in pairs) for i in (0, 1))
@@ -166,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="pairs of processes for each task")
     parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
     parser.add_argument("--by-hand", action="store_true", help="see above")
+    parser.add_argument("--isa", default="", help="oneDNN's instruction set in both processes")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     unknown = sorted(set(options.tasks) - set(TASKS))
@@ -182,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{cure.algorithm}: {cure.status}, {cure.reason}")
     candidate = "by hand" if options.by_hand else "tuned"
     rows = (
-        row(task, cores, options.rounds, candidate)
+        row(task, cores, options.rounds, candidate, options.isa)
         for task in options.tasks
         for cores in options.cores
     )
