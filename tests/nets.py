@@ -125,12 +125,23 @@ def weights(net):
     return {parameter.name: parameter.asnumpy().copy() for parameter in net.get_parameters()}
 
 
-def assert_same_weights(one, two):
-    """Demand bit-identical parameters."""
-    first, second = weights(one), weights(two)
+def set_weights(net, values):
+    """Set parameters as ``load_checkpoint`` does, from a dict name -> NumPy array."""
+    loaded = {name: ms.Parameter(Tensor(value), name=name) for name, value in values.items()}
+    not_loaded, _ = ms.load_param_into_net(net, loaded, strict_load=True)
+    assert not not_loaded
+
+
+def assert_same(first, second):
+    """Demand bit-identical arrays under the same names."""
     assert first.keys() == second.keys()
     for name, value in first.items():
         np.testing.assert_array_equal(value, second[name], err_msg=name)
+
+
+def assert_same_weights(one, two):
+    """Demand bit-identical parameters."""
+    assert_same(weights(one), weights(two))
 
 
 def momentum(params, **kwargs):

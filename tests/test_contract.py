@@ -78,6 +78,21 @@ def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(mode, algorithm,
 
 
 @everyone
+def test_state_loaded_into_the_very_step_that_runs_is_what_it_goes_on_from(mode, algorithm):
+    """Compiled functions must not go on with the memory that the Parameters had before."""
+    steps = nets.batches(STEPS)
+    _, model = switched_on(algorithm)
+    run(model, steps[:RESUME_AT])
+    saved = nets.weights(model.train_network)
+    expected = run(model, steps[RESUME_AT:])
+    weights = nets.weights(model.train_network)
+    for _ in range(2):
+        nets.set_weights(model.train_network, saved)
+        assert run(model, steps[RESUME_AT:]) == expected
+        nets.assert_same(nets.weights(model.train_network), weights)
+
+
+@everyone
 def test_the_same_seed_gives_the_same_weights(mode, algorithm):
     runs = []
     for _ in range(2):

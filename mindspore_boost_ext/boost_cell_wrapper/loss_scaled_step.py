@@ -13,6 +13,7 @@ from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Row, warn
 from mindspore_boost_ext.stages.loss_scale import OneScale
 from mindspore_boost_ext.stages.overflow import choose_detector
+from mindspore_boost_ext.stages.state import connected
 
 # Steps between two looks at the scale from the host. Only CPU has the value at hand at no cost.
 _LOOK_EVERY = {"CPU": 1}
@@ -162,6 +163,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         captured: tuple[Tensor, ...],
         *inputs: Tensor,
     ) -> Tensor:
+        loss = connected(loss, self._state)
         loss = ops.depend(loss, ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32)))
         if overflow:
             if self.window_part is not None and self.window_part.drops_on_overflow:

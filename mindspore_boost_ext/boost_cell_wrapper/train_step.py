@@ -20,6 +20,7 @@ from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.runtime.watch import watch_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.gradients import check_dense, clipped, filled_like
+from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
 from mindspore_boost_ext.stages.update import Update
 
 MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
@@ -118,6 +119,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self._make_choices: list[MakeChoice] = []
         self._prepared: set[int] = set()
         self._flushes: dict[int, _Flush] = {}
+        self._state: tuple[Any, ...] = ()
+        self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
         # The names under which subclasses written for mindspore.boost look for algorithms.
         self.freeze = self.use_grad_accumulation = False
         self.enable_adasum = self.enable_dim_reduce = False
@@ -150,7 +153,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         gradients = self.grad_reducer(gradients)
         if self.window_part is not None:
             return self.gradient_accumulation_process(loss, gradients, sens, *inputs)
-        return self.update(loss, gradients, *inputs)
+        return self.update(connected(loss, self._state), gradients, *inputs)
 
     def update(self, loss: Tensor, gradients: tuple[Any, ...], *inputs: Tensor) -> Tensor:
         """Clip reduced gradients, update the weights, and return the loss.
@@ -182,6 +185,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     def _accumulate(
         self, loss: Tensor, gradients: tuple[Any, ...], weight: float, *inputs: Tensor
     ) -> Tensor:
+        loss = connected(loss, self._state)
         loss = ops.depend(loss, self.window_part.accumulate(gradients, weight))
         if self.window_part.is_full():
             loss = self.close_window(loss, *inputs)
@@ -195,6 +199,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
 
     def gradient_freeze_process(self, *inputs: Tensor) -> Any:
         """Run the variant whose turn it is, chosen in the graph."""
+        if len(inputs) > 0:
+            inputs = (connected(inputs[0], self._state), *inputs[1:])
         return self.choice_part(*inputs)
 
     def adasum_process(self, loss: Tensor, grads: tuple[Any, ...]) -> Tensor:
@@ -212,13 +218,18 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
             return self._run(*inputs, **kwargs)
 
     def _run(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run a step.
+        """Run a step on the state that the host has set."""
+        self.update_part.before_step(*inputs)
+        with self._host_writes.followed():
+            return self._run_chosen(*inputs, **kwargs)
+
+    def _run_chosen(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run a step, or that variant of it whose turn it is.
 
         The variant is chosen here on the host, so that only those whose turn has come are ever
         compiled. Inside another Cell's graph, and in a subclass with a ``construct`` of its own,
         the graph chooses.
         """
-        self.update_part.before_step(*inputs)
         if self.choice_part is None or not self.runs_our_construct():
             return super().__call__(*inputs, **kwargs)
         index = self.choice_part.chooser.now()
@@ -246,7 +257,8 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
                 step = step.choice_part.variants[step.choice_part.chooser.now()]
             if id(step) not in self._flushes:
                 self._flushes[id(step)] = _Flush(step)
-            self._flushes[id(step)](*self.update_part.last_inputs())
+            with self._host_writes.followed():
+                self._flushes[id(step)](*self.update_part.last_inputs())
             return True
 
     def choose_first(self, make: MakeChoice) -> None:
@@ -260,10 +272,15 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
     def _make_variants(self) -> None:
         """Make the variants of the step. Each compiles when it first runs."""
         steps: list[Any] = [self]
+        every = list(steps)
         for make in self._make_choices:
             for step in steps:
                 step.choice_part = make(step)
             steps = [variant for step in steps for variant in step.choice_part.variants]
+            every += steps
+        for step in every:
+            vars(step)["_state"] = state_of(step)  # not as an attribute: names stay in their order
+        self._host_writes = HostWrites(self._state)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.
@@ -358,7 +375,8 @@ class _Flush(nn.Cell):
     def construct(self, *inputs: Tensor) -> Tensor:
         if len(inputs) > 0 and self.step.batch_part is not None:
             inputs = self.step.batch_part(*inputs)
-        return self.step.close_window(self.step.update_part.loss_of(*inputs), *inputs)
+        loss = connected(self.step.update_part.loss_of(*inputs), self.step._state)
+        return self.step.close_window(loss, *inputs)
 
 
 __all__ = ["BoostTrainOneStepCell"]

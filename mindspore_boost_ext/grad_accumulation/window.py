@@ -17,6 +17,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import check_all
 from mindspore_boost_ext.config.sections import GradAccumulationConfig
 from mindspore_boost_ext.report import warn
+from mindspore_boost_ext.stages.state import connected, state_of
 
 EQUAL, SAMPLES = "equal", "samples"
 DROP_MICRO_BATCH, DROP_WINDOW = "drop_micro_batch", "drop_window"
@@ -88,6 +89,7 @@ class GradientAccumulation(nn.Cell):
         self._grad_accumulation = ParameterTuple([_buffer(one) for one in self.weights])
         self._accumulation_step = _counter("micro_steps", ms.int32)
         self._total_weight = _counter("total_weight", ms.float32)
+        self.__dict__["_state"] = state_of(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Let a subclass write ``self._accumulation_step = 0`` in PYNATIVE_MODE too."""
@@ -101,6 +103,7 @@ class GradientAccumulation(nn.Cell):
         self, loss: Tensor, gradients: tuple[Tensor, ...], weight: float | Tensor = 1.0
     ) -> Tensor:
         """Add one micro-batch; at the end of the window update and clear."""
+        loss = connected(loss, self._state)
         loss = ops.depend(loss, self.accumulate(gradients, weight))
         if self.is_full():
             loss = ops.depend(loss, self.optimizer(self.window_gradients()))

@@ -1,0 +1,83 @@
+"""What the host sets between two steps (a checkpoint, a rate) reaches the compiled step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+
+def state_of(cell: nn.Cell) -> ParameterTuple:
+    """Return every Parameter of a Cell and of those in it, each once."""
+    return ParameterTuple(list({id(one): one for one in cell.get_parameters()}.values()))
+
+
+def connected(value: Tensor, state: tuple[Parameter, ...]) -> Any:
+    """Return ``value``; graphs that branch behind it keep hold of the Parameters of ``state``.
+
+    A graph of MindSpore reads a Parameter again that the host has set only if a part that always
+    runs uses it: one that is used in a branch alone keeps the memory that it had at first, and what
+    the host sets is lost without a word. As the second input of ``Depend`` a Parameter is used, and
+    no operator runs for it.
+    """
+    return ops.depend(value, state)
+
+
+class HostWrites:
+    """Lets PYNATIVE_MODE see what the host has set between two steps.
+
+    There ``set_data``, and so ``load_param_into_net``, gives a Parameter other memory, while
+    functions that MindSpore has compiled, every optimizer among them, go on with the memory they
+    know. So what was set is written there, and the Parameter is given that memory back.
+
+    Args:
+        state (tuple[Parameter]): the Parameters to look at.
+    """
+
+    def __init__(self, state: tuple[Parameter, ...]) -> None:
+        self.state = state
+        self.known: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Surround a step with :meth:`receive` and :meth:`remember` where they are needed."""
+        if ms.get_context("mode") == ms.GRAPH_MODE:
+            yield
+            return
+        self.receive()
+        try:
+            yield
+        finally:
+            self.remember()
+
+    def receive(self) -> None:
+        """Write what the host has set since :meth:`remember` where compiled functions look."""
+        for parameter, known in zip(self.state, self.known):
+            if parameter.data_ptr() != known.data_ptr() and _alike(parameter, known):
+                known.copy_(parameter.value())
+                parameter.assign_value(known)
+
+    def remember(self) -> None:
+        """Look where the Parameters are now, at the end of a step."""
+        if not self.known:
+            self.known = [_memory_of(one) for one in self.state]
+        for index, parameter in enumerate(self.state):
+            if parameter.data_ptr() != self.known[index].data_ptr():
+                self.known[index] = Tensor(parameter)
+
+
+def _memory_of(parameter: Parameter) -> Tensor:
+    """Return a Tensor over the memory of a Parameter, which before 2.9 it may lack."""
+    if parameter.data_ptr() == 0:
+        parameter.copy_(parameter.value())
+    return Tensor(parameter)
+
+
+def _alike(parameter: Parameter, known: Tensor) -> bool:
+    return bool(parameter.shape == known.shape and parameter.dtype == known.dtype)
+
+
+__all__ = ["HostWrites", "connected", "state_of"]
