@@ -102,7 +102,7 @@ ALGORITHMS += [
 ALGORITHMS += [
     Algorithm(
         "less_bn, head",
-        {**switched(less_bn=True), "less_bn": {"multiplier": 4.0}},
+        {**switched(less_bn=True), "less_bn": {"multiplier": 4.0, "heads": ["second"]}},
         "less_bn",
         gains=("second.multiplier",),
     ),

@@ -256,7 +256,9 @@ class OptimizerProcess:
             parameters (list): groups, or Parameters, which are grouped first.
 
         Returns:
-            list[dict], new groups; every parameter keeps the settings of its group.
+            list[dict], new groups; every parameter keeps the settings of its group. Weights of
+            transposed convolutions are not marked: only :meth:`add_grad_centralization` can
+            centralize them.
         """
         groups = parameters if is_grouped(parameters) else _grouped(list(parameters))
         result: list[Group] = []
@@ -265,9 +267,9 @@ class OptimizerProcess:
                 result.append(group)
                 continue
             members = list(group["params"])
-            chosen = [
-                one for one in members if output_axis_of(one, params_dict.get(id(one))) != UNTOUCHED
-            ]
+            # By the mark MindSpore's optimizer keeps axis 0, which a transposed convolution has
+            # for its inputs; UNTOUCHED is another number, too.
+            chosen = [one for one in members if output_axis_of(one, params_dict.get(id(one))) == 0]
             others = [one for one in members if not _holds(chosen, one)]
             if chosen:
                 result.append({**group, "params": chosen, "grad_centralization": True})

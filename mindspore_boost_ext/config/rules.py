@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 _SHOWN = 80
+LARGEST_INTEGER = 2**31 - 1  # counters of steps are int32
+_SMALLEST = float(np.finfo(np.float32).tiny)
 
 
 def shown(value: object) -> str:
@@ -29,7 +31,7 @@ class Rule:
     """What one setting accepts.
 
     Attributes:
-        text: the rule as it reads after "must be", for example ``"an int >= 1"``.
+        text: the rule as it reads after "must be", for example ``"True or False"``.
         accepts: returns whether a value obeys the rule. Never raises.
         convert: brings an accepted value into its stored form.
     """
@@ -52,18 +54,21 @@ def boolean() -> Rule:
     return Rule("True or False", _is_bool, lambda value: bool(value))
 
 
-def integer(low: int, high: int | None = None) -> Rule:
-    """Accept whole numbers from ``low`` on, up to ``high`` if given; bool is not a number here."""
-    above = math.inf if high is None else high
+def integer(low: int, high: int = LARGEST_INTEGER) -> Rule:
+    """Accept whole numbers from ``low`` to ``high``; bool is not a number here."""
     return Rule(
-        f"an int >= {low}" if high is None else f"an int from {low} to {high}",
-        lambda value: _is_integer(value) and low <= int(value) <= above,  # type: ignore[call-overload]
+        f"an int from {low} to {high}",
+        lambda value: _is_integer(value) and low <= int(value) <= high,  # type: ignore[call-overload]
         lambda value: int(value),  # type: ignore[call-overload]
     )
 
 
 def real(interval: str) -> Rule:
-    """Accept finite numbers in an interval written the usual way, such as ``"[0, 1)"``."""
+    """Accept numbers in an interval written the usual way, such as ``"[0, 1)"``.
+
+    Steps compute in float32: a number that is outside after rounding to that, 1 for the interval
+    above, infinity or a zero that was none, is refused as well.
+    """
     low, high = (float(end) for end in interval[1:-1].split(","))
     closed_low, closed_high = interval[0] == "[", interval[-1] == "]"
 
@@ -74,9 +79,12 @@ def real(interval: str) -> Rule:
             number = float(value)
         except OverflowError:
             return False
-        above = number > low or (closed_low and number == low)
-        below = number < high or (closed_high and number == high)
-        return math.isfinite(number) and above and below
+        with np.errstate(over="ignore"):
+            rounded = float(np.float32(number))
+        above = min(number, rounded) > low or (closed_low and number >= low)
+        below = max(number, rounded) < high or (closed_high and number <= high)
+        usable = math.isfinite(rounded) and (number == 0) == (abs(rounded) < _SMALLEST)
+        return above and below and usable
 
     return Rule(f"a number in {interval}", accepts, lambda value: float(value))  # type: ignore[arg-type]
 
@@ -132,7 +140,7 @@ def increasing_integers(low: int = 1) -> Rule:
         items = value if isinstance(value, (list, tuple)) else (value,)
         return tuple(int(item) for item in items)
 
-    text = f"an int >= {low}, or a list or tuple of such ints in rising order"
+    text = f"{single.text}, or a list or tuple of such ints in rising order"
     return Rule(text, accepts, convert)
 
 

@@ -140,7 +140,7 @@ class GradFreezeConfig(Section):
     freeze_type: int = setting(1, one_of((0, 1)))
     freeze_p: float = setting(0.7, real("[0, 1)"))
     total_steps: int = setting(65536, integer(1))
-    seed: int = setting(0, integer(0))
+    seed: int = setting(0, integer(0, 2**32 - 1))
     schedule: Any = setting(None, freeze_schedule())
     prefix_fraction: float = setting(1.0, real("[0, 1]"))
     prefix_start: float = setting(0.5, real("[0, 1]"))
@@ -165,7 +165,7 @@ class GradAccumulationConfig(Section):
 
     path = "grad_accumulation"
 
-    grad_accumulation_step: int = setting(1, integer(1))
+    grad_accumulation_step: int = setting(1, integer(1, 2**24))  # counted in float32
     weighting: str = setting("equal", one_of(("equal", "samples")))
     on_overflow: str = setting("drop_micro_batch", one_of(("drop_micro_batch", "drop_window")))
 
@@ -195,7 +195,7 @@ class DimReduceConfig(Section):
     n_components: int = setting(32, integer(1))
     pca_mat_path: str | None = setting(None, optional_path())
     weight_load_dir: str | None = setting(None, optional_path())
-    timeout: float = setting(1800, real("(0, inf)"))
+    timeout: float = setting(1800, real("(0, 1e9]"))  # what Python can wait for
     method: str = setting("p-bfgs", one_of(("p-bfgs", "p-sgd", "twa")))
     trials: int = setting(2, integer(1))
     first_update_scaling: bool = setting(False, boolean())
@@ -235,7 +235,7 @@ class ThorConfig(Section):
     block_size: int | None = setting(None, optional(integer(1)))
     trace_rule: tuple[float, ...] | None = setting(None, optional(reals("[0, inf)", 2)))
     pi_damping: bool = setting(False, boolean())
-    kl_clip: float | None = setting(None, optional(real("(0, inf)")))
+    kl_clip: float | None = setting(None, optional(real("[1e-18, 1e18]")))
     moving_average: float = setting(0.0, real("[0, 1)"))
 
 
@@ -246,7 +246,8 @@ class GradientsConfig(Section):
     path = "gradients"
     for_every_step = True
 
-    clip_norm: float | None = setting(None, optional(real("(0, inf)")))
+    # Beyond this a norm over its bound, or the square of a gradient at its bound, leaves float32.
+    clip_norm: float | None = setting(None, optional(real("[1e-18, 1e18]")))
 
 
 SECTIONS: Mapping[str, type[Section]] = MappingProxyType(

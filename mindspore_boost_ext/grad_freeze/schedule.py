@@ -107,8 +107,8 @@ def prefix_schedule(
     each other; step :math:`t_k = s`, all at once.
 
     Args:
-        groups: number of groups G, an int >= 1. Group 0 trains everything.
-        total_steps: steps of the training, an int >= 1. After them the last group stays.
+        groups: number of groups G, an int from 1 on. Group 0 trains everything.
+        total_steps: steps of the training, an int from 1 on. After them the last group stays.
         kind: ``"linear"``, ``"cubic"`` or ``"step"``.
         fraction: how much of the network is frozen in the end, in [0, 1]. The last part never is.
         start: the share s of the steps before the first freezing, in [0, 1].
@@ -142,7 +142,7 @@ def tabulate(schedule: Callable[[int], int], total_steps: int) -> FreezeSchedule
 
     Args:
         schedule: called once for each step, here and now; it must return ints >= 0.
-        total_steps: number of steps, an int >= 1. After them the schedule starts again.
+        total_steps: number of steps, an int from 1 on. After them the schedule starts again.
     """
     check("total_steps", total_steps, integer(1))
     return FreezeSchedule(tuple(schedule(step) for step in range(int(total_steps))))

@@ -162,6 +162,7 @@ class _Settings:
     exclude: Patterns = ()
     multiplier: float = 1.0
     heads: Patterns | None = None
+    head_alone: bool = True
 
     def __post_init__(self) -> None:
         LessBNConfig.check(
@@ -232,15 +233,19 @@ class _Plan:
         for head in layers_of(self.network, (CommonHeadLastFN,)):
             name = name_of(head.weight)
             self.changes.append(Change(name, NORMALISED, "before", now=False, is_head=True))
-        if self.settings.heads is None:
+        removed = any(change.done == REMOVED for change in self.changes)
+        if self.settings.heads is None and not (removed or self.settings.head_alone):
+            reason = "no BatchNorm was removed: name a Dense in heads to normalise it all the same"
+            self.changes.append(Change("head", KEPT, reason, is_head=True))
+        elif self.settings.heads is None:
             dense, reason = find_classifier(self.graphs[0])
             self._normalise([dense] if dense else [], reason)
-            return
-        named = [
-            dense
-            for dense in layers_of(self.network, (nn.Dense,))
-            if _matches(name_of(dense.weight), self.settings.heads)
-        ]
+        else:
+            self._normalise_named(self.settings.heads)
+
+    def _normalise_named(self, patterns: Patterns) -> None:
+        dense_layers = layers_of(self.network, (nn.Dense,))
+        named = [dense for dense in dense_layers if _matches(name_of(dense.weight), patterns)]
         self._normalise(named, "a pattern of heads matches" if named else "no Dense matches heads")
 
     def _normalise(self, dense_layers: Sequence[nn.Dense], reason: str) -> None:
@@ -267,6 +272,7 @@ def less_bn(
     exclude: Patterns = (),
     multiplier: float = 1.0,
     heads: Patterns | None = None,
+    head_alone: bool = True,
 ) -> Rewriting:
     """Rewrite a network in place; a second call changes nothing.
 
@@ -282,6 +288,8 @@ def less_bn(
         multiplier (float): where the head's multiplier starts, > 0. Default: ``1.0``.
         heads (Sequence[str], optional): patterns of the Dense layers to normalise instead of the
             classifier. Default: None.
+        head_alone (bool): whether the classifier is normalised where no BatchNorm is removed, too.
+            Default: ``True``.
 
     Returns:
         Rewriting, what was done and why.
@@ -312,7 +320,7 @@ def less_bn(
     """
     if not isinstance(network, nn.Cell):
         raise TypeError(f"network must be a Cell, got {type(network).__name__}")
-    settings = _Settings(fn_flag, keep_shortcut, include, exclude, multiplier, heads)
+    settings = _Settings(fn_flag, keep_shortcut, include, exclude, multiplier, heads, head_alone)
     plan = _Plan(network, settings, trace_both(network))
     plan.norms()
     if fn_flag:
@@ -337,8 +345,8 @@ class LessBN(nn.Cell):
     Args:
         network (Cell): the network, with or without its loss.
         fn_flag (bool): whether to normalise the classifier. Default: ``False``.
-        **settings: ``keep_shortcut``, ``include``, ``exclude``, ``multiplier`` and ``heads`` of
-            :func:`less_bn`.
+        **settings: ``keep_shortcut``, ``include``, ``exclude``, ``multiplier``, ``heads`` and
+            ``head_alone`` of :func:`less_bn`.
 
     Inputs:
         - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.

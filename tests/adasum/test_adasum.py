@@ -249,9 +249,9 @@ WEIGHT = (Parameter(Tensor([1.0]), name="w"),)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((-1, 1, 1, WEIGHT), r"AdaSum.rank must be an int >= 0, got -1 \(int\)"),
-        ((0, 0, 1, WEIGHT), "AdaSum.device_number must be an int >= 1"),
-        ((0, 1, 1.5, WEIGHT), "AdaSum.group_number must be an int >= 1"),
+        ((-1, 1, 1, WEIGHT), r"AdaSum.rank must be an int from 0 to 2147483647, got -1 \(int\)"),
+        ((0, 0, 1, WEIGHT), "AdaSum.device_number must be an int from 1 to 2147483647"),
+        ((0, 1, 1.5, WEIGHT), "AdaSum.group_number must be an int from 1 to 2147483647"),
         ((0, 1, 1, ()), "AdaSum.parameter_tuple must hold at least one parameter"),
         ((2, 2, 1, WEIGHT), r"AdaSum.rank must be below device_number \* group_number = 2, got 2"),
         ((0, 1, 2, WEIGHT), r"must be the number of ranks \(1\), got 1 \* 2: start .* msrun"),

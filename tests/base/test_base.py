@@ -362,6 +362,24 @@ def test_groups_are_split_for_centralization():
     assert "grad_centralization" not in given[0]
 
 
+def test_groups_leave_transposed_convolutions_alone():
+    """MindSpore would centralize them over the inputs' axis, which groups cannot say."""
+    net = nn.SequentialCell(nn.Conv2d(2, 3, 3), nn.Conv2dTranspose(3, 2, 3))
+    weights = net.trainable_params()
+    process = OptimizerProcess(nn.SGD(weights, 1.0))
+    cells = process.build_params_dict(net)
+    process.origin_params = process.build_gc_params_group(cells, process.origin_params)
+    optimizer = process.generate_new_optimizer()
+    generator = np.random.default_rng(0)
+    gradients = [generator.normal(size=one.shape).astype(np.float32) for one in weights]
+    before = [one.asnumpy().copy() for one in weights]
+    optimizer(tuple(map(Tensor, gradients)))
+    steps = [old - one.asnumpy() for old, one in zip(before, weights)]
+    mean = gradients[0].astype(np.float64).mean((1, 2, 3), keepdims=True)
+    np.testing.assert_allclose(steps[0], gradients[0] - mean, atol=1e-6)  # float32, size 1
+    np.testing.assert_allclose(steps[1], gradients[1], atol=1e-6)
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_process_centralizes(grouped, mode):
     net = network()
@@ -470,6 +488,7 @@ def test_wrong_split_points_are_refused(points, error):
 def test_less_bn_splits_reductions_where_the_configuration_says(points):
     switches = {"mode": "manual", "less_bn": True, "grad_freeze": False}
     settings = {"boost": switches, "common": {"gradient_split_groups": points}}
+    settings["less_bn"] = {"heads": ["second"]}
     net = nets.MLP()
     auto = AutoBoost("O1", settings)
     network, _ = auto.network_auto_process_train(net, nets.momentum(net.trainable_params()))

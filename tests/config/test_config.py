@@ -154,7 +154,7 @@ def test_dim_reduce_says_what_it_excludes():
         ),
         (
             {"grad_freeze": {"total_steps": -5}},
-            "grad_freeze.total_steps must be an int >= 1, got -5 (int)",
+            "grad_freeze.total_steps must be an int from 1 to 2147483647, got -5 (int)",
         ),
         (
             {"grad_freeze": {"freeze_type": True}},
@@ -162,11 +162,11 @@ def test_dim_reduce_says_what_it_excludes():
         ),
         (
             {"grad_freeze": {"param_groups": 2.0}},
-            "grad_freeze.param_groups must be an int >= 1, got 2.0 (float)",
+            "grad_freeze.param_groups must be an int from 1 to 2147483647, got 2.0 (float)",
         ),
         (
             {"dim_reduce": {"n_components": 0}},
-            "dim_reduce.n_components must be an int >= 1, got 0 (int)",
+            "dim_reduce.n_components must be an int from 1 to 2147483647, got 0 (int)",
         ),
         (
             {"dim_reduce": {"rho": 1.0}},
@@ -174,7 +174,7 @@ def test_dim_reduce_says_what_it_excludes():
         ),
         (
             {"dim_reduce": {"timeout": 0}},
-            "dim_reduce.timeout must be a number in (0, inf), got 0 (int)",
+            "dim_reduce.timeout must be a number in (0, 1e9], got 0 (int)",
         ),
         (
             {"dim_reduce": {"pca_mat_path": ""}},
@@ -183,12 +183,40 @@ def test_dim_reduce_says_what_it_excludes():
         ),
         (
             {"common": {"gradient_split_groups": [100, 50]}},
-            "common.gradient_split_groups must be an int >= 1, or a list or tuple of such ints "
-            "in rising order, got [100, 50] (list)",
+            "common.gradient_split_groups must be an int from 1 to 2147483647, or a list or tuple "
+            "of such ints in rising order, got [100, 50] (list)",
         ),
         (
             {"grad_accumulation": {"grad_accumulation_step": None}},
-            "grad_accumulation.grad_accumulation_step must be an int >= 1, got None (NoneType)",
+            "grad_accumulation.grad_accumulation_step must be an int from 1 to 16777216, "
+            "got None (NoneType)",
+        ),
+        # What float32 and int32 cannot hold: these made weights NaN, or stopped training.
+        (
+            {"gradients": {"clip_norm": 1e39}},
+            "gradients.clip_norm must be None or a number in [1e-18, 1e18], got 1e+39 (float)",
+        ),
+        (
+            {"gradients": {"clip_norm": 1e-50}},
+            "gradients.clip_norm must be None or a number in [1e-18, 1e18], got 1e-50 (float)",
+        ),
+        (
+            {"less_bn": {"multiplier": 1e39}},
+            "less_bn.multiplier must be a number in (0, inf), got 1e+39 (float)",
+        ),
+        (
+            {"thor": {"moving_average": 1 - 1e-12}},
+            "thor.moving_average must be a number in [0, 1), got 0.999999999999 (float)",
+        ),
+        (
+            {"grad_accumulation": {"grad_accumulation_step": 2**31}},
+            "grad_accumulation.grad_accumulation_step must be an int from 1 to 16777216, "
+            "got 2147483648 (int)",
+        ),
+        (
+            {"grad_freeze": {"param_groups": 2**63}},
+            "grad_freeze.param_groups must be an int from 1 to 2147483647, "
+            "got 9223372036854775808 (int)",
         ),
         ({"less_bn": 3}, "less_bn must be a dict of settings or None, got 3 (int)"),
         (

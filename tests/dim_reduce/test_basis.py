@@ -83,7 +83,7 @@ def test_rows_are_shared_out_over_any_number_of_ranks():
     ("snapshots", "k", "message"),
     [
         (walk(4), 4, "n_components is 4, but 4 snapshots of 10 weights give at most 3 directions"),
-        (walk(4), 0, "n_components must be an int >= 1, got 0"),
+        (walk(4), 0, "n_components must be an int from 1 to 2147483647, got 0"),
         (np.repeat(walk(2), 3, axis=0), 2, "vary in 1 directions only"),
         (np.ones((4, N), np.float32), 1, "vary in 0 directions only"),
         (np.ones((4, N), np.int32), 1, "must be a float array"),

@@ -89,7 +89,7 @@ def test_a_folder_that_cannot_be_used(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"every": 0}, r"TrajectorySampler\.every must be an int >= 1, got 0"),
+        ({"every": 0}, r"TrajectorySampler\.every must be an int from 1 to 2147483647, got 0"),
         ({"unit": "batch"}, r"TrajectorySampler\.unit must be one of 'epoch', 'step'"),
         ({"keep": 0}, r"TrajectorySampler\.keep must be"),
         ({"format": "npz"}, r"TrajectorySampler\.format must be one of 'ckpt', 'safetensors'"),

@@ -245,9 +245,9 @@ def test_state_has_names_of_its_own():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0,), "max_accumulation_step must be an int >= 1, got 0"),
-        ((2.5,), "max_accumulation_step must be an int >= 1, got 2.5"),
-        (("4",), "max_accumulation_step must be an int >= 1, got '4'"),
+        ((0,), "max_accumulation_step must be an int from 1 to 16777216, got 0"),
+        ((2.5,), "max_accumulation_step must be an int from 1 to 16777216, got 2.5"),
+        (("4",), "max_accumulation_step must be an int from 1 to 16777216, got '4'"),
     ],
 )
 def test_wrong_windows_are_refused(arguments, message):

@@ -486,11 +486,11 @@ def test_all_wrong_arguments_are_told_at_once():
     with pytest.raises(ValueError, match="param_groups") as error:
         GradientFreeze(0, 2, 1.5, -5, seed=-1)
     assert str(error.value) == (
-        "grad_freeze.param_groups must be an int >= 1, got 0 (int); "
+        "grad_freeze.param_groups must be an int from 1 to 2147483647, got 0 (int); "
         "grad_freeze.freeze_type must be one of 0, 1, got 2 (int); "
         "grad_freeze.freeze_p must be a number in [0, 1), got 1.5 (float); "
-        "grad_freeze.total_steps must be an int >= 1, got -5 (int); "
-        "grad_freeze.seed must be an int >= 0, got -1 (int)"
+        "grad_freeze.total_steps must be an int from 1 to 2147483647, got -5 (int); "
+        "grad_freeze.seed must be an int from 0 to 4294967295, got -1 (int)"
     )
     with pytest.raises(ValueError, match="freeze_strategy must be one of 0, 1, got 5"):
         GradientFreeze(2, 0, 0.5, 5).generate_freeze_index_sequence(2, 5, 0.5, 5)
@@ -527,7 +527,7 @@ MISTAKES = {
     "negative": (
         (plain, lambda net, every: [every], [0, -1]),
         ValueError,
-        "train_strategy must be an int >= 0, got -1",
+        "train_strategy must be an int from 0 to 2147483647, got -1",
     ),
     "empty strategy": (
         (plain, lambda net, every: [every], []),
@@ -559,7 +559,9 @@ def test_freeze_cell_refuses_what_it_cannot_do():
     grad = ops.GradOperation(get_by_list=True, sens_param=True)
     with pytest.raises(TypeError, match="optimizer must be a FreezeOpt"):
         freeze_cell(False, net, momentum(net), 1.0, grad, False)
-    with pytest.raises(ValueError, match="max_accumulation_step must be an int >= 1, got 0"):
+    with pytest.raises(
+        ValueError, match="max_accumulation_step must be an int from 1 to 16777216, got 0"
+    ):
         freeze_cell(False, net, FreezeOpt(momentum(net)), 1.0, grad, True, None, None, 0)
     with pytest.raises(TypeError, match=r"optimizer must be an nn.Optimizer, got None"):
         GradientFreeze(2, 0, 0.5, 5).freeze_generate(net, None)

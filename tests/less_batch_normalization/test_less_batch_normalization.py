@@ -22,6 +22,7 @@ from mindspore_boost_ext import (
     LessBN,
     NoEffectWarning,
 )
+from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import is_batch_norm
 from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
 from mindspore_boost_ext.less_batch_normalization.tracing import trace
@@ -530,6 +531,25 @@ def test_a_model_in_which_nothing_changes_says_so():
     with pytest.warns(NoEffectWarning, match="less_bn has no effect"):
         model = model_of(nets.MLP(), config=switched(fn_flag=False))
     assert model.train_network.report()["less_bn"].status == "skipped"
+
+
+def test_without_a_removed_batch_norm_the_classifier_stays_unless_it_is_named():
+    """The head costs accuracy: alone, it is no reason to call less_bn applied."""
+    net = nets.ConvNet()
+    with pytest.warns(NoEffectWarning, match="less_bn has no effect .*: no BatchNorm was removed"):
+        report = model_of(net).train_network.report()
+    assert type(net.head) is nn.Dense
+    assert (report["less_bn"].status, report["less_bn"].counts["heads_normalised"]) == (
+        "skipped",
+        0,
+    )
+    assert report["less_bn head"].cells()[2:4] == (
+        "kept",
+        "no BatchNorm was removed: name a Dense in heads to normalise it all the same",
+    )
+    net = nets.ConvNet()
+    report = model_of(net, config=switched(heads=["head"])).train_network.report()
+    assert (report["less_bn"].status, type(net.head)) == ("applied", CommonHeadLastFN)
 
 
 def test_a_checkpoint_of_the_original_network_loads_and_the_surplus_is_reported(tmp_path):
