@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import subprocess
 from typing import Any
@@ -26,6 +27,12 @@ LONGEST_TEST = 900  # seconds; several times what the longest takes here
 
 def pytest_configure(config):
     config.real_stderr = os.dup(2)  # nothing is captured yet
+
+
+def pytest_collection_finish(session):
+    """Spare what has been loaded from garbage collection, which MindSpore runs at every compile."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -52,6 +59,24 @@ def pytest_collection_modifyitems(items):
     for _, found in first.values():
         for item in {*found[:1], *found[-1:]}:
             item.add_marker("quick")
+    for item in items:
+        if is_slow(getattr(item, "callspec", None)):
+            item.add_marker("slow")
+
+
+# Compiling takes the time: GRAPH_MODE has these optimizers in ``-m slow`` only, and so have 3 and 8
+# processes, which share two cores.
+RARE_OPTIMIZERS = {"RMSProp", "Adagrad", "FTRL", "LazyAdam", "AdaFactor", "AdaMax", "Adadelta"}
+RARE_OPTIMIZERS |= {"ASGD", "Rprop", "ProximalAdagrad", "AdamOffload"}
+
+
+def is_slow(case):
+    """Return whether the parameters of a test leave it to ``-m slow``."""
+    if case is None:
+        return False
+    values = [one for one in case.params.values() if isinstance(one, (str, int))]
+    rare = case.params.get("mode") == "graph" and not RARE_OPTIMIZERS.isdisjoint(values)
+    return rare or case.params.get("ranks") in (3, 8)
 
 
 # They read what the same real processes found, which are started once for all of them.

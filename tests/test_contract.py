@@ -1,7 +1,7 @@
 """Every algorithm goes through one list of checks; a new one joins by an entry in ``ALGORITHMS``.
 
-Off is bit-identical to plain training; on, the loss falls; the report says so; a run that is saved
-and loaded into fresh objects continues bit-identically; the same seed gives the same weights.
+Off is bit-identical to plain training; on, the loss falls; the report says so; a run continues
+bit-identically from its state, in fresh objects and in the same ones.
 """
 
 from __future__ import annotations
@@ -60,46 +60,31 @@ def test_report_says_what_was_applied(algorithm):
 
 
 @everyone
-def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(mode, algorithm, tmp_path):
-    steps = nets.batches(STEPS)
-    _, whole = switched_on(algorithm)
-    expected = run(whole, steps)
+def test_a_run_goes_on_bit_identically_from_its_state(mode, algorithm, tmp_path):
+    """From a checkpoint in fresh objects, and from what is loaded into the very step that runs.
 
-    _, first = switched_on(algorithm)
-    run(first, steps[:RESUME_AT])
-    path = str(tmp_path / "run.ckpt")
-    ms.save_checkpoint(first.train_network, path)
-
-    _, second = switched_on(algorithm)
-    not_loaded, _ = ms.load_param_into_net(second.train_network, ms.load_checkpoint(path))
-    assert not not_loaded
-    assert run(second, steps[RESUME_AT:]) == expected[RESUME_AT:]
-    nets.assert_same_weights(second.train_network, whole.train_network)
-
-
-@everyone
-def test_state_loaded_into_the_very_step_that_runs_is_what_it_goes_on_from(mode, algorithm):
-    """Compiled functions must not go on with the memory that the Parameters had before."""
+    Compiled functions must not go on with the memory that the Parameters had before.
+    """
     steps = nets.batches(STEPS)
     _, model = switched_on(algorithm)
-    run(model, steps[:RESUME_AT])
-    saved = nets.weights(model.train_network)
+    step = model.train_network
+    saved = nets.weights(step)
+    losses = run(model, steps[:RESUME_AT])
+    path = str(tmp_path / "run.ckpt")
+    ms.save_checkpoint(step, path)
     expected = run(model, steps[RESUME_AT:])
-    weights = nets.weights(model.train_network)
-    for _ in range(2):
-        nets.set_weights(model.train_network, saved)
-        assert run(model, steps[RESUME_AT:]) == expected
-        nets.assert_same(nets.weights(model.train_network), weights)
+    weights = nets.weights(step)
 
+    _, resumed = switched_on(algorithm)
+    not_loaded, _ = ms.load_param_into_net(resumed.train_network, ms.load_checkpoint(path))
+    assert not not_loaded
+    assert run(resumed, steps[RESUME_AT:]) == expected
+    nets.assert_same(nets.weights(resumed.train_network), weights)
 
-@everyone
-def test_the_same_seed_gives_the_same_weights(mode, algorithm):
-    runs = []
     for _ in range(2):
-        _, model = switched_on(algorithm)
-        run(model, nets.batches(STEPS))
-        runs.append(model.train_network)
-    nets.assert_same_weights(*runs)
+        nets.set_weights(step, saved)
+        assert run(model, steps) == losses + expected
+        nets.assert_same(nets.weights(step), weights)
 
 
 @everyone
