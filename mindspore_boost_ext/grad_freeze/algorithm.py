@@ -45,7 +45,9 @@ class FreezeAlgorithm(Algorithm):
         asked_by = report[self.switch].asked_by
         counts = step.optimizer.counts()
         frozen = counts["steps_training_everything_percent"] < 100
-        reason = "" if frozen else "every step of the schedule trains everything"
+        reason = "every step of the schedule trains everything"
+        if frozen:
+            reason = f"freezes {step.optimizer.most_frozen()}"
         status = APPLIED if frozen else SKIPPED
         asked_by = "FreezeOpt" if asked_by == "-" else asked_by
         report.put(Row(self.switch, asked_by, status, reason, counts))

@@ -31,6 +31,7 @@ from mindspore_boost_ext.grad_freeze.schedule import (
     prefix_schedule,
     tabulate,
 )
+from mindspore_boost_ext.grad_freeze.uses import in_order_of_last_use
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 from mindspore_boost_ext.stages.choice import Chooser, StepChoice
 
@@ -171,7 +172,8 @@ class GradientFreeze:
             leaves out a longer part of its beginning.
         """
         check("freeze_para_groups_number", freeze_para_groups_number, integer(1))
-        return growing_prefixes(split_chunks(net.trainable_params()), freeze_para_groups_number)
+        chunks = split_chunks(in_order_of_last_use(net))
+        return growing_prefixes(chunks, freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
         self,
@@ -219,7 +221,7 @@ class GradientFreeze:
         if not isinstance(optimizer, nn.Optimizer):
             raise TypeError(f"optimizer must be an nn.Optimizer, got {shown(optimizer)}")
         trained = {id(parameter) for parameter in optimizer.parameters}
-        owned = [one for one in network.trainable_params() if id(one) in trained]
+        owned = [one for one in in_order_of_last_use(network) if id(one) in trained]
         known = {id(parameter) for parameter in owned}
         always = [one for one in optimizer.parameters if id(one) not in known]
         groups = growing_prefixes(split_chunks(owned), self._param_groups) or [[]]

@@ -226,6 +226,14 @@ class FreezeOpt(nn.Optimizer):
             "steps_training_everything_percent": round(100 * full / len(self.schedule.groups)),
         }
 
+    def most_frozen(self) -> str:
+        """Return, for a report, which parameters the schedule freezes at most."""
+        trained = min((self.group_positions[one] for one in set(self.schedule.groups)), key=len)
+        frozen = [one.name for place, one in enumerate(self.parameters) if place not in trained]
+        if len(frozen) > 3:
+            return f"at most {len(frozen)} parameters: {frozen[0]}, {frozen[1]}, ... {frozen[-1]}"
+        return f"at most {', '.join(frozen)}"
+
     def over_other_parameters(self, opt: nn.Optimizer) -> FreezeOpt:
         """Return the same groups, schedule and position in it over another optimizer.
 

@@ -1,0 +1,88 @@
+"""A weight that is used again later is not frozen with the layer that uses it first."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from contract import switched
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext import GradientFreeze
+from mindspore_boost_ext.grad_freeze.uses import in_order_of_last_use
+
+WORDS, WIDTH = 5, 4
+
+
+class Body(nn.Cell):
+    """An embedding, two Dense layers, and an output by the embedding's table."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.hidden = nn.SequentialCell(nn.Dense(WIDTH, WIDTH), nn.Dense(WIDTH, WIDTH))
+
+
+class ReadByCode(Body):
+    def construct(self, x):
+        x = self.hidden(self.embedding(x))
+        return ops.matmul(x, self.embedding.embedding_table.T)
+
+
+class HeldTwice(Body):
+    def __init__(self):
+        super().__init__()
+        self.output = nn.Dense(WIDTH, WORDS, has_bias=False)
+        self.output.weight = self.embedding.embedding_table
+
+    def construct(self, x):
+        return self.output(self.hidden(self.embedding(x)))
+
+
+class InTwoPlaces(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Dense(WIDTH, WIDTH)
+        self.hidden = nn.SequentialCell(nn.Dense(WIDTH, WIDTH), nn.Dense(WIDTH, WIDTH))
+        self.last = self.first
+
+
+@pytest.mark.parametrize("kind", [ReadByCode, HeldTwice])
+def test_a_tied_embedding_stands_where_the_output_is(kind):
+    net = kind()
+    assert in_order_of_last_use(net)[-1] is net.embedding.embedding_table
+    groups = GradientFreeze(2, 0, 0.5, 8).split_parameters_groups(net, 2)
+    assert any(one is net.embedding.embedding_table for one in groups[-1])
+
+
+def test_a_layer_in_two_places_is_frozen_with_the_second():
+    net = InTwoPlaces()
+    found = in_order_of_last_use(net)[-2:]
+    assert (found[0] is net.first.weight, found[1] is net.first.bias) == (True, True)
+
+
+def test_without_shared_weights_the_order_is_that_of_the_network():
+    for net in (nets.MLP(), nets.Deep(), nets.ConvNet(), nn.Dense(2, 2)):
+        expected = [id(one) for one in net.trainable_params()]
+        assert [id(one) for one in in_order_of_last_use(net)] == expected
+
+
+@pytest.mark.parametrize("kind", [ReadByCode, HeldTwice])
+def test_the_output_goes_on_learning_when_the_prefix_is_frozen(mode, kind):
+    net = nets.fill(kind())
+    config = switched(grad_freeze=True)
+    config["grad_freeze"] = {"param_groups": 2, "schedule": [1], "total_steps": 1}
+    arguments = {"boost_level": "O1", "boost_config_dict": config}
+    optimizer = nets.momentum(net.trainable_params())
+    model = ms.Model(net, nets.loss_fn(), optimizer, **arguments)
+    frozen = "hidden.0.weight, hidden.0.bias, hidden.1.weight"
+    assert model.train_network.report()["grad_freeze"].reason.startswith("freezes at most")
+    before = nets.weights(net)
+    x = np.arange(WORDS).astype(np.int32)
+    for _ in range(2):
+        model.train_network(Tensor(x), Tensor(x[::-1].copy()))
+    after = nets.weights(net)
+    changed = {name for name in before if (before[name] != after[name]).any()}
+    assert "embedding.embedding_table" in changed
+    assert changed.isdisjoint(frozen.split(", "))
