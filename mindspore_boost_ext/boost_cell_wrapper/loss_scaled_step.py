@@ -9,6 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+from mindspore_boost_ext.boost_cell_wrapper.upstream_names import add_overflow_names
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Row, warn
 from mindspore_boost_ext.stages.loss_scale import OneScale
@@ -71,6 +72,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         """Build the step for the configuration in force."""
         super().__init__(network, optimizer, sens=None)
         self.detector = choose_detector(self.reducer_flag)
+        add_overflow_names(self, self.reducer_flag)
         self.loss_scaling_manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
         self.scale_part: Any = self._scale(scale_sense)
         self.scale_sense = self.scale_part.scale_sense

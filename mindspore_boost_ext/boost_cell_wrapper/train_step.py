@@ -14,6 +14,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Report, Row, warn
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
@@ -26,7 +27,7 @@ from mindspore_boost_ext.stages.update import Update
 MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
 
 
-class BoostTrainOneStepCell(nn.TrainOneStepCell):
+class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
     r"""One training step of a network with the accelerators of its configuration.
 
     Subclasses may override ``construct``; the parts of the step are there under the names that
@@ -129,6 +130,7 @@ class BoostTrainOneStepCell(nn.TrainOneStepCell):
         self.dim_reduce: Any = None
         self.weights_clone: Any = None
         self.max_accumulation_step = 1
+        self.hyper_map = ops.HyperMap()
 
     @property
     def accumulation(self) -> Any:

@@ -159,6 +159,11 @@ class GradientAccumulation(nn.Cell):
         view.__dict__["_grad_accumulation"] = buffers
         return view
 
+    @property
+    def counter(self) -> Parameter:
+        """How many micro-batches the window holds: int32, shape ()."""
+        return self._accumulation_step
+
     def micro_steps(self) -> int:
         """Return how many micro-batches the window holds."""
         return int(self._accumulation_step.asnumpy())
@@ -183,5 +188,8 @@ def _buffer(parameter: Parameter) -> Parameter:
 def _counter(name: str, dtype: Any) -> Parameter:
     return Parameter(Tensor(0, dtype), name=f"boost.grad_accumulation.{name}", requires_grad=False)
 
+
+# The functions behind the operators, under upstream's names.
+cumulative_grad_process, clear_grad = gradient_accumulation_op, gradient_clear_op
 
 __all__ = ["GradientAccumulation", "gradient_accumulation_op", "gradient_clear_op"]

@@ -68,9 +68,10 @@ def _reached(cell: nn.Cell, node: ast.expr) -> Any:
     if isinstance(node, ast.Attribute):
         return getattr(_reached(cell, node.value), node.attr, None)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        held = _reached(cell, node.value)
-        if isinstance(held, (nn.SequentialCell, nn.CellList, list, tuple)):
-            return held[node.slice.value] if -len(held) <= node.slice.value < len(held) else None
+        held, place = _reached(cell, node.value), node.slice.value
+        ordered = isinstance(held, (nn.SequentialCell, nn.CellList, list, tuple))
+        if ordered and isinstance(place, int) and -len(held) <= place < len(held):
+            return held[place]
     return None
 
 

@@ -14,84 +14,17 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext._compat import hooked
 from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.group_loss_scale_manager.marker import (
+    Marker,
+    marker_constants,
+    marker_gradients_of,
+)
 from mindspore_boost_ext.group_loss_scale_manager.scale import GroupedScale
 from mindspore_boost_ext.stages.overflow import OverflowDetector
 
 GROWTH_FACTOR = 2 ** (1 / 1000)
 SHRINK_FACTOR = 2 ** (-1 / 2)
 MAXIMUM = 2.0**100
-# What a marker records: dout is bad, dx is bad, dout is bad, and 1; see _constants.
-_SEEN = np.array([[1, 0, 1, 0], [0, 1, 0, 0]], np.float32)
-_ENTERED = np.array([0, 0, 0, 1], np.float32)
-
-
-class _Marker(nn.Cell):
-    """Identity forwards; backwards a factor, and a note of overflow as gradient of ``probe``."""
-
-    def __init__(self) -> None:
-        super().__init__(auto_prefix=False)
-        self.dtype = None
-
-    def construct(
-        self, x: Tensor, scales: Tensor, probe: Tensor, pick: Tensor, rows: Tensor
-    ) -> Tensor:
-        """Return ``x``."""
-        return x
-
-    def bprop(
-        self,
-        x: Tensor,
-        scales: Tensor,
-        probe: Tensor,
-        pick: Tensor,
-        rows: Tensor,
-        out: Tensor,
-        dout: Tensor,
-    ) -> tuple[Any, ...]:
-        """Scale the gradient of ``out`` and take a note."""
-        dtype = dout.dtype if self.dtype is None else self.dtype
-        gradients: tuple[Any, ...] = _scaled_and_noted(dout, scales, pick, rows, dtype)
-        return gradients
-
-
-@ms.jit  # one by one, these operators would cost more in PYNATIVE_MODE than the layers around them
-def _scaled_and_noted(
-    dout: Tensor, scales: Tensor, pick: Tensor, rows: Tensor, dtype: Any
-) -> tuple[Any, ...]:
-    """Scale in float32: no large ratio and no small gradient is lost before the product."""
-    ends = ops.matmul(pick, scales)
-    dx = ops.cast(dout, ms.float32) * (ends[0] / ends[1])
-    dx = ops.cast(dx, dtype)
-    unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
-    return (
-        ops.cast(dx, dout.dtype),
-        unused[0],
-        _marker_gradients((dout, dx, rows)),
-        unused[1],
-        unused[2],
-    )
-
-
-def _marker_gradients(records: tuple[Tensor, ...]) -> Tensor:
-    """Return what markers note: float32 [n + 2, 4].
-
-    Args:
-        records: for each marker the gradient before and after its ratio, and where they go.
-    """
-    finite: tuple[Any, ...] = ()
-    rows: tuple[Any, ...] = ()
-    for index in range(0, len(records), 3):
-        finite += (_finite(records[index]), _finite(records[index + 1]))
-        rows += (records[index + 2],)
-    # All at once: in PYNATIVE_MODE a small network's step costs what its operators count.
-    bad = 1.0 - ops.cast(ops.reshape(ops.stack(finite), (-1, 2)), ms.float32)
-    marker_gradients = ops.matmul(bad, Tensor(_SEEN)) + Tensor(_ENTERED)
-    return (ops.stack(rows) * ops.expand_dims(marker_gradients, 1)).sum(0)
-
-
-def _finite(values: Tensor) -> Tensor:
-    """Return whether all values are finite: bool, shape (). Kernels want float32 and one axis."""
-    return ops.isfinite(ops.reshape(ops.cast(values, ms.float32), (-1,))).all()
 
 
 class GroupLossScaleManager(nn.Cell):
@@ -163,7 +96,7 @@ class GroupLossScaleManager(nn.Cell):
         )
         self.growth_factor, self.shrink_factor = float(growth_factor), float(shrink_factor)
         self.minimum, self.maximum = float(minimum), float(maximum)
-        self.marker = _Marker()
+        self.marker = Marker()
         self._in_use = False
         # While a step of PYNATIVE_MODE runs: what its markers have seen, three Tensors for each.
         self.__dict__["records"], self.__dict__["known"] = (), None
@@ -199,7 +132,7 @@ class GroupLossScaleManager(nn.Cell):
             np.zeros((len(values), 4), np.float32), name="boost.loss_scale_group.probe"
         )
         self.__dict__["count"] = len(self._groups)
-        self.__dict__["picks"], self.__dict__["rows"] = _constants(len(values))
+        self.__dict__["picks"], self.__dict__["rows"] = marker_constants(len(values))
 
     def add_flags_recursive(self, **flags: Any) -> GroupLossScaleManager:
         """Stay in float32 inside a network of lower precision, and hand on what that one uses.
@@ -248,7 +181,7 @@ class GroupLossScaleManager(nn.Cell):
 
     def marker_gradients(self, records: tuple[Tensor, ...]) -> Tensor:
         """Return what markers recorded by hooks: float32 [n + 2, 4], as the probe's gradient."""
-        return ops.zeros_like(self.probe) if len(records) == 0 else _marker_gradients(records)
+        return ops.zeros_like(self.probe) if len(records) == 0 else marker_gradients_of(records)
 
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
         """Mark the passage from group ``layer1`` to group ``layer2``."""
@@ -259,6 +192,57 @@ class GroupLossScaleManager(nn.Cell):
     def group_scales(self) -> list[float]:
         """Return the present scale of each group."""
         return [float(scale) for scale in self.scales.asnumpy()[1:-1]]
+
+    @property
+    def loss_scale_number(self) -> int:
+        """The number of groups."""
+        return int(self.count)
+
+    @property
+    def dynamic_loss_scale(self) -> tuple[Tensor, ...]:
+        """The present scales, each of shape (): 1, those of the groups, 1."""
+        return tuple(Tensor(scale) for scale in self.scales.asnumpy())
+
+    def set_loss_scale_status(
+        self, loss_scale_number: int, init_loss_scale: float | Sequence[float]
+    ) -> None:
+        """Set the scale of every group.
+
+        Args:
+            loss_scale_number (int): the number of groups.
+            init_loss_scale (Union[Number, list[Number]]): one scale for all, or one for each.
+
+        Raises:
+            ValueError: if there is another number of groups, or a scale leaves its range.
+        """
+        if loss_scale_number != self.count:
+            raise ValueError(
+                f"loss_scale_number must be {self.count}, the number of groups, got "
+                f"{shown(loss_scale_number)}: set loss_scale_groups for others"
+            )
+        self._set(_first_scales(init_loss_scale, self.count))
+
+    def update_loss_scale_status(self, layer: int, update_ratio: float) -> Tensor:
+        """Multiply the scale of one group by a number; return the new one, shape ().
+
+        Args:
+            layer (int): the group, from 0.
+            update_ratio (float): the number.
+
+        Raises:
+            ValueError: if there is no such group, or the new scale leaves its range.
+        """
+        scales = self.group_scales()
+        _check("layer", layer, layer in range(self.count), f"in [0, {self.count})")
+        scales[layer] *= _number("update_ratio", update_ratio)
+        self._set(scales)
+        return self.dynamic_loss_scale[layer + 1]
+
+    def _set(self, scales: Sequence[float]) -> None:
+        for scale in scales:
+            within = self.minimum <= scale <= self.maximum
+            _check("loss_scale", scale, within, f"in [{self.minimum:g}, {self.maximum:g}]")
+        ops.assign(self.scales, Tensor(np.array([1.0, *scales, 1.0], np.float32)))
 
     def get_loss_scale(self) -> float | Sequence[float]:
         """Return the first scale, as given."""
@@ -353,27 +337,6 @@ class GroupLossScaleManager(nn.Cell):
         scales = ops.clamp(self.scales[1:-1] * factors, self.minimum, self.maximum)
         ends = ops.ones((1,), ms.float32)
         return ops.assign(self.scales, ops.concat((ends, scales, ends)))
-
-
-def _constants(count: int) -> tuple[tuple[tuple[Tensor, ...], ...], tuple[tuple[Tensor, ...], ...]]:
-    """Return for each pair of layers what its marker needs.
-
-    Returns:
-        picks float32 [2, count], which pick the two scales; rows float32 [count, 4], where the
-        records go. Their columns: layer2 handed on something bad; something bad enters layer1; it
-        was bad before the ratio, by another group's fault; something entered layer1 at all.
-    """
-    unit = np.eye(count, dtype=np.float32)
-    everyone = range(count)
-    picks = tuple(tuple(Tensor(unit[[one, two]]) for two in everyone) for one in everyone)
-
-    def rows(one: int, two: int) -> Tensor:
-        if one == 0:  # nothing below is trained: what the first group hands on is thrown away
-            return Tensor(np.zeros((count, 4), np.float32))
-        by_others = unit[one] if two < count - 1 else np.zeros(count, np.float32)
-        return Tensor(np.stack((unit[two], unit[one], by_others, unit[one]), axis=1))
-
-    return picks, tuple(tuple(rows(one, two) for two in everyone) for one in everyone)
 
 
 def _number(name: str, value: Any) -> float:

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell, BoostWarning
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+    BoostWarning,
+)
+from mindspore_boost_ext.boost_cell_wrapper import tensor_grad_scale
 
 
 def train(cell_class, optimizer, steps=20, seed=0, sens=None, **optimizer_settings):
@@ -105,6 +111,43 @@ def test_names_that_public_subclasses_use_are_there(mode):
     _, plain = train(nn.TrainOneStepCell, nets.momentum, steps=3)
     # The bound on the norm is never reached, but clipping may reorder one multiplication.
     np.testing.assert_allclose(losses, plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_loss_scaled_step_of_ones_own_finds_the_operators_it_knows(mode, bad):
+    """In the manner of public ports: gradients scaled by ``hyper_map``, a flag of its own."""
+
+    def scaled(factor, gradient):
+        return tensor_grad_scale(factor, gradient)
+
+    class Own(BoostTrainOneStepWithLossScaleCell):
+        def construct(self, *inputs):
+            loss = self.network(*inputs)
+            sens = self.scale_sense * ops.ones_like(loss)
+            gradients = self.grad(self.network, self.weights)(*inputs, sens)
+            gradients = self.hyper_map(ops.partial(scaled, self.scale_sense), gradients)
+            gradients = self.grad_reducer(gradients)
+            flags = ()
+            for gradient in gradients:
+                finite = ops.cast(ops.isfinite(gradient), ms.float32)
+                flags += (self.reduce_sum(1.0 - finite),)
+            flag = self.less_equal(self.base, ops.addn(flags))
+            if self.logic_not(flag):
+                loss = ops.depend(loss, self.optimizer(gradients))
+            return loss, flag, self.scale_sense
+
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    step = Own(nn.WithLossCell(net, nets.loss_fn()), optimizer, Tensor(8.0, ms.float32))
+    before = nets.weights(net)
+    ((x, y),) = nets.batches(1)
+    x[0, 0] = np.inf if bad else x[0, 0]
+    _, flag, _ = step(Tensor(x), Tensor(y))
+    assert bool(flag.asnumpy()) == bad
+    changed = any((value != before[name]).any() for name, value in nets.weights(net).items())
+    assert changed != bad
+    assert (int(step.step.asnumpy()), int(step.accumulation_step.asnumpy())) == (0, 0)
+    assert [step.check_adasum_enable(), step.check_dim_reduce_enable()] == [False, False]
 
 
 def test_clipping_may_be_switched_on_after_the_step_is_built(mode):

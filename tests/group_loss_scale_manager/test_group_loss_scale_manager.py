@@ -389,3 +389,26 @@ def test_switch_and_manager_must_go_together(switched):
             boost_level="O1",
             boost_config_dict=config,
         )
+
+
+def test_scales_are_read_and_set_by_upstreams_names():
+    net = nets.MLP()
+    groups = [net.first.trainable_params(), net.second.trainable_params()]
+    manager = GroupLossScaleManager([8.0, 4.0], groups)
+    assert manager.loss_scale_number == 2
+    assert [float(one.asnumpy()) for one in manager.dynamic_loss_scale] == [1, 8, 4, 1]
+    assert float(manager.update_loss_scale_status(1, 0.5).asnumpy()) == 2.0
+    assert manager.group_scales() == [8.0, 2.0]
+    manager.set_loss_scale_status(2, 16.0)
+    assert manager.group_scales() == [16.0, 16.0]
+    for call, message in (
+        (lambda: manager.set_loss_scale_status(3, 2.0), "loss_scale_number must be 2, .* got 3"),
+        (lambda: manager.update_loss_scale_status(2, 2.0), r"layer must be in \[0, 2\), got 2"),
+        (
+            lambda: manager.update_loss_scale_status(0, 0.01),
+            r"loss_scale must be in \[1, .*got 0.16",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert manager.group_scales() == [16.0, 16.0]

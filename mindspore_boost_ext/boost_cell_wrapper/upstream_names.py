@@ -1,0 +1,67 @@
+"""Names that subclasses written for ``mindspore.boost`` read on the step cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+
+class StepNames:
+    """What upstream's step has and this one keeps elsewhere."""
+
+    optimizer: Any
+    window_part: Any
+    enable_adasum: bool
+    enable_dim_reduce: bool
+
+    @property
+    def accumulation_step(self) -> Tensor:
+        """Micro-batches in the window: int32, shape ()."""
+        window = self.window_part
+        return Tensor(0, ms.int32) if window is None else window.counter
+
+    @property
+    def step(self) -> Tensor:
+        """Updates along the schedule of freezing: int32, shape ()."""
+        position = getattr(self.optimizer, "position", None)
+        return Tensor(0, ms.int32) if position is None else position
+
+    @property
+    def train_strategy(self) -> tuple[int, ...] | None:
+        """The group of each step, as the optimizer has it; None without freezing."""
+        strategy: tuple[int, ...] | None = getattr(self.optimizer, "train_strategy", None)
+        return strategy
+
+    def check_adasum_enable(self) -> bool:
+        """Return whether the step combines the ranks by AdaSum."""
+        return self.enable_adasum
+
+    def check_dim_reduce_enable(self) -> bool:
+        """Return whether the step trains in a subspace."""
+        return self.enable_dim_reduce
+
+
+def add_overflow_names(step: nn.Cell, distributed: bool) -> None:
+    """Give a loss-scaled step the operators and constants with which overflow is looked for.
+
+    Args:
+        step (Cell): the step.
+        distributed: whether gradients are reduced over ranks.
+    """
+    step.base, step.base0 = Tensor(1, ms.float32), Tensor(0, ms.int32)
+    step.reduce_sum = ops.ReduceSum(keep_dims=False)
+    step.reduce_all = ops.ReduceAll(keep_dims=False)
+    step.less_equal, step.equal = ops.LessEqual(), ops.Equal()
+    step.logic_not = ops.LogicalNot()
+    step.is_distributed = distributed
+    step.gpu_target = ms.get_context("device_target") == "GPU"
+
+
+def tensor_grad_scale(scale: Tensor, grad: Tensor) -> Tensor:
+    """Return a gradient divided by a scale, in the dtype of the gradient."""
+    return grad * ops.cast(ops.reciprocal(scale), grad.dtype)
+
+
+__all__ = ["StepNames", "add_overflow_names", "tensor_grad_scale"]

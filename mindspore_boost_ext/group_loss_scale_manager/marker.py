@@ -1,0 +1,108 @@
+"""The marker between groups of loss scales: a factor on the gradient, and a record of overflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+# What a marker records: dout is bad, dx is bad, dout is bad, and 1; see marker_constants.
+_SEEN = np.array([[1, 0, 1, 0], [0, 1, 0, 0]], np.float32)
+_ENTERED = np.array([0, 0, 0, 1], np.float32)
+
+
+class Marker(nn.Cell):
+    """Identity forwards; backwards a factor, and a note of overflow as gradient of ``probe``."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.dtype = None
+
+    def construct(
+        self, x: Tensor, scales: Tensor, probe: Tensor, pick: Tensor, rows: Tensor
+    ) -> Tensor:
+        """Return ``x``."""
+        return x
+
+    def bprop(
+        self,
+        x: Tensor,
+        scales: Tensor,
+        probe: Tensor,
+        pick: Tensor,
+        rows: Tensor,
+        out: Tensor,
+        dout: Tensor,
+    ) -> tuple[Any, ...]:
+        """Scale the gradient of ``out`` and take a note."""
+        dtype = dout.dtype if self.dtype is None else self.dtype
+        gradients: tuple[Any, ...] = scaled_and_recorded(dout, scales, pick, rows, dtype)
+        return gradients
+
+
+@ms.jit  # one by one, these operators would cost more in PYNATIVE_MODE than the layers around them
+def scaled_and_recorded(
+    dout: Tensor, scales: Tensor, pick: Tensor, rows: Tensor, dtype: Any
+) -> tuple[Any, ...]:
+    """Scale in float32: no large ratio and no small gradient is lost before the product."""
+    ends = ops.matmul(pick, scales)
+    dx = ops.cast(dout, ms.float32) * (ends[0] / ends[1])
+    dx = ops.cast(dx, dtype)
+    unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
+    return (
+        ops.cast(dx, dout.dtype),
+        unused[0],
+        marker_gradients_of((dout, dx, rows)),
+        unused[1],
+        unused[2],
+    )
+
+
+def marker_gradients_of(records: tuple[Tensor, ...]) -> Tensor:
+    """Return what markers note: float32 [n + 2, 4].
+
+    Args:
+        records: for each marker the gradient before and after its ratio, and where they go.
+    """
+    finite: tuple[Any, ...] = ()
+    rows: tuple[Any, ...] = ()
+    for index in range(0, len(records), 3):
+        finite += (_finite(records[index]), _finite(records[index + 1]))
+        rows += (records[index + 2],)
+    # All at once: in PYNATIVE_MODE a small network's step costs what its operators count.
+    bad = 1.0 - ops.cast(ops.reshape(ops.stack(finite), (-1, 2)), ms.float32)
+    marker_gradients = ops.matmul(bad, Tensor(_SEEN)) + Tensor(_ENTERED)
+    return (ops.stack(rows) * ops.expand_dims(marker_gradients, 1)).sum(0)
+
+
+def _finite(values: Tensor) -> Tensor:
+    """Return whether all values are finite: bool, shape (). Kernels want float32 and one axis."""
+    return ops.isfinite(ops.reshape(ops.cast(values, ms.float32), (-1,))).all()
+
+
+def marker_constants(
+    count: int,
+) -> tuple[tuple[tuple[Tensor, ...], ...], tuple[tuple[Tensor, ...], ...]]:
+    """Return for each pair of layers what its marker needs.
+
+    Returns:
+        picks float32 [2, count], which pick the two scales; rows float32 [count, 4], where the
+        records go. Their columns: layer2 handed on something bad; something bad enters layer1; it
+        was bad before the ratio, by another group's fault; something entered layer1 at all.
+    """
+    unit = np.eye(count, dtype=np.float32)
+    everyone = range(count)
+    picks = tuple(tuple(Tensor(unit[[one, two]]) for two in everyone) for one in everyone)
+
+    def rows(one: int, two: int) -> Tensor:
+        if one == 0:  # nothing below is trained: what the first group hands on is thrown away
+            return Tensor(np.zeros((count, 4), np.float32))
+        by_others = unit[one] if two < count - 1 else np.zeros(count, np.float32)
+        return Tensor(np.stack((unit[two], unit[one], by_others, unit[one]), axis=1))
+
+    return picks, tuple(tuple(rows(one, two) for two in everyone) for one in everyone)
+
+
+__all__ = ["Marker", "marker_constants", "marker_gradients_of", "scaled_and_recorded"]
