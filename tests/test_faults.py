@@ -42,6 +42,7 @@ from mindspore_boost_ext import (
     read_history,
     save_checkpoint,
 )
+from mindspore_boost_ext.callbacks import history
 from mindspore_boost_ext.callbacks.history import HistoryWriter
 
 WORKER = pathlib.Path(fault_worker.__file__)
@@ -192,18 +193,22 @@ def test_async_saving_is_refused():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_training_goes_on_when_the_disk_of_the_history_is_full(caplog):
+def test_training_goes_on_when_the_disk_of_the_history_is_full(caplog, monkeypatch):
+    def open_on_a_full_disk(path, mode, **settings):
+        return open("/dev/full", mode, **settings)
+
+    monkeypatch.setattr(history, "open", open_on_a_full_disk, raising=False)
     net = nets.MLP()
     model = ms.Model(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
     before = nets.weights(net)
     logger = logging.getLogger("mindspore_boost_ext")
     propagate, logger.propagate = logger.propagate, True
     try:
-        model.train(1, nets.dataset(3), callbacks=[BoostMonitor("/dev/full", progress=False)])
+        model.train(1, nets.dataset(3), callbacks=[BoostMonitor("run.jsonl", progress=False)])
     finally:
         logger.propagate = propagate
     told = [record.getMessage() for record in caplog.records if record.name == logger.name]
-    assert told == ["History '/dev/full' ends here, training goes on: No space left on device"]
+    assert told == ["History 'run.jsonl' ends here, training goes on: No space left on device"]
     assert any((before[name] != value).any() for name, value in nets.weights(net).items())
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import mindspore as ms
 
+from mindspore_boost_ext.config.rules import shown
+
 
 def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any) -> None:
     """Save a checkpoint; the file at ``path`` is the old one or the new one, never a part.
@@ -19,12 +21,13 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
 
     Args:
         save_obj (Union[Cell, list, dict]): what to save, as for ``ms.save_checkpoint``.
-        path (Union[str, os.PathLike]): the file. ``.ckpt`` is added when it is missing, or
-            ``.safetensors`` with ``format="safetensors"``.
+        path (Union[str, os.PathLike]): the file, or a link to it. ``.ckpt`` is added when it
+            is missing, or ``.safetensors`` with ``format="safetensors"``.
         **settings: further arguments of ``ms.save_checkpoint``; ``async_save`` is not among them.
 
     Raises:
         TypeError: for ``async_save``: the file would be put in its place before it is written.
+        ValueError: if ``path`` is empty, or no str.
         OSError: if the file cannot be written, naming the path: no such folder, read-only, disk
             full. What was at ``path`` is still there.
 
@@ -45,7 +48,10 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         raise TypeError("save_checkpoint takes no async_save: the file has to be whole on return")
     suffix = f".{settings.get('format', 'ckpt')}"
     path = os.fspath(path)
+    if not isinstance(path, str) or not path:
+        raise ValueError(f"path must be a non-empty str or os.PathLike of one, got {shown(path)}")
     path = path if path.endswith(suffix) else path + suffix
+    path = os.path.realpath(path) if os.path.islink(path) else path  # the link stays one
     folder = os.path.dirname(path) or "."
     try:
         # A folder of its own: MindSpore makes a second, temporary file beside the one it is given.

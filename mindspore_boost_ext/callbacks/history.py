@@ -53,17 +53,24 @@ class HistoryWriter:
             history already; a last line torn by a killed process is removed first.
 
     Raises:
-        ValueError: If `path` cannot be opened for appending, or holds something else.
+        ValueError: If `path` cannot be opened for appending, is no regular file, is written by
+            another monitor now, or holds something else.
     """
 
     def __init__(self, path: PathLike) -> None:
         self.path = os.fspath(path)
         self._file: BinaryIO | None = None
         try:
-            _mend_tail(self.path)
+            _check_regular(self.path)
             # Unbuffered: each record is one write, so no half line waits in this process.
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed in close)
+            _lock(self._file)
+            _mend_tail(self.path)
+        except ValueError:
+            self.close()
+            raise
         except OSError as error:
+            self.close()
             raise ValueError(
                 f"history_path must name a file that can be written, got '{self.path}' "
                 f"({error.strerror or error}); create the folder or choose another path"
@@ -92,6 +99,30 @@ class HistoryWriter:
             file.close()
         except OSError as error:
             logger.warning("History '%s' could not be closed: %s", self.path, error)
+
+
+def _check_regular(path: str) -> None:
+    """Refuse pipes and devices: opening one waits for a reader, or throws away what is written."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise ValueError(
+            f"history_path must name a regular file, got '{path}', which is a pipe, a device or a "
+            "link to one; choose another path"
+        )
+
+
+def _lock(file: BinaryIO) -> None:
+    """Refuse a file that another monitor has open: the two would cut each other's lines."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(
+            f"history_path must name a file of this run alone, got '{file.name}', which another "
+            "BoostMonitor is writing now; choose another path"
+        ) from error
 
 
 def _mend_tail(path: str) -> None:

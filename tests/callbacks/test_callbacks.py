@@ -6,15 +6,18 @@ import io
 import json
 import logging
 import math
+import os
 import sys
 import types
 
 import mindspore as ms
+import nets
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
 from mindspore.train import Callback, LossMonitor
 
+from mindspore_boost_ext import save_checkpoint
 from mindspore_boost_ext.callbacks import display as _display
 from mindspore_boost_ext.callbacks import history
 from mindspore_boost_ext.callbacks import monitor as callbacks
@@ -630,3 +633,43 @@ def test_plot_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r'pip install "mindspore_boost_ext\[plot\]"'):
         plot_history(tmp_path / "h")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a device"])
+def test_a_history_is_a_regular_file(tmp_path, kind):
+    path = tmp_path / "history.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)  # opening it would wait for a reader for ever
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=r"history_path must name a regular file, got .*history"):
+        HistoryWriter(path)
+
+
+def test_a_history_has_one_writer_at_a_time(tmp_path):
+    path = tmp_path / "history.jsonl"
+    first = HistoryWriter(path)
+    first.write({"event": "start"})
+    with pytest.raises(ValueError, match="which another BoostMonitor is writing now"):
+        HistoryWriter(path)
+    first.write({"event": "end"})
+    first.close()
+    HistoryWriter(path).close()
+    assert [record["event"] for record in read_history(path)] == ["start", "end"]
+
+
+def test_a_checkpoint_goes_through_a_link_to_its_target(tmp_path):
+    target, link = tmp_path / "target.ckpt", tmp_path / "link.ckpt"
+    save_checkpoint(nets.MLP(0), str(target))
+    link.symlink_to(target)
+    save_checkpoint(nets.MLP(1), str(link))
+    assert link.is_symlink()
+    found = ms.load_checkpoint(str(target))["first.weight"].asnumpy()
+    np.testing.assert_array_equal(found, nets.MLP(1).first.weight.asnumpy())
+
+
+@pytest.mark.parametrize("path", ["", b"run.ckpt"])
+def test_a_checkpoint_needs_a_name(tmp_path, path):
+    with pytest.raises(ValueError, match=r"path must be a non-empty str or os\.PathLike"):
+        save_checkpoint(nets.MLP(), path)
+    assert not list(tmp_path.iterdir())
