@@ -17,7 +17,7 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
 
     Give it ``model.train_network`` to resume a run bit for bit: that holds weights, the optimizer's
     state, and the state of every accelerator. Load it with ``ms.load_checkpoint`` and
-    ``ms.load_param_into_net`` into a Model that has not stepped yet.
+    ``ms.load_param_into_net`` into a Model, also into one that has stepped already.
 
     Args:
         save_obj (Union[Cell, list, dict]): what to save, as for ``ms.save_checkpoint``.
