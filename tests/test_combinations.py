@@ -268,7 +268,7 @@ def test_frozen_layers_at_rest_bring_thor_their_factors(mode):
 
 
 def test_less_bn_lets_a_frozen_thor_be():
-    config = {"boost": {"mode": "enable_all"}, "less_bn": {"gc_flag": True}}
+    config = {"boost": {"mode": "enable_all"}, "less_bn": {"gc_flag": True, "heads": ["third"]}}
     net = Net()
     own = FreezeOpt(THOR(net, 0.1, 0.1, 0.9))
     with pytest.raises(ValueError, match="less_bn has changed the network after THOR was made"):

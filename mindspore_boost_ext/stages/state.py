@@ -43,30 +43,20 @@ class HostWrites:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Surround a step with :meth:`receive` and :meth:`remember` where they are needed."""
-        if ms.get_context("mode") == ms.GRAPH_MODE:
-            yield
-            return
-        self.receive()
-        try:
-            yield
-        finally:
-            self.remember()
+        """Surround a step, which begins on what the host has set since the one before."""
+        eager = ms.get_context("mode") == ms.PYNATIVE_MODE
+        if eager:
+            self.receive()
+        yield
+        if eager and not self.known:
+            self.known = [_memory_of(one) for one in self.state]
 
     def receive(self) -> None:
-        """Write what the host has set since :meth:`remember` where compiled functions look."""
+        """Write what has been set into the memory that compiled functions know."""
         for parameter, known in zip(self.state, self.known):
             if parameter.data_ptr() != known.data_ptr() and _alike(parameter, known):
                 known.copy_(parameter.value())
                 parameter.assign_value(known)
-
-    def remember(self) -> None:
-        """Look where the Parameters are now, at the end of a step."""
-        if not self.known:
-            self.known = [_memory_of(one) for one in self.state]
-        for index, parameter in enumerate(self.state):
-            if parameter.data_ptr() != self.known[index].data_ptr():
-                self.known[index] = Tensor(parameter)
 
 
 def _memory_of(parameter: Parameter) -> Tensor:

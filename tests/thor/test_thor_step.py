@@ -392,7 +392,11 @@ def test_a_json_file_sets_every_argument(tmp_path):
         "kl_clip": 0.01,
     }
     path = tmp_path / "boost.json"
-    path.write_text(json.dumps({"boost": {"mode": "manual"}, "thor": settings}))
+    path.write_text(
+        json.dumps(
+            {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, "thor": settings}
+        )
+    )
     net = nets.MLP()
     boost = AutoBoost("O1", str(path))
     _, optimizer = boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
