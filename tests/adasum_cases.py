@@ -10,9 +10,9 @@ KINDS = ("random", "orthogonal", "parallel", "tiny", "spread", "zero on some")
 LARGE = 1 << 19
 
 
-def sizes(ranks, dtype):
+def sizes(ranks):
     """Return lengths that no number of halves divides, and one value alone."""
-    return (20 * ranks - 17, 1) if dtype == np.float32 else (2 * ranks + 1, ranks + 2)
+    return (20 * ranks - 17, 2 * ranks + 1, ranks + 2, 1)
 
 
 def runs(ranks):
@@ -20,8 +20,6 @@ def runs(ranks):
 
     With 2 ranks, 2 devices are one server of all.
     """
-    if ranks == 8:  # one process on a quarter of a core: the deeper tree alone
-        return [(1, True)]
     return [(1, True), (1, False) if ranks == 3 else (2, False)]
 
 
@@ -30,7 +28,7 @@ def steps(ranks, large):
     table = [[] for _ in range(ranks)]
     for dtype in (np.float32, np.float16):
         for kind in KINDS:
-            for size in sizes(ranks, dtype):
+            for size in sizes(ranks):
                 for row, value in zip(table, values(kind, size, ranks, dtype)):
                     row.append(value)
     if large:

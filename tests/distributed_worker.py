@@ -33,14 +33,14 @@ ADASUM += ("adasum clipped accumulation norm", "adasum freezing", "adasum dynami
 CASES = {
     (2, "graph"): (*PLAIN, "sum", "adasum resumed"),
     (2, "pynative"): (*PLAIN, "adasum resumed"),
-    (3, "pynative"): ("adasum",),
-    # Every rank compiles for itself: of many ranks GRAPH_MODE has what differs from two.
-    (4, "graph"): ("adasum servers", *ADASUM[-3:]),
-    (4, "pynative"): ("plain", "adasum servers", *ADASUM[:-3]),
-    (8, "pynative"): ("plain", "adasum servers", "adasum"),
+    (3, "graph"): ("adasum",),
+    (4, "graph"): ("plain", *ADASUM),
+    (4, "pynative"): ("adasum servers", "adasum dynamic"),
+    (8, "graph"): ("plain", "adasum servers"),
+    (8, "pynative"): ("adasum",),
 }
-CLASS_RUNS = list(CASES)
-STEPS_OF = {"adasum": 10}
+CLASS_RUNS = [one for one in CASES if one != (8, "pynative")]
+STEPS_OF = {"adasum": 20}
 # So small that all would be gathered: these are halved like large ones.
 HALVED = ("adasum servers", "adasum servers sum", "adasum dynamic")
 

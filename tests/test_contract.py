@@ -88,6 +88,16 @@ def test_a_run_goes_on_bit_identically_from_its_state(mode, algorithm, tmp_path)
 
 
 @everyone
+def test_the_same_seed_gives_the_same_weights(mode, algorithm):
+    runs = []
+    for _ in range(2):
+        _, model = switched_on(algorithm)
+        run(model, nets.batches(STEPS))
+        runs.append(model.train_network)
+    nets.assert_same_weights(*runs)
+
+
+@everyone
 def test_state_has_stable_names(algorithm):
     """User parameters keep their names; own state is named ``boost.<algorithm>.<name>``."""
     plain_net, plain = build(algorithm, None, level="O0")

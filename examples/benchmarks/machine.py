@@ -8,7 +8,7 @@ Each run is a process of its own: plain MindSpore, without this package, and the
 plain): of the whole training of 40 steps for the CNN script, of the median step for the others.
 ``--by-hand`` sets the same in the plain process (``ONEDNN_MAX_CPU_ISA``, ``launch_blocking``)
 instead of the import; ``--isa AVX2`` sets the first in both, so that blocking launch is measured
-alone. Takes 20 minutes without AVX-512; with it the large ResNet alone takes an hour.
+alone. With AVX-512 a plain run of the large ResNet takes more than eight minutes: name the others.
 """
 
 from __future__ import annotations

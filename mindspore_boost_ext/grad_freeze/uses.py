@@ -49,12 +49,12 @@ def _read_elsewhere(cell: nn.Cell) -> Iterator[Parameter]:
             tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
         except (OSError, TypeError, SyntaxError):
             continue  # no source, as in a console
-        construct = (
+        methods = (
             node
             for node in ast.walk(tree)
             if isinstance(node, ast.FunctionDef) and node.name != "__init__"
         )
-        for function in construct:
+        for function in methods:
             for node in ast.walk(function):
                 found = _reached(cell, node) if isinstance(node, ast.Attribute) else None
                 if isinstance(found, Parameter):
