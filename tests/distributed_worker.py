@@ -17,6 +17,7 @@ import nets
 import numpy as np
 import overflow_cases
 import thor_worker
+import unequal_worker
 from mindspore import Parameter, Tensor, nn
 from mindspore.communication import get_group_size, get_rank, init
 
@@ -242,6 +243,7 @@ def results_of(mode, folder):
     if ranks == 2:
         ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
         results["detector"] = overflow_cases.answers_of_rank(get_rank())
+        results["unequal"] = unequal_worker.outcomes(get_rank())
         results["thor"] = thor_worker.weights(get_rank())
         results["dim_reduce"] = dim_reduce_worker.results(get_rank(), folder)
     return results

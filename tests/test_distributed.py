@@ -224,3 +224,25 @@ def test_a_killed_rank_is_named_ends_the_run_and_every_rank_resumes(tmp_path, mo
     for rank in range(2):  # moments, which differ between the ranks, included
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert found == {"resumed_at": DIES_AT, "missing": [], "different": []}
+
+
+# ---- A rank that leaves, stops, or has less data ----
+
+LEAVING = {
+    "exit": "ended with exit code 0 after 4 updates, and update 5 of this rank needs it",
+    "data ends": "ended with exit code 0 after 4 updates, and update 5 of this rank needs it",
+    "stop": "is stopped, and all wait for it: let it go on with 'kill -CONT ",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.parametrize("how", LEAVING)
+def test_a_rank_that_leaves_or_stops_is_named_and_nobody_is_left(tmp_path, mode, how):
+    worker = launch.TESTS / "leaving_worker.py"
+    code, _ = launch.launch(2, tmp_path, worker, how, mode, tmp_path, timeout=150)
+    pids = [int((tmp_path / f"rank{rank}.pid").read_text()) for rank in range(2)]
+    said = (tmp_path / "worker_0.log").read_text(errors="replace")
+    assert f"rank 1 (process {pids[1]}) {LEAVING[how]}" in said
+    assert code == 1
+    assert not any(psutil.pid_exists(pid) for pid in pids)

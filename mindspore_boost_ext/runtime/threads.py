@@ -29,6 +29,11 @@ def start_of_training() -> Iterator[None]:
         end_of_start()
 
 
+def is_starting() -> bool:
+    """Return whether this thread has begun a training whose data is not open yet."""
+    return _starting.count > 0
+
+
 def end_of_start() -> None:
     """Let other threads go on: this one has opened its data."""
     while _starting.count:
@@ -36,4 +41,4 @@ def end_of_start() -> None:
         ONE_AT_A_TIME.release()
 
 
-__all__ = ["ONE_AT_A_TIME", "end_of_start", "start_of_training"]
+__all__ = ["ONE_AT_A_TIME", "end_of_start", "is_starting", "start_of_training"]

@@ -1,106 +1,184 @@
-"""Says on every rank which rank has died: a thread watches the processes of the other ranks."""
+"""Names on every rank the rank that the others wait for: a thread watches their processes."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from pathlib import Path
+from dataclasses import dataclass, field
+
+from mindspore_boost_ext.runtime.processes import (
+    PROGRESS,
+    how_it_failed,
+    is_stopped,
+    progress_of,
+    ranks_beside,
+    updates_in,
+)
 
 NAME = "boost.watch"
 PATIENCE = 5.0  # seconds in which msrun should have ended this process; it looks every second
-_PARENT, _SESSION, _EXIT_STATUS = 1, 3, 49  # places in /proc/PID/stat, from the one after the name
+STOPPED_PATIENCE = 60.0  # seconds in which somebody may continue a stopped rank
+_LOOK = 1.0  # seconds between two looks at what sends no event
+_STOPPED_NOTICE = 2.0  # a stop shorter than this is nobody's concern
+_WAITING_NOTICE = 10.0  # seconds in one update, behind which the others are named
 
 
-def watch_ranks() -> threading.Thread | None:
+def watch_ranks() -> Watch | None:
     """Watch the other ranks on this machine, if this process is a rank that msrun started.
 
     Returns:
-        threading.Thread, the watch, a daemon; None where there is nothing to watch, or a watch.
+        Watch, started now or before; None where there is nothing to watch.
     """
     if os.environ.get("MS_ROLE") != "MS_WORKER" or not hasattr(os, "pidfd_open"):
         return None
-    if any(thread.name == NAME for thread in threading.enumerate()):
-        return None
+    for thread in threading.enumerate():
+        if isinstance(thread, Watch):
+            return thread
     others = ranks_beside(os.getppid())
     if not others:
         return None
-    watch = threading.Thread(target=_watch, args=(others,), name=NAME, daemon=True)
+    PROGRESS.show()
+    watch = Watch(others)
     watch.start()
     return watch
 
 
-def ranks_beside(parent: int) -> dict[int, int]:
-    """Return the process ids of the other ranks under a launcher, by rank.
+@dataclass
+class _Rank:
+    """Another rank: its process, how many updates it has begun, and since when it is stopped."""
+
+    number: int
+    pid: int
+    progress: mmap.mmap | None = None
+    stopped_since: float | None = None
+    named_as_stopped: bool = False
+
+    def __str__(self) -> str:
+        return f"rank {self.number} (process {self.pid})"
+
+    def updates(self) -> int | None:
+        """Return how many updates it has begun; None if it does not show that."""
+        if self.progress is None:
+            self.progress = progress_of(self.pid)
+        return updates_in(self.progress)
+
+
+@dataclass
+class _Waiting:
+    """The update in which this rank is, since when, and whether that was said."""
+
+    update: int = 0
+    since: float = field(default_factory=time.monotonic)
+    was_named: bool = False
+
+
+class Watch(threading.Thread):
+    """A thread that looks at the other ranks until all have ended.
 
     Args:
-        parent (int): process id of the launcher.
+        others (dict[int, int]): their process ids, by rank.
     """
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        with contextlib.suppress(OSError, ValueError):
-            stat = _stat(pid)
-            # A rank has a session of its own; the "tail" that shows its log has not.
-            is_rank = int(stat[_PARENT]) == parent and int(stat[_SESSION]) == pid
-            if is_rank and pid != os.getpid():
-                rank = _variable(folder, "MS_NODE_ID")
-                if rank and _variable(folder, "MS_ROLE") == "MS_WORKER":
-                    found[int(rank)] = pid
-    return found
+
+    def __init__(self, others: dict[int, int]) -> None:
+        """Look at nothing yet."""
+        super().__init__(name=NAME, daemon=True)
+        self._poll = select.poll()
+        self._alive: dict[int, _Rank] = {}
+        self._ended_well: list[_Rank] = []
+        self._waiting = _Waiting()
+        for number, pid in others.items():
+            with contextlib.suppress(ProcessLookupError):
+                handle = os.pidfd_open(pid)
+                self._poll.register(handle, select.POLLIN)
+                self._alive[handle] = _Rank(number, pid)
+
+    def meet(self) -> None:
+        """Open the counts of all ranks; they show them when all have come to one place."""
+        for rank in list(self._alive.values()):
+            rank.updates()
+
+    def run(self) -> None:
+        """Look until this process ends, or must end."""
+        while self._alive or self._ended_well:
+            for handle, _ in self._poll.poll(_LOOK * 1000):
+                self._look_at_ended(handle)
+            for rank in self._alive.values():
+                self._look_at_stopped(rank)
+            self._look_for_missing()
+            self._look_at_waiting()
+
+    def _look_at_ended(self, handle: int) -> None:
+        rank = self._alive.pop(handle)
+        self._poll.unregister(handle)
+        os.close(handle)
+        if how := how_it_failed(rank.pid):
+            _end(f"{rank} {how}; the run cannot go on without it")
+        elif rank.progress is not None:
+            self._ended_well.append(rank)
+
+    def _look_for_missing(self) -> None:
+        """End if an update has begun in which a rank that has ended never takes part."""
+        for rank in list(self._ended_well):
+            updates = rank.updates()
+            if updates is not None and PROGRESS.updates > updates:
+                self._ended_well.remove(rank)
+                _end(
+                    f"{rank} ended with exit code 0 after {updates} updates, and update "
+                    f"{updates + 1} of this rank needs it; give every rank as many batches, and "
+                    "let none leave in mid-training"
+                )
+
+    def _look_at_stopped(self, rank: _Rank) -> None:
+        rank.updates()  # opened while the process is there
+        if not is_stopped(rank.pid):
+            rank.stopped_since, rank.named_as_stopped = None, False
+            return
+        now = time.monotonic()
+        rank.stopped_since = rank.stopped_since or now
+        if now - rank.stopped_since >= _STOPPED_NOTICE and not rank.named_as_stopped:
+            rank.named_as_stopped = True
+            _say(
+                f"{rank} is stopped, and all wait for it: let it go on with 'kill -CONT "
+                f"{rank.pid}'; else the run ends in {STOPPED_PATIENCE:g} seconds"
+            )
+        if now - rank.stopped_since >= STOPPED_PATIENCE:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)  # a stopped process heeds no other signal
+            _end(f"{rank} was stopped for {STOPPED_PATIENCE:g} seconds; the run ends")
+
+    def _look_at_waiting(self) -> None:
+        """Say once which rank is behind when this one stays in an update."""
+        now = time.monotonic()
+        if PROGRESS.updates != self._waiting.update:
+            self._waiting = _Waiting(PROGRESS.updates, now)
+        if self._waiting.was_named or now - self._waiting.since < _WAITING_NOTICE:
+            return
+        for rank in self._alive.values():
+            updates = rank.updates()
+            if updates is not None and updates < self._waiting.update and not rank.stopped_since:
+                self._waiting.was_named = True
+                _say(
+                    f"this rank has been in update {self._waiting.update} for "
+                    f"{_WAITING_NOTICE:g} seconds, and {rank} has begun {updates}: if it does not "
+                    "train any more, it has had fewer batches"
+                )
 
 
-def how_it_ended(pid: int) -> str:
-    """Return what ended a process that its parent has not asked yet; empty if all was well."""
-    try:
-        status = int(_stat(pid)[_EXIT_STATUS])
-    except (OSError, ValueError, IndexError):
-        return ""  # already forgotten: nobody can tell
-    if os.WIFSIGNALED(status):
-        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
-    code = os.WEXITSTATUS(status)
-    return f"ended with exit code {code}: its log says why" if code else ""
-
-
-def _watch(others: dict[int, int]) -> None:
-    poll, names = select.poll(), {}
-    for rank, pid in others.items():
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(pid)
-            poll.register(handle, select.POLLIN)
-            names[handle] = rank, pid
-    while names:
-        for handle, _ in poll.poll():
-            rank, pid = names.pop(handle)
-            poll.unregister(handle)
-            if how := how_it_ended(pid):
-                _end(f"rank {rank} (process {pid}) {how}; the run cannot go on without it")
-            os.close(handle)
+def _say(message: str) -> None:
+    sys.stderr.write(f"mindspore_boost_ext: {message}\n")
+    sys.stderr.flush()
 
 
 def _end(message: str) -> None:
-    sys.stderr.write(f"mindspore_boost_ext: {message}\n")
-    sys.stderr.flush()
+    _say(message)
     time.sleep(PATIENCE)
     os._exit(1)  # the main thread may wait in a collective for ever
 
 
-def _stat(pid: int) -> list[str]:
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    return text.rpartition(")")[2].split()
-
-
-def _variable(folder: Path, name: str) -> str:
-    """Return a variable of the environment with which a process was started."""
-    for entry in (folder / "environ").read_bytes().split(b"\0"):
-        key, _, value = entry.partition(b"=")
-        if key == name.encode():
-            return value.decode()
-    return ""
-
-
-__all__ = ["how_it_ended", "ranks_beside", "watch_ranks"]
+__all__ = ["Watch", "watch_ranks"]

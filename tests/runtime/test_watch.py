@@ -1,27 +1,78 @@
-"""The watch over other ranks: whom it finds, and what it says of how a process ended."""
+"""The watch over other ranks: whom it finds, and which process it names when all wait for one."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
-from mindspore_boost_ext.runtime import watch
+from mindspore_boost_ext.runtime import processes, watch
+
+BEGINS_UPDATES = """
+import sys, time
+from mindspore_boost_ext.runtime.processes import PROGRESS
+PROGRESS.show()
+for _ in range(int(sys.argv[1])):
+    PROGRESS.begin_update()
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+class Ends(Exception):
+    """Stands for the end of this process."""
+
+
+@pytest.fixture
+def this_rank(monkeypatch):
+    """Return the count of this rank, begun anew; the end of the process is an exception."""
+
+    def end(code):
+        raise Ends(code)
+
+    monkeypatch.setattr(watch.os, "_exit", end)
+    monkeypatch.setattr(watch, "PATIENCE", 0.0)
+    monkeypatch.setattr(watch, "_LOOK", 0.01)
+    count = processes.Progress()
+    monkeypatch.setattr(watch, "PROGRESS", count)
+    return count
 
 
 def ended(code):
     """Run a process to its end without asking for its status; return it."""
     process = subprocess.Popen([sys.executable, "-c", code])
-    while watch._stat(process.pid)[0] != "Z":
+    while processes.stat_of(process.pid)[0] != "Z":
         time.sleep(0.01)
     return process
 
 
+@pytest.fixture
+def other():
+    """Return a function that starts a process which has begun some updates and waits."""
+    started = []
+
+    def start(updates):
+        process = subprocess.Popen(
+            [sys.executable, "-c", BEGINS_UPDATES, str(updates)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        started.append(process)
+        process.stdout.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "said"),
     [
         ("", ""),
         ("import os; os._exit(3)", "ended with exit code 3: its log says why"),
@@ -29,11 +80,11 @@ def ended(code):
         ("import os; os.kill(os.getpid(), 15)", "was ended by SIGTERM"),
     ],
 )
-def test_it_says_what_ended_a_process(code, told):
+def test_it_says_what_ended_a_process(code, said):
     process = ended(code)
-    assert watch.how_it_ended(process.pid) == told
+    assert processes.how_it_failed(process.pid) == said
     process.wait()
-    assert watch.how_it_ended(process.pid) == ""  # nobody knows any more
+    assert processes.how_it_failed(process.pid) == ""  # nobody knows any more
 
 
 def test_it_finds_the_workers_of_its_launcher():
@@ -52,7 +103,7 @@ def test_it_finds_the_workers_of_its_launcher():
     others = [start(MS_ROLE="MS_SCHED", MS_NODE_ID="1"), start(MS_ROLE="MS_WORKER")]
     others.append(start(own_session=False, MS_ROLE="MS_WORKER", MS_NODE_ID="3"))
     try:
-        beside = watch.ranks_beside(os.getpid())
+        beside = processes.ranks_beside(os.getpid())
         assert beside == {0: workers[0].pid, 3: workers[1].pid}
     finally:
         for process in (*workers, *others):
@@ -67,14 +118,90 @@ def test_a_process_that_is_no_rank_watches_nothing(monkeypatch):
     assert watch.watch_ranks() is None  # alone under its launcher
 
 
-def test_a_rank_that_dies_is_told_and_ends_the_process(monkeypatch, capsys):
-    monkeypatch.setattr(watch, "PATIENCE", 0.0)
-    codes = []
-    monkeypatch.setattr(watch.os, "_exit", codes.append)
+def test_a_rank_that_dies_is_named_and_ends_the_process(this_rank, capsys):
     good, bad = ended(""), ended("import os; os._exit(2)")
-    watch._watch({0: good.pid, 7: bad.pid})
-    assert codes == [1]
-    told = f"rank 7 (process {bad.pid}) ended with exit code 2"
-    assert told in capsys.readouterr().err
+    with pytest.raises(Ends, match="1"):
+        watch.Watch({0: good.pid, 7: bad.pid}).run()
+    said = f"rank 7 (process {bad.pid}) ended with exit code 2"
+    assert said in capsys.readouterr().err
     for process in (good, bad):
         process.wait()
+
+
+def left_after(process):
+    """Watch rank 1, a process that ends as if all were well; nobody asks for its status."""
+    look = watch.Watch({1: process.pid})
+    look.meet()
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    while processes.stat_of(process.pid)[0] != "Z":
+        time.sleep(0.01)
+    return process, look
+
+
+def test_a_rank_that_leaves_in_mid_training_is_named_and_ends_the_process(this_rank, other, capsys):
+    process, look = left_after(other(4))
+    for _ in range(5):
+        this_rank.begin_update()
+    with pytest.raises(Ends, match="1"):
+        look.run()
+    said = f"rank 1 (process {process.pid}) ended with exit code 0 after 4 updates, and update 5 "
+    assert said in capsys.readouterr().err
+
+
+def test_a_rank_that_leaves_when_the_training_is_over_is_no_concern(this_rank, other, capsys):
+    _, look = left_after(other(4))
+    for _ in range(4):
+        this_rank.begin_update()
+    look._look_at_ended(next(iter(look._alive)))
+    look._look_for_missing()  # this rank may go on for long: evaluation, files
+    assert capsys.readouterr().err == ""
+
+
+def test_a_stopped_rank_is_named_killed_and_ends_the_process(this_rank, other, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "_STOPPED_NOTICE", 0.05)
+    monkeypatch.setattr(watch, "STOPPED_PATIENCE", 0.2)
+    process = other(1)
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(Ends, match="1"):
+        watch.Watch({3: process.pid}).run()
+    said = capsys.readouterr().err
+    assert f"rank 3 (process {process.pid}) is stopped" in said
+    assert f"kill -CONT {process.pid}" in said
+    assert "was stopped for 0.2 seconds; the run ends" in said
+    assert process.wait(5) == -signal.SIGKILL
+
+
+def test_a_rank_that_was_stopped_and_goes_on_is_left_alone(this_rank, other, monkeypatch):
+    process = other(1)
+    look = watch.Watch({3: process.pid})
+    (rank,) = look._alive.values()
+    monkeypatch.setattr(watch, "STOPPED_PATIENCE", 0.2)
+    for _ in range(3):  # never long enough, but in sum
+        os.kill(process.pid, signal.SIGSTOP)
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            look._look_at_stopped(rank)
+        os.kill(process.pid, signal.SIGCONT)
+        while processes.is_stopped(process.pid):
+            time.sleep(0.01)
+        look._look_at_stopped(rank)
+    assert process.poll() is None
+
+
+def test_a_rank_that_is_behind_is_named_once(this_rank, other, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "_WAITING_NOTICE", 0.0)
+    slow, level = other(1), other(2)
+    look = watch.Watch({1: slow.pid, 2: level.pid})
+    this_rank.begin_update()
+    this_rank.begin_update()
+    for _ in range(3):
+        look._look_at_waiting()
+    said = capsys.readouterr().err
+    assert said.count("this rank has been in update 2") == 1
+    assert f"rank 1 (process {slow.pid}) has begun 1" in said
+
+
+def test_a_process_that_shows_no_count_has_none(this_rank):
+    assert processes.progress_of(os.getppid()) is None
+    assert processes.updates_in(None) is None

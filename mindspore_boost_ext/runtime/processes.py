@@ -1,0 +1,136 @@
+"""Looks at the processes of the other ranks on this machine, and shows them how far this one is."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import struct
+from pathlib import Path
+
+_PROGRESS = "mindspore_boost_ext.updates"
+_COUNT = struct.Struct("=q")
+_STATE, _PARENT, _SESSION, _EXIT_STATUS = 0, 1, 3, 49  # places in /proc/PID/stat, behind the name
+
+
+class Progress:
+    """How many updates a rank has begun, in memory that others can read.
+
+    The memory is a nameless file (``memfd``): nothing has to be removed, and who has opened it can
+    read it when the process has ended.
+    """
+
+    def __init__(self) -> None:
+        """Count without showing it."""
+        self._memory: mmap.mmap | None = None
+        self._count = 0
+
+    def show(self) -> None:
+        """Let others read the count from now on."""
+        if self._memory is None:
+            handle = os.memfd_create(_PROGRESS)
+            os.ftruncate(handle, _COUNT.size)
+            self._memory = mmap.mmap(handle, _COUNT.size)
+            _COUNT.pack_into(self._memory, 0, self._count)
+
+    def begin_update(self) -> None:
+        """Count an update that begins."""
+        self._count += 1
+        if self._memory is not None:
+            _COUNT.pack_into(self._memory, 0, self._count)
+
+    @property
+    def updates(self) -> int:
+        """How many updates have begun."""
+        return self._count
+
+
+PROGRESS = Progress()
+
+
+def progress_of(pid: int) -> mmap.mmap | None:
+    """Open the count of another process; None if it shows none (yet)."""
+    with contextlib.suppress(OSError):
+        for handle in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(handle).startswith(f"/memfd:{_PROGRESS}"):
+                    with open(handle, "rb") as file:
+                        return mmap.mmap(file.fileno(), _COUNT.size, prot=mmap.PROT_READ)
+    return None
+
+
+def updates_in(memory: mmap.mmap | None) -> int | None:
+    """Return the number of updates in an opened count; None without one."""
+    return None if memory is None else int(_COUNT.unpack_from(memory, 0)[0])
+
+
+def ranks_beside(parent: int) -> dict[int, int]:
+    """Return the process ids of the other ranks under a launcher, by rank.
+
+    Args:
+        parent (int): process id of the launcher.
+    """
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        with contextlib.suppress(OSError, ValueError):
+            stat = stat_of(pid)
+            # A rank has a session of its own; the "tail" that shows its log has not.
+            is_rank = int(stat[_PARENT]) == parent and int(stat[_SESSION]) == pid
+            if is_rank and pid != os.getpid():
+                rank = _variable(folder, "MS_NODE_ID")
+                if rank and _variable(folder, "MS_ROLE") == "MS_WORKER":
+                    found[int(rank)] = pid
+    return found
+
+
+def how_it_failed(pid: int) -> str:
+    """Return what ended a process that its parent has not asked yet; empty if all was well."""
+    try:
+        status = int(stat_of(pid)[_EXIT_STATUS])
+    except (OSError, ValueError, IndexError):
+        return ""  # already forgotten: nobody can tell
+    if os.WIFSIGNALED(status):
+        return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+    code = os.WEXITSTATUS(status)
+    return f"ended with exit code {code}: its log says why" if code else ""
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal has stopped a process (a debugger does it in another way)."""
+    try:
+        return stat_of(pid)[_STATE] == "T"
+    except OSError:
+        return False
+
+
+def stat_of(pid: int) -> list[str]:
+    """Return the words of ``/proc/PID/stat`` behind the name of the process.
+
+    Raises:
+        OSError: if there is no such process.
+    """
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return text.rpartition(")")[2].split()
+
+
+def _variable(folder: Path, name: str) -> str:
+    """Return a variable of the environment with which a process was started."""
+    for entry in (folder / "environ").read_bytes().split(b"\0"):
+        key, _, value = entry.partition(b"=")
+        if key == name.encode():
+            return value.decode()
+    return ""
+
+
+__all__ = [
+    "PROGRESS",
+    "Progress",
+    "how_it_failed",
+    "is_stopped",
+    "progress_of",
+    "ranks_beside",
+    "stat_of",
+    "updates_in",
+]

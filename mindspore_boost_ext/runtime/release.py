@@ -1,0 +1,43 @@
+"""What MindSpore compiled for a Model goes with the Model."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from mindspore import nn
+
+from mindspore_boost_ext import _compat
+
+_DROPPED: list[nn.Cell] = []
+
+
+def release_with(owner: Any, step: nn.Cell) -> None:
+    """Let :func:`release_dropped` free what was compiled for a step once its Model is dropped.
+
+    MindSpore itself frees it when the Cell is dropped, which never happens: its compiler keeps hold
+    of every Cell that it has seen. A step that runs on after its Model compiles anew.
+
+    Args:
+        owner: the Model.
+        step (Cell): its training step; the variants are Cells in it.
+    """
+    # Only noted here: a Model may be collected in any thread, while another one compiles.
+    weakref.finalize(owner, _DROPPED.append, step).atexit = False
+
+
+def release_dropped() -> None:
+    """Free what was compiled for dropped Models; for a moment in which no step runs."""
+    while _DROPPED:
+        release(_DROPPED.pop())
+
+
+def release(step: nn.Cell) -> None:
+    """Free what has been compiled for a step and for the Cells in it."""
+    cells = [cell for _, cell in step.cells_and_names()]
+    # What closes a window that is not full is no child: a step has no Parameters twice.
+    closing = [one for cell in cells for one in vars(cell).get("_flushes", {}).values()]
+    _compat.free_compiled([*cells, *closing])
+
+
+__all__ = ["release", "release_dropped", "release_with"]

@@ -1,0 +1,47 @@
+"""Ranks that were not given the same say so, every one of them, before they train."""
+
+from __future__ import annotations
+
+import pytest
+import unequal_worker
+
+REFUSED = {
+    "clip": "gradients.clip_norm is 1.0 on rank 0, None on rank 1. Give every rank the same",
+    "window": "grad_accumulation.grad_accumulation_step is 2 on rank 0, 3 on rank 1",
+    "level": "boost_level is O1 on rank 0, O0 on rank 1",
+    "shape": "weight 0.weight is Float32 (6, 3) on rank 0, Float32 (5, 3) on rank 1",
+    "rate": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
+    "scale": "loss scale is 64.0 on rank 0, 65.0 on rank 1",
+    "batches": "number of batches in an epoch is 2 on rank 0, 3 on rank 1",
+}
+
+
+def test_every_case_is_judged():
+    assert set(unequal_worker.NAMES) == {*REFUSED, "seed", "equal"}
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_rank_raises_the_same_error_and_trains_nothing(ended, mode, name):
+    _, results = ended(2, mode)
+    for result in results:
+        message = result["unequal"][name]["messages"][0]
+        assert REFUSED[name] in message
+        assert not result["unequal"][name]["moved"]
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_ranks_that_begin_with_other_weights_are_warned_and_train(ended, mode):
+    _, results = ended(2, mode)
+    (message,) = results[0]["unequal"]["seed"]["messages"]
+    assert "the weights are not the same on all ranks" in message
+    assert "mindspore.set_seed" in message
+    assert results[1]["unequal"]["seed"]["messages"] == []  # rank 0 speaks for the job
+    assert all(result["unequal"]["seed"]["moved"] for result in results)
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_ranks_that_were_given_the_same_are_told_nothing(ended, mode):
+    _, results = ended(2, mode)
+    for result in results:
+        assert result["unequal"]["equal"] == {"messages": [], "moved": True}
