@@ -1,4 +1,4 @@
-"""What an optimizer was made of, read back from it: its arguments, groups and state."""
+"""What an optimizer was made of, read back from it: its arguments and groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.learning_rate import host_array
@@ -206,7 +206,7 @@ def _keeps_its_arguments(kind: type) -> bool:
     return len(noting) == 1 and _constructor_is(kind, noting[0])
 
 
-# ---- Construction and state ----
+# ---- Construction ----
 
 
 def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimizer:
@@ -248,40 +248,12 @@ def _keep_rate_names(old: nn.Optimizer, new: nn.Optimizer) -> None:
                 now.name = before.name
 
 
-def copy_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
-    """Give ``target`` the moments, counters and hyper-parameters of ``source``, by name.
-
-    What only one of them has, or has in another shape or dtype, stays as it is; so do learning
-    rates, which may belong to other groups by now.
-
-    Args:
-        source (nn.Optimizer): the optimizer to copy from.
-        target (nn.Optimizer): the optimizer to change.
-    """
-    old = {parameter.name: parameter for parameter in _state(base_of(source))}
-    for parameter in _state(base_of(target)):
-        match = old.get(parameter.name)
-        if match is None or (match.shape, match.dtype) != (parameter.shape, parameter.dtype):
-            continue
-        parameter.set_data(Tensor(match.value().copy()))
-
-
-def _state(optimizer: nn.Optimizer) -> list[Parameter]:
-    trained = {id(parameter) for parameter in optimizer.parameters}
-    return [
-        parameter
-        for parameter in optimizer.get_parameters()
-        if id(parameter) not in trained and not parameter.name.startswith("learning_rate")
-    ]
-
-
 __all__ = [
     "ORDER",
     "Group",
     "arguments_of",
     "base_of",
     "construct_like",
-    "copy_state",
     "groups_of",
     "present_rate",
 ]

@@ -12,7 +12,6 @@ from mindspore_boost_ext.base.arguments import (
     Group,
     base_of,
     construct_like,
-    copy_state,
     groups_of,
 )
 from mindspore_boost_ext.base.centralization import (
@@ -23,6 +22,7 @@ from mindspore_boost_ext.base.centralization import (
     output_axis_of,
     owned_parameters,
 )
+from mindspore_boost_ext.base.state import share_state
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
@@ -40,7 +40,7 @@ def rebuilt(
 
     Args:
         optimizer (nn.Optimizer): an optimizer of ``mindspore.nn``, also under ``nn.LARS``, or one
-            of a class whose ``__init__`` keeps its arguments. It is left as it is.
+            of a class whose ``__init__`` keeps its arguments. Itself it does not change.
         removed (Iterable[Union[Parameter, str]]): parameters to train no longer, themselves or
             their names; those that the optimizer does not train are passed over. Default: none.
         added (Iterable[Parameter]): parameters to train as well. One with the name of a removed one
@@ -50,8 +50,9 @@ def rebuilt(
             groups that say ``grad_centralization``: names or Parameters; or a dict from names to
             output axes, as ``output_axes`` returns it. What ``optimizer`` centralizes by now stays
             so. Default: None, no others.
-        carry_state (bool): whether moments, global step and so on go on from where they are.
-            Else they start again. Default: ``False``.
+        carry_state (bool): whether the moments, global step and learning rates of ``optimizer`` go
+            on: both then have the very same Parameters, so that there is one state. Else they start
+            again, with the present rates. Default: ``False``.
 
     Returns:
         nn.Optimizer of the same class, with the same hyper-parameters and the present learning
@@ -94,7 +95,7 @@ def _made(
     if any(axis != UNTOUCHED for axis in axes) or any(flags):
         install_centralization(base, axes)
     if carry_state:
-        copy_state(optimizer, new)
+        share_state(optimizer, new)
     return new
 
 
@@ -298,8 +299,9 @@ class OptimizerProcess:
         """Return the new optimizer: same class, hyper-parameters and learning rates.
 
         Args:
-            carry_state (bool): whether moments, global step and so on go on from where they are.
-                Else they start again. Default: ``False``.
+            carry_state (bool): whether moments, global step and learning rates go on: both
+                optimizers then have the very same Parameters. Else they start again, with the
+                present rates. Default: ``False``.
 
         Raises:
             TypeError: if the arguments of the optimizer cannot be known.

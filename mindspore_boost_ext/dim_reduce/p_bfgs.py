@@ -319,6 +319,12 @@ class DimReduce(Subspace):
             done = ops.depend(done, ops.assign(counter, counter + more))
         return done
 
+    # State under the names of mindspore.boost.
+    bk = property(lambda self: self.inverse_hessian)
+    sk = property(lambda self: self.last_step)
+    gk_last = property(lambda self: self.last_gradient)
+    max_search_time = property(lambda self: self.trials)
+
     def observations(self) -> dict[str, Any]:
         """Return the counters, and the length of the last step (0.0 when its search failed)."""
         return {

@@ -20,6 +20,7 @@ from mindspore_boost_ext.config.rules import (
     integer,
     one_of,
     optional_path,
+    plain,
     shown,
 )
 from mindspore_boost_ext.report import is_main_process
@@ -94,7 +95,8 @@ class TrajectorySampler(Callback):
                 f"underscores, got {shown(folder)} and {shown(prefix)}"
             )
         self.folder = os.path.abspath(os.fspath(folder))
-        self.every, self.unit, self.keep, self.format = every, unit, keep, format
+        self.every, self.keep = every, keep
+        self.unit, self.format = str(plain(unit)), str(plain(format))
         self.initial, self.prefix, self.resume = initial, prefix, resume
         self._next = 0
         self._seen = 0  # steps at the last look, which in sink mode is several steps ago

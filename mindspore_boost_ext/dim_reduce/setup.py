@@ -13,6 +13,8 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.communication import get_group_size, get_rank
 
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.state import exchange_parameters, in_its_place, stand_in
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.basis import (
     Basis,
@@ -30,6 +32,8 @@ from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 
 # The attribute of an optimizer under which the step finds the basis; upstream puts True there.
 _TAG = "dim_reduce"
+# Where the next Model on the same optimizer finds its SGD, its search and the mean it began at.
+_SGD, _SEARCH, _MEAN = "dim_reduce.sgd", "dim_reduce.search", "dim_reduce.mean"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +90,9 @@ def prepare(
     reason = _explanation(share, settings)
     if settings.method == P_BFGS:
         reason = f"{type(optimizer).__name__} is replaced by SGD(1.0), as upstream does; {reason}"
-        optimizer = nn.SGD(ordered, learning_rate=1.0)
+        optimizer = _taking_steps_whole(optimizer, ordered)
     elif settings.method == TWA:
-        _start_at_mean(ordered, share)
-        reason += "; the weights start at the mean of the snapshots"
+        reason += _start_at_mean(optimizer, ordered, share)
     optimizer.__dict__[_TAG] = _in_order_of(optimizer.parameters, ordered, share)
     counts = {"components": settings.n_components, "weights": share.rows.shape[1]}
     if share.snapshots:
@@ -114,7 +117,7 @@ def make_dim_reduce(
     weight, k = optimizer.parameters, settings.n_components
     if settings.method != P_BFGS:
         return ProjectedGradient(optimizer, weight, share.rows, k, share.rank, share.rank_size)
-    return DimReduce(
+    search = DimReduce(
         network,
         optimizer,
         weight,
@@ -131,6 +134,28 @@ def make_dim_reduce(
         stall_limit=settings.stall_limit,
         gradients_mean=gradients_mean,
     )
+    _go_on(search, in_its_place(optimizer))
+    return search
+
+
+def _go_on(search: DimReduce, kept: dict[str, Any]) -> None:
+    """Let a search use the state of an earlier Model's, if that was in the same basis."""
+    own, earlier = _compat.own_parameters(search), kept.get(_SEARCH)
+    if earlier is not None and np.array_equal(
+        earlier["basis_mark"].asnumpy(), own["basis_mark"].asnumpy()
+    ):
+        exchange_parameters(search, {id(one): earlier[name] for name, one in own.items()})
+    kept[_SEARCH] = dict(_compat.own_parameters(search))
+
+
+def _taking_steps_whole(optimizer: nn.Cell, ordered: Sequence[Any]) -> nn.Optimizer:
+    """Return the SGD in the place of the user's optimizer, for every Model on that the same one."""
+    kept = in_its_place(optimizer)
+    found: nn.Optimizer | None = kept.get(_SGD)
+    if found is None or [id(one) for one in found.parameters] != [id(one) for one in ordered]:
+        found = kept[_SGD] = nn.SGD(ordered, learning_rate=1.0)
+        stand_in(found, optimizer)
+    return found
 
 
 def make_share(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int) -> Share:
@@ -284,17 +309,23 @@ def _explanation(share: Share, settings: DimReduceConfig) -> str:
     return f"{text}, explained variance: {shares}"
 
 
-def _start_at_mean(ordered: Sequence[Any], share: Share) -> None:
+def _start_at_mean(optimizer: nn.Cell, ordered: Sequence[Any], share: Share) -> str:
+    """Put the weights at the mean, unless an earlier Model on this optimizer did; say which."""
     if share.mean is None:
         raise ValueError(
             "dim_reduce.method 'twa' starts at the mean of the snapshots, which this basis does "
             "not hold: give dim_reduce.weight_load_dir, or a .npz file of pca.save_basis"
         )
+    kept = in_its_place(optimizer)
+    if np.array_equal(kept.get(_MEAN, ()), share.mean):
+        return "; the weights go on from an earlier Model, which began at the mean of the snapshots"
+    kept[_MEAN] = share.mean
     start = 0
     for parameter in ordered:
         part = share.mean[start : start + parameter.size].reshape(parameter.shape)
         parameter.set_data(Tensor(part.copy()).astype(parameter.dtype))
         start += parameter.size
+    return "; the weights start at the mean of the snapshots"
 
 
 def _in_order_of(parameters: Sequence[Any], ordered: Sequence[Any], share: Share) -> Share:

@@ -1,0 +1,103 @@
+"""What an optimizer keeps from step to step, shared with what a Model puts in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Parameter, ParameterTuple, nn
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.arguments import base_of
+
+_PLACES = "boost_in_its_place"
+_GAINED = "gained"
+
+
+def in_its_place(optimizer: nn.Optimizer) -> dict[str, Any]:
+    """Return what Models that had this optimizer have put in its place; to be read and added to.
+
+    So the next Model goes on with it. An optimizer that was made from another by
+    :func:`share_state` or :func:`stand_in` has the same dict as that one.
+    """
+    kept: dict[str, Any] = vars(base_of(optimizer)).setdefault(_PLACES, {})
+    return kept
+
+
+def stand_in(new: nn.Optimizer, old: nn.Optimizer) -> None:
+    """Let what is kept for ``old`` be found with ``new`` as well."""
+    vars(base_of(new))[_PLACES] = in_its_place(old)
+
+
+def share_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
+    """Let ``target`` use the very moments, counters, hyper-parameters and rates of ``source``.
+
+    They are found by name. What ``source`` lacks, or has in another shape or dtype, is ``target``'s
+    own; the next one that shares the state of ``source`` shares this as well.
+
+    Args:
+        source (nn.Optimizer): the optimizer whose Parameters are used. None of them is changed.
+        target (nn.Optimizer): a new optimizer like it, maybe under LARS. Its Parameters give way.
+    """
+    old, new = base_of(source), base_of(target)
+    gained: dict[str, Parameter] = in_its_place(old).setdefault(_GAINED, {})
+    known = {**gained, **_by_name(_state(old))}
+    stand_ins = _rates_by_identity(old, new)
+    for parameter in _state(new):
+        match = known.get(parameter.name)
+        if match is not None and _alike(match, parameter):
+            stand_ins[id(parameter)] = match
+        else:
+            gained[parameter.name] = parameter
+    stand_in(new, old)
+    exchange_parameters(target, stand_ins)
+
+
+def exchange_parameters(cell: nn.Cell, stand_ins: dict[int, Parameter]) -> None:
+    """Let a Cell and those in it hold other Parameters.
+
+    Args:
+        cell (Cell): the Cell; it must not have run yet.
+        stand_ins (dict): ``id`` of a Parameter -> the one to hold instead.
+    """
+    for _, one in cell.cells_and_names():
+        held = _compat.own_parameters(one)
+        if any(id(parameter) in stand_ins for parameter in held.values()):
+            changed = [(name, stand_ins.get(id(value), value)) for name, value in held.items()]
+            _compat.set_own_parameters(one, type(held)(changed))
+        for name, value in list(vars(one).items()):
+            if isinstance(value, (tuple, list)) and any(id(entry) in stand_ins for entry in value):
+                entries = [stand_ins.get(id(entry), entry) for entry in value]
+                kind = ParameterTuple if isinstance(value, ParameterTuple) else type(value)
+                vars(one)[name] = kind(entries)
+
+
+def _rates_by_identity(old: nn.Optimizer, new: nn.Optimizer) -> dict[int, Parameter]:
+    """Return for each learning rate of ``new`` that of ``old`` for a parameter of that name."""
+    before = {one.name: old.get_lr_parameter(one) for one in old.parameters}
+    found: dict[int, Parameter] = {}
+    for parameter in new.parameters:
+        rate, match = new.get_lr_parameter(parameter), before.get(parameter.name)
+        if isinstance(rate, Parameter) and isinstance(match, Parameter) and _alike(match, rate):
+            found[id(rate)] = match
+    return found
+
+
+def _alike(one: Parameter, two: Parameter) -> bool:
+    return bool((one.shape, one.dtype) == (two.shape, two.dtype))
+
+
+def _by_name(parameters: list[Parameter]) -> dict[str, Parameter]:
+    return {parameter.name: parameter for parameter in parameters}
+
+
+def _state(optimizer: nn.Optimizer) -> list[Parameter]:
+    """Return the Parameters of an optimizer, without what it trains and without rates."""
+    trained = {id(parameter) for parameter in optimizer.parameters}
+    return [
+        parameter
+        for parameter in optimizer.get_parameters()
+        if id(parameter) not in trained and not parameter.name.startswith("learning_rate")
+    ]
+
+
+__all__ = ["exchange_parameters", "in_its_place", "share_state", "stand_in"]
