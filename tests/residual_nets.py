@@ -175,21 +175,6 @@ UNDERSTOOD = [
 ]
 
 
-class PreActivation(Block):
-    def construct(self, x):
-        out = self.conv1(self.act(self.bn1(x)))
-        return self.conv2(self.act(self.bn2(out))) + x
-
-
-class FramedByNorms(Block):
-    def __init__(self):
-        super().__init__()
-        self.bn0 = nn.BatchNorm2d(WIDTH)
-
-    def construct(self, x):
-        return self.branch(self.bn0(x)) + x
-
-
 class Multiplied(Block):
     def construct(self, x):
         return self.act(self.branch(x) * x)
@@ -239,12 +224,10 @@ class Shared(Block):
 
 # Why each stays as it is, as its first BatchNorm's entry says.
 UNTOUCHED = {
-    PreActivation: "pre-activation",
-    FramedByNorms: "before the first convolution",
     Multiplied: "not in a residual block",
-    GateBetween: "no plain sequence: mul",
-    Tapped: "used elsewhere",
-    Unknown: "unknown operation in the branch: sin",
+    GateBetween: "a squeeze-and-excitation gate inside the branch",
+    Tapped: "used outside of its residual branch",
+    Unknown: "the operation sin inside the branch",
     Alike: "both branches of the addition have one convolution",
     Branching: "branches on the value or shape",
     Shared: "last BatchNorm of its residual branch",

@@ -7,30 +7,25 @@ from dataclasses import dataclass
 from mindspore import nn
 
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN
+from mindspore_boost_ext.less_batch_normalization.steps import (
+    ADDITIONS,
+    CONCATENATIONS,
+    PRODUCTS,
+    SPLITS,
+    is_batch_norm,
+    is_convolution,
+    own_construct,
+    passes_on,
+    words,
+)
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, Node
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
-ACTIVATIONS = frozenset(
-    (
-        *("relu", "relu6", "gelu", "gelucell", "fastgelu", "silu", "swish", "hswish", "hardswish"),
-        *("leakyrelu", "prelu", "elu", "celu", "selu", "mish", "softplus", "sigmoid", "tanh"),
-        *("hsigmoid", "hardsigmoid", "hardtanh", "softsign", "logsigmoid", "rrelu"),
-    )
-)
-PASSING = frozenset(
-    (
-        *("identity", "cast", "mixedprecisioncast", "astype", "depend", "dropout", "dropout2d"),
-        *("avgpool", "avgpool2d", "maxpool", "maxpool2d", "pad", "removedbatchnorm"),
-    )
-)
-PRODUCTS = frozenset(("matmul", "bmm", "batchmatmul", "dense", "einsum"))
-ADDITIONS = frozenset(("add", "iadd", "radd", "tensoradd", "addn", "tensoraddv2"))
-
-REMOVED_IN_BRANCH = "inside a residual branch, directly after a convolution"
+REMOVED_IN_BRANCH = "inside a residual branch, before its last BatchNorm"
 REMOVED_ON_SHORTCUT = "on the shortcut of a residual block"
 LAST = "last BatchNorm of its residual branch"
 OUTSIDE = "not in a residual block"
+LONGEST = 6  # convolutions; each may divide the variance by 6, and BatchNorm adds 1e-5 to it
+USED_ELSEWHERE = "its result is used outside of its residual branch too"
 
 
 @dataclass(frozen=True)
@@ -48,41 +43,34 @@ class Removal:
     shortcut: bool = False
 
 
-def is_batch_norm(node: Node) -> bool:
-    """Return whether a node is a BatchNorm, and nothing besides."""
-    return isinstance(node.cell, BATCH_NORMS) and not own_construct(node.cell)
-
-
-def own_construct(layer: nn.Cell) -> str:
-    """Return why a layer of a subclass must stay: it may do more than MindSpore's; else empty."""
-    kind = type(layer)
-    if kind.construct.__module__.partition(".")[0] == "mindspore":
-        return ""
-    return f"{kind.__name__} has a construct of its own"
-
-
-def is_convolution(node: Node) -> bool:
-    """Return whether a node is a convolution, as a layer or as an operator."""
-    return node.name in CONVOLUTIONS or isinstance(node.cell, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
-
-
 def classify(graph: Graph) -> dict[Node, Removal]:
     """Return a removal on each BatchNorm that a graph calls."""
-    removals = {node: Removal(False, OUTSIDE) for node in graph.nodes if is_batch_norm(node)}
+    removals: dict[Node, Removal] = {}
+    for block in _blocks(graph):
+        # An inner block comes before the one around it, and decides on what is in it.
+        removals = {**block.removals(removals), **removals}
+    outside = {node: Removal(False, OUTSIDE) for node in graph.nodes if is_batch_norm(node)}
+    return {**outside, **removals}
+
+
+def _blocks(graph: Graph) -> list[_Block]:
+    """Return the residual blocks of a graph, then its densely connected ones."""
     dominators = _dominators(graph)
     users = graph.users()
-    for node in graph.nodes:
-        if node.name in ADDITIONS and len(node.data) == 2 and dominators[node] is not None:
-            for norm, removal in _Block(graph, node, dominators, users).removals().items():
-                removals[norm] = _stricter(removals[norm], removal)
-    return removals
-
-
-def _stricter(one: Removal, two: Removal) -> Removal:
-    """Return what holds for a BatchNorm on the branches of two additions."""
-    if one.reason == OUTSIDE or (one.removable and two.reason != OUTSIDE and not two.removable):
-        return two
-    return one
+    joins = [node for node in graph.nodes if len(node.data) == 2 and dominators[node] is not None]
+    added = [
+        _Block(graph, node, dominators, users)
+        for node in joins
+        if node.name in ADDITIONS and not _joins_parts(dominators[node])
+    ]
+    residual = [block for block in added if block.convolves]
+    concatenated = [
+        _Block(graph, node, dominators, users) for node in joins if node.name in CONCATENATIONS
+    ]
+    dense = [block for block in concatenated if block.is_dense_layer]
+    for block in (*residual, *dense):
+        block.inner = frozenset(one.join for one in residual)
+    return residual + dense
 
 
 def _dominators(graph: Graph) -> dict[Node, Node | None]:
@@ -114,21 +102,35 @@ def _meet(
     return one
 
 
+def _joins_parts(fork: Node | None) -> bool:
+    """Return whether what a fork gives is parts of a value, so that no branch has it whole."""
+    return fork is not None and fork.name in SPLITS
+
+
 class _Block:
-    """One addition with its fork and its two branches, each from the addition backwards."""
+    """One addition or concatenation with its fork and its two branches, each back from the end.
+
+    Attributes:
+        join: the addition or concatenation.
+        inner: the additions of all residual blocks of the network.
+    """
 
     def __init__(
         self,
         graph: Graph,
-        addition: Node,
+        join: Node,
         dominators: dict[Node, Node | None],
         users: dict[Node, list[Node]],
     ) -> None:
-        self.fork = dominators[addition]
+        self.join = join
+        self.fork = dominators[join]
+        self.inner: frozenset[Node] = frozenset()
         self.users = users
         self.outputs = set(graph.outputs)
-        branches = [self._line(addend, dominators) for addend in addition.data]
-        self.shortcut, self.main = sorted(branches, key=_convolutions)
+        lines = [self._line(addend, dominators) for addend in join.data]
+        self.shortcut, self.main = sorted(lines, key=_convolutions)
+        self.branch = self._between()
+        self.nodes = [node for node in graph.nodes if node in self.branch]
 
     def _line(self, node: Node | None, dominators: dict[Node, Node | None]) -> list[Node]:
         line = []
@@ -137,69 +139,94 @@ class _Block:
             node = dominators[node]
         return line
 
-    def removals(self) -> dict[Node, Removal]:
-        """Return what may happen to the BatchNorms on the branches."""
-        norms = [node for node in (*self.main, *self.shortcut) if is_batch_norm(node)]
+    def _between(self) -> set[Node]:
+        """Return every node between the fork and the end of the main branch."""
+        pending = self.main[:1]
+        found = set(pending)
+        while pending:
+            fresh = [one for one in pending.pop().data if one is not self.fork and one not in found]
+            found.update(fresh)
+            pending += fresh
+        return found
+
+    @property
+    def convolves(self) -> bool:
+        """Whether there is a convolution on the main branch."""
+        return _convolutions(self.main) > 0
+
+    @property
+    def is_dense_layer(self) -> bool:
+        """Whether the block is a BatchNorm and more whose result is put beside what came in."""
+        if self.shortcut or not self.convolves:
+            return False
+        return is_batch_norm(self.main[-1]) or self.main[-1].name == "removedbatchnorm"
+
+    def removals(self, decided: dict[Node, Removal]) -> dict[Node, Removal]:
+        """Return what may happen to the BatchNorms on the branches.
+
+        Args:
+            decided: on those in inner blocks.
+        """
+        in_branch = [node for node in self.nodes if is_batch_norm(node)]
+        on_shortcut = [node for node in self.shortcut if is_batch_norm(node)]
         reason = self._not_understood()
         if reason:
-            return {node: Removal(False, reason) for node in norms}
-        found = {node: Removal(False, "not directly after a convolution") for node in norms}
-        stretch = self._stretch()
-        for node in stretch[1:]:
-            if is_batch_norm(node) and is_convolution(node.data[0]):
-                found[node] = Removal(True, REMOVED_IN_BRANCH)
-        found[stretch[0]] = Removal(False, LAST)
-        for node in self.shortcut:
-            if is_batch_norm(node):
-                found[node] = self._on_shortcut(node)
-        return found
+            return {node: Removal(False, reason) for node in (*in_branch, *on_shortcut)}
+        obstacles = self._obstacles({node for node, one in decided.items() if one.removable})
+        found = {
+            node: Removal(not obstacles[node], obstacles[node] or REMOVED_IN_BRANCH)
+            for node in in_branch
+        }
+        return {**found, **{node: self._on_shortcut(node) for node in on_shortcut}}
 
     def _not_understood(self) -> str:
         """Return why the block must stay as it is; empty if it need not."""
-        if not _convolutions(self.main):
-            return OUTSIDE
         if _convolutions(self.shortcut) > 1:
             return "both branches of the addition have several convolutions"
         if _convolutions(self.shortcut) == _convolutions(self.main):
             return "both branches of the addition have one convolution"
-        stretch = self._stretch()
-        if not stretch:
-            return "no BatchNorm follows the last convolution of the branch (pre-activation)"
-        first = max(place for place, node in enumerate(stretch) if is_convolution(node))
-        if any(is_batch_norm(node) for node in stretch[first:]):
-            return "a BatchNorm stands before the first convolution (pre-activation)"
-        return self._no_sequence(stretch)
-
-    def _stretch(self) -> list[Node]:
-        """Return the main branch from its last BatchNorm back to the fork."""
-        last = next(place for place, node in enumerate(self.main) if is_convolution(node))
-        if last == 0 or not is_batch_norm(self.main[last - 1]):
-            return []
-        return self.main[last - 1 :]
-
-    def _no_sequence(self, stretch: list[Node]) -> str:
-        for node, before in zip(stretch, [*stretch[1:], self.fork]):
-            if node.data != (before,):
-                return f"the branch is no plain sequence: {node.name} takes more than one value"
-            if not (is_batch_norm(node) or is_convolution(node) or node.name in KNOWN):
-                return f"unknown operation in the branch: {node.name}"
-            if node is not stretch[0] and self._is_used_elsewhere(node):
-                return f"the branch is no plain sequence: {node.name} is used elsewhere too"
+        if _convolutions(self.main) > LONGEST:
+            return f"a branch of more than {LONGEST} convolutions needs BatchNorms between them"
         return ""
 
-    def _is_used_elsewhere(self, node: Node) -> bool:
-        return len(self.users[node]) != 1 or node in self.outputs
+    def _obstacles(self, gone: set[Node]) -> dict[Node, str]:
+        """Return why the scale of what a node gives would be felt; empty if it would not be.
+
+        It would not if on every way to the end of the branch a BatchNorm comes, and before it
+        nothing but steps that pass the scale on.
+        """
+        found: dict[Node, str] = {}
+        followed: set[Node] = set()
+        for node in reversed(self.nodes):
+            inside = [user for user in self.users[node] if user in self.branch]
+            inside.sort(key=lambda user: -len(user.data))  # a gate before what it is made from
+            if any(is_batch_norm(user) or user in followed for user in inside):
+                followed.add(node)
+            obstacles = [self._obstacle(user, found, gone) for user in inside]
+            if len(inside) < len(self.users[node]) or node in self.outputs:
+                obstacles.append(LAST if node is self.main[0] else USED_ELSEWHERE)
+            found[node] = next(filter(None, obstacles), "")
+            if is_batch_norm(node) and node not in followed:
+                found[node] = LAST
+        return found
+
+    def _obstacle(self, user: Node, found: dict[Node, str], gone: set[Node]) -> str:
+        if is_batch_norm(user):
+            return found[user] if user in gone else ""
+        if user in self.inner:
+            return "another residual block inside the branch"
+        return found[user] if passes_on(user) else f"{words(user)} inside the branch"
 
     def _on_shortcut(self, node: Node) -> Removal:
         before = node.data[0]
+        last = next(place for place, one in enumerate(self.main) if is_convolution(one))
         if not is_convolution(before):
             return Removal(False, "on a shortcut, but not directly after a convolution")
-        if self._is_used_elsewhere(before) or self._is_used_elsewhere(node):
+        if last == 0 or not is_batch_norm(self.main[last - 1]):
+            return Removal(False, "on a shortcut, but no BatchNorm ends the other branch")
+        if any(len(self.users[one]) != 1 or one in self.outputs for one in (before, node)):
             return Removal(False, "on a shortcut, but the result is used elsewhere too")
         return Removal(True, REMOVED_ON_SHORTCUT, shortcut=True)
-
-
-KNOWN = ACTIVATIONS | PASSING
 
 
 def _convolutions(line: list[Node]) -> int:
@@ -308,11 +335,4 @@ def _sources(graph: Graph) -> dict[Node, frozenset[Node]]:
     return found
 
 
-__all__ = [
-    "Removal",
-    "classify",
-    "find_classifier",
-    "is_batch_norm",
-    "is_convolution",
-    "own_construct",
-]
+__all__ = ["Removal", "classify", "find_classifier"]

@@ -12,12 +12,11 @@ from mindspore import Parameter, Tensor, nn
 from mindspore_boost_ext.config.sections import LessBNConfig
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
-    BATCH_NORMS,
     Removal,
     classify,
     find_classifier,
-    own_construct,
 )
+from mindspore_boost_ext.less_batch_normalization.steps import BATCH_NORMS, own_construct
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
 from mindspore_boost_ext.report import APPLIED, LOGGER, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.cells import exchange, layers_of, name_of

@@ -154,8 +154,11 @@ class _Tracer:
             return self.call(type(cell).construct, (_CellStandIn(self, cell), *args), kwargs)
         except Exception as error:  # foreign code meets a proxy: anything may happen
             del self.graph.nodes[mark:]
-            reason = f"{type(cell).__name__}.construct was not understood: {error}"
-            self.graph.failures[cell] = " ".join(reason.split())[:160]
+            why = " ".join(str(error).split())
+            if "<mindspore_boost_ext." in why or "'Value'" in why:  # it names a proxy
+                why = "it makes a number or a layer from a tensor or its shape"
+            reason = f"{type(cell).__name__}.construct was not understood: {why}"
+            self.graph.failures[cell] = reason[:160]
             return self.record(type(cell).__name__, inputs, cell)
 
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -23,8 +23,8 @@ from mindspore_boost_ext import (
     NoEffectWarning,
 )
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN
-from mindspore_boost_ext.less_batch_normalization.residual_blocks import is_batch_norm
 from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
+from mindspore_boost_ext.less_batch_normalization.steps import is_batch_norm
 from mindspore_boost_ext.less_batch_normalization.tracing import trace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "benchmarks"))
@@ -99,7 +99,7 @@ class Parts(nn.Cell):
     [
         (Fused, "FusedBatchNorm has a construct of its own"),
         (Read, "other code reads its parameters"),
-        (OtherPath, "is used elsewhere too"),
+        (OtherPath, "its result is used outside of its residual branch too"),
         (Parts, "Parts uses parts of it, but Parts.construct was not understood"),
     ],
 )
@@ -293,7 +293,12 @@ MINDCV = {
     "resnext50_32x4d": (53, 17, 21),
     "seresnet18": (20, 9, 12),
     "mobilenet_v2_035_128": (52, 32, 32),  # ten residual blocks of two removable ones
-    "densenet121": (121, 121, 121),
+    "densenet121": (121, 63, 63),  # the first of each of 58 layers
+    "resnetv2_50": (53, 25, 25),  # two of each of 16 branches, but not four that shortcuts share
+    "res2net50": (85, 17, 21),  # 4 of each of 16 branches, 4 on shortcuts
+    "regnet_y_200mf": (44, 27, 31),  # the one before the gate and the last of 13 branches stay
+    "efficientnet_b0": (49, 40, 40),  # nine residual blocks, the first of three goes
+    "dpn92": (96, 36, 36),  # two of each of 30 branches
 }
 
 
@@ -347,8 +352,8 @@ def test_a_network_must_be_a_cell():
 
 
 def test_nothing_changed_is_told_and_twice_is_not():
-    with pytest.warns(NoEffectWarning, match="less_bn has no effect.*pre-activation"):
-        LessBN(zoo.PreActivation())
+    with pytest.warns(NoEffectWarning, match="less_bn has no effect.*squeeze-and-excitation gate"):
+        LessBN(zoo.GateBetween())
     with pytest.warns(NoEffectWarning, match="the network has no BatchNorm"):
         LessBN(nn.SequentialCell(nn.Dense(2, 2)))
     net = zoo.ZooResNet()
@@ -366,7 +371,7 @@ def test_tracing_leaves_the_network_and_random_state_alone():
     ms.set_seed(5)
     expected = ops.standard_normal((3,)).asnumpy()
     ms.set_seed(5)
-    net = zoo.PreActivation()
+    net = zoo.GateBetween()
     before = nets.weights(net)
     less_bn(net)
     np.testing.assert_array_equal(ops.standard_normal((3,)).asnumpy(), expected)
@@ -660,7 +665,9 @@ def test_with_mixed_precision(mode, level):
     assert "moments.end_point.multiplier" in names
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet50", pytest.param("res2net50", marks=pytest.mark.slow)]
+)
 def test_level_o1_trains_mindcv_networks(mode, name):
     net = create_model(name, num_classes=10)
     config = {"grad_freeze": {"param_groups": 2, "total_steps": 10}}
