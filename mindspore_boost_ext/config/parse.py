@@ -24,14 +24,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Union
 
-from mindspore_boost_ext.config.rules import Rule, boolean, one_of, shown
+from mindspore_boost_ext.config.files import read_json
+from mindspore_boost_ext.config.rules import (
+    Rule,
+    boolean,
+    described,
+    one_of,
+    plain,
+    printable,
+    shown,
+)
 from mindspore_boost_ext.config.sections import (
     SECTIONS,
     CommonConfig,
@@ -63,8 +71,9 @@ LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 STRICT_VARIABLE = "MINDSPORE_BOOST_EXT_STRICT"
-_FILE_LIMIT = 1 << 20
-_PATH_SHOWN = 60
+_NAMES = ("boost", *SECTIONS)
+_SWITCHES = ("mode", *ALGORITHMS)
+_MOST_NAMES = 1000  # in one section; far more than there are
 _ALIASES = MappingProxyType(
     {"dim_reduce.n_component": "n_components", "common.device_num": "device_number"}
 )
@@ -266,16 +275,17 @@ class _Parser:
     def __init__(self, strict: bool) -> None:
         self.strict = strict
         self.problems: list[str] = []
+        self.cause: BaseException | None = None
 
     def parse(self, level: str, source: ConfigSource) -> BoostConfig:
         if not isinstance(level, str):
             raise TypeError(f"level must be one of {', '.join(LEVELS)}, got {shown(level)}")
         document = self._document(source)
         level = self._level(level, document)
-        self._names("", document, ("boost", *SECTIONS))
-        boost = self._section("boost", document.get("boost"))
+        self._names("", document, _NAMES)
+        boost = self._section("boost", document.get("boost"), _SWITCHES)
         mode = self._value("boost.mode", boost.pop("mode", "auto"), one_of(MODES))
-        self._names("boost", boost, ("mode", *ALGORITHMS))
+        self._names("boost", boost, _SWITCHES)
         switches = {
             name: self._value(f"boost.{name}", boost[name], boolean())
             for name in ALGORITHMS
@@ -283,33 +293,71 @@ class _Parser:
         }
         sections = {name: self._settings(name, document.get(name)) for name in SECTIONS}
         given = frozenset(name for name in SECTIONS if document.get(name) is not None)
-        if self.problems:
-            raise BoostConfigError(self.problems)
+        self._raise_problems()
         config = BoostConfig(level, mode, tuple(switches.items()), given, **sections)
         self._relations(config)
         return config
 
+    def _raise_problems(self) -> None:
+        if self.problems:
+            raise BoostConfigError(self.problems) from self.cause
+
+    def _add(self, problem: str, cause: BaseException | None = None) -> None:
+        self.problems.append(problem)
+        self.cause = self.cause or cause
+
     def _document(self, source: ConfigSource) -> dict[str, Any]:
-        if source is None or (isinstance(source, str) and source == ""):
+        source = plain(source)  # type: ignore[assignment]
+        if source is None or (isinstance(source, str) and not source):
             return {}
         if isinstance(source, (str, os.PathLike)):
-            source = read_json(os.fspath(source))
+            source = self._file(source)
         if not isinstance(source, Mapping):
             raise TypeError(
                 "boost_config_dict must be a dict, the path of a JSON file, None or '', "
                 f"got {shown(source)}"
             )
-        return dict(source)
+        return self._entries("", source, _NAMES)
 
-    def _level(self, level: str, document: dict[str, Any]) -> str:
+    def _file(self, source: str | os.PathLike[str]) -> dict[str, Any]:
+        try:
+            return read_json(source)
+        except ValueError as error:
+            self._add(str(error), error.__cause__)
+            return {}
+
+    def _entries(
+        self, section: str, source: Mapping[Any, Any], known: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Return what a Mapping of any class holds, under names that are plain strings."""
+        where = f"section {section}" if section else "boost_config_dict"
+        found: dict[str, Any] = {}
+        try:
+            for count, name in enumerate(source):
+                if count == _MOST_NAMES:
+                    self._add(f"{where} has more than {_MOST_NAMES} names: leave unknown ones out")
+                    return {}
+                own = plain(name)
+                if not isinstance(own, str):
+                    self._unknown(section, name, known)
+                elif own in found:
+                    self._add(f"{where} has {shown(own)} twice, also as {shown(name)}: give one")
+                else:
+                    found[own] = source[name]
+        except Exception as error:  # a class of the user's
+            self._add(f"{where} cannot be read: {described(error)}: give a dict", error)
+        return found
+
+    def _level(self, level: object, document: dict[str, Any]) -> str:
         """Check the level; ``acc_level`` is its old name and may stand in the document."""
         if "acc_level" in document:
             level = document.pop("acc_level")
             warn("acc_level is the old name of boost_level: use boost_level")
-        if not isinstance(level, str) or level not in LEVELS:
-            self.problems.append(f"level must be one of {', '.join(LEVELS)}, got {shown(level)}")
+        own = plain(level)
+        if not isinstance(own, str) or own not in LEVELS:
+            self._add(f"level must be one of {', '.join(LEVELS)}, got {shown(level)}")
             return "O0"
-        return level
+        return own
 
     def _names(self, path: str, names: Mapping[str, Any], known: tuple[str, ...]) -> None:
         for name in names:
@@ -317,23 +365,25 @@ class _Parser:
                 self._unknown(path, name, known)
 
     def _unknown(self, path: str, name: object, known: tuple[str, ...]) -> None:
-        where = f"{path}.{name}" if path else f"{name}"
-        near = difflib.get_close_matches(str(name)[:100], known, n=1)
+        text = name[:200] if isinstance(name, str) else ""
+        near = difflib.get_close_matches(text[:100], known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
         kind = "key" if path else "section"
-        sentence = f"{where[:200]} is not a known {kind}: {hint}"
+        # What is no string, and what cannot be seen, is shown as Python writes it.
+        own = printable(text)[:200] if text.strip() else shown(name)
+        sentence = f"{f'{path}.' if path else ''}{own} is not a known {kind}: {hint}"
         if self.strict:
             self.problems.append(sentence)
         else:
             warn(f"{sentence} (ignored)")
 
-    def _section(self, name: str, content: object) -> dict[str, Any]:
+    def _section(self, name: str, content: object, known: tuple[str, ...]) -> dict[str, Any]:
         if content is None:
             return {}
         if not isinstance(content, Mapping):
-            self.problems.append(f"{name} must be a dict of settings or None, got {shown(content)}")
+            self._add(f"{name} must be a dict of settings or None, got {shown(content)}")
             return {}
-        return self._without_aliases(name, dict(content))
+        return self._without_aliases(name, self._entries(name, content, known))
 
     def _without_aliases(self, section: str, content: dict[str, Any]) -> dict[str, Any]:
         for alias, name in _ALIASES.items():
@@ -342,7 +392,7 @@ class _Parser:
                 continue
             value = content.pop(old)
             if name in content:
-                self.problems.append(f"{alias} and {section}.{name} are the same setting: give one")
+                self._add(f"{alias} and {section}.{name} are the same setting: give one")
             else:
                 warn(f"{alias} is read as {section}.{name}")
                 content[name] = value
@@ -351,65 +401,30 @@ class _Parser:
     def _settings(self, name: str, content: object) -> Any:
         section = SECTIONS[name]
         rules = section.rules()
-        values = self._section(name, content)
+        values = self._section(name, content, tuple(rules))
         self._names(name, values, tuple(rules))
-        good = {
-            key: rules[key].convert(value)
+        problems = len(self.problems)
+        read = {
+            key: self._value(f"{name}.{key}", value, rules[key])
             for key, value in values.items()
-            if key in rules and self._accepts(f"{name}.{key}", value, rules[key])
+            if key in rules
         }
-        return section(**good)
+        return section(**read) if len(self.problems) == problems else section()
 
     def _value(self, path: str, value: object, rule: Rule) -> Any:
-        return rule.convert(value) if self._accepts(path, value, rule) else value
-
-    def _accepts(self, path: str, value: object, rule: Rule) -> bool:
-        """Return whether a value obeys its rule; write it down if it does not."""
-        if not rule.accepts(value):
-            self.problems.append(f"{path} must be {rule.text}, got {shown(value)}")
-            return False
-        return True
+        """Return a value in its stored form; as it is, and written down, if it breaks its rule."""
+        try:
+            return rule.read(path, value)
+        except ValueError as error:
+            self._add(str(error), error.__cause__)
+            return value
 
     def _relations(self, config: BoostConfig) -> None:
         """Check what no single value shows, for the algorithms that are switched on."""
         for one in config.plan():
             missing = config.section(one.algorithm).missing() if one.wanted else ""
             self.problems += [missing] if missing else []
-        if self.problems:
-            raise BoostConfigError(self.problems)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    seen = dict(pairs)
-    if len(seen) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"{', '.join(twice)} given twice")
-    return seen
-
-
-def read_json(path: str) -> dict[str, Any]:
-    """Return the JSON object in the file ``path`` (UTF-8, at most 1 MiB, no name given twice).
-
-    Raises:
-        ValueError: naming the file and what is wrong with it.
-    """
-    try:
-        if not os.path.isfile(path):
-            raise ValueError("there is no such file")
-        with open(path, "rb") as file:
-            content = file.read(_FILE_LIMIT + 1)
-        if len(content) > _FILE_LIMIT:
-            raise ValueError("it is larger than 1 MiB")
-        document = json.loads(content.decode("utf-8"), object_pairs_hook=_no_duplicates)
-        if not isinstance(document, dict):
-            raise ValueError(f"it must hold a JSON object, got {shown(document)}")
-    except (OSError, ValueError, RecursionError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        # The end of a long path says more than its beginning.
-        where = shown(path if len(path) < _PATH_SHOWN else "..." + path[-_PATH_SHOWN:])
-        raise BoostConfigError([f"cannot use the file {where}: {reason}"]) from error
-    return document
+        self._raise_problems()
 
 
 def warn_of_idle_settings(config: BoostConfig) -> None:

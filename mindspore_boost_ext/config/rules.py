@@ -18,12 +18,38 @@ _SMALLEST = float(np.finfo(np.float32).tiny)
 def shown(value: object) -> str:
     """Return ``repr(value)`` with its type, cut to a length that fits an error line."""
     try:
-        text = repr(value)
+        text = printable(str.__str__(repr(value))[: _SHOWN + 1])
     except Exception:  # repr runs foreign code, and refuses integers of thousands of digits
         text = "a value that cannot be shown"
     if len(text) > _SHOWN:
         text = text[: _SHOWN - 3] + "..."
-    return f"{text} ({type(value).__name__})"
+    return f"{text} ({printable(type(value).__name__[:_SHOWN])})"
+
+
+def printable(text: str) -> str:
+    """Return a text with escapes for what a terminal obeys, or does not show.
+
+    Those are control characters, ends of lines, marks of writing direction and of no width.
+    """
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+
+
+def described(error: Exception) -> str:
+    """Return the type of an exception that foreign code raised, with what it says."""
+    try:
+        text = str.__str__(str(error))[:_SHOWN]
+    except Exception:
+        text = "an error that cannot be shown"
+    return printable(f"{type(error).__name__[:_SHOWN]}: {text}")
+
+
+def plain(value: object) -> object:
+    """Return a string or an integer of any class, such as NumPy's or an enum's, as Python's own."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    return int(value) if _is_integer(value) else value  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)
@@ -32,13 +58,34 @@ class Rule:
 
     Attributes:
         text: the rule as it reads after "must be", for example ``"True or False"``.
-        accepts: returns whether a value obeys the rule. Never raises.
+        accepts: returns whether a value obeys the rule; raises only what the value itself raises.
         convert: brings an accepted value into its stored form.
     """
 
     text: str
     accepts: Callable[[object], bool]
     convert: Callable[[object], object] = lambda value: value
+
+    def read(self, name: str, value: object, remedy: str = "") -> object:
+        """Return a value in its stored form.
+
+        Args:
+            name: of the setting.
+            value: of it.
+            remedy: what to do instead, if the rule does not say it.
+
+        Raises:
+            ValueError: with name, rule, value and remedy, if the value does not obey the rule or
+                raises something itself, which is the cause then.
+        """
+        cause, raised = None, ""
+        try:
+            if self.accepts(value):
+                return self.convert(value)
+        except Exception as error:  # a class of the user's
+            cause, raised = error, f", which raises {described(error)}"
+        problem = f"{name} must be {self.text}, got {shown(value)}{raised}"
+        raise ValueError(f"{problem}: {remedy}" if remedy else problem) from cause
 
 
 def _is_bool(value: object) -> bool:
@@ -90,13 +137,14 @@ def real(interval: str) -> Rule:
 
 
 def one_of(choices: Sequence[object]) -> Rule:
-    """Accept exactly the given values (``True`` is not 1)."""
+    """Accept exactly the given values (``True`` is not 1), of any class of strings or integers."""
     text = ", ".join(repr(choice) for choice in choices)
 
     def accepts(value: object) -> bool:
-        return any(type(value) is type(choice) and value == choice for choice in choices)
+        own = plain(value)
+        return any(type(own) is type(choice) and own == choice for choice in choices)
 
-    return Rule(f"one of {text}", accepts)
+    return Rule(f"one of {text}", accepts, plain)
 
 
 def optional(rule: Rule) -> Rule:
@@ -116,13 +164,13 @@ def optional_path() -> Rule:
             return True
         if not isinstance(value, (str, os.PathLike)):
             return False
-        text = os.fspath(value)
+        text = plain(os.fspath(value))
         return isinstance(text, str) and bool(text) and "\0" not in text
 
     return Rule(
         "None or a path (a non-empty str or os.PathLike)",
         accepts,
-        lambda value: None if value is None else os.fspath(value),  # type: ignore[call-overload]
+        lambda value: None if value is None else plain(os.fspath(value)),  # type: ignore[call-overload]
     )
 
 
@@ -150,9 +198,12 @@ def name_patterns() -> Rule:
     def accepts(value: object) -> bool:
         if not isinstance(value, (list, tuple)):
             return False
-        return all(isinstance(one, str) and one for one in value)
+        return all(isinstance(one, str) and plain(one) for one in value)
 
-    return Rule("a list of patterns such as 'layer1.*'", accepts, lambda value: tuple(value))  # type: ignore[arg-type]
+    def convert(value: object) -> tuple[object, ...]:
+        return tuple(plain(one) for one in value)  # type: ignore[attr-defined]
+
+    return Rule("a list of patterns such as 'layer1.*'", accepts, convert)
 
 
 def reals(interval: str, count: int | None = None) -> Rule:
@@ -193,34 +244,35 @@ def freeze_schedule() -> Rule:
         if isinstance(value, (list, tuple)):
             return bool(value) and all(group.accepts(one) for one in value)
         if isinstance(value, str):
-            return value in names
+            return plain(value) in names
         return value is None or callable(value)
+
+    def convert(value: object) -> object:
+        return (
+            tuple(int(one) for one in value) if isinstance(value, (list, tuple)) else plain(value)
+        )
 
     return Rule(
         "None, 'linear', 'cubic', 'step', a list of ints >= 0, or a function of the step",
         accepts,
-        lambda value: (
-            tuple(int(one) for one in value) if isinstance(value, (list, tuple)) else value
-        ),
+        convert,
     )
 
 
 def check(name: str, value: object, rule: Rule, remedy: str = "") -> None:
     """Raise ``ValueError`` with name, rule, value and remedy unless the value obeys the rule."""
-    if not rule.accepts(value):
-        raise ValueError(_problem(name, value, rule) + (f": {remedy}" if remedy else ""))
+    rule.read(name, value, remedy)
 
 
 def check_all(prefix: str, **settings: tuple[object, Rule]) -> None:
     """Raise one ``ValueError`` that names every setting that breaks its rule."""
-    problems = [
-        _problem(f"{prefix}.{name}", value, rule)
-        for name, (value, rule) in settings.items()
-        if not rule.accepts(value)
-    ]
+    problems: list[str] = []
+    cause = None
+    for name, (value, rule) in settings.items():
+        try:
+            rule.read(f"{prefix}.{name}", value)
+        except ValueError as error:
+            problems.append(str(error))
+            cause = cause or error.__cause__
     if problems:
-        raise ValueError("; ".join(problems))
-
-
-def _problem(name: str, value: object, rule: Rule) -> str:
-    return f"{name} must be {rule.text}, got {shown(value)}"
+        raise ValueError("; ".join(problems)) from cause

@@ -44,6 +44,7 @@ class Section:
         given_means_on: whether giving the section switches the algorithm on, in ``enable_all`` too.
         goes_with: the only algorithms that may be on beside this one; None for no such rule.
         path: the section's name.
+        of_one_host: paths and limits, which may differ between ranks and between two starts.
     """
 
     readers: ClassVar[tuple[str, ...]] = ()
@@ -52,6 +53,7 @@ class Section:
     given_means_on: ClassVar[bool] = False
     goes_with: ClassVar[frozenset[str] | None] = None
     path: ClassVar[str] = ""
+    of_one_host: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         """Check every setting; a rule stands in its field alone."""
@@ -187,6 +189,7 @@ class DimReduceConfig(Section):
     path = "dim_reduce"
     left_out_of_all = "it excludes all others: ask for it alone, in mode manual"
     goes_with = frozenset({"grad_accumulation"})
+    of_one_host = frozenset({"pca_mat_path", "weight_load_dir", "timeout", "memory_limit"})
 
     rho: float = setting(0.55, real("(0, 1)"))
     gamma: float = setting(0.9, real("[0, 1)"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterable, Sequence
 
-import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.config.rules import (
@@ -18,10 +17,10 @@ from mindspore_boost_ext.config.rules import (
 )
 from mindspore_boost_ext.config.sections import GradFreezeConfig
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
+from mindspore_boost_ext.grad_freeze.chooser import group_chooser
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.grad_freeze.schedule import (
     CONTINUOUS,
-    HOLD,
     INTERVAL,
     FreezeSchedule,
     OwnSchedule,
@@ -31,9 +30,10 @@ from mindspore_boost_ext.grad_freeze.schedule import (
     prefix_schedule,
     tabulate,
 )
+from mindspore_boost_ext.grad_freeze.sequences import AT_ONCE
 from mindspore_boost_ext.grad_freeze.uses import in_order_of_last_use
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
-from mindspore_boost_ext.stages.choice import Chooser, StepChoice
+from mindspore_boost_ext.stages.choice import StepChoice
 
 _CHUNK = 3  # parameters in a chunk before it may close
 
@@ -181,8 +181,8 @@ class GradientFreeze:
         freeze_strategy: int,
         freeze_p: float,
         total_steps: int,
-    ) -> list[int]:
-        """Return the group of each step.
+    ) -> Sequence[int]:
+        """Return the group of each step: a list, up to 2**20 steps; a longer one is computed.
 
         Args:
             parameter_groups_number (int): number of groups, >= 1.
@@ -200,9 +200,12 @@ class GradientFreeze:
             freeze_p=(freeze_p, real("[0, 1)")),
             total_steps=(total_steps, integer(1)),
         )
+        groups, share, steps = int(parameter_groups_number), float(freeze_p), int(total_steps)
         if freeze_strategy == CONTINUOUS:
-            return continuous_sequence(parameter_groups_number, freeze_p, total_steps)
-        return interval_sequence(parameter_groups_number, freeze_p, total_steps, self._seed)
+            sequence = continuous_sequence(groups, share, steps)
+        else:
+            sequence = interval_sequence(groups, share, steps, self._seed)
+        return list(sequence) if len(sequence) <= AT_ONCE else sequence
 
     def freeze_generate(
         self, network: nn.Cell, optimizer: nn.Optimizer
@@ -309,36 +312,6 @@ class GroupTrainStep(nn.Cell):
         return loss
 
 
-class GroupChooser(Chooser):
-    """Follows the schedule of a ``FreezeOpt``; the steps move its position.
-
-    Args:
-        optimizer (FreezeOpt): whose schedule and position it follows.
-        variant_of_group (Sequence[int]): the number of the variant that trains each group.
-    """
-
-    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
-        super().__init__()
-        schedule = optimizer.schedule
-        self.variant_of_group = tuple(variant_of_group)
-        self.table = Tensor([variant_of_group[group] for group in schedule.groups], ms.int32)
-        self.length = len(schedule.groups)
-        self.holds = schedule.at_end == HOLD
-        self.position = optimizer.position
-        self.__dict__["next_group"] = optimizer.next_group
-
-    def index(self) -> Tensor:
-        """Look the position up in the table."""
-        if self.holds:
-            return self.table[ops.minimum(self.position, self.length - 1)]
-        return self.table[self.position % self.length]
-
-    def now(self) -> int:
-        """Ask the optimizer."""
-        group: int = self.next_group()
-        return self.variant_of_group[group]
-
-
 class ScheduledSteps(StepChoice):
     r"""Runs the training step whose turn it is; the choice is made in the graph.
 
@@ -355,7 +328,7 @@ class ScheduledSteps(StepChoice):
 
     def __init__(self, steps: Sequence[nn.Cell], optimizer: FreezeOpt) -> None:
         distinct = list({id(step): step for step in steps}.values())
-        super().__init__(distinct, GroupChooser(optimizer, [distinct.index(one) for one in steps]))
+        super().__init__(distinct, group_chooser(optimizer, [distinct.index(one) for one in steps]))
 
 
 def freeze_cell(

@@ -17,7 +17,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.view import optimizer_view, parameter_positions
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.grad_freeze.schedule import Strategy, as_schedule
+from mindspore_boost_ext.grad_freeze.schedule import Strategy, as_schedule, check_highest
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 POSITION_NAME = "boost.grad_freeze.position"
@@ -78,7 +78,8 @@ class FreezeOpt(nn.Optimizer):
     Attributes:
         opt (nn.Optimizer): the plain optimizer.
         train_parameter_groups (list): the Parameters of each group, in the order of ``parameters``.
-        train_strategy (tuple): the group of each step, or None.
+        train_strategy (Sequence): the group of each step, or None: a tuple, or of more than 2**20
+            steps a sequence that is computed as it is read.
         schedule (FreezeSchedule): the same with what happens at its end; never None.
         position (Parameter): int32 [], updates so far, named ``boost.grad_freeze.position``.
         opts (tuple): the optimizer of each group; equal groups share one.
@@ -192,7 +193,10 @@ class FreezeOpt(nn.Optimizer):
 
     def next_group(self) -> int:
         """Return the group whose turn it is: the schedule at the present position."""
-        return self.schedule.at(int(self.position.asnumpy()))
+        position = int(self.position.asnumpy())
+        group = self.schedule.at(position)
+        check_highest(group, len(self.group_positions))  # a function may not have been asked yet
+        return group
 
     def expect_updates(self, updates: int) -> None:
         """Warn, once, when so many more updates end before the schedule freezes anything.
@@ -200,11 +204,9 @@ class FreezeOpt(nn.Optimizer):
         Args:
             updates: that a training is going to make from now on, at least 0.
         """
-        position, everything = int(self.position.asnumpy()), len(self.parameters)
-        ahead = range(position, min(position + updates, position + len(self.schedule.groups)))
-        sizes = [len(positions) for positions in self.group_positions]
-        freezes = any(sizes[self.schedule.at(one)] < everything for one in ahead)
-        frozen_some_time = any(sizes[group] < everything for group in self.schedule.groups)
+        position = int(self.position.asnumpy())
+        freezes = any(map(self._freezes, self.schedule.tally(position, updates)))
+        frozen_some_time = any(map(self._freezes, self.schedule.tally()))
         if frozen_some_time and not freezes and not self._warned_of_short_training:
             self._warned_of_short_training = True
             warn(
@@ -216,26 +218,29 @@ class FreezeOpt(nn.Optimizer):
 
     def counts(self) -> dict[str, int]:
         """Return figures for a report: groups, distinct ones, and the share of full steps in %."""
-        full = sum(
-            len(self.group_positions[group]) == len(self.parameters)
-            for group in self.schedule.groups
-        )
+        steps = self.schedule.tally()
+        full = sum(count for group, count in steps.items() if not self._freezes(group))
         return {
             "groups": len(self.group_positions),
             "distinct_groups": len(set(self.group_positions)),
-            "steps_training_everything_percent": round(100 * full / len(self.schedule.groups)),
+            "steps_training_everything_percent": round(100 * full / sum(steps.values())),
         }
 
     def most_frozen(self) -> str:
         """Return, for a report, which parameters the schedule freezes at most."""
-        trained = min((self.group_positions[one] for one in set(self.schedule.groups)), key=len)
+        trained = min((self.group_positions[one] for one in self.schedule.tally()), key=len)
         frozen = [one.name for place, one in enumerate(self.parameters) if place not in trained]
         if len(frozen) > 3:
             return f"at most {len(frozen)} parameters: {frozen[0]}, {frozen[1]}, ... {frozen[-1]}"
         return f"at most {', '.join(frozen)}"
 
+    def _freezes(self, group: int) -> bool:
+        return len(self.group_positions[group]) < len(self.parameters)
+
     def over_other_parameters(self, opt: nn.Optimizer) -> FreezeOpt:
         """Return the same groups, schedule and position in it over another optimizer.
+
+        The position is the very Parameter of this object: both go through one schedule.
 
         Parameters that ``opt`` does not train leave their groups; those that only ``opt`` trains
         join every group.
@@ -251,7 +256,7 @@ class FreezeOpt(nn.Optimizer):
             for group in self.train_parameter_groups
         ]
         other = FreezeOpt(opt, groups, self.schedule)
-        other.position.set_data(Tensor(self.position.value().copy()))
+        other.position = self.position
         return other
 
     def get_lr(self) -> Any:

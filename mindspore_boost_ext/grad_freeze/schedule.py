@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Union
@@ -11,6 +12,15 @@ import numpy as np
 from mindspore import Tensor
 
 from mindspore_boost_ext.config.rules import check, integer, one_of, real, shown
+from mindspore_boost_ext.grad_freeze.sequences import (
+    AT_ONCE,
+    DrawnGroups,
+    FunctionGroups,
+    GroupSequence,
+    PrefixGroups,
+    RepeatedGroups,
+    checked_group,
+)
 
 CONTINUOUS, INTERVAL = 0, 1
 WRAP, HOLD = "wrap", "hold"
@@ -22,73 +32,82 @@ class FreezeSchedule:
     """Which group trains at which step.
 
     Attributes:
-        groups: the group of each step, ints >= 0.
+        groups: the group of each step, ints >= 0: a tuple, or a ``GroupSequence`` where there are
+            more than ``AT_ONCE``, of which a block at a time is computed.
         at_end: what follows the last entry: ``"wrap"`` starts again, ``"hold"`` keeps the last one.
     """
 
-    groups: tuple[int, ...]
+    groups: Sequence[int]
     at_end: str = WRAP
 
     def __post_init__(self) -> None:
         """Check the entries; NumPy integers become ints."""
-        for group in self.groups:
-            if type(group) is not int or group < 0:
-                check("train_strategy", group, integer(0), "give ints, the group of each step")
         check("at_end", self.at_end, one_of((WRAP, HOLD)))
         if not self.groups:
             raise ValueError("train_strategy must have at least one entry: give None for none")
-        object.__setattr__(self, "groups", tuple(int(group) for group in self.groups))
+        if not isinstance(self.groups, GroupSequence) or len(self.groups) <= AT_ONCE:
+            groups = tuple(checked_group("train_strategy", group) for group in self.groups)
+            object.__setattr__(self, "groups", groups)
+
+    def __hash__(self) -> int:
+        """Hash what tells schedules apart, but not every step."""
+        return hash((self.at_end, len(self.groups), self.groups[:64]))
 
     def at(self, position: int) -> int:
         """Return the group of the step that comes after ``position`` steps."""
         last = len(self.groups) - 1
         return self.groups[min(position, last) if self.at_end == HOLD else position % (last + 1)]
 
+    def tally(self, position: int = 0, steps: int | None = None) -> dict[int, int]:
+        """Return the groups of so many steps, each with how often it comes; see ``GroupSequence``.
+
+        Args:
+            position: steps before the first of them.
+            steps: None for those of the whole schedule, which are never exceeded.
+        """
+        length = len(self.groups)
+        steps = length if steps is None else min(steps, length)
+        if self.at_end == HOLD:
+            begin = min(position, length - 1)
+            return self._count(begin, min(begin + steps, length))
+        begin = position % length
+        found = Counter(self._count(begin, min(begin + steps, length)))
+        return dict(found + Counter(self._count(0, max(begin + steps - length, 0))))
+
+    def _count(self, begin: int, end: int) -> dict[int, int]:
+        if isinstance(self.groups, GroupSequence):
+            return self.groups.tally(begin, end)
+        return dict(Counter(self.groups[begin:end]))
+
 
 Strategy = Union[FreezeSchedule, Sequence[int], Tensor, None]
 OwnSchedule = Union[FreezeSchedule, Sequence[int], Callable[[int], int], str, None]
 
 
-def continuous_sequence(groups: int, freeze_p: float, total_steps: int) -> list[int]:
+def continuous_sequence(groups: int, freeze_p: float, total_steps: int) -> GroupSequence:
     """Return freeze type 0: a run of zeros, then each group once, over and over.
 
     Args:
         groups: number of groups, >= 1.
         freeze_p: share of zeros, in [0, 1).
-        total_steps: steps of the training; the list is at least 1 % longer.
+        total_steps: steps of the training; the sequence is at least 1 % longer.
     """
-    length = int(total_steps * _MARGIN)
-    if groups <= 1:
-        return [0] * length
-    zeros = int(freeze_p * (groups - 1) // (1 - freeze_p) + 0.5)
-    pattern = [0] * zeros + list(range(1, groups))
-    return pattern * math.ceil(length / len(pattern))
+    return RepeatedGroups(groups, freeze_p, int(total_steps * _MARGIN))
 
 
-def interval_sequence(groups: int, freeze_p: float, total_steps: int, seed: int) -> list[int]:
+def interval_sequence(groups: int, freeze_p: float, total_steps: int, seed: int) -> GroupSequence:
     """Return freeze type 1: zeros and drawn groups take turns so that ``freeze_p`` are zeros.
 
     Args:
         groups: number of groups, >= 1.
         freeze_p: share of zeros, in [0, 1). The running share is never off by more than one step.
-        total_steps: steps of the training; the list is 1 % longer, rounded down.
+        total_steps: steps of the training; the sequence is 1 % longer, rounded down.
         seed: seed of the draws, which take k from 1 … groups−1 with probability ∝ groups−k.
     """
     length = int(total_steps * _MARGIN)
-    if groups <= 1:
-        return [0] * length
-    weights = np.arange(groups - 1, 0, -1)
-    draws = np.random.default_rng(seed).choice(
-        np.arange(1, groups), size=length, p=weights / weights.sum()
-    )
-    sequence, frozen = [0], 0
-    while len(sequence) < length:
-        if frozen / len(sequence) < 1 - freeze_p:
-            sequence.append(int(draws[frozen]))
-            frozen += 1
-        else:
-            sequence.append(0)
-    return sequence
+    if groups == 1:
+        return RepeatedGroups(groups, freeze_p, length)
+    return DrawnGroups(groups, freeze_p, length, seed)
 
 
 def prefix_schedule(
@@ -123,7 +142,7 @@ def prefix_schedule(
     """
     check("groups", groups, integer(1))
     check("total_steps", total_steps, integer(1))
-    check("kind", kind, one_of(("linear", "cubic", "step")))
+    kind = str(one_of(("linear", "cubic", "step")).read("kind", kind))
     check("fraction", fraction, real("[0, 1]"))
     check("start", start, real("[0, 1]"))
     frozen = math.floor(fraction * (groups - 1) + 1e-9)
@@ -133,19 +152,20 @@ def prefix_schedule(
     shares = np.full(frozen, start) if kind == "step" else (root + (1 - root) * ramp) ** power
     # Rounded so that 0.5 of 8 steps is 4 whatever the arithmetic says in the sixteenth digit.
     first_steps = np.ceil(np.round(shares * total_steps, 6))
-    sequence = np.searchsorted(first_steps, np.arange(total_steps), side="right")
-    return FreezeSchedule(tuple(int(group) for group in sequence), HOLD)
+    return FreezeSchedule(PrefixGroups(first_steps, int(total_steps)), HOLD)
 
 
 def tabulate(schedule: Callable[[int], int], total_steps: int) -> FreezeSchedule:
     """Return the schedule of a function of the step: step 0, 1, … -> group.
 
     Args:
-        schedule: called once for each step, here and now; it must return ints >= 0.
+        schedule: it must return ints >= 0, and the same for the same step. Up to ``AT_ONCE`` steps
+            it is called once for each, here and now; of a longer schedule, for each step when it
+            comes near, and more than once.
         total_steps: number of steps, an int from 1 on. After them the schedule starts again.
     """
     check("total_steps", total_steps, integer(1))
-    return FreezeSchedule(tuple(schedule(step) for step in range(int(total_steps))))
+    return FreezeSchedule(FunctionGroups(schedule, int(total_steps)))
 
 
 def as_schedule(strategy: Strategy, groups: int) -> FreezeSchedule:
@@ -156,18 +176,22 @@ def as_schedule(strategy: Strategy, groups: int) -> FreezeSchedule:
         if strategy.ndim != 1:
             raise ValueError(f"train_strategy must have one axis, got shape {strategy.shape}")
         strategy = (strategy.asnumpy() if isinstance(strategy, Tensor) else strategy).tolist()
-    if isinstance(strategy, (list, tuple)):
-        strategy = FreezeSchedule(tuple(strategy))
+    if isinstance(strategy, (list, tuple, GroupSequence)):
+        strategy = FreezeSchedule(strategy)
     if not isinstance(strategy, FreezeSchedule):
         raise TypeError(
             "train_strategy must be a list, tuple, int32 Tensor, FreezeSchedule or None, got "
             f"{shown(strategy)}: tabulate(function, total_steps) makes one of a function"
         )
-    highest = max(strategy.groups)
-    if highest >= groups:
+    check_highest(max(strategy.tally()), groups)
+    return strategy
+
+
+def check_highest(group: int, groups: int) -> None:
+    """Raise ``ValueError`` unless a schedule's group is one of so many."""
+    if group >= groups:
         raise ValueError(
             "a schedule (train_strategy, grad_freeze.schedule) must name groups "
-            f"0 to {groups - 1}, got {highest}: the network has "
+            f"0 to {groups - 1}, got {group}: the network has "
             f"{groups} groups"
         )
-    return strategy

@@ -37,11 +37,14 @@ def _uses(cell: nn.Cell) -> Iterator[Parameter]:
     for child in _compat.children(cell).values():
         if isinstance(child, nn.Cell):
             yield from _uses(child)
-    yield from _read_elsewhere(cell)
+    read = {id(one): one for one in _read_by_code(cell)}
+    # In the order in which the Cell holds them: its code may read a bias before its weight.
+    held = [read.pop(id(one)) for one in cell.get_parameters() if id(one) in read]
+    yield from (*held, *read.values())
 
 
-def _read_elsewhere(cell: nn.Cell) -> Iterator[Parameter]:
-    """Yield the parameters of other Cells that the methods of a Cell read, as ``self.a.weight``."""
+def _read_by_code(cell: nn.Cell) -> Iterator[Parameter]:
+    """Yield the parameters that the methods of a Cell read, as ``self.b`` or ``self.a.b``."""
     for kind in type(cell).__mro__:
         if kind.__module__.partition(".")[0] in ("mindspore", "builtins"):
             continue  # MindSpore's own Cells read no weights of others

@@ -11,6 +11,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import GradientFreeze
 from mindspore_boost_ext.grad_freeze.uses import in_order_of_last_use
+from mindspore_boost_ext.less_batch_normalization import CommonHeadLastFN
 
 WORDS, WIDTH = 5, 4
 
@@ -66,6 +67,27 @@ def test_without_shared_weights_the_order_is_that_of_the_network():
     for net in (nets.MLP(), nets.Deep(), nets.ConvNet(), nn.Dense(2, 2)):
         expected = [id(one) for one in net.trainable_params()]
         assert [id(one) for one in in_order_of_last_use(net)] == expected
+
+
+class BiasFirst(nn.Cell):
+    """Its code reads what it holds in another order than it was made in."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = ms.Parameter(Tensor(np.ones((WIDTH, WIDTH), np.float32)))
+        self.bias = ms.Parameter(Tensor(np.ones(WIDTH, np.float32)))
+
+    def construct(self, x):
+        x = x + self.bias
+        return ops.matmul(x, self.weight)
+
+
+def test_what_one_cell_holds_stays_in_its_order():
+    """Else a bias opens a chunk that its weight is not in."""
+    for cell in (BiasFirst(), CommonHeadLastFN(WIDTH, 2)):
+        net = nn.SequentialCell(nn.Dense(WIDTH, WIDTH), cell, nn.Dense(2, 2))
+        expected = [one.name for one in net.trainable_params()]
+        assert [one.name for one in in_order_of_last_use(net)] == expected
 
 
 @pytest.mark.parametrize("kind", [ReadByCode, HeldTwice])

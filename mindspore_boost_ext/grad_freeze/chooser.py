@@ -1,0 +1,116 @@
+"""Which group's step runs now: asked of the optimizer on the host, looked up in the graph."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
+from mindspore_boost_ext.grad_freeze.schedule import HOLD
+from mindspore_boost_ext.grad_freeze.sequences import (
+    AT_ONCE,
+    FunctionGroups,
+    GroupSequence,
+    PrefixGroups,
+)
+from mindspore_boost_ext.stages.choice import Chooser
+
+_LONGEST_TABLE = 2**24  # steps; 64 MiB of a graph
+
+
+def group_chooser(optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> GroupChooser:
+    """Return what follows the schedule of a ``FreezeOpt``; the steps move its position.
+
+    Args:
+        optimizer (FreezeOpt): whose schedule and position it follows.
+        variant_of_group (Sequence[int]): the number of the variant that trains each group.
+    """
+    groups = optimizer.schedule.groups
+    if isinstance(groups, PrefixGroups):
+        return FirstStepsChooser(optimizer, variant_of_group)
+    # A function that is asked as the steps come up cannot be asked in the graph.
+    longest = AT_ONCE if isinstance(groups, FunctionGroups) else _LONGEST_TABLE
+    kind = TableChooser if _period(groups) <= longest else HostChooser
+    return kind(optimizer, variant_of_group)
+
+
+def _period(groups: Sequence[int]) -> int:
+    return groups.period if isinstance(groups, GroupSequence) else len(groups)
+
+
+class GroupChooser(Chooser):
+    """Chooses by the schedule of a ``FreezeOpt``; see :func:`group_chooser`."""
+
+    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
+        super().__init__()
+        self.variant_of_group = tuple(variant_of_group)
+        self.position = optimizer.position
+        self.__dict__.update(next_group=optimizer.next_group, groups=optimizer.schedule.groups)
+
+    def now(self) -> int:
+        """Ask the optimizer."""
+        group: int = self.next_group()
+        return self.variant_of_group[group]
+
+
+class TableChooser(GroupChooser):
+    """Has a table of the steps in the graph."""
+
+    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
+        super().__init__(optimizer, variant_of_group)
+        self.length = _period(self.groups)
+        self.holds = optimizer.schedule.at_end == HOLD
+
+    @functools.cached_property  # read when a graph is compiled: the host needs no table
+    def table(self) -> Tensor:
+        """The variant of each step: int32 [length]."""
+        variants = np.array(self.variant_of_group, np.int32)
+        parts = (
+            variants[np.array(self.groups[begin : min(begin + AT_ONCE, self.length)])]
+            for begin in range(0, self.length, AT_ONCE)
+        )
+        return Tensor(np.concatenate(list(parts)))
+
+    def index(self) -> Tensor:
+        """Look the position up in the table."""
+        if self.holds:
+            return self.table[ops.minimum(self.position, self.length - 1)]
+        return self.table[self.position % self.length]
+
+
+class FirstStepsChooser(GroupChooser):
+    """Has the first step of each group in the graph, whatever the number of steps."""
+
+    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
+        super().__init__(optimizer, variant_of_group)
+        self.first_steps = Tensor(self.groups.first_steps.astype(np.int32))
+        self.table = Tensor(self.variant_of_group, ms.int32)
+
+    def index(self) -> Tensor:
+        """Count the groups that have begun."""
+        begun = ops.cast(self.position >= self.first_steps, ms.int32)
+        return self.table[ops.cast(ops.sum(begun), ms.int32) - 1]
+
+
+class HostChooser(GroupChooser):
+    """Chooses on the host alone: the schedule is too long for a table."""
+
+    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
+        super().__init__(optimizer, variant_of_group)
+        self.refusal = (
+            "where the graph chooses the step, as in sink mode, a schedule of grad_freeze must "
+            f"have at most {_LONGEST_TABLE} entries ({AT_ONCE} of a function), got "
+            f"{_period(self.groups)}: lower grad_freeze.total_steps, after which it starts again, "
+            "or take grad_freeze.schedule 'linear', 'cubic' or 'step', or train without sink mode"
+        )
+
+    def index(self) -> Tensor:
+        """Say what is possible instead."""
+        raise ValueError(self.refusal)
+
+
+__all__ = ["GroupChooser", "group_chooser"]

@@ -1,0 +1,243 @@
+"""Sequences of groups that are computed as they are asked for, however long they are."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import overload
+
+import numpy as np
+
+from mindspore_boost_ext.config.rules import check, integer
+
+AT_ONCE = 2**20  # entries that may be computed and held together
+_BLOCK = 4096
+_ASKED = 2**16  # steps at which a function is asked to see what it returns
+_GROUP = integer(0)
+
+
+def checked_group(name: str, group: object) -> int:
+    """Return the number of a group as an int; ``name`` says in the error where it comes from."""
+    if type(group) is not int or group < 0:
+        check(name, group, _GROUP, "give ints, the group of each step")
+    return int(group)  # type: ignore[call-overload, no-any-return]
+
+
+class GroupSequence(Sequence[int]):
+    """The group of each step, with the memory of one block whatever the length.
+
+    Any entry costs the same to reach, so that a training goes on from a late step at once. Equal
+    to a list or tuple with the same entries.
+    """
+
+    def __init__(self, length: int) -> None:
+        """Set the number of steps, at least 1."""
+        self._length = length
+        self._block: tuple[int, list[int]] = (0, [])
+
+    @abstractmethod
+    def between(self, begin: int, end: int) -> np.ndarray:
+        """Return the groups of the steps from ``begin`` to ``end`` - 1, int64 [end - begin]."""
+
+    @abstractmethod
+    def _estimate(self, begin: int, end: int) -> Iterable[tuple[int, int]]:
+        """Return the groups from ``begin`` to ``end`` - 1 with their counts, in a moment."""
+
+    @property
+    def period(self) -> int:
+        """The number of entries after which the sequence repeats itself."""
+        return self._length
+
+    def tally(self, begin: int, end: int) -> dict[int, int]:
+        """Return how often each group comes from ``begin`` to ``end`` - 1, without those at 0.
+
+        Above ``AT_ONCE`` steps drawn groups are counted as often as is to be expected, and those of
+        a function as often as in a part of the steps.
+        """
+        if end - begin <= AT_ONCE:
+            found, counts = np.unique(self.between(begin, end), return_counts=True)
+            return dict(zip(found.tolist(), counts.tolist()))
+        return {group: int(count) for group, count in self._estimate(begin, end) if count > 0}
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        place = range(self._length)[index]
+        if isinstance(place, range):
+            if place.step == 1:
+                return tuple(self.between(place.start, max(place.start, place.stop)).tolist())
+            return tuple(self[one] for one in place)
+        begin, block = self._block
+        if not begin <= place < begin + len(block):
+            begin = place - place % _BLOCK
+            block = self.between(begin, min(begin + _BLOCK, self._length)).tolist()
+            self._block = (begin, block)
+        return block[place - begin]
+
+    def __iter__(self) -> Iterator[int]:
+        for begin in range(0, self._length, _BLOCK):
+            yield from self.between(begin, min(begin + _BLOCK, self._length)).tolist()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, tuple, GroupSequence)):
+            return NotImplemented
+        return self is other or (
+            len(self) == len(other) and all(one == two for one, two in zip(self, other))
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __repr__(self) -> str:
+        beginning = ", ".join(str(group) for group in self[:8])
+        return f"{type(self).__name__}({beginning}{', ...' if self._length > 8 else ''})"
+
+
+class RepeatedGroups(GroupSequence):
+    """Freeze type 0: a run of zeros, then each group once, over and over.
+
+    Args:
+        groups: number of groups, >= 1.
+        freeze_p: share of zeros, in [0, 1).
+        length: steps wanted; the last repetition is a whole one.
+    """
+
+    def __init__(self, groups: int, freeze_p: float, length: int) -> None:
+        self._zeros = int(freeze_p * (groups - 1) // (1 - freeze_p) + 0.5) if groups > 1 else 1
+        self._groups = groups
+        super().__init__(self.period * math.ceil(length / self.period))
+
+    @property
+    def period(self) -> int:
+        """The zeros, and each further group once."""
+        return self._zeros + self._groups - 1
+
+    def between(self, begin: int, end: int) -> np.ndarray:
+        """Return zeros up to the place where the groups begin to count up."""
+        return np.maximum(np.arange(begin, end) % self.period - self._zeros + 1, 0)
+
+    def _estimate(self, begin: int, end: int) -> Iterable[tuple[int, int]]:
+        return enumerate(self._before(end) - self._before(begin))
+
+    def _before(self, step: int) -> np.ndarray:
+        whole, rest = divmod(step, self.period)
+        counts = whole + (rest >= self._zeros + np.arange(self._groups))
+        counts[0] = whole * self._zeros + min(rest, self._zeros)
+        return counts
+
+
+class DrawnGroups(GroupSequence):
+    """Freeze type 1: zeros and drawn groups take turns so that ``freeze_p`` are zeros.
+
+    Draw number i is the same in a whole sequence and alone: each takes one number of the generator,
+    which can leap.
+
+    Args:
+        groups: number of groups, >= 2.
+        freeze_p: share of zeros, in [0, 1). The running share is never off by more than one step.
+        length: number of steps.
+        seed: seed of the draws, which take k from 1 … groups−1 with probability ∝ groups−k.
+    """
+
+    def __init__(self, groups: int, freeze_p: float, length: int, seed: int) -> None:
+        super().__init__(length)
+        self._share = 1 - freeze_p
+        self._seed = seed
+        weights = np.arange(groups - 1, 0, -1)
+        self._groups, self._weights = np.arange(1, groups), weights / weights.sum()
+
+    def between(self, begin: int, end: int) -> np.ndarray:
+        """Return a draw wherever the number of frozen steps grows, else 0."""
+        frozen = self._frozen_before(np.arange(begin, end + 1))
+        entries = np.zeros(end - begin, np.int64)
+        entries[np.diff(frozen) > 0] = self._draws(int(frozen[0]), int(frozen[-1]))
+        return entries
+
+    def _draws(self, first: int, last: int) -> np.ndarray:
+        generator = np.random.PCG64(self._seed)
+        generator.advance(first)
+        choice = np.random.Generator(generator).choice
+        return choice(self._groups, size=last - first, p=self._weights)
+
+    def _frozen_before(self, steps: np.ndarray) -> np.ndarray:
+        """Return how many of the first ``steps`` steps are frozen.
+
+        The first is not; after n steps the next one is, while the frozen ones are less than their
+        share of n. So after one more they are the smallest k with k / n >= share, in floats as
+        they are: share * n tells k but for a rounding.
+        """
+        n = np.maximum(steps - 1, 0)
+        least = np.floor(self._share * n).astype(np.int64) - 1
+        too_few = sum((least + one) / np.maximum(n, 1) < self._share for one in range(3))
+        return np.where(n > 0, least + too_few, 0)
+
+    def _estimate(self, begin: int, end: int) -> Iterable[tuple[int, int]]:
+        frozen = np.diff(self._frozen_before(np.array([begin, end])))[0]
+        return enumerate([end - begin - frozen, *np.ceil(frozen * self._weights)])
+
+
+class PrefixGroups(GroupSequence):
+    """Group k from its first step to that of group k + 1.
+
+    Args:
+        first_steps: of the groups from 1 on, none before the one in front of it. Group 0 begins.
+        length: number of steps.
+    """
+
+    def __init__(self, first_steps: np.ndarray, length: int) -> None:
+        super().__init__(length)
+        self.first_steps = np.concatenate([[0], first_steps]).astype(np.int64)
+
+    def between(self, begin: int, end: int) -> np.ndarray:
+        """Look each step up among the first ones."""
+        steps = np.arange(begin, end)
+        return np.searchsorted(self.first_steps, steps, side="right").astype(np.int64) - 1
+
+    def _estimate(self, begin: int, end: int) -> Iterable[tuple[int, int]]:
+        return enumerate(np.diff(np.clip([*self.first_steps, end], begin, end)))
+
+
+class FunctionGroups(GroupSequence):
+    """What a function of the step returns: asked block by block, and anew if a block comes again.
+
+    Args:
+        function: step -> group, an int >= 0; the same for the same step.
+        length: number of steps.
+    """
+
+    def __init__(self, function: Callable[[int], int], length: int) -> None:
+        super().__init__(length)
+        self._function = function
+
+    def between(self, begin: int, end: int) -> np.ndarray:
+        """Ask the function for each step; ``ValueError`` if it returns no group."""
+        return np.array([self._ask(step) for step in range(begin, end)], np.int64)
+
+    def _estimate(self, begin: int, end: int) -> Iterable[tuple[int, int]]:
+        # One in each of as many equal parts, drawn: even spacing would miss a period.
+        borders = np.linspace(begin, end, _ASKED + 1).astype(np.int64)
+        steps = np.random.default_rng(0).integers(borders[:-1], borders[1:]).tolist()
+        asked = Counter(self._ask(step) for step in (begin, *steps, end - 1))
+        return ((group, count * (end - begin) // _ASKED) for group, count in asked.items())
+
+    def _ask(self, step: int) -> int:
+        return checked_group(f"grad_freeze.schedule({step})", self._function(step))
+
+
+__all__ = [
+    "AT_ONCE",
+    "DrawnGroups",
+    "FunctionGroups",
+    "GroupSequence",
+    "PrefixGroups",
+    "RepeatedGroups",
+    "checked_group",
+]
