@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext.base.learning_rate import host_array
+from mindspore_boost_ext.base.state import exchange_parameters, in_its_place
 from mindspore_boost_ext.config.sections import ThorConfig
+from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.thor.optimizer import THOR, thor_of
 
 _MOMENTUM = 0.9
@@ -20,6 +22,21 @@ _TAKEN_OVER = (
     *("loss_scale", "reciprocal_scale", "need_scale"),
 )
 _GROUPS = ("group_lr", "group_weight_decay", "group_params")
+_KEY = "thor"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Made:
+    """What a THOR was made of."""
+
+    network: nn.Cell
+    parameters: list[Parameter]
+    arguments: dict[str, Any]
+
+    def equals(self, other: _Made) -> bool:
+        """Return whether both have the same network and parameters, and equal arguments."""
+        same = [id(one) for one in self.parameters] == [id(one) for one in other.parameters]
+        return self.network is other.network and same and self.arguments == other.arguments
 
 
 def thor_in_place_of(
@@ -28,12 +45,14 @@ def thor_in_place_of(
     """Return THOR over the optimizer's parameters, with its learning rate and weight decay.
 
     Args:
-        optimizer: the user's; not used any more after this. A THOR is returned as it is.
+        optimizer: the user's; its rates and its count of steps become those of THOR. A THOR is
+            returned as it is.
         network: where its layers are looked for.
         settings: section ``thor`` of the configuration.
 
     Returns:
-        The optimizer, and one sentence on what took its place.
+        The optimizer, and one sentence on what took its place: the THOR that an earlier Model has
+        put there, if it was made alike.
 
     Raises:
         ValueError: if the optimizer wraps another one.
@@ -45,21 +64,32 @@ def thor_in_place_of(
             f"thor takes the place of the optimizer, but {type(optimizer).__name__} wraps one: "
             "give the plain optimizer"
         )
+    kind = type(optimizer).__name__
+    reason = f"in place of {kind}, with its parameters, learning rate and weight decay"
     arguments = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}
     if settings.momentum is None:
         arguments["momentum"] = _own_momentum(optimizer)
-    damping = arguments.pop("damping")
-    result = THOR(network, 0.1, damping=damping, params=list(optimizer.parameters), **arguments)
+    earlier = in_its_place(optimizer).get(_KEY)
+    made = _Made(network, list(optimizer.parameters), arguments)
+    if earlier is not None and earlier[0].equals(made):
+        return earlier[1], f"{reason}; goes on from an earlier Model"
+    if earlier is not None:
+        warn(
+            f"thor begins anew, without the moments and factors of an earlier Model on this {kind}:"
+            " network, parameters or the section thor differ; to go on, keep them, or give both "
+            "Models one THOR(net, ...) as their optimizer"
+        )
+    result = THOR(network, 0.1, params=made.parameters, **arguments)
     for name in _TAKEN_OVER:
         if hasattr(optimizer, name):
             _replace(result, name, getattr(optimizer, name))
     for name in _GROUPS:
         if hasattr(optimizer, name):
             result.__dict__[name] = getattr(optimizer, name)
-    # The schedules of a run that has begun go on; moments of plain gradients would not fit.
-    result.global_step.set_data(Tensor(optimizer.global_step.value().copy()))
-    kind = type(optimizer).__name__
-    return result, f"in place of {kind}, with its parameters, learning rate and weight decay"
+    # One count of steps, for the schedules; moments of plain gradients would not fit.
+    exchange_parameters(result, {id(result.global_step): optimizer.global_step})
+    in_its_place(optimizer)[_KEY] = (made, result)
+    return result, reason
 
 
 def _own_momentum(optimizer: nn.Optimizer) -> float:
