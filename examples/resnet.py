@@ -20,7 +20,6 @@ Reference: see ``resnets.py``.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,18 +39,10 @@ from command_line import (
     thor_model,
 )
 from datasets import EpochOrder, cifar10_datasets, digits_datasets
-from mindspore import (
-    Callback,
-    DynamicLossScaleManager,
-    FixedLossScaleManager,
-    Model,
-    Parameter,
-    load_checkpoint,
-    load_param_into_net,
-    nn,
-    save_checkpoint,
-)
+from mindspore import DynamicLossScaleManager, FixedLossScaleManager, Model, nn
 from resnets import NETWORKS
+
+from mindspore_boost_ext import BoostCheckpoint, restore
 
 FIXED_SCALE = 1024.0  # a power of two: scaling by it costs no bit
 WEIGHT_DECAY = 1e-4
@@ -71,31 +62,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     try:
         prepare(args)
-        saved = read_checkpoint(args.resume, args.epochs) if args.resume else {}
-        first_epoch = int(saved.pop("epoch").asnumpy()) if saved else 0
-        train, test = load_data(args, first_epoch)
+        train, test, order = load_data(args)
         model = build_model(args, train.get_dataset_size())
-        if saved:
-            restore(model.train_network, saved, args.resume)
+        order.epoch = resume(args, model)
         check_history(args)
     except (NotImplementedError, TypeError, ValueError) as error:
         return refuse("resnet.py", error)
-    callbacks = [SaveEveryEpoch(args.checkpoint)] if args.checkpoint else []
-    fit(args, model, train, test, callbacks, first_epoch)
+    callbacks = [BoostCheckpoint(args.checkpoint)] if args.checkpoint else []
+    fit(args, model, train, test, callbacks, order.epoch)
     return 0
 
 
-def load_data(args: argparse.Namespace, first_epoch: int) -> tuple[Any, Any]:
-    """Returns the training dataset, in the order of its next epoch, and the test dataset."""
+def load_data(args: argparse.Namespace) -> tuple[Any, Any, EpochOrder]:
+    """Returns the training dataset, the test dataset, and the order of the training images."""
+    orders = []
 
     def order(count: int) -> EpochOrder:
-        return EpochOrder(count, args.seed, first_epoch)
+        orders.append(EpochOrder(count, args.seed))
+        return orders[0]
 
     if args.data_dir is not None:
-        return cifar10_datasets(args.data_dir, args.batch_size, order, args.max_images)
-    return digits_datasets(
-        args.batch_size, args.side, channels=3, order=order, most=args.max_images
-    )
+        data = cifar10_datasets(args.data_dir, args.batch_size, order, args.max_images)
+    else:
+        data = digits_datasets(
+            args.batch_size, args.side, channels=3, order=order, most=args.max_images
+        )
+    return (*data, orders[0])
 
 
 def build_model(args: argparse.Namespace, steps_per_epoch: int) -> Model:
@@ -127,60 +119,18 @@ def build_model(args: argparse.Namespace, steps_per_epoch: int) -> Model:
     return boosted_model(args, net, optimizer, **precision)
 
 
-class SaveEveryEpoch(Callback):
-    """Saves weights, moments, counters and boost state after every epoch.
-
-    Args:
-        path (Path): The file, replaced as a whole: a break in the middle leaves the one before.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-
-    def on_train_epoch_end(self, run_context: Any) -> None:
-        """Writes the file."""
-        run = run_context.original_args()
-        part = self.path.with_name(f"{self.path.stem}.part.ckpt")
-        epoch = {"epoch": run.cur_epoch_num}
-        save_checkpoint(run.train_network, str(part), append_dict=epoch)
-        os.replace(part, self.path)
-
-
-def read_checkpoint(path: Path, epochs: int) -> dict[str, Parameter]:
-    """Returns what a checkpoint holds, ``epoch`` among it.
+def resume(args: argparse.Namespace, model: Model) -> int:
+    """Goes on from the checkpoint that was asked for; returns how many epochs are done.
 
     Raises:
-        ValueError: The file is missing, damaged, not of this example, or trained to the end.
+        ValueError: It cannot be read, was written with other arguments, or is trained to the end.
     """
-    try:
-        saved = load_checkpoint(str(path))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path} cannot be read as a checkpoint: {error}") from error
-    if "epoch" not in saved:
-        raise ValueError(f"{path} was not written by --checkpoint: it does not say its epoch")
-    epoch = int(saved["epoch"].asnumpy())
-    if epoch >= epochs:
-        raise ValueError(f"{path} has trained {epoch} epochs already: --epochs must be above that")
-    return saved
-
-
-def restore(train_network: nn.Cell, saved: dict[str, Parameter], path: Path) -> None:
-    """Loads a checkpoint into a step cell.
-
-    Raises:
-        ValueError: It was written with other arguments.
-    """
-    wanted = {one.name: one.shape for one in train_network.get_parameters()}
-    differing = sorted(
-        name for name, shape in wanted.items() if name not in saved or saved[name].shape != shape
-    ) or sorted(set(saved) - set(wanted))
-    if differing:
+    done = restore(model.train_network, args.resume) if args.resume else 0
+    if done >= args.epochs:
         raise ValueError(
-            f"{path} was written with other arguments ({differing[0]} does not fit): give "
-            "--network, --epochs, --level, --config and --loss-scale as before"
+            f"{args.resume} has trained {done} epochs already: --epochs must be above that"
         )
-    load_param_into_net(train_network, saved)
+    return done
 
 
 def checkpoint_file(text: str) -> Path:

@@ -102,6 +102,12 @@ class Algorithm:
         """Return what BoostMonitor shows of the last step: name -> number or bool."""
         return {}
 
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
+        """Raise a ``ValueError`` if state that was loaded does not go with the settings.
+
+        Called before the first step, with its batch.
+        """
+
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn about settings that so many epochs of so many steps leave without effect."""
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import mindspore as ms
 
+from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import shown
+
+SETTINGS = "boost.settings"
 
 
 def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any) -> None:
     """Save a checkpoint; the file at ``path`` is the old one or the new one, never a part.
 
     Give it ``model.train_network`` to resume a run bit for bit: that holds weights, the optimizer's
-    state, and the state of every accelerator. Load it with ``ms.load_checkpoint`` and
-    ``ms.load_param_into_net`` into a Model, also into one that has stepped already.
+    state, the state of every accelerator, and their settings. Load it with :func:`restore`, or
+    with ``ms.load_checkpoint`` and ``ms.load_param_into_net``; into a Model that has stepped, too.
 
     Args:
         save_obj (Union[Cell, list, dict]): what to save, as for ``ms.save_checkpoint``.
@@ -46,11 +51,10 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     """
     if settings.get("async_save"):
         raise TypeError("save_checkpoint takes no async_save: the file has to be whole on return")
-    suffix = f".{settings.get('format', 'ckpt')}"
-    path = os.fspath(path)
-    if not isinstance(path, str) or not path:
-        raise ValueError(f"path must be a non-empty str or os.PathLike of one, got {shown(path)}")
-    path = path if path.endswith(suffix) else path + suffix
+    path = checkpoint_path(path, settings.get("format", "ckpt"))
+    if isinstance(save_obj, BoostTrainOneStepCell):
+        in_force = json.dumps(save_obj.auto_boost.settings_in_force())
+        settings["append_dict"] = {**(settings.get("append_dict") or {}), SETTINGS: in_force}
     path = os.path.realpath(path) if os.path.islink(path) else path  # the link stays one
     folder = os.path.dirname(path) or "."
     try:
@@ -69,6 +73,28 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         ) from error
 
 
+def checkpoint_path(path: str | os.PathLike[str], kind: str = "ckpt") -> str:
+    """Return a path as a str that ends in ``.ckpt``, or in another kind of file.
+
+    Raises:
+        TypeError: if it is no path.
+        ValueError: if it is empty, or no str.
+    """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"path must be a str or os.PathLike, got {shown(path)}")
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"path must be a non-empty str or os.PathLike of one, got {shown(path)}")
+    return text if text.endswith(f".{kind}") else f"{text}.{kind}"
+
+
+def read_settings(saved: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings that :func:`save_checkpoint` has put into a file; empty for none."""
+    text = saved.get(SETTINGS)
+    settings = json.loads(text) if isinstance(text, str) else {}
+    return settings if isinstance(settings, dict) else {}
+
+
 def _flush(path: str) -> None:
     """Bring a file, or the entries of a folder, to the disk."""
     with contextlib.suppress(PermissionError):  # Windows opens no folders
@@ -79,4 +105,4 @@ def _flush(path: str) -> None:
             os.close(descriptor)
 
 
-__all__ = ["save_checkpoint"]
+__all__ = ["SETTINGS", "checkpoint_path", "read_settings", "save_checkpoint"]

@@ -26,22 +26,20 @@ class Display(Protocol):
 
 
 class PlainDisplay:
-    """One line every `interval` steps (about ten an epoch when ``None``) on standard error."""
+    """One line every `interval` steps (none when ``None``) on standard error."""
 
     def __init__(self, interval: int | None) -> None:
-        self._chosen = interval
-        self._interval = interval or 1
+        self._interval = interval
         self._title, self._steps, self._last = "", 0, 0
 
     def begin_epoch(self, title: str, steps: int) -> None:
         """Start an epoch of so many steps, under a title."""
         self._title, self._steps, self._last = title, steps, 0
-        self._interval = self._chosen or max(1, steps // 10)
 
     def step(self, step: int, text: str) -> None:
         """Show that so many steps of the epoch are done, with a text."""
         # Division instead of remainder: in sink mode the count jumps.
-        if step // self._interval > self._last // self._interval:
+        if self._interval and step // self._interval > self._last // self._interval:
             self.line(f"{self._title}  step {step}/{self._steps}  {text}")
         self._last = step
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Callable
@@ -25,6 +26,7 @@ from mindspore_boost_ext.callbacks.history import (
     plot_history,
     read_history,
 )
+from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
 
 __all__ = [
@@ -93,7 +95,7 @@ class _Run:
     optimizer: Any
     batch_size: int | None
     last_step: int
-    writer: HistoryWriter | None
+    writers: list[HistoryWriter | TensorBoardWriter]
     display: Display | None
     throughput: _Throughput = field(default_factory=_Throughput)
     epoch: _Epoch | None = None
@@ -104,8 +106,8 @@ class _Run:
     warned: set[str] = field(default_factory=set)
 
     def emit(self, record: Record) -> None:
-        if self.writer is not None:
-            self.writer.write(record)
+        for writer in self.writers:
+            writer.write(record)
 
     def guarded(self, what: str, read: Callable[[], Any]) -> Any:
         """Call `read`; a failure is logged once and gives ``None``: watching must not kill."""
@@ -120,8 +122,8 @@ class _Run:
     def close(self) -> None:
         if self.display is not None:
             self.display.close()
-        if self.writer is not None:
-            self.writer.close()
+        for writer in self.writers:
+            writer.close()
 
 
 class BoostMonitor(Callback):
@@ -148,12 +150,16 @@ class BoostMonitor(Callback):
         progress (bool): Whether to show progress on standard error: a bar when rich is installed
             and standard error is a terminal, else plain lines. Default: ``True``.
         log_interval (int, optional): Steps between two plain lines, at least 1. Default: ``None``,
-            about ten lines an epoch.
+            one line an epoch.
+        tensorboard_dir (Union[str, os.PathLike], optional): The folder for TensorBoard: the numbers
+            of every record, each run in a file of its own. Needs tensorboardX,
+            ``pip install "mindspore_boost_ext[tensorboard]"``. Default: ``None``.
 
     Raises:
         TypeError: If an argument has a wrong type.
+        ImportError: When training begins: if `tensorboard_dir` is given and tensorboardX missing.
         ValueError: If `log_interval` is below 1; when training begins, before its first step: if
-            the file at `history_path` cannot be written.
+            the file at `history_path`, or the folder `tensorboard_dir`, cannot be written.
 
     Supported Platforms:
         ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
@@ -179,9 +185,11 @@ class BoostMonitor(Callback):
         history_path: PathLike | None = None,
         progress: bool = True,
         log_interval: int | None = None,
+        tensorboard_dir: PathLike | None = None,
     ) -> None:
         super().__init__()
-        _check_arguments(history_path, progress, log_interval)
+        _check_arguments(history_path, progress, log_interval, tensorboard_dir)
+        self._tensorboard_dir = None if tensorboard_dir is None else os.fspath(tensorboard_dir)
         self._history_path = None if history_path is None else os.fspath(history_path)
         self._progress = progress
         self._log_interval = log_interval
@@ -202,7 +210,7 @@ class BoostMonitor(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Open history and display; raises ValueError if the history cannot be written."""
         self._close()
-        if _rank() != 0 or not (self._progress or self._history_path):
+        if _rank() != 0 or not (self._progress or self._history_path or self._tensorboard_dir):
             return
         params = run_context.original_args()
         # Sink mode replaces cb_params.train_network by a wrapper later: the cell is taken now.
@@ -213,10 +221,16 @@ class BoostMonitor(Callback):
             optimizer=params.get("optimizer") if optimizer is None else optimizer,
             batch_size=_batch_size(params.get("train_dataset")),
             last_step=params.cur_step_num,
-            writer=HistoryWriter(self._history_path) if self._history_path else None,
+            writers=list(self._open_writers()),
             display=make_display(self._log_interval) if self._progress else None,
         )
         self._run.emit(_start_record(params, self._run))
+
+    def _open_writers(self) -> Iterator[HistoryWriter | TensorBoardWriter]:
+        if self._tensorboard_dir:
+            yield TensorBoardWriter(self._tensorboard_dir)
+        if self._history_path:
+            yield HistoryWriter(self._history_path)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Start the epoch's clock and bar."""
@@ -301,12 +315,15 @@ class BoostMonitor(Callback):
                 self._done = run.network, steps, run.epoch.number
 
 
-def _check_arguments(history_path: Any, progress: Any, log_interval: Any) -> None:
+def _check_arguments(
+    history_path: Any, progress: Any, log_interval: Any, tensorboard_dir: Any
+) -> None:
     name = "BoostMonitor"
-    if not (history_path is None or isinstance(history_path, (str, os.PathLike))):
-        raise TypeError(f"{name}: history_path must be a path or None, got {history_path!r}")
-    if history_path is not None and not os.fspath(history_path):
-        raise ValueError(f"{name}: history_path must not be empty, got {history_path!r}")
+    for which, path in (("history_path", history_path), ("tensorboard_dir", tensorboard_dir)):
+        if not (path is None or isinstance(path, (str, os.PathLike))):
+            raise TypeError(f"{name}: {which} must be a path or None, got {path!r}")
+        if path is not None and not os.fspath(path):
+            raise ValueError(f"{name}: {which} must not be empty, got {path!r}")
     if not isinstance(progress, bool):
         raise TypeError(f"{name}: progress must be True or False, got {progress!r}")
     if log_interval is None:

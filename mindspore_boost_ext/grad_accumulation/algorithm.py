@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.grad_accumulation.window import DROP_WINDOW, GradientAccumulation
@@ -29,6 +29,11 @@ class AccumulationAlgorithm(Algorithm):
             settings.grad_accumulation_step, step.optimizer, weighting=settings.weighting
         )
         step.window_part.drops_on_overflow = settings.on_overflow == DROP_WINDOW
+
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
+        """Refuse a window that micro-batches of the other weighting have filled."""
+        if step.use_grad_accumulation and len(inputs) > 0:
+            step.window_part.check_weighting(step.window_part.weight_of(*inputs))
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when an epoch ends before a window is full."""

@@ -168,6 +168,24 @@ class GradientAccumulation(nn.Cell):
         """Return how many micro-batches the window holds."""
         return int(self._accumulation_step.asnumpy())
 
+    def check_weighting(self, weight: float) -> None:
+        """Refuse what the window holds if another weighting has put it there.
+
+        Args:
+            weight (float): of the next micro-batch.
+
+        Raises:
+            ValueError: with the remedy.
+        """
+        held, total = self.micro_steps(), float(self._total_weight.asnumpy())
+        # Weighted equally, each of them counts 1; by samples, as many as it has.
+        if held and (total == held and weight != 1 if self.by_samples else total != held):
+            raise ValueError(
+                f"the window holds {held} micro-batches that were not weighted by "
+                f"grad_accumulation.weighting={SAMPLES if self.by_samples else EQUAL!r}: go on "
+                "with the weighting of the run that was saved, or save when the window is empty"
+            )
+
     def expect_epoch(self, steps: int) -> None:
         """Warn, once, when an epoch of so many steps ends before one window is full."""
         if steps < self._max_accumulation_step and not self._warned_of_long_window:

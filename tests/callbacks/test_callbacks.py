@@ -373,12 +373,14 @@ def test_plain_lines_without_rich(monkeypatch, capsys):
     assert "samples/s" in epoch
 
 
-def test_plain_lines_default_to_ten_an_epoch(capsys):
-    display = _display.PlainDisplay(None)
+@pytest.mark.parametrize(("interval", "lines"), [(None, 1), (10, 11), (30, 4)])
+def test_plain_lines_default_to_one_an_epoch(interval, lines, capsys):
+    display = _display.PlainDisplay(interval)
     display.begin_epoch("epoch 1/1", 100)
     for step in range(1, 101):
         display.step(step, "")
-    assert len(capsys.readouterr().err.splitlines()) == 10
+    display.line("epoch 1/1  loss 0.1")
+    assert len(capsys.readouterr().err.splitlines()) == lines
 
 
 def test_broken_standard_error_does_not_stop_training(monkeypatch):
@@ -485,8 +487,8 @@ def test_full_disk_is_logged_once_and_training_completes(tmp_path, log):
         def on_train_step_begin(self, run_context):
             step = run_context.original_args().cur_step_num
             if step == 2:
-                monitor._run.writer._file.close()
-                monitor._run.writer._file = FullDisk()
+                monitor._run.writers[-1]._file.close()
+                monitor._run.writers[-1]._file = FullDisk()
             done.append(step)
 
     log.clear()

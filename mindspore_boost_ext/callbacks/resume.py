@@ -1,0 +1,206 @@
+"""Going on with a run from a file: saving it after an epoch, and restoring it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, nn
+from mindspore.train import Callback, RunContext
+
+from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
+from mindspore_boost_ext.callbacks.checkpoint import (
+    checkpoint_path,
+    read_settings,
+    save_checkpoint,
+)
+from mindspore_boost_ext.config.rules import check_all, integer
+from mindspore_boost_ext.report import warn
+from mindspore_boost_ext.runtime.ranks import rank_and_count
+
+EPOCH = "epoch"
+_EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
+_RANK = "{rank}"
+_MOST_SHOWN = 5
+
+
+class BoostCheckpoint(Callback):
+    """Saves all that a run needs to go on, after every so many epochs, in one file.
+
+    The file holds weights, the optimizer's state, the state of the accelerators, their settings and
+    the epoch; :func:`restore` reads it. A break while it is written leaves the one before. Put it
+    behind :class:`FlushAccumulation` in the list of callbacks. If a file cannot be written,
+    training goes on, with a warning.
+
+    Args:
+        path (Union[str, os.PathLike]): the file; ``.ckpt`` is added when it is missing. With
+            several ranks it holds ``{rank}``, which becomes the number of the rank: moments may
+            differ between ranks.
+        epochs (int): how many epochs lie between two files, at least 1. Default: 1.
+
+    Raises:
+        TypeError: if ``path`` is no path.
+        ValueError: if ``path`` cannot be written, or ``epochs`` is less than 1.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import os, tempfile
+        >>> from mindspore_boost_ext import BoostCheckpoint
+        >>> callback = BoostCheckpoint(os.path.join(tempfile.mkdtemp(), "run.ckpt"))
+    """
+
+    def __init__(self, path: str | os.PathLike[str], epochs: int = 1) -> None:
+        super().__init__()
+        check_all("BoostCheckpoint", epochs=(epochs, integer(1)))
+        self.path = checkpoint_path(path)
+        self.epochs = int(epochs)
+        folder = os.path.dirname(self.path) or "."
+        if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(self.path):
+            raise ValueError(
+                f"path must name a file in a folder that can be written, got {self.path!r}"
+            )
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Refuse one file for several ranks."""
+        _path_of_rank(self.path)
+
+    def on_train_epoch_end(self, run_context: RunContext) -> None:
+        """Write the file."""
+        run = run_context.original_args()
+        if run.cur_epoch_num % self.epochs != 0:
+            return
+        done = {EPOCH: run.cur_epoch_num}
+        try:
+            save_checkpoint(run.train_network, _path_of_rank(self.path), append_dict=done)
+        except OSError as error:
+            warn(f"{error.strerror}; training goes on")
+
+
+def restore(
+    train_network: nn.Cell, path: str | os.PathLike[str], *, allow_other_settings: bool = False
+) -> int:
+    """Load a run into ``model.train_network``; nothing is loaded if anything does not fit.
+
+    Equal seeds, data and settings given, the run ends as it would have without the break. The
+    generators of dropout and of shuffled data are not in the file.
+
+    Args:
+        train_network (Cell): built as for the run that was saved.
+        path (Union[str, os.PathLike]): a file of :class:`BoostCheckpoint`; or one of
+            ``save_checkpoint`` or MindSpore's ``ModelCheckpoint`` that holds the whole
+            ``train_network``, with ``epoch`` or ``epoch_num``. ``{rank}`` becomes the number of the
+            rank.
+        allow_other_settings (bool): go on, with a warning, if settings of the accelerators have
+            changed since. Default: False.
+
+    Returns:
+        int, how many epochs are done: ``initial_epoch`` of ``model.train``.
+
+    Raises:
+        ValueError: if the file cannot be read, does not say its epoch, was saved with other
+            settings, or names, shapes or dtypes of Parameters differ.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import os, tempfile
+        >>> from mindspore import nn
+        >>> from mindspore_boost_ext import BoostModel, restore, save_checkpoint
+        >>> net = nn.Dense(4, 2)
+        >>> optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)
+        >>> model = BoostModel(net, nn.MSELoss(), optimizer, boost_level="O1",
+        ...                    boost_config_dict={"boost": {"mode": "disable_all"}})
+        >>> path = os.path.join(tempfile.mkdtemp(), "run.ckpt")
+        >>> save_checkpoint(model.train_network, path, append_dict={"epoch": 3})
+        >>> restore(model.train_network, path)
+        3
+    """
+    path = _path_of_rank(checkpoint_path(path))
+    saved = _read(path)
+    epoch = _epoch_of(saved, path)
+    settings = read_settings(saved)
+    values = {name: one for name, one in saved.items() if isinstance(one, Parameter)}
+    for name in (*_EPOCH_NAMES, "step_num"):
+        values.pop(name, None)
+    _check_settings(train_network, settings, path, allow_other_settings)
+    _check_parameters(train_network, values, path)
+    ms.load_param_into_net(train_network, values)
+    return epoch
+
+
+def _path_of_rank(path: str) -> str:
+    rank, count = rank_and_count()
+    if count > 1 and _RANK not in path:
+        name, suffix = os.path.splitext(path)
+        raise ValueError(
+            f"path must give each of the {count} ranks a file of its own, got {path!r}: write "
+            f"{name + '.rank' + _RANK + suffix!r}"
+        )
+    return path.replace(_RANK, str(rank))
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        saved: dict[str, Any] = ms.load_checkpoint(path)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path!r} cannot be read as a checkpoint: {error}") from error
+    return saved
+
+
+def _epoch_of(saved: Mapping[str, Any], path: str) -> int:
+    for name in _EPOCH_NAMES:
+        if isinstance(saved.get(name), Parameter) and saved[name].size == 1:
+            return int(saved[name].asnumpy())
+    raise ValueError(
+        f"{path!r} does not say how many epochs are done: write it by BoostCheckpoint, or by "
+        'ModelCheckpoint with CheckpointConfig(append_info=["epoch_num"])'
+    )
+
+
+def _check_settings(
+    train_network: nn.Cell, saved: Mapping[str, str], path: str, allowed: bool
+) -> None:
+    """Compare the settings that are in force with those in a file, if it has any."""
+    if not saved or not isinstance(train_network, BoostTrainOneStepCell):
+        return
+    now = train_network.auto_boost.settings_in_force()
+    names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    if not names:
+        return
+    found = "; ".join(
+        f"{name} was {saved.get(name, 'not in force')} and is {now.get(name, 'not in force')}"
+        for name in names[:_MOST_SHOWN]
+    )
+    more = len(names) - _MOST_SHOWN
+    message = f"{path!r} was saved with other settings: {found}"
+    message += f"; and {more} more" if more > 0 else ""
+    if not allowed:
+        raise ValueError(f"{message}. Give them as before, or allow_other_settings=True")
+    warn(f"{message}; training goes on with those of now")
+
+
+def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], path: str) -> None:
+    """Compare names, shapes and dtypes of Parameters with those in a file."""
+    wanted = {one.name: _form(one) for one in train_network.get_parameters()}
+    found = {name: _form(one) for name, one in saved.items()}
+    names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if names:
+        first = names[0]
+        raise ValueError(
+            f"{path!r} does not fit this training: {first} is {found.get(first, 'missing')} in the "
+            f"file and {wanted.get(first, 'missing')} here ({len(names)} of {len(wanted)} "
+            "Parameters differ): build network, optimizer, loss scale and settings as for the run "
+            "that was saved"
+        )
+
+
+def _form(parameter: Parameter) -> str:
+    return f"{parameter.dtype} {tuple(parameter.shape)}"
+
+
+__all__ = ["BoostCheckpoint", "restore"]
