@@ -49,6 +49,8 @@ def make_parser(
     add("--thor", action="store_true", help="train with THOR instead of momentum")
     add("--learning-rate", type=positive_float, default=learning_rate, help="in the first epoch")
     add("--data-dir", type=Path, metavar="FOLDER", help=data_dir)
+    add("--progress", type=positive_int, metavar="STEPS", help="a line every STEPS, not an epoch")
+    add("--tensorboard", type=Path, metavar="FOLDER", help="write there for TensorBoard")
     add("--history", type=output_file, metavar="FILE", help="append progress as JSON lines")
     add("--plot", type=picture_file, metavar="FILE.png", help="draw the history (matplotlib)")
     return parser
@@ -159,7 +161,9 @@ def fit(
 ) -> None:
     """Trains with progress on the screen, and prints the final accuracy if ``shows`` is set."""
     started = time.perf_counter()
-    monitor = BoostMonitor(history_path=args.history)
+    monitor = BoostMonitor(
+        args.history, log_interval=args.progress, tensorboard_dir=args.tensorboard
+    )
     model.fit(args.epochs, train, test, callbacks=[monitor, *callbacks], initial_epoch=first_epoch)
     accuracy = model.eval(test)["accuracy"]
     seconds = time.perf_counter() - started

@@ -9,9 +9,10 @@ machine offers. ``compare`` trains with each algorithm and without, and shows wh
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from mindspore_boost_ext.boost import record
@@ -19,7 +20,14 @@ from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
 from mindspore_boost_ext.cli.launcher import run_script
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
-from mindspore_boost_ext.report import Report
+from mindspore_boost_ext.integration.outside import (
+    BUILT,
+    CONFIG_VARIABLE,
+    LEVEL_VARIABLE,
+    Built,
+    settings_from_outside,
+)
+from mindspore_boost_ext.report import Report, is_main_process
 from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.watch import watch_ranks
 
@@ -29,11 +37,17 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m mindspore_boost_ext",
         description="Run a training script with mindspore_boost_ext in place of mindspore.boost.",
         epilog="Several processes: msrun [OPTIONS] python -m mindspore_boost_ext SCRIPT [ARGS]. "
-        "Side by side: python -m mindspore_boost_ext compare --help",
+        "Side by side: python -m mindspore_boost_ext compare --help. Which settings: "
+        "python -m mindspore_boost_ext recommend --help",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument(
-        "--level", default="O1", choices=sorted(LEVELS), help="for --explain and --check"
+        "--level",
+        choices=sorted(LEVELS),
+        help="for every Model of the script that gives none itself; for --explain and --check (O1)",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="a JSON configuration for those Models (at level O1)"
     )
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
@@ -61,6 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from mindspore_boost_ext.cli.compare import compare
 
         return compare(words[1:], print)
+    if words[:1] == ["recommend"]:
+        from mindspore_boost_ext.cli.recommend import recommend
+
+        return recommend(words[1:], print)
     options = parser.parse_args(words)
     try:
         if options.version:
@@ -75,11 +93,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.explain is not None:
             name = OTHER_NAMES.get(options.explain, options.explain)
-            config = None if name in CARDS else _configuration(options.level, name)
+            config = None if name in CARDS else _configuration(options.level or "O1", name)
             print(explain(config) if config else card(name))
             return 0
+        if options.script is not None:
+            _give_outside(options)
         if options.check is not None:
-            config = BoostConfig.parse(options.level, options.check)
+            config = BoostConfig.parse(options.level or "O1", options.check)
             print("\n".join([*config.notices(), f"{options.check}: valid"]))
             return 0
     except ValueError as error:
@@ -93,8 +113,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     install()
     watch_ranks()
-    run_script(options.script, words[words.index(options.script) + 1 :])  # argparse drops a "--"
+    with summary_of_script():
+        run_script(options.script, _behind(options.script, words))
     return 0
+
+
+def _behind(script: str, words: Sequence[str]) -> Sequence[str]:
+    """Return the words of the script itself; argparse would drop a "--"."""
+    place = 0
+    while words[place] != script or words[place - 1 : place] in (["--level"], ["--config"]):
+        place += 1
+    return words[place + 1 :]
+
+
+def _give_outside(options: argparse.Namespace) -> None:
+    """Put level and settings for the script where its processes look for them, and check them."""
+    if options.level:
+        os.environ[LEVEL_VARIABLE] = options.level
+    if options.config:
+        os.environ[CONFIG_VARIABLE] = os.path.abspath(options.config)
+    settings_from_outside()
+
+
+@contextlib.contextmanager
+def summary_of_script() -> Iterator[None]:
+    """At the end of a script that ends well, say on rank 0 what was applied to which network."""
+    built = Built()
+    BUILT.append(built)
+    try:
+        yield
+    except SystemExit as end:
+        if not end.code and built.last is not None:
+            _say(built)
+        raise
+    else:
+        _say(built)
+    finally:
+        BUILT.remove(built)
+
+
+def _say(built: Built) -> None:
+    if is_main_process():
+        print(f"mindspore_boost_ext: {built.summary()}", file=sys.stderr)
 
 
 def _configuration(level: str, source: str) -> BoostConfig:

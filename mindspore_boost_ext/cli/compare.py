@@ -38,6 +38,7 @@ from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig
 
 BUNDLED = {"epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
 _POLL_SECONDS = 0.1
+PROGRESS_HELP = "without a terminal, a line every STEPS instead of one a run"
 _PROGRAM = "python -m mindspore_boost_ext compare"
 
 
@@ -53,10 +54,10 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
     """
     options = _options(argv)
     trials, outcomes = _trials(options), []
-    display = make_display(None)
+    display = make_display(options.progress)
     try:
         for number, trial in enumerate(trials, start=1):
-            one = _run(trial, f"{trial.name} ({number}/{len(trials)})", display)
+            one, _ = run_trial(trial, f"{trial.name} ({number}/{len(trials)})", display)
             display.line(f"{one.name}: {one.status}" + (f", {one.note}" if one.note else ""))
             outcomes.append(one)
     finally:
@@ -81,8 +82,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     kinds: dict[str, Callable[[str], Any]] = {"mode": str, "seed": _seed}
     for name, default in BUNDLED.items():
         text, choices = f"of the bundled run ({default})", MODES if name == "mode" else None
-        add(f"--{name.replace('_', '-')}", type=kinds.get(name, _count), choices=choices, help=text)
-    add("--json", type=_writable, metavar="FILE", help="write the figures there")
+        add(f"--{name.replace('_', '-')}", type=kinds.get(name, count), choices=choices, help=text)
+    add("--progress", type=count, metavar="STEPS", help=PROGRESS_HELP)
+    add("--json", type=writable, metavar="FILE", help="write the figures there")
     add("--plot", type=_picture, metavar="FILE.png", help="draw them there (needs matplotlib)")
     add("--levels", nargs="+", choices=LEVELS, help="levels for --script (O0 O1 O2)")
     add("--configs", nargs="+", metavar="FILE.json", help="for --script: O0, then O1 with each")
@@ -135,7 +137,8 @@ def _problem(options: argparse.Namespace) -> str:
     return ""
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Read a word of the command line as a positive integer."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return int(text)
@@ -148,13 +151,14 @@ def _seed(text: str) -> int:
 
 
 def _picture(text: str) -> Path:
-    path = _writable(text)
+    path = writable(text)
     if path.suffix.lower() not in PICTURES:
         raise argparse.ArgumentTypeError(f"must end in {', '.join(PICTURES)}, got {text!r}")
     return path
 
 
-def _writable(text: str) -> Path:
+def writable(text: str) -> Path:
+    """Read a word of the command line as a file that can be written."""
     path = Path(text)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"must be a file in a writable folder, got {text!r}")
@@ -177,21 +181,22 @@ def _trials(options: argparse.Namespace) -> list[Trial]:
     ]
 
 
-def _run(trial: Trial, title: str, display: Display) -> Outcome:
-    """Do one run in a process of its own, and return what it came to."""
+def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list[Record]]:
+    """Do one run in a process of its own; return what it came to, and its history."""
     reason = "" if trial.script else _unrunnable(trial.name)
     if reason:
-        return Outcome(trial.name, NOT_RUN, reason)
+        return Outcome(trial.name, NOT_RUN, reason), []
     with tempfile.TemporaryDirectory(prefix="compare-") as name:
         folder = Path(name)
         code = _watch(_start(trial, folder), folder / HISTORY, title, display)
         history = read_history(folder / HISTORY) if (folder / HISTORY).exists() else []
         if code:
-            return Outcome(trial.name, FAILED, _last_line(folder / OUTPUT) or f"exit code {code}")
+            note = _last_line(folder / OUTPUT) or f"exit code {code}"
+            return Outcome(trial.name, FAILED, note), history
         if not any(record["event"] == "step" for record in history):
-            return Outcome(trial.name, FAILED, "no step was seen: ms.Model trained nothing")
+            return Outcome(trial.name, FAILED, "no step was seen: ms.Model trained nothing"), []
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
-        return comparison.outcome(trial.name, history, result)
+        return comparison.outcome(trial.name, history, result), history
 
 
 def _unrunnable(name: str) -> str:
@@ -287,4 +292,4 @@ def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
     return json.dumps(strict_json(document), allow_nan=False, indent=1) + "\n"
 
 
-__all__ = ["compare"]
+__all__ = ["PROGRESS_HELP", "compare", "count", "run_trial", "writable"]

@@ -126,12 +126,16 @@ def applied(history: Sequence[Record]) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Return all runs as a Markdown table; times also as a multiple of the first run's."""
+    """Return all runs as a Markdown table, and their notes below it.
+
+    Times are given as a multiple of the first run's, too.
+    """
     metrics = list(dict.fromkeys(key for one in outcomes for key in one.metrics))
     headings = ["run", "loss", *metrics, "step, ms", "step ratio", "peak memory, MiB"]
-    headings += ["compile, s", "run, s", "note"]
+    headings += ["compile, s", "run, s"]
     first = next((one.step_ms for one in outcomes if one.step_ms), None)
-    rows = []
+    rows: list[list[str]] = []
+    notes: list[str] = []
     for one in outcomes:
         ratio = one.step_ms / first if first and one.step_ms else None
         note = one.note if one.status == RAN else f"{one.status}: {one.note}"
@@ -142,7 +146,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
             _number(one.peak_mib, ".0f"),
         ]
         figures += [_number(one.compile_s, ".1f"), _number(one.seconds, ".1f")]
-        rows.append([one.name, *figures, note.replace("|", "\\|") or "-"])
+        rows.append([one.name, *figures])
+        notes += [f"- {one.name}: {note}"] if note else []
+    return "\n".join([markdown(headings, rows), *([""] if notes else []), *notes])
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -203,6 +213,7 @@ __all__ = [
     "Outcome",
     "applied",
     "draw",
+    "markdown",
     "outcome",
     "step_and_compile_seconds",
     "table",

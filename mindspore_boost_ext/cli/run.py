@@ -21,6 +21,7 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import nn
+from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.callbacks.monitor import BoostMonitor
@@ -43,7 +44,9 @@ class Trial:
         name: what the run is called; without a script the algorithm, or ``"plain"``.
         epochs, batch_size, seed, mode: of the bundled run.
         script, args: the user's script with its arguments; empty for the bundled run.
-        level, config: what every ``ms.Model`` of the script is given instead of its own.
+        level, config: what every ``ms.Model`` of the script is given instead of its own; settings
+            are the path of a file, or JSON itself.
+        most_steps, most_seconds: where a training of the script is stopped; 0 for nowhere.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Trial:
     args: list[str] = field(default_factory=list)
     level: str = "O0"
     config: str = ""
+    most_steps: int = 0
+    most_seconds: float = 0.0
 
     def save(self, folder: Path) -> Path:
         """Write the description of the run into its folder."""
@@ -116,8 +121,11 @@ def _run_script(trial: Trial, folder: Path) -> None:
     install()
     # A script decides on its own models; here, in a process made for this, the run decides.
     ms.Model.__init__ = _with_settings(ms.Model.__init__, trial)
+    if trial.most_steps or trial.most_seconds:
+        ms.set_seed(trial.seed)  # a script may set its own
+    bound = Bound(trial.most_steps, trial.most_seconds)
     for name in ("train", "fit", "eval"):
-        setattr(ms.Model, name, _with_monitor(getattr(ms.Model, name), folder / HISTORY))
+        setattr(ms.Model, name, _with_monitor(getattr(ms.Model, name), folder / HISTORY, bound))
     run_script(trial.script, trial.args)
 
 
@@ -129,14 +137,41 @@ def _with_settings(construct: Callable[..., None], trial: Trial) -> Callable[...
     def constructor(model: ms.Model, *args: Any, **kwargs: Any) -> None:
         kwargs.update(zip(named[1:], args))  # the level may have come by position
         kwargs.pop("acc_level", None)
-        kwargs.update(boost_level=trial.level, boost_config_dict=trial.config)
+        settings = json.loads(trial.config) if trial.config[:1] == "{" else trial.config
+        kwargs.update(boost_level=trial.level, boost_config_dict=settings)
         construct(model, **kwargs)
 
     return constructor
 
 
-def _with_monitor(method: Callable[..., Any], history: Path) -> Callable[..., Any]:
-    """Return a method of ``ms.Model`` with a BoostMonitor behind the script's own callbacks."""
+class Bound(Callback):
+    """Stops a training after so many steps, or so many seconds from its first step on.
+
+    Args:
+        steps (int): 0 for no bound.
+        seconds (float): 0 for no bound.
+    """
+
+    def __init__(self, steps: int, seconds: float) -> None:
+        """Count nothing yet."""
+        super().__init__()
+        self.steps, self.seconds = steps, seconds
+        self.done, self.began = 0, 0.0
+
+    def on_train_begin(self, run_context: RunContext) -> None:
+        """Look at the clock."""
+        self.began = self.began or time.perf_counter()
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Stop where it is time."""
+        self.done += 1
+        late = time.perf_counter() - self.began >= self.seconds > 0
+        if late or 0 < self.steps <= self.done:
+            run_context.request_stop()
+
+
+def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Callable[..., Any]:
+    """Return a method of ``ms.Model`` with callbacks of ours behind the script's own."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -144,7 +179,7 @@ def _with_monitor(method: Callable[..., Any], history: Path) -> Callable[..., An
         call = signature.bind(*args, **kwargs)
         given = call.arguments.get("callbacks") or []
         own = list(given) if isinstance(given, (list, tuple)) else [given]
-        call.arguments["callbacks"] = [*own, BoostMonitor(history, progress=False)]
+        call.arguments["callbacks"] = [*own, BoostMonitor(history, progress=False), bound]
         return method(*call.args, **call.kwargs)
 
     return monitored

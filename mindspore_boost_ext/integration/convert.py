@@ -13,7 +13,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
-from mindspore_boost_ext._compat import ModelUnderConstruction
+from mindspore_boost_ext._compat import ModelUnderConstruction, built_in_thor
 from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import check, integer, optional
 from mindspore_boost_ext.integration.model import BoostModel
@@ -56,7 +56,7 @@ class ConvertModelUtils:
 
         Args:
             model (Model): the Model so far; its boost level and settings stay in force. Returned as
-                it is when ``optimizer`` is not THOR.
+                it is when ``optimizer`` is no THOR.
             network (Cell): the network, or an ``nn.TrainOneStepCell`` over network and optimizer.
             loss_fn (Cell, optional): the loss. Default: None, ``network`` returns it.
             optimizer (Cell, optional): a THOR. Default: None.
@@ -68,12 +68,20 @@ class ConvertModelUtils:
                 of the optimizer.
 
         Raises:
-            ValueError: if ``frequency`` breaks its rule, or ``network`` is a training step with a
-                ``construct`` of its own.
+            ValueError: if ``frequency`` breaks its rule, ``optimizer`` is MindSpore's own
+                ``thor``, or ``network`` is a training step with a ``construct`` of its own.
         """
         check("frequency", frequency, optional(integer(1)))
         is_step = isinstance(network, nn.TrainOneStepCell)
-        found = thor_of(network.optimizer if is_step and optimizer is None else optimizer)
+        given = network.optimizer if is_step and optimizer is None else optimizer
+        found, built_in = thor_of(given), built_in_thor(given)
+        if built_in is not None:
+            raise ValueError(
+                "optimizer must be the THOR of this package, got MindSpore's own "
+                f"{type(built_in).__name__}, which has changed the layers of the network too: put "
+                "'import mindspore_boost_ext' above the line that imports thor, or import THOR "
+                "from mindspore_boost_ext, and make network and optimizer anew"
+            )
         if found is None:
             return model
         if frequency is not None:

@@ -20,11 +20,26 @@ from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
 )
+from mindspore_boost_ext.boost_cell_wrapper.agreement import (
+    check_same_step_on_ranks,
+    check_same_training_on_ranks,
+)
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
+from mindspore_boost_ext.integration.outside import (
+    construct_model,
+    level_and_settings,
+    take_down,
+)
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
-from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME, end_of_start, start_of_training
+from mindspore_boost_ext.runtime.release import release_dropped, release_with
+from mindspore_boost_ext.runtime.threads import (
+    ONE_AT_A_TIME,
+    end_of_start,
+    is_starting,
+    start_of_training,
+)
 from mindspore_boost_ext.thor.optimizer import thor_of
 
 
@@ -104,14 +119,19 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     if parts.boost is None:
         return with_report(plain_build(model))
     with ONE_AT_A_TIME, parts.boost.building():
+        release_dropped()
         plain = parts.plain_train_network(plain_build)
-    return boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
+    step = boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
+    release_with(model, step)
+    return step
 
 
 def with_report(plain: nn.Cell) -> nn.Cell:
     """Give MindSpore's own step a report of nothing done, so that scripts run at level O0 too."""
     if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
-        plain.report = AutoBoost().report
+        boost = AutoBoost()
+        plain.report = boost.report
+        check_same_step_on_ranks(plain, boost)
     return plain
 
 
@@ -145,8 +165,9 @@ def boosted_build_train_network(
     optimizer: nn.Cell,
     loss_fn: nn.Cell | None = None,
     level: str = "O0",
-    boost_level: str = "O0",
+    boost_level: str | None = None,
     boost_config_dict: ConfigSource = None,
+    algorithms: Sequence[Algorithm] = (),
     **kwargs: Any,
 ) -> nn.Cell:
     """``mindspore.amp.build_train_network`` with the accelerators of ``boost_level``.
@@ -157,27 +178,47 @@ def boosted_build_train_network(
         optimizer (Cell): as for that function.
         loss_fn (Cell, optional): as for that function.
         level (str): the level of mixed precision.
-        boost_level (str): ``"O0"``, ``"O1"`` or ``"O2"``.
+        boost_level (str): ``"O0"``, ``"O1"`` or ``"O2"``. Default: the environment's, else O0.
         boost_config_dict: settings for the level, as for ``AutoBoost``.
+        algorithms (Sequence[Algorithm]): algorithms of the user's own.
         **kwargs: as for that function.
     """
-    boost = AutoBoost(boost_level, boost_config_dict)
+    boost_level, boost_config_dict = level_and_settings(boost_level, boost_config_dict)
+    boost = AutoBoost(boost_level, boost_config_dict, algorithms=algorithms)
     if boost.level == "O0" and AutoBoost.is_building():
         return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
-    if boost.level == "O0" and thor_of(optimizer) is None:
-        return with_report(original(network, optimizer, loss_fn, level, boost.level, **kwargs))
+    if boost.level == "O0" and not algorithms and thor_of(optimizer) is None:
+        plain = original(network, optimizer, loss_fn, level, boost.level, **kwargs)
+        return take_down(network, with_report(plain))
     if "loss_scale_manager" in kwargs:
         manager = kwargs.pop("loss_scale_manager")
     else:
         manager = _compat.default_loss_scale_manager(level)
     check_loss_scale_manager(manager, boost)
-    boost.loss_fn = loss_fn
+    boost.loss_fn, given = loss_fn, network
     with ONE_AT_A_TIME, boost.building():
         network, optimizer = boost.network_auto_process_train(network, optimizer)
         boost.fit_groups(manager)
         kwargs["loss_scale_manager"] = None
         plain = original(network, optimizer, loss_fn, level, "O0", **kwargs)
-    return boosted_step(plain, optimizer, manager, boost)
+    return take_down(given, boosted_step(plain, optimizer, manager, boost))
+
+
+def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | None) -> None:
+    """Look at how long a training is: the same on all ranks, and long enough for the settings.
+
+    Args:
+        step (BoostTrainOneStepCell): what is trained.
+        epochs (int): how many.
+        batches (int, optional): in an epoch; None if that is unknown.
+
+    Raises:
+        ValueError: if ranks differ.
+    """
+    known = "an unknown number" if batches is None else str(batches)
+    check_same_training_on_ranks(step, epochs, known)
+    if batches is not None:
+        step.expect_training(epochs, batches)
 
 
 def train_model(
@@ -190,14 +231,14 @@ def train_model(
 ) -> Any:
     """Train as ``plain_train`` does, after a look at how long the training is."""
     step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
-    if not isinstance(step, BoostTrainOneStepCell):
+    if not isinstance(step, BoostTrainOneStepCell) or is_starting():  # a BoostModel, installed too
         return plain_train(model, epoch, train_dataset, *args, **kwargs)
     with start_of_training():
-        if callable(size) and isinstance(epoch, int):
+        if isinstance(epoch, int):
             train = inspect.signature(plain_train)
             given = train.bind(model, epoch, train_dataset, *args, **kwargs).arguments
             first = kwargs.get("initial_epoch", given.get("initial_epoch"))
-            step.expect_training(epoch - int(first or 0), size())
+            expect_training(step, epoch - int(first or 0), size() if callable(size) else None)
         return plain_train(model, epoch, train_dataset, *args, **kwargs)
 
 
@@ -239,7 +280,7 @@ class BoostModel(ms.Model):
     def __init__(self, *args: Any, algorithms: Sequence[Algorithm] = (), **kwargs: Any) -> None:
         """Build the Model."""
         self.algorithms = tuple(algorithms)
-        super().__init__(*args, **kwargs)
+        construct_model(ms.Model.__init__, self, *args, **kwargs)
 
     def _build_boost_network(self, kwargs: dict[str, Any]) -> None:
         prepare_model(self, kwargs)

@@ -1,9 +1,9 @@
 """Plugging into MindSpore: ``install`` and ``uninstall``.
 
-``install`` replaces, in MindSpore's modules, what leads to its own boost package: methods of
-``ms.Model``, the function ``build_train_network`` in the four places where it is visible, and the
-public names of ``mindspore.boost``. ``uninstall`` puts back what was there. Where someone else has
-put a wrapper of their own around ours meanwhile, theirs stays and ours becomes transparent.
+``install`` replaces, in MindSpore's modules, what leads to its own boost package and THOR: methods
+of ``ms.Model``, ``build_train_network`` wherever it is visible, and public names. ``uninstall``
+puts back what was there. Where someone else has put a wrapper of their own around ours meanwhile,
+theirs stays and ours becomes transparent.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import mindspore as ms
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.integration.convert import ConvertModelUtils
 from mindspore_boost_ext.integration.model import (
     boosted_build_train_network,
     build_model,
@@ -25,9 +26,11 @@ from mindspore_boost_ext.integration.model import (
     prepare_model,
     train_model,
 )
+from mindspore_boost_ext.integration.outside import construct_model
 from mindspore_boost_ext.runtime.machine import is_tuned, tune_machine
 
 INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
+_NOTHING = object()
 
 
 class _Session:
@@ -38,15 +41,19 @@ class _Session:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, holder: Any, name: str, ours: Any) -> None:
-        """Put ``ours`` in place of ``holder.name``."""
-        self._replaced.append((holder, name, ours, vars(holder)[name]))
+        """Put ``ours`` in place of ``holder.name``, or where nothing is."""
+        self._replaced.append((holder, name, ours, vars(holder).get(name, _NOTHING)))
         setattr(holder, name, ours)
 
     def end(self) -> None:
         """Put back what stood there, except where someone has replaced ours meanwhile."""
         self.active = False
         for holder, name, ours, before in reversed(self._replaced):
-            if vars(holder).get(name) is ours:
+            if vars(holder).get(name) is not ours:
+                continue
+            if before is _NOTHING:
+                delattr(holder, name)
+            else:
                 setattr(holder, name, before)
 
     def wrap(self, original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,6 +77,9 @@ _users = 0  # open ``installed()`` contexts, while it was they who installed
 def install() -> None:
     """Make ``ms.Model``, ``build_train_network`` and ``mindspore.boost`` use this package.
 
+    Likewise ``mindspore.nn.thor``, ``THOR`` and ``thor`` of ``mindspore.nn.optim``, and
+    ``ConvertModelUtils``. A function that a script imported before stays what it was.
+
     Tunes the machine again where ``uninstall`` has undone that. Calling it again changes nothing.
     Safe to call from several threads.
     """
@@ -89,6 +99,8 @@ def _plug_in() -> None:
         session = _Session()
         prepare = _compat.model_method(_compat.PREPARE_METHOD)
         build = _compat.model_method(_compat.BUILD_METHOD)
+        construct = session.wrap(vars(ms.Model)["__init__"], construct_model)
+        session.replace(ms.Model, "__init__", construct)
         session.replace(
             ms.Model,
             _compat.PREPARE_METHOD,
@@ -109,6 +121,9 @@ def _plug_in() -> None:
             ours = _own(module, name)
             for holder in holders:
                 session.replace(holder, name, ours)
+        # For scripts that imported the class before this package.
+        conversion = staticmethod(ConvertModelUtils.convert_to_thor_model)
+        session.replace(_compat.BuiltInConversion, "convert_to_thor_model", conversion)
         _session = session
 
 
@@ -160,7 +175,7 @@ def installed() -> Iterator[None]:
 
 
 def _own(module: str, name: str) -> Any:
-    """Return this package's object for a public name of ``mindspore.boost.<module>``."""
+    """Return the object with a public name of MindSpore in this package's ``module``."""
     return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -196,3 +197,98 @@ def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, mes
 def test_without_words_it_prints_its_help(capsys):
     assert main([]) == 2
     assert "msrun" in capsys.readouterr().out
+
+
+# ---- Level and settings from outside of the script ----
+
+TRAINS = """
+import sys
+import numpy as np
+import mindspore as ms
+from mindspore import nn
+
+def parts():
+    net = nn.SequentialCell(nn.Dense(4, 3), nn.Dense(3, 3), nn.Dense(3, 2))
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    values = np.ones((8, 4), np.float32), np.ones((8, 2), np.float32)
+    return net, nn.MSELoss(), optimizer, ms.dataset.NumpySlicesDataset(values).batch(4)
+
+net, loss, optimizer, data = parts()
+"""
+SCRIPTS = {
+    "Model": "ms.Model(net, loss, optimizer).train(1, data, dataset_sink_mode=False)",
+    "scaled Model": "manager = ms.DynamicLossScaleManager()\n"
+    "ms.Model(net, loss, optimizer, loss_scale_manager=manager).train(1, data)",
+    "build_train_network": "ms.amp.build_train_network(net, optimizer, loss)(*next(iter(data)))",
+    "own level": "ms.Model(net, loss, optimizer, boost_level='O0').train(1, data)",
+    "own step": "step = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)\n"
+    "ms.Model(step).train(1, data)",
+    "loop": "gradient = ms.value_and_grad(net, None, optimizer.parameters)",
+    "exit": "ms.Model(net, loss, optimizer).train(1, data)\nsys.exit(0)",
+    "failure": "ms.Model(net, loss, optimizer)\nraise KeyError('lost')",
+}
+FREEZES = {
+    "boost": {"mode": "manual", "less_bn": False},
+    "grad_freeze": {"param_groups": 2, "total_steps": 10},
+}
+
+
+@pytest.fixture
+def launched(tmp_path):
+    """Return a function that runs a script under the launcher; it returns the process."""
+    config = write(tmp_path, "config.json", json.dumps(FREEZES))
+
+    def start(name, *words, **environment):
+        write(tmp_path, "train.py", TRAINS + SCRIPTS[name])
+        words = [str(config) if word == "CONFIG" else word for word in words]
+        variables = {**os.environ, **environment}
+        return run([*LAUNCHER, *words, "train.py", "--level", "own"], tmp_path, env=variables)
+
+    return start
+
+
+@pytest.mark.parametrize("name", ["Model", "scaled Model", "build_train_network", "exit"])
+def test_a_script_without_a_level_is_boosted_from_the_command_line(launched, name):
+    result = launched(name, "--config", "CONFIG")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == ""
+    assert "mindspore_boost_ext: SequentialCell: boost level O1, mode manual" in result.stderr
+    assert re.search(r"grad_freeze +level O1 +applied", result.stderr)
+    assert "machine: oneDNN instruction set" in result.stderr
+
+
+def test_a_script_is_boosted_from_the_environment(launched, tmp_path):
+    result = launched("Model", MINDSPORE_BOOST_EXT_CONFIG=str(tmp_path / "config.json"))
+    assert re.search(r"grad_freeze +level O1 +applied", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "reason"),
+    [
+        ("Model", [], "the Model of SequentialCell has no boost_level: put --level O1 before"),
+        ("own level", ["--level", "O1"], "gives the Model of SequentialCell boost_level='O0'"),
+        ("own step", ["--level", "O1"], "has a step cell of its own, TrainOneStepCell: give ms.M"),
+        ("loop", ["--level", "O1"], "the script built no ms.Model with an optimizer; a loop"),
+    ],
+)
+def test_a_script_that_is_not_boosted_is_told_why(launched, name, words, reason):
+    result = launched(name, *words)
+    assert result.returncode == 0, result.stderr
+    assert "mindspore_boost_ext: nothing was boosted: the " in result.stderr
+    assert reason in result.stderr
+
+
+def test_a_script_that_fails_ends_with_its_traceback(launched):
+    result = launched("failure", "--config", "CONFIG")
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith("KeyError: 'lost'")
+    assert "mindspore_boost_ext: " not in result.stderr
+
+
+def test_settings_that_are_wrong_end_before_the_script_begins(launched, tmp_path):
+    result = launched("Model", "--config", str(tmp_path / "none.json"))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "MINDSPORE_BOOST_EXT_CONFIG=" in result.stderr
+    result = launched("Model", MINDSPORE_BOOST_EXT_LEVEL="O7")
+    assert result.returncode == 2
+    assert "MINDSPORE_BOOST_EXT_LEVEL must be one of O0, O1, O2, got 'O7'" in result.stderr

@@ -30,9 +30,14 @@ from mindspore_boost_ext import (
     is_installed,
     uninstall,
 )
-from mindspore_boost_ext._compat import build_function_holders, upstream_names
+from mindspore_boost_ext._compat import (
+    BuiltInConversion,
+    build_function_holders,
+    upstream_names,
+)
 from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
 
+MISSING = object()
 OFF = {"boost": {"mode": "disable_all"}}
 MODELS = {"patched": ms.Model, "subclass": BoostModel}
 
@@ -57,7 +62,8 @@ def places():
         found[f"{module.__name__}.build_train_network"] = module.build_train_network
     for module, name, holders in upstream_names():
         for holder in holders:
-            found[f"{holder.__name__}.{name} of {module}"] = getattr(holder, name)
+            found[f"{holder.__name__}.{name} of {module}"] = vars(holder).get(name, MISSING)
+    found["built-in conversion"] = vars(BuiltInConversion)["convert_to_thor_model"]
     return found
 
 

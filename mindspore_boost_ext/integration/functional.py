@@ -1,0 +1,240 @@
+"""A training step for a loop of one's own, with all that ``ms.Model`` has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn
+from mindspore.train import Callback, RunContext
+
+from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
+from mindspore_boost_ext.config.parse import ConfigSource
+from mindspore_boost_ext.config.rules import check_all, integer, shown
+from mindspore_boost_ext.integration.model import boosted_build_train_network, expect_training
+from mindspore_boost_ext.report import Report
+
+
+class TrainStep:
+    """One training step: call it with a batch, and it returns the loss. See make_train_step.
+
+    Attributes:
+        train_network (Cell): the step cell, for :func:`save_checkpoint` and :func:`restore`.
+        overflow (Tensor): with a loss scale, whether the last step was skipped: bool, shape ().
+            Else None.
+        scale (Tensor): with a loss scale, the scale of the last step: float32. Else None.
+    """
+
+    def __init__(self, train_network: nn.Cell, network: nn.Cell) -> None:
+        """Hold a step cell, and the network that it trains."""
+        self.train_network: Any = train_network
+        self.overflow: Tensor | None = None
+        self.scale: Tensor | None = None
+        self._network = network
+        self._scales = isinstance(train_network, nn.TrainOneStepWithLossScaleCell) or hasattr(
+            train_network, "scale_part"
+        )
+        self._last: Any = None
+
+    def __call__(self, *batch: Any) -> Any:
+        """Train on one batch of Tensors; return the loss, as the network gives it."""
+        if not self._network.training:  # left so by an evaluation
+            self.train_network.set_train()
+        self._last = self.train_network(*batch)
+        if not self._scales:
+            return self._last
+        loss, self.overflow, self.scale = self._last
+        return loss
+
+    def report(self) -> Report:
+        """Return what was applied, skipped or left inactive, and why."""
+        report: Report = self.train_network.report()
+        return report
+
+    def observations(self) -> dict[str, Any]:
+        """Return what the active algorithms report of the last step: name -> number or bool."""
+        observations = getattr(self.train_network, "observations", dict)
+        found: dict[str, Any] = observations()
+        return found
+
+    def flush_accumulation(self) -> bool:
+        """Update with a window that is not full yet; return whether there was anything in it."""
+        flush = getattr(self.train_network, "flush_accumulation", bool)
+        return bool(flush())
+
+    def over(
+        self,
+        dataset: Any,
+        epochs: int,
+        callbacks: Sequence[Callback] = (),
+        *,
+        initial_epoch: int = 0,
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the batches of some epochs, and call callbacks around what the loop does with them.
+
+        Args:
+            dataset (Union[Dataset, Iterable]): a dataset of MindSpore, or anything that gives
+                tuples of Tensors in each epoch anew and has a length.
+            epochs (int): the last epoch, at least 1.
+            callbacks (Sequence[Callback]): ``BoostMonitor``, ``BoostCheckpoint``,
+                ``FlushAccumulation``, or any callback that needs no more of ``ms.Model`` than
+                those. Default: none.
+            initial_epoch (int): how many epochs are done, as :func:`restore` returns. Default: 0.
+
+        Raises:
+            TypeError: if ``dataset`` has no length.
+            ValueError: if a number breaks its rule, or is not the same on all ranks.
+        """
+        check_all("over", epochs=(epochs, integer(1)), initial_epoch=(initial_epoch, integer(0)))
+        size = _size(dataset)
+        if isinstance(self.train_network, BoostTrainOneStepCell):
+            expect_training(self.train_network, epochs - initial_epoch, size)
+        state = _State(
+            train_network=self.train_network,
+            optimizer=self.train_network.optimizer,
+            train_dataset=dataset,
+            epoch_num=epochs - initial_epoch,
+            batch_num=size,
+            cur_step_num=0,
+            cur_epoch_num=initial_epoch,
+            dataset_sink_mode=False,
+            list_callback=list(callbacks),
+        )
+        return self._run(dataset, state, callbacks)
+
+    def _run(
+        self, dataset: Any, state: _State, callbacks: Sequence[Callback]
+    ) -> Iterator[tuple[Any, ...]]:
+        context = RunContext(state)
+        with contextlib.ExitStack() as stack:
+            for one in callbacks:
+                stack.enter_context(one)
+            _call(callbacks, "on_train_begin", context)
+            for _ in range(state.epoch_num):
+                state.cur_epoch_num += 1
+                _call(callbacks, "on_train_epoch_begin", context)
+                for batch in _batches(dataset):
+                    state.cur_step_num += 1
+                    state.train_dataset_element = batch
+                    _call(callbacks, "on_train_step_begin", context)
+                    yield tuple(batch)
+                    state.net_outputs = self._last
+                    _call(callbacks, "on_train_step_end", context)
+                    if context.get_stop_requested():
+                        break
+                _call(callbacks, "on_train_epoch_end", context)
+                if context.get_stop_requested():
+                    break
+            _call(callbacks, "on_train_end", context)
+
+
+class _State(dict[str, Any]):
+    """What callbacks look up: items that are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+def _call(callbacks: Sequence[Callback], event: str, context: RunContext) -> None:
+    for one in callbacks:
+        getattr(one, event)(context)
+
+
+def _size(dataset: Any) -> int:
+    """Return how many batches an epoch has."""
+    if hasattr(dataset, "get_dataset_size"):
+        return int(dataset.get_dataset_size())
+    try:
+        return len(dataset)
+    except TypeError:
+        raise TypeError(
+            f"dataset must be a MindSpore dataset or have a length, got {shown(dataset)}: without "
+            "it, write 'for batch in dataset: step(*batch)'"
+        ) from None
+
+
+def _batches(dataset: Any) -> Any:
+    if hasattr(dataset, "create_tuple_iterator"):
+        return dataset.create_tuple_iterator(num_epochs=1)
+    return dataset
+
+
+def make_train_step(
+    network: nn.Cell,
+    loss_fn: nn.Cell | None,
+    optimizer: nn.Cell,
+    *,
+    level: str | None = None,
+    config: ConfigSource = None,
+    loss_scale_manager: Any = None,
+    amp_level: str = "O0",
+    algorithms: Sequence[Algorithm] = (),
+) -> TrainStep:
+    """Build a training step with the accelerators, for scripts without ``ms.Model``.
+
+    It takes the place of ``value_and_grad``, the reduction over ranks, and the call of the
+    optimizer.
+
+    Args:
+        network (Cell): the network.
+        loss_fn (Cell, optional): takes the network's output and the label, the last Tensor of a
+            batch; None if the network returns the loss itself.
+        optimizer (Cell): the optimizer over its trainable parameters.
+        level (str, optional): ``"O0"``, ``"O1"`` or ``"O2"``. Default: None, which is what
+            ``MINDSPORE_BOOST_EXT_LEVEL`` says, else O1 with ``config`` and O0 without.
+        config (Union[dict, str, os.PathLike, None]): the settings, as for ``boost_config_dict`` of
+            ``ms.Model``. Default: None.
+        loss_scale_manager (LossScaleManager, optional): as for ``ms.Model``. Default: None, which
+            is the one that ``amp_level`` brings.
+        amp_level (str): mixed precision, as for ``ms.Model``. Default: ``"O0"``.
+        algorithms (Sequence[Algorithm]): algorithms of your own, which are on. Default: none.
+
+    Returns:
+        TrainStep, ``loss = step(*batch)``.
+
+    Raises:
+        TypeError, ValueError: for everything wrong with level and settings, in one message; the
+            network is then as it was before.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor, nn
+        >>> from mindspore_boost_ext import make_train_step
+        >>> net = nn.Dense(4, 2, weight_init="ones", bias_init="zeros")
+        >>> optimizer = nn.SGD(net.trainable_params(), learning_rate=0.1)
+        >>> step = make_train_step(net, nn.MSELoss(), optimizer, level="O1",
+        ...                        config={"boost": {"mode": "disable_all"}})
+        >>> batches = [(Tensor(np.ones((3, 4), np.float32)), Tensor(np.zeros((3, 2), np.float32)))]
+        >>> for inputs, labels in step.over(batches, epochs=2):
+        ...     loss = step(inputs, labels)
+        >>> step.report()["less_bn"].status
+        'inactive'
+    """
+    manager = {} if loss_scale_manager is None else {"loss_scale_manager": loss_scale_manager}
+    cell = boosted_build_train_network(
+        ms.amp.build_train_network,
+        network,
+        optimizer,
+        loss_fn,
+        amp_level,
+        "O1" if level is None and config else level,
+        config,
+        algorithms=algorithms,
+        **manager,
+    )
+    return TrainStep(cell, network)
+
+
+__all__ = ["TrainStep", "make_train_step"]

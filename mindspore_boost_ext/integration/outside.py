@@ -1,0 +1,143 @@
+"""Level and settings from outside of a script, and what became of the Models that it built."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
+from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
+from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.report import Report
+from mindspore_boost_ext.runtime.machine import tuning
+
+LEVEL_VARIABLE = "MINDSPORE_BOOST_EXT_LEVEL"
+CONFIG_VARIABLE = "MINDSPORE_BOOST_EXT_CONFIG"
+_OWN_WORDS = ("boost_level", "boost_config_dict", "acc_level")
+
+
+def settings_from_outside() -> dict[str, str]:
+    """Return what the environment says: arguments of ``ms.Model``; empty if it says nothing.
+
+    A configuration without a level means level O1.
+
+    Raises:
+        ValueError: naming the variable, if it cannot be used.
+    """
+    level, config = os.environ.get(LEVEL_VARIABLE, ""), os.environ.get(CONFIG_VARIABLE, "")
+    if not level and not config:
+        return {}
+    level = level or "O1"
+    if level not in LEVELS:
+        raise ValueError(f"{LEVEL_VARIABLE} must be one of {', '.join(LEVELS)}, got {shown(level)}")
+    try:
+        BoostConfig.parse(level, config)
+    except ValueError as error:
+        raise ValueError(f"{CONFIG_VARIABLE}={config}: {error}") from error
+    return {"boost_level": level, "boost_config_dict": config}
+
+
+def without_level(construct: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Return whether a call of ``construct`` gives neither a level nor settings."""
+    given = inspect.signature(construct).bind_partial(*args, **kwargs)
+    names = {*given.arguments, *given.arguments.get("kwargs", ())}
+    return names.isdisjoint(_OWN_WORDS)
+
+
+@dataclass
+class Built:
+    """The Models and steps of this process, for the summary of the launcher.
+
+    Attributes:
+        boosted: name of the network, and the report.
+        plain: names of networks that MindSpore's own step trains.
+        own_steps: names of step cells that the script has brought itself.
+    """
+
+    boosted: list[tuple[str, Report]] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
+    own_steps: list[str] = field(default_factory=list)
+    last: Any = None
+
+    def add(self, network: nn.Cell, step: Any, has_optimizer: bool) -> None:
+        """Take down what was built for a network, once."""
+        if step is self.last:
+            return
+        name, self.last = type(network).__name__, step
+        if isinstance(step, BoostTrainOneStepCell):
+            self.boosted.append((name, step.report()))
+        elif has_optimizer:
+            self.plain.append(name)
+        elif isinstance(network, nn.TrainOneStepCell):
+            self.own_steps.append(name)
+
+    def summary(self) -> str:
+        """Return what was applied to which network, or why nothing was."""
+        if self.boosted:
+            return "\n\n".join(f"{name}: {report}" for name, report in self.boosted)
+        machine = "\n".join("; ".join(row.cells()[:4]) for row in tuning())
+        return "\n".join(filter(None, (f"nothing was boosted: {self._reason()}", machine)))
+
+    def _reason(self) -> str:
+        if self.plain:
+            names = ", ".join(dict.fromkeys(self.plain))
+            if settings_from_outside():
+                return f"the script gives the Model of {names} boost_level='O0' itself"
+            return f"the Model of {names} has no boost_level: put --level O1 before the script"
+        if self.own_steps:
+            names = ", ".join(dict.fromkeys(self.own_steps))
+            return (
+                f"the script has a step cell of its own, {names}: give ms.Model the network, the "
+                "loss and the optimizer instead, or use mindspore_boost_ext.make_train_step"
+            )
+        return (
+            "the script built no ms.Model with an optimizer; a loop of its own is boosted by "
+            "mindspore_boost_ext.make_train_step"
+        )
+
+
+BUILT: list[Built] = []  # one, where the launcher wants a summary
+
+
+def construct_model(
+    construct: Callable[..., None], model: ms.Model, *args: Any, **kwargs: Any
+) -> None:
+    """Construct a Model as ``construct`` does; one without a level gets that from outside."""
+    given = inspect.signature(construct).bind_partial(model, *args, **kwargs).arguments
+    trains = given.get("optimizer") is not None
+    if trains and without_level(construct, model, *args, **kwargs):
+        kwargs.update(settings_from_outside())
+    construct(model, *args, **kwargs)
+    for built in BUILT:
+        built.add(given["network"], model.train_network, trains)
+
+
+def take_down(network: nn.Cell, step: nn.Cell) -> nn.Cell:
+    """Take down a step that was built without a Model, and return it."""
+    for built in BUILT:
+        built.add(network, step, True)
+    return step
+
+
+def level_and_settings(level: str | None, config: Any) -> tuple[str, Any]:
+    """Return level and settings of a call; those from outside if it gives neither."""
+    outside: Mapping[str, str] = {} if level or config else settings_from_outside()
+    return outside.get("boost_level", level or "O0"), outside.get("boost_config_dict", config)
+
+
+__all__ = [
+    "BUILT",
+    "CONFIG_VARIABLE",
+    "LEVEL_VARIABLE",
+    "Built",
+    "construct_model",
+    "level_and_settings",
+    "settings_from_outside",
+    "take_down",
+]

@@ -1,0 +1,139 @@
+"""``recommend``: who reached plain's loss first, and what is written for it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+
+from mindspore_boost_ext import BoostConfig
+from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext.cli import recommend
+from mindspore_boost_ext.cli.results import FAILED, RAN, Outcome
+
+STEPS = 40
+
+
+def history(first, later, loss, last=None):
+    """Return records: a first step that compiles, then equal ones; the loss is a function."""
+    seconds = [first] + [later] * (STEPS - 1)
+    losses = [loss(step) for step in range(STEPS)]
+    losses[-1] = losses[-1] if last is None else last
+    return [
+        {"event": "step", "step": step + 1, "seconds": seconds[step], "loss": losses[step]}
+        for step in range(STEPS)
+    ]
+
+
+def falling(step):
+    return 1.0 - step / STEPS
+
+
+@pytest.fixture
+def race(tmp_path, monkeypatch, capsys):
+    """Return a function that runs the command over given histories, by name of the run."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+
+    def run(**histories):
+        def trial(one, title, display):
+            name = one.name.split()[0]
+            if histories.get(name) is None:
+                return Outcome(one.name, FAILED, "a script may fail"), []
+            return Outcome(one.name, RAN, step_ms=1.0, compile_s=2.0, peak_mib=3.0), histories[name]
+
+        monkeypatch.setattr(recommend, "run_trial", trial)
+        written = tmp_path / "winner.json"
+        code = main(["recommend", "--json", str(written), str(script)])
+        settings = json.loads(written.read_text()) if written.exists() else None
+        return code, settings, capsys.readouterr().out
+
+    return run
+
+
+def test_the_first_at_plains_loss_wins_and_is_a_configuration(race):
+    """40 steps of 1 s plain; half frozen takes half as long, and ends at the same loss."""
+    code, settings, printed = race(
+        plain=history(2, 1.0, falling),
+        half=history(5, 0.5, falling),
+        cubic=history(2, 0.9, falling),
+    )
+    assert code == 0
+    # The last mean over two steps, 0.0375, is reached by nobody before the 40th step:
+    # 2 + 39 s plain, 5 + 39 / 2 s half frozen.
+    assert "| plain | 41.0 | 1.00 |" in printed
+    assert "| half frozen from 10 % on | 24.5 | 0.60 |" in printed
+    assert "Recommended: half frozen from 10 % on, 0.60 of plain's time" in printed
+    assert settings["grad_freeze"]["total_steps"] == STEPS
+    BoostConfig.parse("O1", settings)
+
+
+def test_who_does_not_keep_the_loss_has_not_reached_it(race):
+    half = history(1, 0.1, falling, last=3.0)
+    code, settings, printed = race(plain=history(2, 1.0, falling), half=half)
+    assert code == 0
+    assert "| half frozen from 10 % on | did not reach plain's loss | - |" in printed
+    assert "Plain training wins" in printed
+    assert settings == {"boost": {"mode": "disable_all"}}
+
+
+def test_a_lead_within_the_noise_is_no_recommendation(race):
+    _, settings, printed = race(plain=history(2, 1.0, falling), cubic=history(2, 0.98, falling))
+    assert "Plain training wins" in printed
+    assert "failed: a script may fail" in printed  # the others; they do not end the race
+    assert settings == {"boost": {"mode": "disable_all"}}
+
+
+def test_compilation_counts(race):
+    _, _, printed = race(plain=history(2, 1.0, falling), half=history(60, 0.1, falling))
+    assert "Plain training wins" in printed
+
+
+def test_a_plain_run_that_fails_is_said(race):
+    code, settings, printed = race()
+    assert (code, settings) == (1, None)
+    assert "the plain run of the script failed: a script may fail" in printed
+
+
+def test_every_candidate_is_a_configuration_without_idle_settings():
+    for one in recommend.candidates(100):
+        assert BoostConfig.parse(one.level, one.config).notices() == (), one.name
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "cannot open the script ''"),
+        (["none.py"], "cannot open the script 'none.py'"),
+        (["--minutes", "0", __file__], "--minutes must be in (0, 10000], got 0"),
+        (["--seed", "-1", __file__], "--seed must be in 0..2**32-1, got -1"),
+    ],
+)
+def test_wrong_words_are_explained(words, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["recommend", *words])
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_script_is_raced_in_processes_of_its_own(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    text = """
+        import mindspore as ms
+        import numpy as np
+        from mindspore import nn
+
+        values = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+        data = ms.dataset.NumpySlicesDataset((values, values[:, :2]), shuffle=False).batch(4)
+        net = nn.SequentialCell(nn.Dense(4, 4), nn.Dense(4, 4), nn.Dense(4, 2))
+        ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.05)).train(3, data)
+    """
+    script.write_text(textwrap.dedent(text))
+    written = tmp_path / "winner.json"
+    assert main(["recommend", "--minutes", "3", "--json", str(written), str(script)]) == 0
+    printed = capsys.readouterr().out
+    for name in ("plain", "level O1", "cubic prefix", "half frozen from 10 % on"):
+        assert f"| {name} | " in printed
+    assert "failed" not in printed.replace("fewer BatchNorms", "")
+    BoostConfig.parse("O1", json.loads(written.read_text()))

@@ -1,0 +1,247 @@
+"""A loop of one's own trains as ms.Model does, with every algorithm, and callbacks around it."""
+
+from __future__ import annotations
+
+import contract
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from mindspore.train import Callback
+
+from mindspore_boost_ext import (
+    BoostCheckpoint,
+    BoostMonitor,
+    FlushAccumulation,
+    TrainStep,
+    Update,
+    make_train_step,
+    read_history,
+    restore,
+)
+from mindspore_boost_ext.algorithm import Algorithm
+
+
+def make(algorithm):
+    """Build what ``contract.build`` builds, as a step."""
+    ms.set_seed(3)
+    net = algorithm.net()
+    return make_train_step(
+        net,
+        nets.loss_fn(),
+        nets.momentum(net.trainable_params()),
+        level="O1",
+        config=algorithm.on,
+        **algorithm.model(net),
+    )
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+OFF = {"boost": {"mode": "disable_all"}}
+IN_GRAPHS = ("nothing", "dynamic loss scale", "grad_freeze")  # compiling costs seconds each
+
+
+@pytest.mark.parametrize(
+    ("mode", "algorithm"),
+    [
+        pytest.param(mode, one, id=f"{mode}-{one.name}")
+        for mode in ("graph", "pynative")
+        for one in contract.ALGORITHMS
+        if mode == "pynative" or one.name in IN_GRAPHS
+    ],
+    indirect=["mode"],
+)
+def test_it_trains_as_a_model_does(mode, algorithm):
+    _, model = contract.switched_on(algorithm)
+    losses = contract.run(model, nets.batches(4))
+    step = make(algorithm)
+    found = [float(step(Tensor(x), Tensor(y)).asnumpy()) for x, y in nets.batches(4)]
+    assert found == losses
+    assert_equal(nets.weights(step.train_network), nets.weights(model.train_network))
+    assert step.report().to_dict() == model.train_network.report().to_dict()
+
+
+def test_it_trains_as_a_loop_with_value_and_grad(mode):
+    net, other = nets.MLP(), nets.MLP()
+    loss_fn, optimizer = nets.loss_fn(), nets.momentum(other.trainable_params())
+
+    def forward(x, y):
+        return loss_fn(other(x), y)
+
+    gradient = ms.value_and_grad(forward, None, optimizer.parameters)
+    step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), level="O0")
+    for x, y in nets.batches(5):
+        loss, gradients = gradient(Tensor(x), Tensor(y))
+        optimizer(gradients)
+        # Two graphs of the same float32 operators: some roundings apart.
+        np.testing.assert_allclose(step(Tensor(x), Tensor(y)).asnumpy(), loss.asnumpy(), rtol=1e-5)
+
+
+def test_a_network_may_return_its_loss(mode):
+    net = nn.WithLossCell(nets.MLP(), nets.loss_fn())
+    step = make_train_step(net, None, nets.momentum(net.trainable_params()), config=OFF)
+    x, y = nets.batches(1)[0]
+    assert step(Tensor(x), Tensor(y)).shape == ()
+
+
+def test_overflow_and_scale_are_there_beside_the_loss(mode):
+    step = make(next(one for one in contract.ALGORITHMS if one.name == "dynamic loss scale"))
+    x, y = nets.batches(1)[0]
+    assert (step.overflow, step.scale) == (None, None)
+    step(Tensor(np.full_like(x, np.inf)), Tensor(y))
+    assert bool(step.overflow.asnumpy())
+    step(Tensor(x), Tensor(y))
+    assert not bool(step.overflow.asnumpy())
+    assert float(step.scale.asnumpy()) == 2**9
+    assert step.observations()["skipped_steps"] == 1
+
+
+def test_training_goes_on_in_training_mode_after_an_evaluation(mode):
+    """BatchNorm keeps its statistics only while it trains."""
+    net = nets.ConvNet()
+    step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), config=OFF)
+    before = net.norm.moving_mean.asnumpy().copy()
+    x, y = (Tensor(one) for one in nets.batches(1, image=True)[0])
+    net.set_train(False)
+    net(x)
+    step(x, y)
+    assert (net.norm.moving_mean.asnumpy() != before).any()
+
+
+class Halved(Update):
+    """Takes half of the loss out of the report of the step, to be seen."""
+
+    def construct(self, loss, gradients, *inputs):
+        return super().construct(loss, gradients, *inputs) / 2
+
+
+class Halving(Algorithm):
+    """An algorithm of the user's own."""
+
+    switch = "halving"
+
+    def join(self, step):
+        step.update_part = Halved(step.optimizer)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_an_algorithm_of_ones_own_joins(mode, level):
+    config = OFF if level == "O1" else None
+    losses = []
+    for algorithms in ((), (Halving(),)):
+        net = nets.MLP()
+        step = make_train_step(
+            net,
+            nets.loss_fn(),
+            nets.momentum(net.trainable_params()),
+            level=level,
+            config=config,
+            algorithms=algorithms,
+        )
+        x, y = nets.batches(1)[0]
+        losses.append(float(step(Tensor(x), Tensor(y)).asnumpy()))
+    assert losses[1] == losses[0] / 2
+
+
+# ---- over: the loop with callbacks ----
+
+WINDOW = {
+    **contract.switched(grad_accumulation=True),
+    "grad_accumulation": {"grad_accumulation_step": 2},
+}
+
+
+def accumulating():
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    return make_train_step(net, nets.loss_fn(), optimizer, config=WINDOW)
+
+
+def loop(step, epochs, callbacks=(), done=0, data=None):
+    data = data or nets.dataset(3)
+    losses = []
+    for x, y in step.over(data, epochs, callbacks, initial_epoch=done):
+        losses.append(float(step(x, y).asnumpy()))
+    return losses
+
+
+def test_callbacks_see_what_they_see_under_a_model(mode, tmp_path):
+    """Progress, records, the flush of a window, a file an epoch: the very same records."""
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    model = ms.Model(net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=WINDOW)
+    paths = tmp_path / "model.jsonl", tmp_path / "loop.jsonl"
+    callbacks = [[FlushAccumulation(), BoostMonitor(path, progress=False)] for path in paths]
+    model.train(2, nets.dataset(3), callbacks[0], dataset_sink_mode=False)
+    step = accumulating()
+    loop(step, 2, callbacks[1])
+    assert_equal(nets.weights(step.train_network), nets.weights(model.train_network))
+    timed = ("seconds", "samples_per_second", "time")  # of their own
+
+    def records(path):
+        return [
+            {name: value for name, value in one.items() if name not in timed}
+            for one in read_history(path)
+        ]
+
+    first, second = map(records, paths)
+    assert first == second
+    assert [one["event"] for one in second] == ["start", *(["step"] * 3 + ["epoch"]) * 2]
+
+
+def test_a_loop_goes_on_from_a_file(mode, tmp_path):
+    whole = loop(accumulating(), 3)
+    loop(accumulating(), 1, [BoostCheckpoint(tmp_path / "run")])
+    step = accumulating()
+    done = restore(step.train_network, tmp_path / "run")
+    assert loop(step, 3, done=done) == whole[3:]
+
+
+def test_a_callback_may_stop_the_loop():
+    class Stop(Callback):
+        ended = False
+
+        def on_train_step_end(self, run_context):
+            if run_context.original_args().cur_step_num == 2:
+                run_context.request_stop()
+
+        def on_train_end(self, run_context):
+            self.ended = True
+
+    stop = Stop()
+    assert len(loop(accumulating(), 5, [stop])) == 2
+    assert stop.ended
+
+
+def test_batches_may_come_from_a_list():
+    data = [tuple(Tensor(one) for one in pair) for pair in nets.batches(3)]
+    assert loop(accumulating(), 2, data=data) == loop(accumulating(), 2)
+
+
+def test_what_cannot_be_used_is_refused_before_the_loop():
+    step = accumulating()
+    with pytest.raises(TypeError, match=r"dataset must .*have a length.*for batch in dataset"):
+        step.over(iter([]), 1)
+    with pytest.raises(ValueError, match=r"over\.epochs must be an int from 1 "):
+        step.over([], 0)
+    net = nets.MLP()
+    with pytest.raises(ValueError, match="level must be one of O0, O1, O2"):
+        make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), level="O7")
+
+
+@pytest.mark.filterwarnings("ignore::mindspore_boost_ext.NoEffectWarning")
+def test_the_level_comes_from_outside_if_the_call_gives_none(monkeypatch):
+    monkeypatch.setenv("MINDSPORE_BOOST_EXT_LEVEL", "O1")
+    net = nets.Deep()
+    step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
+    assert step.report()["grad_freeze"].status == "applied"
+    assert isinstance(step, TrainStep)
+    net = nets.Deep()
+    own = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), level="O0")
+    assert own.report()["grad_freeze"].status == "inactive"
