@@ -23,6 +23,7 @@ from mindspore_boost_ext.callbacks.checkpoint import save_checkpoint
 from mindspore_boost_ext.callbacks.flush import FlushAccumulation
 from mindspore_boost_ext.callbacks.history import plot_history, read_history
 from mindspore_boost_ext.callbacks.monitor import BoostMonitor
+from mindspore_boost_ext.callbacks.resume import BoostCheckpoint, restore
 from mindspore_boost_ext.config.parse import BoostConfig, BoostConfigError
 from mindspore_boost_ext.dim_reduce.p_bfgs import DimReduce
 from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
@@ -37,6 +38,7 @@ from mindspore_boost_ext.integration import (
     uninstall,
 )
 from mindspore_boost_ext.integration.convert import ConvertModelUtils
+from mindspore_boost_ext.integration.functional import TrainStep, make_train_step
 from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
 from mindspore_boost_ext.less_batch_normalization.rewrite import LessBN
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
@@ -53,6 +55,7 @@ __all__ = [
     "AdaSum",
     "Algorithm",
     "AutoBoost",
+    "BoostCheckpoint",
     "BoostConfig",
     "BoostConfigError",
     "BoostModel",
@@ -72,6 +75,7 @@ __all__ = [
     "OptimizerProcess",
     "ParameterProcess",
     "Report",
+    "TrainStep",
     "TrajectorySampler",
     "Update",
     "UpdateAround",
@@ -80,8 +84,10 @@ __all__ = [
     "install",
     "installed",
     "is_installed",
+    "make_train_step",
     "plot_history",
     "read_history",
+    "restore",
     "save_checkpoint",
     "tune_machine",
     "uninstall",

@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,9 @@ import mindspore as ms
 import mindspore.boost
 from mindspore import Parameter, nn
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
+from mindspore.train.train_thor.convert_utils import (
+    ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
+)
 
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
 PREPARE_METHOD = "_build_boost_network"
@@ -46,6 +49,11 @@ VERSION = tuple(int(part) for part in re.findall(r"\d+", ms.__version__)[:2])
 # Parameter before an operator that ran earlier has written it.
 COMPILES_END_OF_STEP = VERSION >= (2, 8)
 _BUILD_FUNCTION_HOLDERS = ("mindspore", "mindspore.amp", "mindspore.train", "mindspore.train.amp")
+_THOR_MODULE = "mindspore.nn.optim.thor"
+_CONVERSIONS = (
+    *("mindspore", "mindspore.train", "mindspore.train.train_thor"),
+    "mindspore.train.train_thor.convert_utils",
+)
 _STATE = "_mindspore_boost_ext"
 
 
@@ -124,7 +132,11 @@ def model_method(name: str) -> Callable[..., Any]:
 
 
 def upstream_names() -> Iterator[tuple[str, str, list[Any]]]:
-    """List the public names of ``mindspore.boost``: module, name, and the holders of that name."""
+    """List the public names of ``mindspore.boost``, and those around its THOR.
+
+    Yields:
+        tuple: the module of this package that has it, the name, and MindSpore's holders of it.
+    """
     package = sys.modules["mindspore.boost"]
     for short in UPSTREAM_MODULES:
         module = sys.modules[f"mindspore.boost.{short}"]
@@ -135,6 +147,18 @@ def upstream_names() -> Iterator[tuple[str, str, list[Any]]]:
             if name == "AutoBoost":
                 holders.append(sys.modules["mindspore.train.model"])
             yield short, name, holders
+    optimizers, made_by = sys.modules["mindspore.nn.optim"], sys.modules[_THOR_MODULE]
+    yield "thor", "THOR", [optimizers]  # its name until MindSpore 1.2, and in the article on it
+    yield "thor", "thor", [nn, optimizers, made_by]
+    yield "integration.convert", "ConvertModelUtils", [sys.modules[one] for one in _CONVERSIONS]
+
+
+def built_in_thor(optimizer: Any) -> Any:
+    """Return MindSpore's own THOR: the optimizer itself, or the one it wraps; None if neither."""
+    module = sys.modules[_THOR_MODULE]
+    while optimizer is not None and not isinstance(optimizer, (module.ThorGpu, module.ThorAscend)):
+        optimizer = wrapped_optimizer(optimizer)
+    return optimizer
 
 
 def build_function_holders() -> list[ModuleType]:
@@ -246,6 +270,28 @@ def name_trained(optimizer: nn.Optimizer) -> None:
 def forget_compiled(cell: nn.Cell) -> None:
     """Let a Cell be compiled anew when it runs next."""
     cell.compile_cache.clear()
+
+
+def free_compiled(cells: Sequence[nn.Cell]) -> None:
+    """Free the graphs compiled for Cells and their ``ms.jit`` methods, which may compile anew."""
+    api = _graph_api()
+    executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
+    for cell in cells:
+        if cell.compile_cache:
+            executor.del_net_res(cell, cell.compile_cache)
+            forget_compiled(cell)
+    # The name of a method's graph holds when its Cell was made, and where it lies.
+    marks = [(f".{cell.create_time}", f".{id(cell)}.") for cell in cells]
+    methods = {
+        name
+        for name in api.ms_compile_cache
+        if any(made in name and place in name for made, place in marks)
+    }
+    if methods:
+        executor.del_net_res(None, methods)
+        if hasattr(api, "JitExecutor_"):
+            api.JitExecutor_.get_instance().del_net_res(None, methods)
+        api.ms_compile_cache.difference_update(methods)
 
 
 def share_compile_settings(source: nn.Cell, target: nn.Cell) -> None:

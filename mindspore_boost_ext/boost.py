@@ -7,6 +7,7 @@ one optimizer. Each object stands alone: there is no process-wide instance, and 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -23,6 +24,7 @@ from mindspore_boost_ext.config.parse import (
     warn_of_idle_settings,
 )
 from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.config.sections import SECTIONS
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.runtime.machine import tuning
 
@@ -122,6 +124,22 @@ class AutoBoost:
         switches = {decision.algorithm: decision.wanted for decision in self.plan()}
         own = {one.switch: one.switch not in self._missing for one in self._own}
         return {**switches, **own}
+
+    def settings_in_force(self) -> dict[str, str]:
+        """Return switches and settings that decide on the training, by their full names.
+
+        Values are words that are the same in every process. Left out are settings of algorithms
+        that are off, and paths and limits of one host.
+        """
+        switches = self.boost_config
+        found = {f"boost.{name}": str(on) for name, on in switches.items()}
+        for name, kind in SECTIONS.items():
+            if kind.for_every_step or any(switches[one] for one in kind.readers or (name,)):
+                section = getattr(self.config, name)
+                for one in dataclasses.fields(kind):
+                    if one.name not in kind.of_one_host:
+                        found[f"{name}.{one.name}"] = _in_words(getattr(section, one.name))
+        return found
 
     @property
     def device_number(self) -> int:
@@ -239,6 +257,11 @@ class AutoBoost:
                 yield self
         finally:
             _BUILDING.reset(token)
+
+
+def _in_words(value: object) -> str:
+    """Return a setting in words that are the same in every process."""
+    return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
 
 
 def _checked(algorithms: Sequence[Algorithm]) -> Sequence[Algorithm]:

@@ -47,6 +47,8 @@ def pytest_runtest_protocol(item):
 NOT_QUICK = {"test_distributed", "test_dim_reduce_ranks", "test_thor_distributed", "test_faults"}
 NOT_QUICK |= {"test_examples", "test_example_resnet", "test_docs", "test_upstream"}
 NOT_QUICK |= {"test_combinations", "test_config_generated"}
+NOT_QUICK |= {"test_random_combinations", "test_resume_matrix"}
+NOT_QUICK |= {"test_two_models", "test_article", "test_mindcv", "test_agreement"}
 
 
 def pytest_collection_modifyitems(items):
@@ -81,6 +83,7 @@ def is_slow(case):
 
 # They read what the same real processes found, which are started once for all of them.
 OF_RANKS = ("test_distributed", "test_dim_reduce_ranks", "test_overflow", "test_thor_distributed")
+OF_RANKS += ("test_agreement",)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -65,3 +65,18 @@ def cosine_head(features, weight, bias, multiplier, epsilon=1e-4):
         return rows / np.sqrt(np.maximum((rows**2).sum(axis=1, keepdims=True), epsilon))
 
     return multiplier * (unit(features) @ unit(weight).T + np.float64(bias))
+
+
+def interval_groups(groups, share, steps, seed):
+    """Return freeze type 1 as version 0.1.0 drew it: all draws at once, then step by step."""
+    length = int(steps * 1.01)
+    weights = np.arange(groups - 1, 0, -1)
+    draws = np.random.default_rng(seed).choice(
+        np.arange(1, groups), size=length, p=weights / weights.sum()
+    )
+    sequence, frozen = [0], 0
+    while len(sequence) < length:
+        freezes = frozen / len(sequence) < 1 - share
+        sequence.append(int(draws[frozen]) if freezes else 0)
+        frozen += freezes
+    return sequence

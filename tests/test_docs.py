@@ -49,8 +49,15 @@ def test_docstring_examples_run(module):
     assert result.failed == 0
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_readme_python_runs(code, tmp_path):
+def python_blocks():
+    """Yield the scripts of README.md and of the cards; ``data`` shows how its file was made."""
+    for page in [one for one in PAGES if one.parent.name not in ("docs", "data")]:
+        for number, code in enumerate(blocks("python", page.read_text(encoding="utf-8"))):
+            yield pytest.param(code, id=f"{page_id(page)}-{number}")
+
+
+@pytest.mark.parametrize("code", list(python_blocks()))
+def test_python_of_readme_and_cards_runs(code, tmp_path):
     """Each block is a script of its own, run where a user would run it: in a new process."""
     script = tmp_path / "readme.py"
     script.write_text(code, encoding="utf-8")

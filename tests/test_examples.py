@@ -478,3 +478,20 @@ def test_dim_reduce_trains_again_in_the_directions_of_the_first_run() -> None:
 
 def test_thor_trains_in_two_epochs() -> None:
     assert final_accuracy(run_lenet("--thor", "--epochs", "2")) > 0.9
+
+
+def test_the_loop_of_ones_own_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    import loop
+
+    mode = ms.get_context("mode")
+    monkeypatch.chdir(tmp_path)
+    try:
+        for words, accuracy in (([], 0.8), (["--resume"], 0.9)):  # a guess has 0.1
+            monkeypatch.setattr(sys, "argv", ["loop.py", *words])
+            loop.main()
+            printed = capsys.readouterr()
+            assert float(re.search(r"test accuracy (0\.\d+)", printed.out)[1]) > accuracy
+    finally:
+        ms.set_context(mode=mode)
+    assert "epoch 6/6" in printed.err
+    assert "epoch 3/6" not in printed.err

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pathlib
 import subprocess
 import sys
 
+import mindspore as ms
 import nets
 import numpy as np
 import pytest
@@ -194,6 +196,66 @@ def test_every_public_name_of_upstreams_objects_is_there(tmp_path):
         kind = type(one).__name__
         missing = {name for name in theirs[kind] if not hasattr(one, name)}
         assert missing == MISSING.get(kind, {}).keys(), kind
+
+
+# Their constructors need ranks, so what they put on themselves is read from their source.
+READ = {
+    "AdaSum": (
+        "adasum.py",
+        lambda net, optimizer: mindspore_boost_ext.AdaSum(0, 1, 1, net.trainable_params()),
+        {
+            "allreduce_list",
+            "allreduce_node_num_list",
+            "broadcast_list",
+            "hyper_map",
+            "parameter_divisibility_list",
+            "recv_list_forward",
+            "recv_list_rollback",
+            "send_list_forward",
+            "send_list_rollback",
+            "send_node",
+            "sync_barrier",
+        },  # operators of its exchange, one a tensor; here tensors travel packed
+    ),
+    "DimReduce": (
+        "dim_reduce.py",
+        lambda net, optimizer: mindspore_boost_ext.DimReduce(
+            nn.WithLossCell(net, nn.MSELoss()),
+            optimizer,
+            optimizer.parameters,
+            np.eye(4, 8, dtype=np.float32),
+            4,
+            *(0.5, 0.9, 0.001, 0.4),
+            *(0, 1),
+        ),
+        {
+            *("add", "concat", "hyper_map", "matmul", "mul"),  # operators, functions here
+            *("allgather", "allreduce", "broadcast_list"),  # of its exchange
+            *("dk_pad_flag", "dk_pad_part", "end_index", "start_index", "pca_list_local"),
+            *("true_flag", "false_flag", "epsilon", "float_type", "rho_list"),  # constants
+            *("bk_back", "gk_last_back", "gk_last_init"),  # copies that its search needs
+            *("dn_init", "grad_proj_init", "grad_res_momentum"),  # buffers, one a parameter
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_every_public_name_of_upstreams_distributed_objects_is_there(graph_mode, kind):
+    file, construct, missing = READ[kind]
+    source = (pathlib.Path(ms.__file__).parent / "boost" / file).read_text(encoding="utf-8")
+    classes = [one for one in ast.parse(source).body if isinstance(one, ast.ClassDef)]
+    nodes = list(ast.walk(next(one for one in classes if one.name == kind)))
+    names = {one.name for one in nodes if isinstance(one, ast.FunctionDef)}
+    names |= {
+        one.attr
+        for one in nodes
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+    }
+    net = nn.Dense(3, 2)
+    ours = construct(net, nn.SGD(net.trainable_params(), 0.1))
+    public = {name for name in names if not name.startswith("_")}
+    assert {name for name in public if not hasattr(ours, name)} == missing
 
 
 def test_the_loss_of_upstreams_default_step_is_missing_and_ours_is_there(mode, tmp_path):

@@ -110,6 +110,11 @@ class AdaSum(nn.Cell):
             written += (ops.assign(parameters[index], values[index]),)
         return written
 
+    @property
+    def calc_times(self) -> int:
+        """How often pairs of servers combine, one after the other; upstream's name."""
+        return len(tree(self.server, self.group_number))
+
     def snapshot(self) -> Tensor:
         """Return a packed copy of the present values of ``parameter_tuple``."""
         return self.packing.pack(self.parameter_tuple)

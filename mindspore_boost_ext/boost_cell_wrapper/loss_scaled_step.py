@@ -66,7 +66,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         (16.0, False, 1024.0)
     """
 
-    makes_variants_at_once = False  # they need what is set up here
+    is_complete_at_once = False  # the variants need what is set up here
 
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, scale_sense: Tensor | nn.Cell) -> None:
         """Build the step for the configuration in force."""
@@ -90,7 +90,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self._differentiate()
         reason = f"{self.detector.name}: {self.detector.why}"
         self.report().put(Row("overflow detection", "loss scale", APPLIED, reason))
-        self._make_variants()
+        self._complete()
 
     def _scale(self, scale_sense: Tensor | nn.Cell) -> OneScale:
         """Return the part for a scale; a manager with a rule of its own brings that."""

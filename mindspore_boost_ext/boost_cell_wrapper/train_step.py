@@ -6,6 +6,7 @@ With nothing switched on it is MindSpore's own, operator for operator: weights a
 
 from __future__ import annotations
 
+import itertools
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +15,11 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.boost_cell_wrapper.agreement import check_same_step_on_ranks
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Report, Row, warn
+from mindspore_boost_ext.runtime.processes import PROGRESS
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.runtime.watch import watch_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
@@ -75,7 +78,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         16.0
     """
 
-    makes_variants_at_once = True
+    is_complete_at_once = True
     grad_reducer: nn.Cell
 
     def __init__(
@@ -100,8 +103,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         self._use_reducer(self.grad_reducer)
         self._differentiate()
         self._warn_of_unequal_scales()
-        if self.makes_variants_at_once:
-            self._make_variants()
+        if self.is_complete_at_once:
+            self._complete()
 
     def _empty_places(self) -> None:
         """Begin without parts, and with upstream's names for them.
@@ -121,6 +124,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         self._prepared: set[int] = set()
         self._flushes: dict[int, _Flush] = {}
         self._state: tuple[Any, ...] = ()
+        self._has_run = False
+        self._batch_numbers = itertools.count(1)  # one for all variants
         self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
         # The names under which subclasses written for mindspore.boost look for algorithms.
         self.freeze = self.use_grad_accumulation = False
@@ -221,6 +226,10 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
 
     def _run(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step on the state that the host has set."""
+        if not self._has_run:
+            for algorithm in self.auto_boost.algorithms:
+                algorithm.check_state(self, *inputs)
+            self._has_run = True
         self.update_part.before_step(*inputs)
         with self._host_writes.followed():
             return self._run_chosen(*inputs, **kwargs)
@@ -233,6 +242,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         the graph chooses.
         """
         if self.choice_part is None or not self.runs_our_construct():
+            self._count_batch()
             return super().__call__(*inputs, **kwargs)
         index = self.choice_part.chooser.now()
         variant = self.choice_part.variants[index]
@@ -243,6 +253,12 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
             variant.set_train(self.training)
         with self.choice_part.chooser.running(index):
             return variant(*inputs, **kwargs)
+
+    def _count_batch(self) -> None:
+        """Show the other ranks the update that this batch makes all of them take part in."""
+        window = 1 if self.window_part is None else self.max_accumulation_step
+        if self.reducer_flag and next(self._batch_numbers) % window == 0:
+            PROGRESS.begin_update()
 
     def expect_training(self, epochs: int, steps: int) -> None:
         """Warn about settings that so many epochs of so many steps leave without effect."""
@@ -257,6 +273,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
             step: Any = self
             while step.choice_part is not None:
                 step = step.choice_part.variants[step.choice_part.chooser.now()]
+            PROGRESS.begin_update()
             if id(step) not in self._flushes:
                 self._flushes[id(step)] = _Flush(step)
             with self._host_writes.followed():
@@ -270,6 +287,11 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
     def choose_last(self, make: MakeChoice) -> None:
         """Let a choice be made behind all others: each of their variants gets its own."""
         self._make_choices.append(make)
+
+    def _complete(self) -> None:
+        """Make the variants, and compare the step with those of the other ranks."""
+        self._make_variants()
+        check_same_step_on_ranks(self, self.auto_boost)
 
     def _make_variants(self) -> None:
         """Make the variants of the step. Each compiles when it first runs."""

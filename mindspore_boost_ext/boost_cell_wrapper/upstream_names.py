@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
@@ -29,9 +30,9 @@ class StepNames:
         return Tensor(0, ms.int32) if position is None else position
 
     @property
-    def train_strategy(self) -> tuple[int, ...] | None:
+    def train_strategy(self) -> Sequence[int] | None:
         """The group of each step, as the optimizer has it; None without freezing."""
-        strategy: tuple[int, ...] | None = getattr(self.optimizer, "train_strategy", None)
+        strategy: Sequence[int] | None = getattr(self.optimizer, "train_strategy", None)
         return strategy
 
     def check_adasum_enable(self) -> bool:
