@@ -76,6 +76,23 @@ class Case:
                 names.append("head.multiplier")
         return [name for name in names if name not in self.net.frozen]
 
+    def first_scales(self):
+        """Return the loss scales of groups at the start."""
+        return np.array([2.0**8, 2.0**4, 2.0**6][: len(self.net.marks)])
+
+    def groups_of_scales(self):
+        """Return the names of what is trained in each group of loss scales."""
+        marks = {self.net.layers[place][1]: number for number, place in enumerate(self.net.marks)}
+        groups, group, of_layer = [[] for _ in self.net.marks], 0, {}
+        for _, name, *_ in self.net.layers:
+            group = marks.get(name, group)
+            of_layer[name] = group
+        for name in self.trained_names():
+            first, _, rest = name.partition(".")
+            place = of_layer[rest.split(".")[0]] if first == "body" else -1
+            groups[0 if first == "spare" else place].append(name)
+        return groups
+
     def centralized(self, name, gradient):
         """Return whether a gradient is to be centralized: of a weight with several inputs."""
         if not self.centralize or (self.multiplier is not None and name == "head.weight"):
@@ -237,11 +254,12 @@ class Draw:
     def groups(self, case, steps):
         """Divide the names among two or three groups with settings of their own, or none.
 
-        What the classifier of cosines brings gets the default rate, which MindSpore keeps only
-        where a group uses it; AdamWeightDecay keeps no default decay.
+        What the classifier of cosines brings gets the default rate, and of a schedule MindSpore
+        keeps it only where a group uses it; AdamWeightDecay keeps no default decay.
         """
         names = [name for name in case.trained_names() if name != "head.multiplier"]
         unknown = case.multiplier is not None and case.optimizer == "AdamWeightDecay"
+        has_default = case.multiplier is None or case.rate[0] != "exponential"
         if unknown or not self.chance(0.5):
             return ()
         place = {name: self.integer(0, 2) for name in names}
@@ -249,7 +267,7 @@ class Draw:
         return tuple(
             (
                 group,
-                self.rate(steps) if self.chance(0.7) and (number or not case.multiplier) else None,
+                self.rate(steps) if self.chance(0.7) and (number or has_default) else None,
                 self.one(None, 0.0, 0.01, 0.1),
             )
             for number, group in enumerate(filter(None, members))
@@ -336,9 +354,6 @@ def drawn(number, attempt):
     if draw.chance(0.5):
         updates = max(steps // window, 1)
         case = dataclasses.replace(case, freeze=draw.freeze(case, updates))
-        if kind == "grouped" and net.aux is not None:
-            # In a branch that is frozen, the markers see an overflow in GRAPH_MODE only.
-            case = dataclasses.replace(case, overflows=())
     return dataclasses.replace(case, boost_mode=mode_of(draw, case))
 
 

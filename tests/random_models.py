@@ -52,22 +52,8 @@ def manager_of(case):
     if kind == "dynamic":
         return ms.DynamicLossScaleManager(*values)
     if kind == "grouped":
-        return GroupLossScaleManager([2.0**8, 2.0**4, 2.0**6][: len(case.net.marks)], [])
+        return GroupLossScaleManager(case.first_scales().tolist(), [])
     return None
-
-
-def groups_of_scales(case, net):
-    """Return the trained parameters of each group of loss scales."""
-    marks = {case.net.layers[place][1]: number for number, place in enumerate(case.net.marks)}
-    groups, group, of_layer = [[] for _ in case.net.marks], 0, {}
-    for _, name, *_ in case.net.layers:
-        group = marks.get(name, group)
-        of_layer[name] = group
-    for parameter in net.trainable_params():
-        first, _, rest = parameter.name.partition(".")
-        place = of_layer[rest.split(".")[0]] if first == "body" else -1
-        groups[0 if first == "spare" else place].append(parameter)
-    return groups
 
 
 def config_of(case):
@@ -112,7 +98,10 @@ def trained(case):
     manager = manager_of(case)
     net = random_nets.network(case.net, manager if case.scale[0] == "grouped" else None)
     if case.scale[0] == "grouped":
-        manager.loss_scale_groups = groups_of_scales(case, net)
+        held = {one.name: one for one in net.trainable_params()}
+        manager.loss_scale_groups = [
+            [held[name] for name in names if name in held] for names in case.groups_of_scales()
+        ]
     arguments = {} if manager is None else {"loss_scale_manager": manager}
     model = ms.Model(
         net,

@@ -203,6 +203,7 @@ class Expected:
         values: the weights, and the statistics of BatchNorm.
         skipped: how many steps overflowed.
         scale: the dynamic loss scale after the last step.
+        scales: the loss scales of groups after the last step.
     """
 
     def __init__(self, case, drawn=None, dtype=np.float64):
@@ -211,7 +212,7 @@ class Expected:
         self.names = case.trained_names()
         self.optimizer = Optimizer(case, self.names)
         self.groups = groups_of(case, self.names) if case.freeze else [self.names]
-        self.overflows, self.used_groups = [], []
+        self.overflows, self.used_groups, self.factors = [], [], []
         self._clear()
         for _ in range(case.epochs):
             for x, y in case.batches():
@@ -219,10 +220,12 @@ class Expected:
             if case.flush and self.count:
                 self._close_window()
         self.skipped = sum(self.overflows)
-        scales = (
-            dynamic_scale(*case.scale[1:], self.overflows) if case.scale[0] == "dynamic" else []
-        )
-        self.scale = scales[-1] if scales else None
+        if case.scale[0] == "dynamic":
+            self.scale = dynamic_scale(*case.scale[1:], self.overflows)[-1]
+        if case.scale[0] == "grouped":
+            self.scales = case.first_scales()
+            for factors in self.factors:
+                self.scales = self.scales * factors
         self.values = {**self.twin.values, **self.twin.statistics}
 
     def _trained(self):
@@ -251,6 +254,8 @@ class Expected:
         gradients = {name: gradients[name] for name in trained}
         overflow = not all(np.isfinite(one).all() for one in gradients.values())
         self.overflows.append(overflow)
+        if self.case.scale[0] == "grouped":
+            self.factors.append(self._factors(trained, overflow))
         if overflow:
             if self.case.on_overflow == "drop_window":
                 self._clear()
@@ -262,6 +267,19 @@ class Expected:
         self.count += 1
         if self.count == self.case.window:
             self._close_window()
+
+    def _factors(self, trained, overflow):
+        """Return what the scale of each group is multiplied by in a step.
+
+        Overflow comes from the labels alone, so from the last group. One that is frozen has no say.
+        """
+        factors = [
+            2 ** (1 / 1000) if not set(group).isdisjoint(trained) else 1.0
+            for group in self.case.groups_of_scales()
+        ]
+        if overflow:
+            factors[-1] = 2**-0.5
+        return np.array(factors)
 
     def _close_window(self):
         gradients = {name: one / self.weight for name, one in self.window.items()}

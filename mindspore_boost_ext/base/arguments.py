@@ -13,6 +13,7 @@ from mindspore import Parameter, nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.report import warn
 
 # A group of parameters as MindSpore's optimizers take it: "params", "lr", "weight_decay" and so on.
 Group = dict[str, Any]
@@ -120,15 +121,36 @@ def _default_rate(optimizer: nn.Optimizer) -> Any:
     kept = getattr(optimizer, "init_learning_rate", None)
     if kept is None and getattr(optimizer, "relative_step", False):
         return None  # AdaFactor computes it
-    groups = [group for group in groups_of(optimizer) if isinstance(group, dict)]
-    heads = [group["params"][0] for group in groups if ORDER not in group and "lr" not in group]
-    if groups and not heads and kept is None:
-        # Nobody uses it. A fixed one, if there is one: MindSpore rounds fixed rates beside others.
-        rates = [group["lr"] for group in groups if ORDER not in group]
+    groups = _settings_of_groups(optimizer)
+    heads = [group["params"][0] for group in groups if "lr" not in group]
+    if _has_lost_rate(optimizer):
+        # A fixed one, if there is one: MindSpore rounds fixed rates beside others.
+        rates = [group["lr"] for group in groups]
         return min(rates, key=lambda rate: not isinstance(rate, (int, float)))
     if groups and not heads:
         return kept
     return present_rate(kept, optimizer.get_lr_parameter((heads or optimizer.parameters)[0]))
+
+
+def _settings_of_groups(optimizer: nn.Optimizer) -> list[Group]:
+    """Return the groups without the order of their parameters; none if it has no groups."""
+    return [one for one in groups_of(optimizer) if isinstance(one, dict) and ORDER not in one]
+
+
+def _has_lost_rate(optimizer: nn.Optimizer) -> bool:
+    """Return whether the default rate is not known: MindSpore keeps no schedule that none uses."""
+    groups = _settings_of_groups(optimizer)
+    kept = getattr(optimizer, "init_learning_rate", None)
+    computed = getattr(optimizer, "relative_step", False)
+    return bool(groups) and kept is None and not computed and all("lr" in one for one in groups)
+
+
+def _has_lost_decay(optimizer: nn.Optimizer) -> bool:
+    """Return whether the default weight decay is not known, and the groups' do not tell it."""
+    if hasattr(optimizer, "init_args"):
+        return False
+    decays = [group["weight_decay"] for group in _settings_of_groups(optimizer)]
+    return any(one is not decays[0] and one != decays[0] for one in decays)
 
 
 def arguments_of(optimizer: nn.Optimizer) -> dict[str, Any]:
@@ -164,7 +186,7 @@ def _default_decay(optimizer: nn.Optimizer) -> Any:
     """
     if not optimizer.is_group:
         return _given_decay(optimizer.weight_decay, optimizer)
-    groups = [group for group in groups_of(optimizer) if ORDER not in group]
+    groups = _settings_of_groups(optimizer)
     return max(groups, key=lambda group: len(group["params"]))["weight_decay"]
 
 
@@ -221,7 +243,9 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
         nn.Optimizer, with moments and global step as at the start.
     """
     base = base_of(optimizer)
-    new = type(base)(params=list(params), **arguments_of(base))
+    arguments = arguments_of(base)
+    _warn_of_lost_defaults(base, params, arguments)
+    new = type(base)(params=list(params), **arguments)
     _keep_rate_names(base, new)
     new.unique = base.unique
     if _placement(new) != _placement(base):
@@ -229,6 +253,26 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
     if isinstance(optimizer, nn.LARS):
         return type(optimizer)(new, **optimizer.init_args)
     return new
+
+
+def _warn_of_lost_defaults(
+    old: nn.Optimizer, params: Sequence[Any], arguments: Mapping[str, Any]
+) -> None:
+    """Say which parameters get a default that is another group's, since MindSpore kept none."""
+    lost = {
+        "lr": ("learning_rate", _has_lost_rate(old), "a number as learning_rate"),
+        "weight_decay": ("weight_decay", _has_lost_decay(old), "one weight_decay to all groups"),
+    }
+    for key, (setting, is_lost, remedy) in lost.items():
+        groups = [one for one in params if isinstance(one, dict) and ORDER not in one]
+        names = [one.name for group in groups if key not in group for one in group["params"]]
+        if is_lost and names:
+            value = arguments[setting]
+            warn(
+                f"{', '.join(names)}: the {setting} is {shown(value)}, that of another group, for "
+                f"{type(old).__name__} does not keep a default that no group uses: give {remedy}, "
+                f"or a group without {key!r}"
+            )
 
 
 def _placement(optimizer: nn.Optimizer) -> tuple[Any, ...]:

@@ -174,15 +174,18 @@ def output_axis_of(parameter: Parameter, owner: nn.Cell | None = None) -> int:
         return UNTOUCHED
     if parameter.size == parameter.shape[axis]:  # a single input
         return UNTOUCHED
-    if owner is not None and (_groups(owner) > 1 or _is_normalised_head(owner)):
+    if owner is not None and (_in_groups(parameter, owner) or _is_normalised_head(owner)):
         return UNTOUCHED
     return axis
 
 
-def _groups(cell: nn.Cell) -> int:
-    """Return the groups of a convolution; ``mindspore.mint`` calls them ``groups``."""
-    groups = getattr(cell, "group", None) or getattr(cell, "groups", None)
-    return groups if isinstance(groups, int) else 1
+def _in_groups(weight: Parameter, owner: nn.Cell) -> bool:
+    """Return whether a weight is that of a grouped convolution, which the Cell's attribute tells.
+
+    The Cell may be a convolution of the user's own, but a matrix is none, whatever the Cell groups.
+    """
+    groups = getattr(owner, "group", None) or getattr(owner, "groups", None)  # mint has the latter
+    return weight.ndim > 2 and isinstance(groups, int) and groups > 1
 
 
 def _is_normalised_head(cell: nn.Cell) -> bool:

@@ -325,15 +325,15 @@ class GroupLossScaleManager(nn.Cell):
         bad = ops.logical_or(ops.logical_or(handed_on, entered), own)
         return ops.logical_and(bad, ops.logical_not(before))
 
-    def update(self, blamed: Tensor, entered: Tensor) -> Tensor:
-        """Shrink or grow the scale of every group with a gradient; return all: float32 [n + 2].
+    def update(self, blamed: Tensor, moving: Tensor) -> Tensor:
+        """Shrink the scale of some groups, grow that of others; return all: float32 [n + 2].
 
         Args:
             blamed: bool [n], the groups that overflowed.
-            entered: bool [n], the groups that a gradient entered.
+            moving: bool [n], the groups whose scale changes: it grows where they are not blamed.
         """
         factors = ops.where(blamed, Tensor(self.shrink_factor), Tensor(self.growth_factor))
-        factors = ops.where(entered, factors, ops.ones_like(factors))
+        factors = ops.where(moving, factors, ops.ones_like(factors))
         scales = ops.clamp(self.scales[1:-1] * factors, self.minimum, self.maximum)
         ends = ops.ones((1,), ms.float32)
         return ops.assign(self.scales, ops.concat((ends, scales, ends)))

@@ -90,18 +90,25 @@ class GroupedScale(OneScale):
         extra: tuple[Tensor, ...],
         records: tuple[Tensor, ...],
     ) -> tuple[tuple[Any, ...], Tensor]:
-        """Find the groups that overflowed, set the next scales, and divide the gradients."""
+        """Find the groups that overflowed, set the next scales, and divide the gradients.
+
+        An overflow counts if it reaches the gradient of a weight that this step trains. The scale
+        of a group of which it trains nothing does not grow.
+        """
         marked = extra[0] + self.manager.marker_gradients(records)
-        blamed = self.manager.blamed(marked, self._own_overflows(gradients))
+        own = self._own_overflows(gradients)
+        # In GRAPH_MODE markers also see branches in which nothing is trained at present.
+        blamed = ops.logical_and(self.manager.blamed(marked, own), own.any())
         blamed = self.detector.agree(blamed)
-        entered = marked[1:-1, 3] > 0
+        entered = ops.logical_and(marked[1:-1, 3] > 0, self.has_weights)
         # Without its marker a group's gradients do not carry its scale: nothing may be divided.
         complete = ops.logical_or(entered, ops.logical_not(self.has_weights)).all()
         result = ()
         for gradient, group in zip(gradients, self.group_of_weight):
             result += (unscaled(gradient, scale[group]),)  # type: ignore[assignment]
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
-        skip = ops.depend(skip, self.manager.update(blamed, entered))
+        # A group of which nothing is trained may hand on an overflow, but has none to grow for.
+        skip = ops.depend(skip, self.manager.update(blamed, ops.logical_or(entered, blamed)))
         return result, ops.depend(skip, ops.assign(self.markers_complete, complete))
 
     def _own_overflows(self, gradients: tuple[Any, ...]) -> Tensor:

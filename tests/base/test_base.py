@@ -11,6 +11,7 @@ from mindspore.nn.optim.optimizer import opt_init_args_register
 
 from mindspore_boost_ext import (
     AutoBoost,
+    BoostWarning,
     FreezeOpt,
     NoEffectWarning,
     OptimizerProcess,
@@ -184,6 +185,29 @@ def test_groups_keep_their_settings(name, kind, graph_mode):
     train(fresh, 3)
     train(new, 3)
     assert_same_state(fresh, new)
+
+
+def test_a_default_rate_that_is_not_known_is_said_to_be_another_groups(recwarn):
+    """MindSpore forgets a schedule that no group uses."""
+    weight, gamma, bias, extra = parameters()
+    given = [{"params": [weight, gamma], "lr": 0.2}, {"params": [bias], "lr": 0.3}]
+    known = rebuilt(nn.Momentum(given, 0.1, 0.9), added=[extra])
+    assert float(known.get_lr_parameter(extra).asnumpy()) == np.float32(0.1)
+    lost = nn.Momentum(given, nn.ExponentialDecayLR(0.1, 0.5, 2), 0.9)
+    rebuilt(lost, removed=["bias"])
+    assert not recwarn.list  # nobody needs it
+    with pytest.warns(BoostWarning, match=r"^extra: the learning_rate is 0.2 \(float\), that of another"):
+        rebuilt(lost, added=[extra])
+
+
+def test_a_default_decay_that_is_not_known_is_said_to_be_another_groups(recwarn):
+    """AdamWeightDecay does not keep its own; where all groups have one decay, that is taken."""
+    weight, gamma, bias, extra = parameters()
+    given = [{"params": [weight, gamma]}, {"params": [bias], "weight_decay": 0.1}]
+    rebuilt(nn.AdamWeightDecay(given, weight_decay=0.1), added=[extra])
+    assert not recwarn.list
+    with pytest.warns(BoostWarning, match=r"^extra: the weight_decay is 0.2 \(float\), that of another"):
+        rebuilt(nn.AdamWeightDecay(given, weight_decay=0.2), added=[extra])
 
 
 @pytest.mark.parametrize("name", GROUPED)

@@ -108,6 +108,8 @@ class Kinds(nn.Cell):
         self.pointwise = nn.Conv2d(1, 4, 1)
         self.transposed = nn.Conv2dTranspose(2, 4, 3)
         self.dense = nn.Dense(3, 2)
+        self.of_four_heads = nn.Dense(3, 2)
+        self.of_four_heads.group = 4  # of heads, or of experts: a matrix is no convolution
         self.single = nn.Dense(1, 5)
         self.table = nn.Embedding(7, 2)
         self.norm = nn.LayerNorm((2, 3))
@@ -123,6 +125,7 @@ def test_chosen_parameters():
         "conv.weight": 0,
         "transposed.weight": 1,  # [inputs, outputs, height, width]
         "dense.weight": 0,
+        "of_four_heads.weight": 0,
         "table.embedding_table": 0,
         "bias_net.weight": 0,
     }
@@ -130,7 +133,12 @@ def test_chosen_parameters():
 
 def test_patterns_leave_out_more():
     found = output_axes(Kinds(), exclude=["*embedding*", "conv.*"])
-    assert list(found) == ["transposed.weight", "dense.weight", "bias_net.weight"]
+    assert list(found) == [
+        "transposed.weight",
+        "dense.weight",
+        "of_four_heads.weight",
+        "bias_net.weight",
+    ]
     assert "dense.weight" not in output_axes(Kinds(), exclude="dense*")
     with pytest.raises(TypeError, match="exclude must be patterns of parameter names"):
         output_axes(Kinds(), exclude=[3])

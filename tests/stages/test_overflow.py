@@ -27,6 +27,7 @@ from mindspore_boost_ext.stages.overflow import (
     choose_detector,
 )
 
+TESTS = pathlib.Path(__file__).parents[1]
 DTYPES = {"fp16": ms.float16, "bf16": ms.bfloat16, "fp32": ms.float32}
 LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.4028234663852886e38}
 SMALLEST = {"fp16": 6e-8, "bf16": 1e-40, "fp32": 1e-45}  # denormal
@@ -472,7 +473,7 @@ def dumps(tmp_path_factory):
             **os.environ,
             "MS_DEV_SAVE_GRAPHS": "2",
             "MS_DEV_SAVE_GRAPHS_PATH": str(folder),
-            "PYTHONPATH": os.pathsep.join(sys.path),  # the helpers of the tests
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",  # the helpers of the tests
         },
         capture_output=True,
         text=True,

@@ -21,10 +21,10 @@ SCRIPT = Path(__file__).parent.parent / "thor_article.py"
 
 def run(*words):
     """Run Python in a process of its own; return what it did."""
-    path = [str(Path(mindspore_boost_ext.__file__).parent.parent), *sys.path]
     return subprocess.run(
         [sys.executable, *words],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        # Not sys.path, to which MindSpore adds folders of its own that hide Python's modules.
+        env={**os.environ, "PYTHONPATH": str(Path(mindspore_boost_ext.__file__).parent.parent)},
         capture_output=True,
         text=True,
         timeout=300,
