@@ -196,7 +196,7 @@ def test_a_default_rate_that_is_not_known_is_said_to_be_another_groups(recwarn):
     lost = nn.Momentum(given, nn.ExponentialDecayLR(0.1, 0.5, 2), 0.9)
     rebuilt(lost, removed=["bias"])
     assert not recwarn.list  # nobody needs it
-    with pytest.warns(BoostWarning, match=r"^extra: the learning_rate is 0.2 \(float\), that of another"):
+    with pytest.warns(BoostWarning, match=r"^extra: the learning_rate is 0.2 \(float\), that of a"):
         rebuilt(lost, added=[extra])
 
 
@@ -206,7 +206,7 @@ def test_a_default_decay_that_is_not_known_is_said_to_be_another_groups(recwarn)
     given = [{"params": [weight, gamma]}, {"params": [bias], "weight_decay": 0.1}]
     rebuilt(nn.AdamWeightDecay(given, weight_decay=0.1), added=[extra])
     assert not recwarn.list
-    with pytest.warns(BoostWarning, match=r"^extra: the weight_decay is 0.2 \(float\), that of another"):
+    with pytest.warns(BoostWarning, match=r"^extra: the weight_decay is 0.2 \(float\), that of a"):
         rebuilt(nn.AdamWeightDecay(given, weight_decay=0.2), added=[extra])
 
 
