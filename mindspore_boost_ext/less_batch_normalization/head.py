@@ -102,7 +102,11 @@ class _Outputs(nn.Cell):
     def outputs(self, x: Tensor) -> Tensor:
         """Return ``activation(m * (cosines + bias))``, of the type of ``x``."""
         rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
-        result = scaled_cosines(rows, self.weight, self.multiplier, self.bias)
+        # Plain Tensors: a function of ms.jit is compiled anew for each Parameter, and kept for ever.
+        weight = ops.reshape(self.weight, (self.out_channels, self.in_channels))
+        multiplier = ops.reshape(self.multiplier, (1,))
+        bias = None if self.bias is None else ops.reshape(self.bias, (self.out_channels,))
+        result = scaled_cosines(rows, weight, multiplier, bias)
         if x.ndim != 2:
             result = result.reshape((*x.shape[:-1], self.out_channels))
         return result if self.activation is None else self.activation(result)

@@ -10,6 +10,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import NoEffectWarning
+from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.less_batch_normalization.head import in_place_of, lowest_cross_entropy
 from mindspore_boost_ext.less_batch_normalization.rewrite import CommonHeadLastFN, less_bn
 
@@ -227,3 +228,18 @@ def test_a_dense_that_is_no_classifier_stays(kind, reason):
 def test_labels_do_not_keep_a_classifier_from_being_one():
     rewriting = less_bn(nn.WithLossCell(Named(), nets.loss_fn()), True)
     assert [change.done for change in rewriting.changes] == ["normalised"]
+
+
+def test_heads_of_one_shape_share_what_is_compiled():
+    """Each had left a graph behind, which MindSpore keeps until the process ends."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    features = Tensor(np.ones((2, 3), np.float32))
+
+    def train_a_new_head():
+        head = CommonHeadLastFN(3, 4)
+        ms.value_and_grad(lambda x: head(x).sum(), None, head.trainable_params())(features)
+
+    train_a_new_head()
+    before = compiled_graphs()
+    train_a_new_head()
+    assert compiled_graphs() == before
