@@ -3,7 +3,8 @@
 ``python -m mindspore_boost_ext train.py --epochs 3`` runs an unmodified script that was written for
 ``mindspore.boost``, as plain Python would run it. ``--explain``, ``--check`` and ``--env`` answer
 what a configuration would do or what a method is, whether a configuration is valid, and what this
-machine offers. ``compare`` trains with each algorithm and without, and shows what that did.
+machine offers. ``compare`` trains with each algorithm and without, and shows what that did;
+``recommend`` finds the settings that suit a script; ``selftest`` checks every algorithm here.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a training script with mindspore_boost_ext in place of mindspore.boost.",
         epilog="Several processes: msrun [OPTIONS] python -m mindspore_boost_ext SCRIPT [ARGS]. "
         "Side by side: python -m mindspore_boost_ext compare --help. Which settings: "
-        "python -m mindspore_boost_ext recommend --help",
+        "python -m mindspore_boost_ext recommend --help. Whether all is right on this device: "
+        "python -m mindspore_boost_ext selftest --help",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument(
@@ -79,6 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from mindspore_boost_ext.cli.recommend import recommend
 
         return recommend(words[1:], print)
+    if words[:1] == ["selftest"]:
+        from mindspore_boost_ext.selftest.command import selftest
+
+        return selftest(words[1:], print)
     options = parser.parse_args(words)
     try:
         if options.version:

@@ -31,6 +31,7 @@ FLOORS = [
     {"boost_cell_wrapper"},
     {"integration"},
     {"callbacks", "cli"},
+    {"selftest"},
     {"__main__", "__init__"},
 ]
 MODULES = sorted(

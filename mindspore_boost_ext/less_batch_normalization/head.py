@@ -102,7 +102,7 @@ class _Outputs(nn.Cell):
     def outputs(self, x: Tensor) -> Tensor:
         """Return ``activation(m * (cosines + bias))``, of the type of ``x``."""
         rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
-        # Plain Tensors: a function of ms.jit is compiled anew for each Parameter, and kept for ever.
+        # Plain Tensors: ms.jit compiles a function anew for each Parameter, and keeps that.
         weight = ops.reshape(self.weight, (self.out_channels, self.in_channels))
         multiplier = ops.reshape(self.multiplier, (1,))
         bias = None if self.bias is None else ops.reshape(self.bias, (self.out_channels,))

@@ -1,0 +1,1 @@
+"""``python -m mindspore_boost_ext selftest``: does each algorithm compute what it should, here?"""

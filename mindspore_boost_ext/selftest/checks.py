@@ -1,0 +1,294 @@
+"""The checks: each trains a small network by one algorithm and returns how far it is off.
+
+With several ranks each trains on its share of every batch, and the oracle on all of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import ParameterTuple, Tensor, nn, ops
+
+from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
+from mindspore_boost_ext.integration.model import BoostModel
+from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN
+from mindspore_boost_ext.runtime.ranks import rank_and_count
+from mindspore_boost_ext.selftest import oracle
+from mindspore_boost_ext.selftest.oracle import Array, Batch, Weights
+
+STEPS = 4
+_OVERFLOWS = 2  # the batch whose labels hold inf, from 0
+_CLIP, _DAMPING, _MULTIPLIER, _COMPONENTS = 0.3, 0.1, 2.0, 2
+
+
+class NotPossible(Exception):
+    """What a check raises that cannot be done here; its text says why."""
+
+
+class Net(nn.Cell):
+    """The oracle's network. A manager of groups marks where its layers pass into each other."""
+
+    def __init__(self, manager: nn.Cell | None = None) -> None:
+        super().__init__()
+        self.first = nn.Dense(oracle.FEATURES, oracle.HIDDEN)
+        self.middle = nn.Dense(oracle.HIDDEN, oracle.HIDDEN)
+        self.last = nn.Dense(oracle.HIDDEN, oracle.OUTPUTS)
+        self.manager = manager
+        for name, value in oracle.first_weights().items():
+            layer, _, kind = name.partition(".")
+            getattr(getattr(self, layer), kind).set_data(Tensor(value))
+
+    def mark(self, x: Tensor, one: int, two: int) -> Tensor:
+        """Mark a passage between groups."""
+        return x if self.manager is None else self.manager(x, one, two)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
+        x = ops.tanh(self.first(self.mark(x, 0, 1)))
+        x = ops.tanh(self.middle(self.mark(x, 1, 2)))
+        return self.mark(self.last(self.mark(x, 2, 3)), 3, 4)
+
+
+class Residual(nn.Cell):
+    """A convolution, a residual block, and a Dense layer, for images of 4 x 4.
+
+    Args:
+        fewer (bool): whether the block has its last BatchNorm only.
+    """
+
+    def __init__(self, fewer: bool) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3)
+        self.conv1, self.conv2 = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+        self.norm1 = nn.Identity() if fewer else nn.BatchNorm2d(4)
+        self.norm2 = nn.BatchNorm2d(4)
+        self.relu = nn.ReLU()
+        self.flatten = nn.Flatten()
+        self.last = nn.Dense(64, oracle.OUTPUTS)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
+        x = self.relu(self.stem(x))
+        branch = self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x)))))
+        return self.last(self.flatten(self.relu(x + branch)))
+
+
+def train(
+    data: Sequence[Batch],
+    switches: Sequence[str] = (),
+    net: nn.Cell | None = None,
+    manager: Any = None,
+    **sections: Mapping[str, Any],
+) -> tuple[Weights, nn.Cell]:
+    """Train by momentum with some switches on; return weights and training step."""
+    net = Net() if net is None else net
+    boost = {one: one in switches for one in AutoBoost().boost_config}
+    model = BoostModel(
+        net,
+        nn.MSELoss(),
+        nn.Momentum(net.trainable_params(), oracle.RATE, oracle.MOMENTUM),
+        boost_level="O1",
+        boost_config_dict={"boost": {"mode": "manual", **boost}, **sections},
+        **({} if manager is None else {"loss_scale_manager": manager}),
+    )
+    step = model.train_network
+    for batch in data:
+        step(*(Tensor(one) for one in share(batch)))
+    return {one.name: one.asnumpy() for one in net.trainable_params()}, step
+
+
+def share(batch: Batch) -> Batch:
+    """Return this rank's part of a batch."""
+    rank, ranks = rank_and_count()
+    x, y = (np.array_split(one, ranks)[rank].copy() for one in batch)
+    return x, y
+
+
+def furthest(found: Weights, expected: Weights, start: Weights | None = None) -> float:
+    """Return the largest difference, as a share of the way that the weight has gone."""
+    start = oracle.first_weights() if start is None else start
+    shares = [0.0]
+    for name in expected:
+        way = np.abs(expected[name] - start[name]).max()
+        shares.append(float(np.abs(found[name] - expected[name]).max() / way))
+    return float("nan") if np.isnan(shares).any() else max(shares)
+
+
+# ---- The checks ----
+
+
+def plain() -> float:
+    """Train with nothing on."""
+    data = oracle.batches(STEPS)
+    return furthest(train(data)[0], oracle.trained(data))
+
+
+def clipping() -> float:
+    """Train with the global norm bounded."""
+    data = oracle.batches(STEPS)
+    found, _ = train(data, gradients={"clip_norm": _CLIP})
+    return furthest(found, oracle.trained(data, oracle.clipped(_CLIP)))
+
+
+def accumulation() -> float:
+    """Train with windows of two batches."""
+    data = oracle.batches(STEPS)
+    window = {"grad_accumulation_step": 2}
+    found, _ = train(data, ["grad_accumulation"], grad_accumulation=window)
+    return furthest(found, oracle.mean_of_pairs(data))
+
+
+def freezing() -> float:
+    """Train with all but the last layer frozen in every second step."""
+    data = oracle.batches(STEPS)
+    section = {"param_groups": 2, "schedule": [1, 0], "total_steps": STEPS}
+    found, _ = train(data, ["grad_freeze"], grad_freeze=section)
+    return furthest(found, oracle.trained(data, oracle.only_last([True, False] * (STEPS // 2))))
+
+
+def centralization() -> float:
+    """Train with centralized gradients."""
+    data = oracle.batches(STEPS)
+    found, _ = train(data, ["less_bn"], less_bn={"fn_flag": False, "gc_flag": True})
+    return furthest(found, oracle.trained(data, oracle.centralized))
+
+
+def head() -> float:
+    """Compute the classifier of cosines, and see that no gradient is along a weight's row."""
+    features, target = oracle.batches(1)[0]
+    cell = CommonHeadLastFN(oracle.FEATURES, oracle.OUTPUTS, has_bias=False, multiplier=_MULTIPLIER)
+    weight = oracle.first_weights()["first.weight"][: oracle.OUTPUTS]
+    cell.weight.set_data(Tensor(weight))
+    loss = nn.WithLossCell(cell, nn.MSELoss())
+    outputs = cell(Tensor(features)).asnumpy()
+    gradients = ops.GradOperation(get_by_list=True)(loss, ParameterTuple([cell.weight]))
+    product = gradients(Tensor(features), Tensor(target))[0].asnumpy() * weight
+    along = np.abs(product.sum(axis=1)).max() / np.abs(product).max()
+    expected = oracle.cosine_outputs(features, weight, _MULTIPLIER)
+    return max(float(np.abs(outputs - expected).max() / _MULTIPLIER), float(along))
+
+
+def fewer_norms() -> float:
+    """Train with fewer BatchNorms, and by MindSpore a network that was written without them."""
+    generator, (_, target) = np.random.default_rng(3), oracle.batches(1)[0]
+    images = generator.normal(size=(oracle.BATCH, 1, 4, 4)).astype(np.float32)
+    written, made = Residual(fewer=True), Residual(fewer=False)
+    start = {one.name: one.asnumpy().copy() for one in written.get_parameters()}
+    ms.load_param_into_net(made, {one.name: one for one in written.get_parameters()})
+    data = [(images + number, target) for number in range(STEPS)]
+    found, _ = train(data, ["less_bn"], made, less_bn={"fn_flag": False, "gc_flag": False})
+    optimizer = nn.Momentum(written.trainable_params(), oracle.RATE, oracle.MOMENTUM)
+    step = nn.TrainOneStepCell(nn.WithLossCell(written, nn.MSELoss()), optimizer).set_train()
+    for batch in data:
+        step(*(Tensor(one) for one in share(batch)))
+    expected = {one.name: one.asnumpy() for one in written.trainable_params()}
+    if found.keys() != expected.keys():
+        raise AssertionError(f"trained are {', '.join(found)}, not {', '.join(expected)}")
+    return furthest(found, expected, start)
+
+
+def dynamic_scale() -> float:
+    """Train with a dynamic loss scale and one overflow: that step is skipped, the scale halved."""
+    data = oracle.batches(STEPS)
+    data[_OVERFLOWS][1][0, 0] = np.inf  # a label of rank 0 alone
+    found, step = train(data, manager=ms.DynamicLossScaleManager(2**10, 2, 1000))
+    scale = step.observations()["loss_scale"]
+    if scale != 2**9:
+        raise AssertionError(f"the scale is {scale:g} after one overflow at 1024, not 512")
+    kept = [batch for number, batch in enumerate(data) if number != _OVERFLOWS]
+    return furthest(found, oracle.trained(kept))
+
+
+def grouped_scale() -> float:
+    """Train with a loss scale for each layer."""
+    data = oracle.batches(STEPS)
+    manager = GroupLossScaleManager([2.0**10, 2.0**4, 2.0**6], [])
+    net = Net(manager)
+    layers = (net.first, net.middle, net.last)
+    manager.loss_scale_groups = [layer.trainable_params() for layer in layers]
+    found, _ = train(data, ["loss_scale_group"], net, manager)
+    grown = [scale * 2 ** (STEPS / 1000) for scale in (2.0**10, 2.0**4, 2.0**6)]
+    off = np.abs(np.array(manager.group_scales()) / grown - 1).max()
+    return max(furthest(found, oracle.trained(data)), float(off))
+
+
+def thor() -> float:
+    """Train by THOR with a refresh in every step."""
+    data = oracle.batches(STEPS)
+    _, ranks = rank_and_count()
+    section = {"damping": _DAMPING, "frequency": 1, "batch_size": oracle.BATCH // ranks}
+    found, _ = train(data, ["thor"], thor=section)
+    return furthest(found, oracle.trained(data, oracle.preconditioned(_DAMPING)))
+
+
+def adasum() -> float:
+    """Train one step with AdaSum over the ranks."""
+    _, ranks = rank_and_count()
+    if ranks < 2 or ranks & (ranks - 1):
+        raise NotPossible(f"needs 2, 4 or 8 ranks, as by --ranks 2, got {ranks}")
+    (batch,) = oracle.batches(1)
+    found, _ = train([batch], ["adasum"], common={"device_number": 1})
+    training = oracle.Training()
+    parts = zip(*(np.array_split(one, ranks) for one in batch))
+    steps = [training.gradients((x, y)) for x, y in parts]
+    training.update({name: oracle.adasum([one[name] for one in steps]) for name in steps[0]})
+    return furthest(found, training.weights)
+
+
+def dim_reduce() -> float:
+    """Train by P-BFGS; return which share of the weights' way is outside the snapshots' span."""
+    data, generator = oracle.batches(STEPS), np.random.default_rng(2)
+    start, snapshots = oracle.first_weights(), []
+    with tempfile.TemporaryDirectory(prefix="selftest-") as folder:
+        for number in range(4):
+            moved = {
+                name: np.asarray(value + generator.normal(0, 0.1, value.shape), np.float32)
+                for name, value in start.items()
+            }
+            snapshots.append(_flat(moved))
+            listed = [{"name": name, "data": Tensor(value)} for name, value in moved.items()]
+            ms.save_checkpoint(listed, str(Path(folder) / f"snapshot-{number}.ckpt"))
+        # alpha is the share of the gradient outside the span that is stepped along as well.
+        section = {"n_components": _COMPONENTS, "weight_load_dir": folder, "alpha": 0.0}
+        found, _ = train(data, ["dim_reduce"], dim_reduce=section)
+    before, after = (_loss(weights, data[-1]) for weights in (start, found))
+    if not after < before:
+        raise AssertionError(f"the loss of a trained batch rises from {before:g} to {after:g}")
+    return oracle.outside_span(_flat(found) - _flat(start), np.stack(snapshots), _COMPONENTS)
+
+
+def _flat(weights: Weights) -> Array:
+    return np.concatenate([weights[name].ravel() for name in oracle.first_weights()])
+
+
+def _loss(weights: Weights, batch: Batch) -> float:
+    delta = oracle.Backward(weights, batch).deltas[oracle.LAYERS[-1]]
+    return float((delta**2).sum() * delta.size / 4)  # the delta is 2 (out - target) / size
+
+
+CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
+    {
+        "plain step": plain,
+        "gradients.clip_norm": clipping,
+        "grad_accumulation": accumulation,
+        "grad_freeze": freezing,
+        "less_bn": fewer_norms,
+        "gradient centralization": centralization,
+        "CommonHeadLastFN": head,
+        "dynamic loss scale": dynamic_scale,
+        "loss_scale_group": grouped_scale,
+        "thor": thor,
+        "adasum": adasum,
+        "dim_reduce": dim_reduce,
+    }
+)
+
+
+__all__ = ["CHECKS", "NotPossible"]

@@ -1,0 +1,194 @@
+"""``python -m mindspore_boost_ext selftest``: the processes, the table and the file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.cli.compare import count, writable
+from mindspore_boost_ext.cli.results import markdown
+from mindspore_boost_ext.report import APPLIED
+from mindspore_boost_ext.runtime.machine import tuning
+from mindspore_boost_ext.selftest import worker
+from mindspore_boost_ext.selftest.checks import CHECKS
+from mindspore_boost_ext.selftest.worker import FAILED, MODES, PASSED
+
+_PROGRAM = "python -m mindspore_boost_ext selftest"
+_END = 2000  # characters of what a process that died has said last
+
+
+def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
+    """Run the command.
+
+    Args:
+        argv: its words.
+        write: takes the lines for standard output.
+
+    Returns:
+        int, the exit code: 0 if something passed and nothing failed, else 1.
+    """
+    options = _options(argv)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="selftest-") as folder:
+        lines, said = _run(options, Path(folder))
+    rows = _worst_of_ranks(lines)
+    headings = ("check", "mode", "result", "off by", "seconds", "reason")
+    write(markdown(headings, [_cells(row) for row in rows]))
+    counts = {status: [row["status"] for row in rows].count(status) for status in (PASSED, FAILED)}
+    left = len(rows) - sum(counts.values())
+    write(
+        f"\n{options.device}, {options.ranks} rank(s), {time.perf_counter() - started:.0f} s: "
+        f"{counts[PASSED]} passed, {counts[FAILED]} failed, {left} not possible here"
+    )
+    if counts[FAILED] and said:
+        write(f"The process said last:\n{said}")
+    if options.json:
+        report = {"surroundings": _surroundings(options), "results": rows, "said": said}
+        Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write(f"For a bug report: {options.json}")
+    return 0 if counts[PASSED] and not counts[FAILED] else 1
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="Train small networks by every algorithm in both modes on a device, and "
+        "compare with NumPy in float64.",
+    )
+    parser.add_argument("--device", choices=("Ascend", "GPU", "CPU"), default="CPU")
+    parser.add_argument("--ranks", type=count, default=1, metavar="N", help="processes (1)")
+    parser.add_argument("--mode", choices=sorted(MODES), action="append", help="both by default")
+    parser.add_argument(
+        "--check",
+        choices=list(CHECKS),
+        action="append",
+        metavar="NAME",
+        help=f"one of: {', '.join(CHECKS)}; may be given again; all by default",
+    )
+    parser.add_argument("--json", metavar="FILE", type=writable, help="write all results there")
+    parser.add_argument(
+        "--timeout", type=count, default=600, metavar="SECONDS", help="for all together (600)"
+    )
+    return parser.parse_args(argv)
+
+
+def _run(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """Do the checks in other processes; return their lines, and what was said by one that died."""
+    order = {
+        "device": options.device,
+        "ranks": options.ranks,
+        "modes": options.mode or list(MODES),
+        "checks": options.check or list(CHECKS),
+    }
+    path = folder / "order.json"
+    path.write_text(json.dumps(order), encoding="utf-8")
+    command = [sys.executable]
+    if options.ranks > 1:
+        many = (f"--worker_num={options.ranks}", f"--local_worker_num={options.ranks}")
+        logs = (f"--master_port={_free_port()}", f"--log_dir={folder}", "--join=True")
+        command += ["-m", "mindspore.parallel.cluster.run", *many, *logs]
+    command += [worker.__file__, str(path)]  # the launcher takes scripts, no modules
+    package = str(Path(worker.__file__).parents[2])
+    found_in = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    log = folder / "said.log"
+    with log.open("w", encoding="utf-8") as file:
+        # A session of their own, so that all ranks can be ended at once.
+        process = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=file,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": found_in},
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(options.timeout)
+            why = f"the process ended with exit code {code}"
+        except subprocess.TimeoutExpired:
+            code, why = 1, f"not done after {options.timeout} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    of_ranks = sorted(folder.glob("worker_*.log")) or [log]
+    said = "\n".join(one.read_text(encoding="utf-8", errors="replace")[-_END:] for one in of_ranks)
+    lines = [
+        line
+        for rank in range(options.ranks)
+        for line in _lines_of_rank(folder / f"results_{rank}.jsonl", order, why)
+    ]
+    return lines, said if code else ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _lines_of_rank(path: Path, order: dict[str, Any], why: str) -> list[dict[str, Any]]:
+    """Return a line for each check that was ordered; what is missing has failed."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    written = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    done = {(one["check"], one["mode"]): one for one in written if "status" in one}
+    begun = {(one["check"], one["mode"]) for one in written}
+    lines = []
+    for mode in order["modes"]:
+        for check in order["checks"]:
+            at = "in this check" if (check, mode) in begun else "before this check"
+            missing = {"status": FAILED, "reason": f"{why} {at}", "seconds": 0.0}
+            found = done.get((check, mode), missing)
+            lines.append({"check": check, "mode": mode, **found})
+    return lines
+
+
+def _worst_of_ranks(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one line for each check and mode: that of the rank that is furthest off."""
+    worst: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in lines:
+        key = line["check"], line["mode"]
+        if key not in worst or _badness(line) > _badness(worst[key]):
+            worst[key] = line
+    return list(worst.values())
+
+
+def _badness(line: dict[str, Any]) -> tuple[bool, float]:
+    return line["status"] == FAILED, line.get("off", 0.0)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    off = f"{row['off']:.1e}" if "off" in row else ""
+    reason = " ".join(row["reason"].split())
+    short = reason if len(reason) <= 200 else f"{reason[:200]} ..."
+    return row["check"], row["mode"], row["status"], off, f"{row['seconds']:.1f}", short
+
+
+def _surroundings(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "mindspore_boost_ext": __version__,
+        "mindspore": version("mindspore"),
+        "numpy": version("numpy"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "device": options.device,
+        "ranks": options.ranks,
+        "machine": [f"{row.algorithm}: {row.reason}" for row in tuning() if row.status == APPLIED],
+    }
+
+
+__all__ = ["selftest"]

@@ -1,0 +1,204 @@
+"""What each check must end with: a network of three layers, its training and its rules in float64.
+
+Written from the formulas, with NumPy alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Weights = dict[str, Array]
+Batch = tuple[Array, Array]
+
+FEATURES, HIDDEN, OUTPUTS, BATCH = 5, 4, 3, 8
+LAYERS = ("first", "middle", "last")
+RATE, MOMENTUM = 0.1, 0.9
+
+
+def wide(values: Array) -> Array:
+    """Return values in float64."""
+    return np.asarray(values, np.float64)
+
+
+def first_weights() -> Weights:
+    """Return the weights at the start, float32: name -> array."""
+    generator = np.random.default_rng(0)
+    sizes = ((HIDDEN, FEATURES), (HIDDEN, HIDDEN), (OUTPUTS, HIDDEN))
+    weights: Weights = {}
+    for layer, size in zip(LAYERS, sizes):
+        weights[f"{layer}.weight"] = generator.normal(0, 0.5, size).astype(np.float32)
+        weights[f"{layer}.bias"] = generator.normal(0, 0.5, size[:1]).astype(np.float32)
+    return weights
+
+
+def batches(count: int) -> list[Batch]:
+    """Return so many batches: float32 ``[BATCH, FEATURES]`` and ``[BATCH, OUTPUTS]``."""
+    generator = np.random.default_rng(1)
+
+    def values(size: int) -> Array:
+        return np.asarray(generator.normal(size=(BATCH, size)), np.float32)
+
+    return [(values(FEATURES), values(OUTPUTS)) for _ in range(count)]
+
+
+class Backward:
+    """One forward and backward pass of the mean squared error.
+
+    Attributes:
+        gradients: name -> gradient of the mean loss.
+        inputs: layer -> its inputs ``[n, in]``.
+        deltas: layer -> gradients of the mean loss by its outputs ``[n, out]``.
+    """
+
+    def __init__(self, weights: Weights, batch: Batch) -> None:
+        x, target = wide(batch[0]), wide(batch[1])
+        self.inputs: dict[str, Array] = {}
+        self.deltas: dict[str, Array] = {}
+        self.gradients: Weights = {}
+        for layer in LAYERS:
+            self.inputs[layer] = x
+            x = x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+            x = x if layer == LAYERS[-1] else np.tanh(x)
+        delta = 2 * (x - target) / target.size
+        for layer in reversed(LAYERS):
+            self.deltas[layer] = delta
+            self.gradients[f"{layer}.weight"] = delta.T @ self.inputs[layer]
+            self.gradients[f"{layer}.bias"] = delta.sum(axis=0)
+            # The inputs of all but the first layer are tanh of something.
+            delta = (delta @ weights[f"{layer}.weight"]) * (1 - self.inputs[layer] ** 2)
+
+
+class Training:
+    """Trains with momentum in float64.
+
+    Attributes:
+        weights: name -> array.
+        moments: name -> array.
+    """
+
+    def __init__(self) -> None:
+        self.weights: Weights = {name: wide(value) for name, value in first_weights().items()}
+        self.moments: Weights = {name: np.zeros_like(value) for name, value in self.weights.items()}
+
+    def gradients(self, batch: Batch) -> Weights:
+        """Return the gradients of a batch at the present weights."""
+        return Backward(self.weights, batch).gradients
+
+    def update(self, gradients: Weights) -> None:
+        """Update the weights of which there are gradients."""
+        for name, gradient in gradients.items():
+            self.moments[name] = MOMENTUM * self.moments[name] + gradient
+            self.weights[name] = self.weights[name] - RATE * self.moments[name]
+
+
+def trained(data: Sequence[Batch], rule: Callable[[Backward], Weights] | None = None) -> Weights:
+    """Return the weights after an update for each batch; ``rule`` makes the gradients of it."""
+    training = Training()
+    for batch in data:
+        backward = Backward(training.weights, batch)
+        training.update(backward.gradients if rule is None else rule(backward))
+    return training.weights
+
+
+def mean_of_pairs(data: Sequence[Batch]) -> Weights:
+    """Return the weights after an update for each two batches of equal size."""
+    training = Training()
+    for one, two in zip(data[::2], data[1::2]):
+        first, second = training.gradients(one), training.gradients(two)
+        training.update({name: (first[name] + second[name]) / 2 for name in first})
+    return training.weights
+
+
+# ---- Rules ----
+
+
+def clipped(bound: float) -> Callable[[Backward], Weights]:
+    """Return the rule of clipping by the global norm."""
+
+    def rule(backward: Backward) -> Weights:
+        norm = np.sqrt(sum((one**2).sum() for one in backward.gradients.values()))
+        factor = min(1.0, bound / norm)
+        return {name: factor * one for name, one in backward.gradients.items()}
+
+    return rule
+
+
+def centralized(backward: Backward) -> Weights:
+    """Return gradients of weights less their mean over the inputs of each output."""
+    return {
+        name: one - one.mean(axis=1, keepdims=True) if one.ndim > 1 else one
+        for name, one in backward.gradients.items()
+    }
+
+
+def preconditioned(damping: float) -> Callable[[Backward], Weights]:
+    """Return THOR's rule with a refresh in every step: weights by two Kronecker factors."""
+
+    def rule(backward: Backward) -> Weights:
+        found = dict(backward.gradients)
+        for layer in LAYERS:
+            a, delta = backward.inputs[layer], len(backward.inputs[layer]) * backward.deltas[layer]
+            factors = [rows.T @ rows / len(rows) for rows in (delta, a)]
+            left, right = (one + np.sqrt(damping) * np.eye(len(one)) for one in factors)
+            half = np.linalg.solve(left, found[f"{layer}.weight"])
+            found[f"{layer}.weight"] = np.linalg.solve(right, half.T).T
+        return found
+
+    return rule
+
+
+def only_last(steps: Sequence[bool]) -> Callable[[Backward], Weights]:
+    """Return the rule that trains the last layer alone in some steps."""
+    turns: Iterator[bool] = iter(steps)
+
+    def rule(backward: Backward) -> Weights:
+        names = [LAYERS[-1]] if next(turns) else LAYERS
+        return {
+            name: one for name, one in backward.gradients.items() if name.split(".")[0] in names
+        }
+
+    return rule
+
+
+def cosine_outputs(features: Array, weight: Array, multiplier: float) -> Array:
+    """Return the outputs of the head: cosines of rows, times m."""
+
+    def unit(rows: Array) -> Array:
+        rows = wide(rows)
+        lengths = np.sqrt(np.maximum((rows**2).sum(axis=1, keepdims=True), 1e-4))
+        return np.asarray(rows / lengths)
+
+    return np.asarray(multiplier * unit(features) @ unit(weight).T)
+
+
+def adasum(steps: Sequence[Array]) -> Array:
+    """Return the AdaSum of the steps of a power of two ranks, of one tensor, by neighbours."""
+    level = [wide(one) for one in steps]
+    while len(level) > 1:
+        level = [_pair(*level[place : place + 2]) for place in range(0, len(level), 2)]
+    return level[0]
+
+
+def _pair(a: Array, b: Array) -> Array:
+    product = (a * b).sum()
+    return np.asarray(
+        (1 - product / (2 * (a * a).sum())) * a + (1 - product / (2 * (b * b).sum())) * b
+    )
+
+
+def outside_span(movement: Array, snapshots: Array, components: int) -> float:
+    """Return which share of a movement is outside the principal directions of snapshots.
+
+    Args:
+        movement (ndarray): ``[size]``.
+        snapshots (ndarray): ``[count, size]``.
+        components (int): how many directions.
+    """
+    centered = wide(snapshots) - wide(snapshots).mean(axis=0)
+    directions = np.linalg.svd(centered, full_matrices=False)[2][:components]
+    inside = directions.T @ (directions @ wide(movement))
+    return float(np.linalg.norm(movement - inside) / np.linalg.norm(movement))

@@ -1,0 +1,83 @@
+"""One process of the selftest: does the checks, and writes each result as soon as it has it.
+
+``python -m mindspore_boost_ext.selftest.worker ORDER.json``: what to do. Lines of JSON go to
+``results_RANK.jsonl`` beside it, so that what ends the process can be told from what is not done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+from mindspore.communication import init
+
+from mindspore_boost_ext.runtime.ranks import rank_and_count
+from mindspore_boost_ext.selftest.checks import CHECKS, NotPossible
+
+PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible here"
+MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
+# How far a weight may be off, as a share of its way. On CPU float32 sums of at most 40 products,
+# and inverses of condition 10 at most, are off by some 1e-6; the kernels of accelerators may
+# multiply in shorter types by default, while a step more or less is off by 0.1 and more.
+TOLERANCES = {"CPU": 1e-4}
+_OF_ACCELERATORS = 2e-2
+
+
+def work(order: Path) -> None:
+    """Do what an order says: ``device``, ``ranks``, ``modes`` and ``checks``."""
+    wanted = json.loads(order.read_text(encoding="utf-8"))
+    missing = _use(wanted["device"], wanted["ranks"])
+    tolerance = TOLERANCES.get(wanted["device"], _OF_ACCELERATORS)
+    rank, _ = rank_and_count()
+    with (order.parent / f"results_{rank}.jsonl").open("w", encoding="utf-8") as file:
+
+        def write(line: dict[str, Any]) -> None:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+        for mode in wanted["modes"]:
+            ms.set_context(mode=MODES[mode])
+            for name in wanted["checks"]:
+                line = {"check": name, "mode": mode}
+                write(line)  # begun
+                if missing:
+                    write({**line, "status": NOT_POSSIBLE, "reason": missing, "seconds": 0.0})
+                else:
+                    write(result(name, mode, tolerance))
+
+
+def _use(device: str, ranks: int) -> str:
+    """Set up device and ranks; return why there is no such device, or ""."""
+    try:
+        ms.set_context(device_target=device)
+    except (RuntimeError, ValueError) as error:
+        return str(error).partition("\n")[0]
+    if ranks > 1:
+        init()
+        ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    return ""
+
+
+def result(name: str, mode: str, tolerance: float) -> dict[str, Any]:
+    """Do a check in the mode that is set; return its line."""
+    start = time.perf_counter()
+    line: dict[str, Any] = {"check": name, "mode": mode}
+    try:
+        off = CHECKS[name]()
+    except NotPossible as reason:
+        line |= {"status": NOT_POSSIBLE, "reason": str(reason)}
+    except Exception as error:  # whatever a device does belongs into the table
+        line |= {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
+    else:
+        good = off <= tolerance
+        line |= {"status": PASSED if good else FAILED, "off": off}
+        line["reason"] = "" if good else f"off by {off:.2g} of the way, {tolerance:g} are allowed"
+    return line | {"seconds": time.perf_counter() - start}
+
+
+if __name__ == "__main__":
+    work(Path(sys.argv[1]))

@@ -1,0 +1,94 @@
+"""The selftest passes here, and sees what is wrong."""
+
+from __future__ import annotations
+
+import json
+
+import mindspore as ms
+import pytest
+
+from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext.boost_cell_wrapper import train_step
+from mindspore_boost_ext.grad_accumulation import window
+from mindspore_boost_ext.selftest.checks import CHECKS
+from mindspore_boost_ext.selftest.worker import FAILED, MODES, NOT_POSSIBLE, PASSED, result
+
+
+def run(capsys, *words):
+    """Run the command; return the exit code, and the rows of its table as lists of cells."""
+    code = main(["selftest", *words])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    return code, rows[2:]
+
+
+def test_chosen_checks_in_both_modes_with_a_file(capsys, tmp_path):
+    path = tmp_path / "report.json"
+    words = ("--check", "grad_accumulation", "--check", "adasum", "--json", str(path))
+    code, rows = run(capsys, *words)
+    assert code == 0
+    assert [row[:3] for row in rows] == [
+        ["grad_accumulation", "graph", PASSED],
+        ["adasum", "graph", NOT_POSSIBLE],
+        ["grad_accumulation", "pynative", PASSED],
+        ["adasum", "pynative", NOT_POSSIBLE],
+    ]
+    report = json.loads(path.read_text())
+    assert report["surroundings"]["mindspore"] == ms.__version__
+    assert [one["status"] for one in report["results"]] == [row[2] for row in rows]
+    assert report["results"][0]["off"] < 1e-4
+
+
+@pytest.mark.slow  # a minute
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_check_passes_here(capsys, ranks):
+    code, rows = run(capsys, "--ranks", str(ranks))
+    left_out = {"adasum"} if ranks == 1 else set()
+    expected = [
+        [name, mode, NOT_POSSIBLE if name in left_out else PASSED]
+        for mode in MODES
+        for name in CHECKS
+    ]
+    assert [row[:3] for row in rows] == expected
+    assert code == 0
+
+
+def test_a_device_that_is_not_there_is_not_possible(capsys):
+    code, rows = run(capsys, "--device", "GPU", "--check", "plain step", "--mode", "graph")
+    assert code == 1
+    assert rows[0][2] == NOT_POSSIBLE
+    assert "Unsupported device target GPU" in rows[0][5]
+
+
+def test_what_takes_too_long_has_failed(capsys):
+    code, rows = run(capsys, "--timeout", "1", "--check", "plain step", "--mode", "graph")
+    assert code == 1
+    assert rows[0][2] == FAILED
+    assert rows[0][5].startswith("not done after 1 s")
+
+
+# What is put in the place of a part, and the check that must see it.
+BROKEN = {
+    "gradients.clip_norm": (train_step, "clipped", lambda gradients, bound: gradients),
+    "grad_accumulation": (window.GradientAccumulation, "clear", lambda self: True),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_part_that_does_nothing_is_found_out(monkeypatch, name):
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    assert result(name, "pynative", 1e-4)["status"] == PASSED
+    monkeypatch.setattr(*BROKEN[name])
+    line = result(name, "pynative", 1e-4)
+    assert line["status"] == FAILED
+    assert "of the way" in line["reason"]
+
+
+def test_an_error_in_a_check_is_its_reason(monkeypatch):
+    def fails(*args):
+        raise RuntimeError("no such kernel")
+
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    monkeypatch.setattr(train_step, "clipped", fails)
+    line = result("gradients.clip_norm", "pynative", 1e-4)
+    assert (line["status"], line["reason"]) == (FAILED, "RuntimeError: no such kernel")
