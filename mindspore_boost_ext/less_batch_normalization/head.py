@@ -18,41 +18,92 @@ from mindspore_boost_ext.config.rules import check, real, shown
 EPSILON = 1e-4
 
 
-class _Cosines(nn.Cell):
-    """The cosines between two sets of rows, with gradients that pass over the rows only once.
+class _Head(nn.Cell):
+    """Cosines times m, and the cosines themselves; with gradients that pass over rows only once.
 
     The gradient of a row has no part along the row, and the part to take away is a sum of gradients
     times cosines: one number a row. Automatic differentiation goes back through all squares.
     """
 
-    def __init__(self) -> None:
-        super().__init__(auto_prefix=False)
-        self.product = ops.MatMul(transpose_b=True)
-        self.to_rows = ops.MatMul()
-        self.to_weight = ops.MatMul(transpose_a=True)
-        self.total = ops.ReduceSum(keep_dims=True)
-
-    def construct(self, rows: Tensor, weight: Tensor) -> Tensor:
-        product = self.product(_unit(rows), ops.cast(weight, rows.dtype))
-        return product * ops.cast(ops.transpose(_lengths(weight)[0], (1, 0)), rows.dtype)
+    def construct(self, rows: Tensor, weight: Tensor, multiplier: Tensor) -> tuple[Tensor, Tensor]:
+        results: tuple[Tensor, Tensor] = _outputs(rows, weight, multiplier)
+        return results
 
     def bprop(
-        self, rows: Tensor, weight: Tensor, out: Tensor, dout: Tensor
+        self, rows: Tensor, weight: Tensor, multiplier: Tensor, out: Any, dout: Any
+    ) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = _gradients(rows, weight, multiplier, out[1], dout[0])
+        return found
+
+
+class _BiasedHead(nn.Cell):
+    """The same with a bias, added to the cosines before they are multiplied."""
+
+    def construct(
+        self, rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
-        row_scale, row_away = _lengths(rows)  # [batch, 1]
-        scale, away = _lengths(weight)  # [outputs, 1]
-        unit, kind = _unit(rows), rows.dtype
-        gradient = ops.cast(dout, ms.float32)
-        along = gradient * ops.cast(out, ms.float32)
-        gradient = gradient * ops.transpose(scale, (1, 0))
-        to_rows = self.to_rows(ops.cast(gradient * row_scale, kind), ops.cast(weight, kind))
-        to_rows = to_rows - unit * ops.cast(self.total(along, 1) * row_away, kind)
-        to_weight = ops.cast(self.to_weight(ops.cast(gradient, kind), unit), weight.dtype)
-        by_output = ops.transpose(self.total(along, 0), (1, 0)) * (away * scale)
-        return to_rows, to_weight - weight * ops.cast(by_output, weight.dtype)
+        results: tuple[Tensor, Tensor] = _outputs(rows, weight, multiplier, bias)
+        return results
+
+    def bprop(
+        self, rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor, out: Any, dout: Any
+    ) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = _gradients(rows, weight, multiplier, out[1], dout[0], bias)
+        return found
 
 
-_COSINES = _Cosines()
+_HEAD, _BIASED_HEAD = _Head(auto_prefix=False), _BiasedHead(auto_prefix=False)
+
+
+# Both are one call from PYNATIVE_MODE instead of a dozen. Not one function that MindSpore
+# differentiates: where it was first called for the weight's gradient alone, as while the layers
+# below are frozen, it leaves out that of the rows for ever after.
+@ms.jit
+def _outputs(
+    rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return cosines plus bias, times m; and the cosines.
+
+    Only the features are divided before the product: dividing its columns instead of the weight is
+    cheaper, and the product stays within the length of a weight.
+    """
+    product = ops.MatMul(transpose_b=True)(_unit(rows), ops.cast(weight, rows.dtype))
+    cosines = product * ops.cast(ops.transpose(_lengths(weight)[0], (1, 0)), rows.dtype)
+    result = cosines if bias is None else cosines + ops.cast(bias, rows.dtype)
+    return result * ops.cast(multiplier, rows.dtype), cosines
+
+
+@ms.jit
+def _gradients(
+    rows: Tensor,
+    weight: Tensor,
+    multiplier: Tensor,
+    cosines: Tensor,
+    dout: Tensor,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of rows, weight, m and bias, if there is one."""
+    total, kind = ops.ReduceSum(keep_dims=True), rows.dtype
+    row_scale, row_away = _lengths(rows)  # [batch, 1]
+    scale, away = _lengths(weight)  # [outputs, 1]
+    unit = _unit(rows)
+    wide = ops.cast(cosines, ms.float32)
+    by_result = ops.cast(dout, ms.float32)
+    gradient = by_result * ops.cast(multiplier, ms.float32)
+    along = gradient * wide
+    to_product = gradient * ops.transpose(scale, (1, 0))
+    to_rows = ops.MatMul()(ops.cast(to_product * row_scale, kind), ops.cast(weight, kind))
+    to_rows = to_rows - unit * ops.cast(total(along, 1) * row_away, kind)
+    to_weight = ops.MatMul(transpose_a=True)(ops.cast(to_product, kind), unit)
+    by_output = ops.transpose(total(along, 0), (1, 0)) * (away * scale)
+    to_weight = ops.cast(to_weight, weight.dtype) - weight * ops.cast(by_output, weight.dtype)
+    if bias is None:
+        to_multiplier = ops.reshape((by_result * wide).sum(), (1,))
+        return to_rows, to_weight, ops.cast(to_multiplier, multiplier.dtype)
+    inner = wide + ops.cast(bias, ms.float32)
+    to_multiplier = ops.reshape((by_result * inner).sum(), (1,))
+    to_multiplier = ops.cast(to_multiplier, multiplier.dtype)
+    return to_rows, to_weight, to_multiplier, ops.cast(gradient.sum(0), bias.dtype)
 
 
 def _lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,30 +119,6 @@ def _unit(rows: Tensor) -> Tensor:
     return ops.cast(ops.cast(rows, ms.float32) * _lengths(rows)[0], rows.dtype)
 
 
-@ms.jit  # one call from PYNATIVE_MODE instead of a dozen
-def scaled_cosines(
-    rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """Return the cosines of the angles between two sets of rows, plus a bias, times a number.
-
-    Lengths are computed in float32. Only the features are divided before the product: dividing its
-    columns instead of the weight is cheaper, and the product stays within the length of a weight.
-
-    Args:
-        rows (Tensor): floating ``[batch, length]``, features.
-        weight (Tensor): floating ``[outputs, length]``.
-        multiplier (Tensor): float32 ``[1]``.
-        bias (Tensor, optional): floating ``[outputs]``. Default: None.
-
-    Returns:
-        Tensor ``[batch, outputs]``, of the type of ``rows``.
-    """
-    result = _COSINES(rows, weight)
-    if bias is not None:
-        result = result + ops.cast(bias, rows.dtype)
-    return result * ops.cast(multiplier, rows.dtype)
-
-
 class _Outputs(nn.Cell):
     """The computation of the head.
 
@@ -105,8 +132,11 @@ class _Outputs(nn.Cell):
         # Plain Tensors: ms.jit compiles a function anew for each Parameter, and keeps that.
         weight = ops.reshape(self.weight, (self.out_channels, self.in_channels))
         multiplier = ops.reshape(self.multiplier, (1,))
-        bias = None if self.bias is None else ops.reshape(self.bias, (self.out_channels,))
-        result = scaled_cosines(rows, weight, multiplier, bias)
+        if self.bias is None:
+            result, _ = _HEAD(rows, weight, multiplier)
+        else:
+            bias = ops.reshape(self.bias, (self.out_channels,))
+            result, _ = _BIASED_HEAD(rows, weight, multiplier, bias)
         if x.ndim != 2:
             result = result.reshape((*x.shape[:-1], self.out_channels))
         return result if self.activation is None else self.activation(result)

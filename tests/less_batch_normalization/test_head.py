@@ -243,3 +243,22 @@ def test_heads_of_one_shape_share_what_is_compiled():
     before = compiled_graphs()
     train_a_new_head()
     assert compiled_graphs() == before
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_features_get_their_gradient_after_steps_without(mode, has_bias):
+    """While the layers below are frozen nobody asks for it; MindSpore then forgot it for good."""
+    net = nn.SequentialCell(nn.Dense(3, 4), CommonHeadLastFN(4, 2, has_bias=has_bias))
+    net = nn.WithLossCell(net, nn.MSELoss())
+    x, y = Tensor(np.ones((2, 3), np.float32)), Tensor(np.ones((2, 2), np.float32))
+    every = net.trainable_params()
+
+    def gradients(weights):
+        return ops.GradOperation(get_by_list=True)(net, ms.ParameterTuple(weights))(x, y)
+
+    gradients(every[2:])
+    first = [one.asnumpy() for one in gradients(every)]
+    for _ in range(2):
+        for one, before in zip(gradients(every), first):
+            np.testing.assert_array_equal(one.asnumpy(), before)
+    assert np.abs(first[0]).max() > 1e-3
