@@ -361,3 +361,40 @@ def test_both_cells_take_a_freeze_opt_directly(mode):
         after = nets.weights(net)
         changed = {name for name, value in after.items() if (value != before[name]).any()}
         assert changed == {one.name for one in every[4:]}
+
+
+# ---- Functions of ms.jit in the network ----
+
+
+class Jitted(nets.Deep):
+    """The network as one function of ``ms.jit``."""
+
+    @ms.jit
+    def construct(self, x):
+        x = self.first(x)
+        for layer in self.hidden:
+            x = x + layer(x)
+        return self.last(x)
+
+
+def test_a_compiled_network_that_is_frozen_first_is_refused():
+    """MindSpore leaves the gradients that were not asked for at first out for ever."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    net = Jitted()
+    step = build(net, config(schedule=[1, 0])).train_network
+    with pytest.raises(ValueError, match=r"construct.*test_freezing.*begin with a group that"):
+        step(*map(Tensor, nets.batches(1)[0]))
+
+
+@pytest.mark.parametrize("schedule", [[0, 1, 0, 2], [0, 2, 1, 0]])
+def test_a_compiled_network_that_is_first_trained_as_a_whole_trains_as_the_other(mode, schedule):
+    found = []
+    for kind in (nets.Deep, Jitted):
+        net = kind()
+        step = build(net, config(schedule=schedule)).train_network
+        for batch in nets.batches(8):
+            step(*map(Tensor, batch))
+        found.append(nets.weights(net))
+    for name, value in found[0].items():
+        # Fused sums are added in another order.
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-4, atol=1e-6, err_msg=name)
