@@ -350,12 +350,16 @@ def compiled_graphs() -> int:
     return len(api.ms_compile_cache) + sum(len(one) for one in api.cells_compile_cache.values())
 
 
-def differentiated_functions() -> set[str]:
-    """Return the functions of ``ms.jit``, but ours, that were compiled to be differentiated."""
+def differentiated_functions() -> dict[str, str]:
+    """Return the functions of ``ms.jit``, but ours, that were compiled to be differentiated.
+
+    Returns:
+        dict, what each was compiled for -> module, name, file and line of the function.
+    """
     # "module.function.FILE.LINE.grad.TIME..."; ours have gradients of their own.
-    names = (name.partition(".grad.") for name in _graph_api().ms_compile_cache)
     own = __name__.partition(".")[0] + "."
-    return {head for head, grad, _ in names if grad and not head.startswith(own)}
+    names = [name for name in _graph_api().ms_compile_cache if ".grad." in name]
+    return {name: name.partition(".grad.")[0] for name in names if not name.startswith(own)}
 
 
 # ---- The machine: settings of MindSpore's CPU backend that have no public name ----

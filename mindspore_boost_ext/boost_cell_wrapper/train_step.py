@@ -6,11 +6,13 @@ With nothing switched on it is MindSpore's own, operator for operator: weights a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
@@ -124,7 +126,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         self._prepared: set[int] = set()
         self._flushes: dict[int, _Flush] = {}
         self._state: tuple[Any, ...] = ()
-        self._has_run = False
+        self._has_run = self._asks_for_less = False
         self._batch_numbers = itertools.count(1)  # one for all variants
         self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
         # The names under which subclasses written for mindspore.boost look for algorithms.
@@ -243,7 +245,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         """
         if self.choice_part is None or not self.runs_our_construct():
             self._count_batch()
-            return super().__call__(*inputs, **kwargs)
+            with self._refusing_what_is_forgotten():
+                return super().__call__(*inputs, **kwargs)
         index = self.choice_part.chooser.now()
         variant = self.choice_part.variants[index]
         if id(variant) not in self._prepared:
@@ -253,6 +256,29 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
             variant.set_train(self.training)
         with self.choice_part.chooser.running(index):
             return variant(*inputs, **kwargs)
+
+    @contextlib.contextmanager
+    def _refusing_what_is_forgotten(self) -> Iterator[None]:
+        """Refuse a network that MindSpore would train wrongly after this step.
+
+        What a function of ``ms.jit`` was not asked for when it was first differentiated in
+        PYNATIVE_MODE, MindSpore leaves out of all later steps.
+        """
+        if not self._asks_for_less or ms.get_context("mode") == ms.GRAPH_MODE:
+            yield
+            return
+        before = _compat.differentiated_functions()
+        yield
+        now = _compat.differentiated_functions()
+        found = sorted({function for key, function in now.items() if key not in before})
+        if found:
+            raise ValueError(
+                "in PYNATIVE_MODE a step that freezes weights, or refreshes no factors of THOR, is "
+                f"the first to run functions of ms.jit in the network ({', '.join(found)}) "
+                "on inputs of this shape. MindSpore would leave the gradients that it does not ask "
+                "for out of all later steps, too: take ms.jit away, or train in GRAPH_MODE, or "
+                "begin with a step that freezes nothing (group 0 of grad_freeze)"
+            )
 
     def _count_batch(self) -> None:
         """Show the other ranks the update that this batch makes all of them take part in."""
@@ -304,6 +330,9 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
             every += steps
         for step in every:
             vars(step)["_state"] = state_of(step)  # not as an attribute: names stay in their order
+        most = max(len(step._differentiated) for step in every)
+        for step in every:
+            step._asks_for_less = len(step._differentiated) < most
         self._host_writes = HostWrites(self._state)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:

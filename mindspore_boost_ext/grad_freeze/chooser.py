@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
-from mindspore_boost_ext import _compat
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.grad_freeze.schedule import HOLD
 from mindspore_boost_ext.grad_freeze.sequences import (
@@ -57,24 +55,6 @@ class GroupChooser(Chooser):
         """Ask the optimizer."""
         group: int = self.next_group()
         return self.variant_of_group[group]
-
-    @contextlib.contextmanager
-    def running(self, index: int) -> Iterator[None]:
-        """Refuse what MindSpore would train wrongly from the next step on."""
-        freezes = index != self.variant_of_group[0]
-        if not freezes or ms.get_context("mode") == ms.GRAPH_MODE:
-            yield
-            return
-        before = _compat.differentiated_functions()
-        yield
-        found = _compat.differentiated_functions() - before
-        if found:
-            raise ValueError(
-                "grad_freeze in PYNATIVE_MODE: a step that freezes is the first to run functions "
-                f"of ms.jit in the network ({', '.join(sorted(found))}). MindSpore would leave the "
-                "gradients of what is frozen now out of all later steps, too: take ms.jit away, or "
-                "train in GRAPH_MODE, or begin with a group that freezes nothing (group 0)"
-            )
 
 
 class TableChooser(GroupChooser):

@@ -382,7 +382,7 @@ def test_a_compiled_network_that_is_frozen_first_is_refused():
     ms.set_context(mode=ms.PYNATIVE_MODE)
     net = Jitted()
     step = build(net, config(schedule=[1, 0])).train_network
-    with pytest.raises(ValueError, match=r"construct.*test_freezing.*begin with a group that"):
+    with pytest.raises(ValueError, match=r"construct.*test_freezing.*begin with a step that"):
         step(*map(Tensor, nets.batches(1)[0]))
 
 

@@ -418,3 +418,33 @@ def test_thor_does_not_take_the_place_of_a_wrapper():
             boost_level="O1",
             boost_config_dict=config,
         )
+
+
+class Jitted(nets.MLP):
+    """The network as one function of ``ms.jit``."""
+
+    @ms.jit
+    def construct(self, x):
+        return self.second(self.relu(self.first(x)))
+
+
+def test_a_compiled_network_that_goes_on_between_two_refreshes_is_refused():
+    """MindSpore would leave the gradients of the taps, not asked for at first, out for ever."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, "thor": {}}
+
+    def step():
+        net = Jitted()
+        optimizer = nets.momentum(net.trainable_params())
+        return ms.Model(
+            net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=config
+        ).train_network
+
+    first, second = step(), step()
+    batches = [tuple(map(Tensor, one)) for one in nets.batches(3)]
+    for batch in batches:  # begins with a refresh
+        first(*batch)
+    state = {one.name: one for one in first.get_parameters()}
+    assert ms.load_param_into_net(second, state) == ([], [])
+    with pytest.raises(ValueError, match="refreshes no factors of THOR, is the first to run"):
+        second(*batches[0])
