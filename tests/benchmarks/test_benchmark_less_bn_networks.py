@@ -26,6 +26,14 @@ def test_the_batch_norms_of_a_dump_are_named_without_their_gradients():
     assert benchmark.names_in_dump(DUMP) == ["bn1", "layer1.0.down_sample.1"]
 
 
+def test_networks_that_do_not_compile_are_in_no_sum():
+    lines = [("a", 9, "8", 4), ("b", 5, "5", 5), ("c", 5, "4", 5), ("d", 5, "does not compile", 1)]
+    assert benchmark.sums(lines) == (
+        "Of 3 networks that the pass compiles, this package leaves fewer in 1, as many in 1, "
+        "more in 1."
+    )
+
+
 def test_a_line_counts_what_is_left_on_both_sides():
     ours = {
         "all": ["stem", "a.bn1", "a.bn2", "b.bn1", "b.bn2"],
