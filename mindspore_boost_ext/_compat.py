@@ -338,6 +338,19 @@ def without_autograd() -> Any:
     return _graph_api()._no_grad()
 
 
+@contextlib.contextmanager
+def running_eagerly() -> Iterator[None]:
+    """In the context Cells run operator by operator, in GRAPH_MODE too, and nothing is compiled."""
+    context = ms.context._context()
+    mode = context.get_mode()
+    context.set_mode(ms.PYNATIVE_MODE)
+    try:
+        with _graph_api()._no_grad():
+            yield
+    finally:
+        context.set_mode(mode)
+
+
 def _graph_api() -> Any:
     """Return ``mindspore.common.api`` up to 2.8, later ``mindspore.graph.api``."""
     executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor

@@ -12,6 +12,8 @@ from mindspore_boost_ext.grad_accumulation.algorithm import AccumulationAlgorith
 from mindspore_boost_ext.grad_freeze.algorithm import FreezeAlgorithm
 from mindspore_boost_ext.group_loss_scale_manager.algorithm import GroupedScaleAlgorithm
 from mindspore_boost_ext.less_batch_normalization.algorithm import LessBNAlgorithm
+from mindspore_boost_ext.progressive_resizing.algorithm import ResizingAlgorithm
+from mindspore_boost_ext.seq_length_warmup.algorithm import SeqLengthAlgorithm
 from mindspore_boost_ext.thor.algorithm import ThorAlgorithm
 
 ALGORITHMS: tuple[type[Algorithm], ...] = (
@@ -22,6 +24,8 @@ ALGORITHMS: tuple[type[Algorithm], ...] = (
     AdaSumAlgorithm,
     AccumulationAlgorithm,
     GroupedScaleAlgorithm,
+    ResizingAlgorithm,  # counts updates, whatever updates
+    SeqLengthAlgorithm,
 )
 
 __all__ = ["ALGORITHMS"]

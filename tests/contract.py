@@ -8,8 +8,9 @@ from typing import Any
 
 import mindspore as ms
 import nets
+import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from mindspore_boost_ext import AutoBoost, GroupLossScaleManager
 
@@ -28,7 +29,8 @@ class Algorithm:
 
     ``on`` switches it on, with settings that act within a few steps; ``row`` is its row in the
     report (None for no algorithm at all); ``net`` makes the network; ``model`` gives further
-    arguments of ms.Model from the network; ``gains`` are parameters that the network itself gains.
+    arguments of ms.Model from the network; ``gains`` are parameters that the network itself gains;
+    ``inputs`` makes what the network takes of features ``[batch, 3]``.
     """
 
     name: str
@@ -37,6 +39,16 @@ class Algorithm:
     net: Callable[[], Any] = nets.MLP
     model: Callable[[Any], dict[str, Any]] = lambda net: {}
     gains: tuple[str, ...] = ()
+    inputs: Callable[[Any], Any] = lambda x: x
+
+    def batches(self, count):
+        """Return ``count`` pairs (inputs, labels) as NumPy arrays."""
+        return [(self.inputs(x), y) for x, y in nets.batches(count)]
+
+    def dataset(self, count):
+        """Return the same batches as a MindSpore dataset."""
+        inputs, labels = map(np.concatenate, zip(*self.batches(count)))
+        return ms.dataset.NumpySlicesDataset((inputs, labels), shuffle=False).batch(nets.BATCH)
 
 
 def grouped_net():
@@ -130,6 +142,46 @@ ALGORITHMS += [
         "dim_reduce",
     )
     for method in ("p-bfgs", "p-sgd", "twa")
+]
+
+
+class Pooled(nn.Cell):
+    """Dense, tanh, the mean over all places, Dense: for images and sequences of any size."""
+
+    def __init__(self, places, channels_first):
+        super().__init__()
+        self.first = nn.Dense(nets.FEATURES, nets.HIDDEN, activation="tanh")
+        self.last = nn.Dense(nets.HIDDEN, nets.CLASSES)
+        self.places, self.channels_first = places, channels_first
+        nets.fill(self)
+
+    def construct(self, x):
+        if self.channels_first:
+            x = x.transpose(0, 2, 3, 1)
+        return self.last(self.first(x).mean(self.places))
+
+
+ALGORITHMS += [
+    Algorithm(
+        "progressive_resizing",
+        {
+            **switched(progressive_resizing=True),
+            "progressive_resizing": {"phases": [[0.3, 0.5], [0.3, 0.75]], "total_steps": 15},
+        },
+        "progressive_resizing",
+        net=lambda: Pooled((1, 2), channels_first=True),
+        inputs=lambda x: np.multiply.outer(x, np.linspace(0, 2, 16, dtype="f").reshape(4, 4)),
+    ),
+    Algorithm(
+        "seq_length_warmup",
+        {
+            **switched(seq_length_warmup=True),
+            "seq_length_warmup": {"phases": [[0.3, 0.25], [0.3, 0.5]], "total_steps": 15},
+        },
+        "seq_length_warmup",
+        net=lambda: Pooled(1, channels_first=False),
+        inputs=lambda x: x[:, None] * np.linspace(0.5, 2, 4, dtype="f")[:, None],
+    ),
 ]
 
 

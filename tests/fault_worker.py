@@ -34,7 +34,7 @@ def train(folder, algorithm, model, done, until):
     """Make the steps after ``done``, each with its record and its checkpoint."""
     writer = HistoryWriter(file_of(folder, algorithm, "jsonl"))
     step_cell = model.train_network
-    for number, batch in enumerate(nets.batches(STEPS)[done:until], start=done + 1):
+    for number, batch in enumerate(algorithm.batches(STEPS)[done:until], start=done + 1):
         (loss,) = contract.run(model, [batch])
         observed = step_cell.observations() if hasattr(step_cell, "observations") else {}
         writer.write({"event": "step", "step": number, "loss": loss, "boost": observed})
@@ -55,7 +55,8 @@ def killed(folder, seed):
         done[one] += 1
     # The dying step: trained and written down, its checkpoint is not saved any more.
     one = draw.choice([index for index, steps in enumerate(done) if steps < STEPS])
-    contract.run(models[one], nets.batches(STEPS)[done[one] : done[one] + 1])
+    batches = contract.ALGORITHMS[one].batches(STEPS)
+    contract.run(models[one], batches[done[one] : done[one] + 1])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -73,7 +74,7 @@ def resumed(folder, _):
         train(folder, algorithm, second, done, STEPS)
 
         _, whole = contract.switched_on(algorithm)
-        losses = contract.run(whole, nets.batches(STEPS))
+        losses = contract.run(whole, algorithm.batches(STEPS))
         results[algorithm.name] = {
             "resumed_at": done,
             "different": different(second.train_network, whole.train_network),

@@ -24,6 +24,8 @@ FLOORS = [
         "grad_freeze",
         "group_loss_scale_manager",
         "less_batch_normalization",
+        "progressive_resizing",
+        "seq_length_warmup",
         "thor",
     },
     {"algorithms"},

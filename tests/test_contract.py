@@ -26,7 +26,7 @@ def test_off_is_bit_identical_to_plain_training(mode, algorithm):
     sections = [name for name in off if name != "boost"]
     for name in sections:  # a section without its switch would be told as ineffective
         del off[name]
-    steps = nets.batches(STEPS)
+    steps = algorithm.batches(STEPS)
     net, model = build(algorithm, off)
     plain_net, plain = build(algorithm, None, level="O0")
     assert run(model, steps) == run(plain, steps)
@@ -37,12 +37,13 @@ def test_off_is_bit_identical_to_plain_training(mode, algorithm):
 def test_on_the_loss_is_finite_and_falls(mode, algorithm):
     net, model = switched_on(algorithm)
     ((x, _),) = nets.batches(1)
-    losses = run(model, [(x, x.argmax(axis=1).astype(np.int32))] * 60)
+    batch = algorithm.inputs(x), x.argmax(axis=1).astype(np.int32)
+    losses = run(model, [batch] * 60)
     assert np.isfinite(losses).all()
     # One batch with labels that can be learned: plain runs fall to 0.5-0.7, a prefix frozen early
     # or a window of 3 to 0.8.
     assert losses[-1] < 0.9 * losses[0]
-    model.train(1, nets.dataset(4), dataset_sink_mode=False)  # no window is longer
+    model.train(1, algorithm.dataset(4), dataset_sink_mode=False)  # no window is longer
     assert all(np.isfinite(value).all() for value in nets.weights(net).values())
 
 
@@ -65,7 +66,7 @@ def test_a_run_goes_on_bit_identically_from_its_state(mode, algorithm, tmp_path)
 
     Compiled functions must not go on with the memory that the Parameters had before.
     """
-    steps = nets.batches(STEPS)
+    steps = algorithm.batches(STEPS)
     _, model = switched_on(algorithm)
     step = model.train_network
     saved = nets.weights(step)
@@ -92,7 +93,7 @@ def test_the_same_seed_gives_the_same_weights(mode, algorithm):
     runs = []
     for _ in range(2):
         _, model = switched_on(algorithm)
-        run(model, nets.batches(STEPS))
+        run(model, algorithm.batches(STEPS))
         runs.append(model.train_network)
     nets.assert_same_weights(*runs)
 

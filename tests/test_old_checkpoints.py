@@ -22,8 +22,17 @@ FOLDER = Path(__file__).parent / "data" / "checkpoints"
 ABOUT = FOLDER / "about.json"
 
 
+def stem_of(algorithm):
+    return algorithm.name.replace(", ", "-").replace(" ", "_")
+
+
 def path_of(algorithm, steps):
-    return str(FOLDER / f"{algorithm.name.replace(', ', '-').replace(' ', '_')}.{steps}.ckpt")
+    return str(FOLDER / f"{stem_of(algorithm)}.{steps}.ckpt")
+
+
+def writers():
+    """Return on what processor, and with what, the checkpoints of each algorithm were written."""
+    return json.loads(ABOUT.read_text(encoding="utf-8"))
 
 
 def processor():
@@ -35,16 +44,16 @@ def processor():
 def write():
     """Write the checkpoints of all algorithms that have none yet."""
     ms.set_context(mode=ms.GRAPH_MODE)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    steps = nets.batches(contract.STEPS)
+    about = writers()
     for algorithm in contract.ALGORITHMS:
         if Path(path_of(algorithm, contract.STEPS)).exists():
             continue
         _, model = contract.switched_on(algorithm)
         for begin, end in ((0, contract.RESUME_AT), (contract.RESUME_AT, contract.STEPS)):
-            contract.run(model, steps[begin:end])
+            contract.run(model, algorithm.batches(contract.STEPS)[begin:end])
             ms.save_checkpoint(model.train_network, path_of(algorithm, end))
-    ABOUT.write_text(json.dumps(processor()), encoding="utf-8")
+        about[stem_of(algorithm)] = processor()
+    ABOUT.write_text(json.dumps(about, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 @contract.everyone
@@ -52,11 +61,11 @@ def test_training_goes_on_from_an_old_checkpoint(mode, algorithm):
     _, model = contract.switched_on(algorithm)
     old = ms.load_checkpoint(path_of(algorithm, contract.RESUME_AT))
     ms.load_param_into_net(model.train_network, old, strict_load=True)
-    contract.run(model, nets.batches(contract.STEPS)[contract.RESUME_AT :])
+    contract.run(model, algorithm.batches(contract.STEPS)[contract.RESUME_AT :])
     expected = ms.load_checkpoint(path_of(algorithm, contract.STEPS))
     found = nets.weights(model.train_network)
     assert found.keys() == expected.keys()
-    same = json.loads(ABOUT.read_text(encoding="utf-8")) == processor() and mode == "graph"
+    same = writers()[stem_of(algorithm)] == processor() and mode == "graph"
     for name, value in expected.items():
         if same:
             np.testing.assert_array_equal(found[name], value.asnumpy(), err_msg=name)

@@ -333,6 +333,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         most = max(len(step._differentiated) for step in every)
         for step in every:
             step._asks_for_less = len(step._differentiated) < most
+        for variant in every[1:]:
+            variant._has_run = True  # its state is that of this step, which looks at it
         self._host_writes = HostWrites(self._state)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:

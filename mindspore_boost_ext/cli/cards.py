@@ -18,6 +18,8 @@ CARDS = {
     "loss_scale": "boost_cell_wrapper/README.md",
     "loss_scale_group": "group_loss_scale_manager/README.md",
     "thor": "thor/README.md",
+    "progressive_resizing": "progressive_resizing/README.md",
+    "seq_length_warmup": "seq_length_warmup/README.md",
 }
 # Other names of the same: a setting, a class, a run of compare.
 OTHER_NAMES = {
@@ -33,6 +35,8 @@ OTHER_NAMES = {
     "AdaSum": "adasum",
     "DimReduce": "dim_reduce",
     "THOR": "thor",
+    "ResizedImages": "progressive_resizing",
+    "ShortSequences": "seq_length_warmup",
     "GroupLossScaleManager": "loss_scale_group",
     "DynamicLossScaleManager": "loss_scale",
     "FixedLossScaleManager": "loss_scale",

@@ -91,6 +91,14 @@ RECIPES: dict[str, Recipe] = {
         lambda steps, snapshots: {"thor": {"damping": 0.1, "frequency": 20, "batch_size": 32}},
         rate=1 / 3,  # as tuned by examples/benchmarks/thor.py; at the plain one's it diverges
     ),
+    "progressive_resizing": Recipe(
+        lambda steps, snapshots: {"progressive_resizing": {"total_steps": steps}},
+        unsuited="LeNet-5 fixes the size of images: see examples/benchmarks/time_to_accuracy.py",
+    ),
+    "seq_length_warmup": Recipe(
+        lambda steps, snapshots: {"seq_length_warmup": {"total_steps": steps}},
+        unsuited="images are no sequences: see examples/benchmarks/time_to_accuracy.py",
+    ),
     "loss_scale_group": Recipe(parts=_grouped_parts),
     "dynamic_loss_scale": Recipe(parts=_dynamic_parts),
 }

@@ -1,9 +1,7 @@
 """Configuration of the accelerators: levels, modes, sections, and one error for all that is wrong.
 
 ``BoostConfig.parse`` turns what a user passes as ``boost_config_dict`` into frozen dataclasses;
-``BoostConfig.plan`` says which algorithms that switches on, and by whom. Sections, keys and
-defaults are those of ``mindspore.boost``. Imports no MindSpore, so a configuration can be checked
-anywhere.
+``BoostConfig.plan`` says which algorithms that switches on, and by whom. Imports no MindSpore.
 
 Levels:
 
@@ -16,8 +14,8 @@ O2     less_bn, grad_freeze, adasum
 Modes: ``auto`` follows the level; ``manual`` is the level's table overridden by the given switches;
 ``enable_all`` asks for everything that its prerequisites allow; ``disable_all`` for nothing.
 At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others but
-``grad_accumulation``. ``thor`` is in no level: a section of that name, also an empty one, switches
-it on, unless the switch ``thor`` is given as False.
+``grad_accumulation``. ``thor``, ``progressive_resizing`` and ``seq_length_warmup`` are in no level:
+a section of that name switches one on, unless the switch of that name is given as False.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Union
 
@@ -48,7 +46,9 @@ from mindspore_boost_ext.config.sections import (
     GradFreezeConfig,
     GradientsConfig,
     LessBNConfig,
+    ProgressiveResizingConfig,
     Section,
+    SeqLengthWarmupConfig,
     ThorConfig,
 )
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, warn
@@ -61,6 +61,8 @@ ALGORITHMS = (
     "dim_reduce",
     "loss_scale_group",
     "thor",
+    "progressive_resizing",
+    "seq_length_warmup",
 )
 MODES = ("auto", "manual", "enable_all", "disable_all")
 LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -113,21 +115,22 @@ class BoostConfig:
         mode: ``"auto"``, ``"manual"``, ``"enable_all"`` or ``"disable_all"``.
         given_switches: the switches that the user gave in section ``boost``, with their values.
         given: names of the sections that the user gave, with or without settings.
-        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, gradients: one dataclass
-            a section.
+        others: a dataclass for each section.
     """
 
     level: str = "O0"
     mode: str = "auto"
     given_switches: tuple[tuple[str, bool], ...] = ()
     given: frozenset[str] = frozenset()
-    common: CommonConfig = field(default_factory=CommonConfig)
-    less_bn: LessBNConfig = field(default_factory=LessBNConfig)
-    grad_freeze: GradFreezeConfig = field(default_factory=GradFreezeConfig)
-    grad_accumulation: GradAccumulationConfig = field(default_factory=GradAccumulationConfig)
-    dim_reduce: DimReduceConfig = field(default_factory=DimReduceConfig)
-    thor: ThorConfig = field(default_factory=ThorConfig)
-    gradients: GradientsConfig = field(default_factory=GradientsConfig)
+    common: CommonConfig = CommonConfig()
+    less_bn: LessBNConfig = LessBNConfig()
+    grad_freeze: GradFreezeConfig = GradFreezeConfig()
+    grad_accumulation: GradAccumulationConfig = GradAccumulationConfig()
+    dim_reduce: DimReduceConfig = DimReduceConfig()
+    thor: ThorConfig = ThorConfig()
+    progressive_resizing: ProgressiveResizingConfig = ProgressiveResizingConfig()
+    seq_length_warmup: SeqLengthWarmupConfig = SeqLengthWarmupConfig()
+    gradients: GradientsConfig = GradientsConfig()
 
     @property
     def switches(self) -> dict[str, bool]:
@@ -252,9 +255,8 @@ class BoostConfig:
 def _decision(algorithm: str, wanted: bool, authority: str) -> Decision:
     if wanted:
         return Decision(algorithm, True, authority)
-    return Decision(
-        algorithm, False, reason=f"not in {authority}" if " " in authority else authority
-    )
+    reason = f"not in {authority}" if " " in authority else authority
+    return Decision(algorithm, False, reason=reason)
 
 
 def _excluded(decision: Decision, by: str, allowed: Collection[str]) -> Decision:

@@ -13,6 +13,7 @@ import numpy as np
 _SHOWN = 80
 LARGEST_INTEGER = 2**31 - 1  # counters of steps are int32
 _SMALLEST = float(np.finfo(np.float32).tiny)
+_ROUNDING = 1e-9  # of a sum of shares such as 0.1 + 0.2
 
 
 def shown(value: object) -> str:
@@ -234,6 +235,29 @@ def either(first: Rule, second: Rule) -> Rule:
         lambda value: first.accepts(value) or second.accepts(value),
         lambda value: (first if first.accepts(value) else second).convert(value),
     )
+
+
+def phases(most: float) -> Rule:
+    """Accept pairs [share of the steps, scale]; stored as a tuple of pairs of floats.
+
+    Scales are in (0, 1) and rise; the shares are above 0, and together at most ``most``.
+    """
+    pair = reals("(0, 1)")
+
+    def accepts(value: object) -> bool:
+        if not isinstance(value, (list, tuple)) or not value:
+            return False
+        if not all(pair.accepts(one) and len(one) == 2 for one in value):
+            return False
+        scales = [float(scale) for _, scale in value]
+        rising = all(one < two for one, two in zip(scales, scales[1:]))
+        return rising and math.fsum(float(share) for share, _ in value) <= most + _ROUNDING
+
+    text = (
+        "a list of pairs [share of the steps, scale], the scales in (0, 1) and rising, "
+        f"the shares above 0 and together at most {most:g}"
+    )
+    return Rule(text, accepts, lambda value: tuple(pair.convert(one) for one in value))  # type: ignore
 
 
 def freeze_schedule() -> Rule:

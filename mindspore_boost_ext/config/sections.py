@@ -23,9 +23,12 @@ from mindspore_boost_ext.config.rules import (
     one_of,
     optional,
     optional_path,
+    phases,
     real,
     reals,
 )
+
+_MOST_NOT_FULL = 0.7  # share of the steps; at test time inputs have their full size
 
 
 def setting(default: object, rule: Rule) -> Any:
@@ -243,6 +246,53 @@ class ThorConfig(Section):
 
 
 @dataclass(frozen=True)
+class _GrowingInputs(Section):
+    """Inputs that are small at first: each of ``phases`` has a share of ``total_steps`` updates.
+
+    What is left of them, and all that come later, train at full size. Sizes are multiples of
+    ``multiple``.
+    """
+
+    left_out_of_all = "it has to know the updates of the training: ask for it by its section"
+    given_means_on = True
+
+    total_steps: int | None = setting(None, optional(integer(1)))
+    multiple: int = setting(1, integer(1))
+
+    def missing(self) -> str:
+        """The shares are shares of something."""
+        if self.total_steps is not None:
+            return ""
+        return f"{self.path} needs {self.path}.total_steps, the updates of the training, got none"
+
+
+@dataclass(frozen=True)
+class ProgressiveResizingConfig(_GrowingInputs):
+    """Section ``progressive_resizing``: images start small; giving it switches that on.
+
+    A scale is that of height and width.
+    """
+
+    path = "progressive_resizing"
+
+    phases: Any = setting(((0.35, 0.6), (0.25, 0.8)), phases(_MOST_NOT_FULL))
+
+
+@dataclass(frozen=True)
+class SeqLengthWarmupConfig(_GrowingInputs):
+    """Section ``seq_length_warmup``: sequences start short; giving it switches that on.
+
+    ``method`` cuts the end off (``"truncate"``), or makes several short ones of each
+    (``"reshape"``).
+    """
+
+    path = "seq_length_warmup"
+
+    phases: Any = setting(((0.3, 0.25), (0.3, 0.5)), phases(_MOST_NOT_FULL))
+    method: str = setting("truncate", one_of(("truncate", "reshape")))
+
+
+@dataclass(frozen=True)
 class GradientsConfig(Section):
     """Section ``gradients``, for every step: ``clip_norm`` bounds the global norm, if not None."""
 
@@ -261,6 +311,8 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
         "grad_accumulation": GradAccumulationConfig,
         "dim_reduce": DimReduceConfig,
         "thor": ThorConfig,
+        "progressive_resizing": ProgressiveResizingConfig,
+        "seq_length_warmup": SeqLengthWarmupConfig,
         "gradients": GradientsConfig,
     }
 )
@@ -273,7 +325,9 @@ __all__ = [
     "GradFreezeConfig",
     "GradientsConfig",
     "LessBNConfig",
+    "ProgressiveResizingConfig",
     "Section",
+    "SeqLengthWarmupConfig",
     "ThorConfig",
     "setting",
 ]

@@ -59,9 +59,9 @@ IN_GRAPHS = ("nothing", "dynamic loss scale", "grad_freeze")  # compiling costs 
 )
 def test_it_trains_as_a_model_does(mode, algorithm):
     _, model = contract.switched_on(algorithm)
-    losses = contract.run(model, nets.batches(4))
+    losses = contract.run(model, algorithm.batches(4))
     step = make(algorithm)
-    found = [float(step(Tensor(x), Tensor(y)).asnumpy()) for x, y in nets.batches(4)]
+    found = [float(step(Tensor(x), Tensor(y)).asnumpy()) for x, y in algorithm.batches(4)]
     assert found == losses
     assert_equal(nets.weights(step.train_network), nets.weights(model.train_network))
     assert step.report().to_dict() == model.train_network.report().to_dict()

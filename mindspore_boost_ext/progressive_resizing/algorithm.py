@@ -1,0 +1,81 @@
+"""The switch ``progressive_resizing``: images start small and grow with the training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.stages.growing_inputs import GrowingInputs, scaled
+
+
+class ResizedImages(nn.Cell):
+    r"""Makes the images of a batch smaller, bilinearly.
+
+    The value at :math:`i` is taken at :math:`(i + 1/2) H / h - 1/2` of the given image, between its
+    neighbours: at scale 1/2 the mean of four.
+
+    Args:
+        scale (float): of height and width, in (0, 1).
+        multiple (int): what both are rounded to a multiple of, at least 1. Default: 1.
+
+    Inputs:
+        - **images** (Tensor) - float, shape :math:`(N, C, H, W)`.
+        - **\*rest** (tuple(Tensor)) - the other inputs.
+
+    Outputs:
+        tuple, the images, dtype as given, shape :math:`(N, C, h, w)`, and the rest as it was.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mindspore import Tensor
+        >>> from mindspore_boost_ext.progressive_resizing import ResizedImages
+        >>> images = Tensor(np.arange(16).reshape(1, 1, 4, 4), dtype=ms.float32)
+        >>> ResizedImages(0.5)(images)[0].asnumpy().tolist()
+        [[[[2.5, 4.5], [10.5, 12.5]]]]
+    """
+
+    def __init__(self, scale: float, multiple: int = 1) -> None:
+        super().__init__(auto_prefix=False)
+        self.scale, self.multiple = scale, multiple
+
+    def construct(self, images: Tensor, *rest: Tensor) -> Any:
+        """Resize the first input."""
+        height = scaled(images.shape[2], self.scale, self.multiple)
+        width = scaled(images.shape[3], self.scale, self.multiple)
+        # In float32: float16 has no kernel on CPU.
+        small = ops.interpolate(
+            ops.cast(images, ms.float32), size=(height, width), mode="bilinear", align_corners=False
+        )
+        return (ops.cast(small, images.dtype), *rest)
+
+
+class ResizingAlgorithm(GrowingInputs):
+    """Progressive resizing."""
+
+    switch = "progressive_resizing"
+
+    def smaller(self, settings: Any, scale: float) -> nn.Cell:
+        """Return what resizes images."""
+        return ResizedImages(scale, settings.multiple)
+
+    def check_inputs(self, *inputs: Any) -> None:
+        """Refuse a first input that is no batch of images."""
+        images = inputs[0] if inputs else None
+        found = shown(images)
+        if isinstance(images, Tensor):
+            if images.ndim == 4 and images.is_floating_point():
+                return
+            found = f"{images.dtype} of shape {images.shape}"
+        raise ValueError(
+            "progressive_resizing resizes the first input, which must be images: a float Tensor "
+            f"of shape (N, C, H, W), got {found}: leave progressive_resizing away"
+        )
+
+
+__all__ = ["ResizedImages", "ResizingAlgorithm"]

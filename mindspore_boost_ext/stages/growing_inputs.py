@@ -1,0 +1,169 @@
+"""What algorithms share whose inputs are small at first: a variant of the step for each size."""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING, Any
+
+from mindspore import Tensor, nn
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.config.rules import described
+from mindspore_boost_ext.report import APPLIED, NoEffectWarning, Row, warn
+from mindspore_boost_ext.runtime.eval_copy import eval_copy
+from mindspore_boost_ext.stages.choice import StepChoice
+from mindspore_boost_ext.stages.phases import (
+    CountedUpdate,
+    PhaseChooser,
+    count_of,
+    first_updates,
+)
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+
+class GrowingInputs(Algorithm):
+    """Inputs are made smaller in the first phases of a training."""
+
+    def smaller(self, settings: Any, scale: float) -> nn.Cell:
+        """Return the Cell that makes a batch smaller: all inputs -> all inputs.
+
+        Args:
+            settings: the section of the configuration.
+            scale (float): in (0, 1).
+        """
+        raise NotImplementedError
+
+    def check_inputs(self, *inputs: Any) -> None:
+        """Raise a ``ValueError`` if a batch holds nothing that could be made smaller."""
+
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Let the count of updates choose among a step for each size."""
+        if not self.is_on(step):
+            return
+        if not step.runs_our_construct():
+            raise ValueError(
+                f"{type(step).__name__} has a construct of its own, which would train at full size "
+                f"from the first step on: leave {self.switch} away"
+            )
+        step.update_part = CountedUpdate(step.update_part, self.switch)
+        step.choose_last(self._choice)
+        settings, firsts = self._settings(step), self._firsts(step)
+        words = [
+            f"scale {scale:g} until update {end}"
+            for (_, scale), end in zip(settings.phases, firsts[1:])
+        ]
+        reason = f"{', '.join(words)} of {settings.total_steps}, then full size"
+        asked_by = step.report()[self.switch].asked_by
+        counts = {"sizes": len(firsts)}
+        step.report().put(Row(self.switch, asked_by, APPLIED, reason, counts))
+
+    def _settings(self, step: BoostTrainOneStepCell) -> Any:
+        return getattr(step.auto_boost.config, self.switch)
+
+    def _firsts(self, step: BoostTrainOneStepCell) -> tuple[int, ...]:
+        """Return how many updates come before each size."""
+        settings = self._settings(step)
+        return first_updates([share for share, _ in settings.phases], settings.total_steps)
+
+    def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
+        """Return a step for each size; the last one leaves the inputs as they are."""
+        settings, everything = self._settings(step), tuple(range(len(step.weights)))
+        steps = []
+        for _, scale in settings.phases:
+            variant = step.restricted(step.optimizer, everything)
+            variant.batch_part = _behind(step.batch_part, self.smaller(settings, scale))
+            steps.append(variant)
+        steps.append(step.restricted(step.optimizer, everything))
+        count = count_of(step.update_part, self.switch)
+        return StepChoice(steps, PhaseChooser(count, self._firsts(step)))
+
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
+        """Try every size on the first batch, with the network in evaluation mode."""
+        if not self.is_on(step):
+            return
+        self.check_inputs(*inputs)
+        settings = self._settings(step)
+        network = eval_copy(step.network, [step.network])
+        with _compat.running_eagerly():
+            try:
+                expected = _shapes(network(*inputs))
+            except Exception:  # a network that runs in a graph only is tried when it compiles
+                return
+            for _, scale in settings.phases:
+                self._try(network, self.smaller(settings, scale), scale, expected, *inputs)
+
+    def _try(
+        self, network: nn.Cell, smaller: nn.Cell, scale: float, expected: Any, *inputs: Any
+    ) -> None:
+        """Raise a ``ValueError`` unless the network gives losses of the same shapes."""
+        cause = None
+        try:
+            found = _shapes(network(*smaller(*inputs)))
+            reason = "" if found == expected else f"the loss has shapes {found}, not {expected}"
+        except Exception as error:  # the user's network
+            cause, reason = error, described(error)
+        if reason:
+            raise ValueError(
+                f"{self.switch} cannot train this network at scale {scale:g} of the inputs "
+                f"{[one.shape for one in inputs]}: {reason}. The network may fix the size of its "
+                f"inputs: leave {self.switch} away, or give {self.switch}.phases or "
+                f"{self.switch}.multiple that it can take"
+            ) from cause
+
+    def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
+        """Return the scale of the next step."""
+        if not self.is_on(step):
+            return {}
+        scales = [scale for _, scale in self._settings(step).phases]
+        phase = bisect.bisect_right(self._firsts(step), self._updates(step)) - 1
+        return {f"{self.switch}_scale": (*scales, 1.0)[phase]}
+
+    def _updates(self, step: BoostTrainOneStepCell) -> int:
+        return int(count_of(step.update_part, self.switch).asnumpy())
+
+    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+        """Warn when the training ends before inputs have their full size."""
+        if not self.is_on(step) or epochs <= 0:
+            return
+        window = 1 if step.window_part is None else step.max_accumulation_step
+        updates = self._updates(step) + epochs * steps // window
+        first = self._firsts(step)[-1] + 1
+        if updates < first:
+            warn(
+                f"the training ends at update {updates}, before its inputs have their full size "
+                f"(from update {first} on): accuracy at full size will be poor; set "
+                f"{self.switch}.total_steps to the updates of the training",
+                NoEffectWarning,
+            )
+
+
+class _Behind(nn.Cell):
+    """Changes a batch twice."""
+
+    def __init__(self, first: nn.Cell, second: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.first, self.second = first, second
+
+    def construct(self, *inputs: Tensor) -> Any:
+        return self.second(*self.first(*inputs))
+
+
+def _behind(first: nn.Cell | None, second: nn.Cell) -> nn.Cell:
+    return second if first is None else _Behind(first, second)
+
+
+def _shapes(outputs: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of what a network returned, when it has been computed."""
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return [one.asnumpy().shape for one in outputs]
+
+
+def scaled(size: int, scale: float, multiple: int) -> int:
+    """Return the nearest multiple to a size times its scale, at least one; also in a graph."""
+    return max(int(size * scale / multiple + 0.5), 1) * multiple
+
+
+__all__ = ["GrowingInputs", "scaled"]

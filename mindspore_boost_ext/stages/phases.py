@@ -1,0 +1,79 @@
+"""A training in phases: which one is on is chosen by the number of updates made."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, ops
+
+from mindspore_boost_ext.stages.choice import Chooser
+from mindspore_boost_ext.stages.update import Update, UpdateAround
+
+
+def first_updates(shares: Sequence[float], total: int) -> tuple[int, ...]:
+    """Return how many updates come before each phase: before the first, 0; and before what follows.
+
+    Args:
+        shares: of each phase, in the total.
+        total: updates of the training.
+    """
+    return tuple(round(math.fsum(shares[:number]) * total) for number in range(len(shares) + 1))
+
+
+class CountedUpdate(UpdateAround):
+    """Counts updates: neither micro-batches nor steps that a loss scale skips.
+
+    Args:
+        inner (Update): what stood in this place.
+        switch (str): of the algorithm that has it counted, in the name of the Parameter with the
+            count, int32, shape ().
+    """
+
+    def __init__(self, inner: Update, switch: str) -> None:
+        super().__init__(inner)
+        self.switch = switch
+        name = f"boost.{switch}.updates"
+        self.count = Parameter(Tensor(0, ms.int32), name=name, requires_grad=False)
+
+    def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        """Update, and count it."""
+        loss = self.inner(loss, gradients, *inputs)
+        return ops.depend(loss, ops.assign_add(self.count, 1))
+
+
+def count_of(part: Any, switch: str) -> Parameter:
+    """Return the count of an algorithm, from what updates the weights of its step."""
+    while not (isinstance(part, CountedUpdate) and part.switch == switch):
+        part = part.inner
+    return part.count
+
+
+class PhaseChooser(Chooser):
+    """Runs the variant of the phase that the count of updates is in.
+
+    Args:
+        count (Parameter): of updates, int32, shape ().
+        firsts (Sequence[int]): as :func:`first_updates` returns them, beginning with 0.
+    """
+
+    def __init__(self, count: Parameter, firsts: Sequence[int]) -> None:
+        super().__init__()
+        self.count = count
+        self.firsts = tuple(firsts)
+        self.table = Tensor(self.firsts, ms.int32)
+
+    def index(self) -> Tensor:
+        """Count the phases that have begun."""
+        begun = ops.cast(self.count >= self.table, ms.int32)
+        return ops.cast(ops.sum(begun), ms.int32) - 1
+
+    def now(self) -> int:
+        """Look the count up on the host."""
+        return bisect.bisect_right(self.firsts, int(self.count.asnumpy())) - 1
+
+
+__all__ = ["CountedUpdate", "PhaseChooser", "count_of", "first_updates"]

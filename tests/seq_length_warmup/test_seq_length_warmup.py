@@ -1,0 +1,133 @@
+"""Sequence-length warm-up: against plain training on sequences that NumPy has cut."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from mindspore_boost_ext import AutoBoost
+from mindspore_boost_ext.seq_length_warmup import ShortSequences
+
+LENGTH, VOCABULARY, TOTAL = 8, 5, 8
+LENGTHS = [2] * 2 + [4] * 2 + [8] * 3  # of the first updates
+
+
+class Net(nn.Cell):
+    """Predicts each next token from all before it: takes sequences of any length."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 4)
+        self.head = nn.Dense(4, VOCABULARY)
+        self.loss = nets.loss_fn()
+        nets.fill(self)
+
+    def construct(self, tokens, targets, weight):
+        hidden = ms.ops.tanh(ms.ops.cumsum(self.embedding(tokens), 1))
+        logits = self.head(hidden).reshape((-1, VOCABULARY))
+        return self.loss(logits, targets.reshape((-1,))) * weight.mean()
+
+
+def batches(count):
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, VOCABULARY, (count, nets.BATCH, LENGTH + 1)).astype(np.int32)
+    weight = np.ones((nets.BATCH,), np.float32)
+    return [(one[:, :-1], one[:, 1:], weight) for one in tokens]
+
+
+def step_of(net, **section):
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    settings = {"phases": [[0.25, 0.25], [0.25, 0.5]], "total_steps": TOTAL, **section}
+    config = {
+        "boost": {"mode": "manual", **off, "seq_length_warmup": True},
+        "seq_length_warmup": settings,
+    }
+    optimizer = nets.momentum(net.trainable_params())
+    return ms.Model(
+        net, optimizer=optimizer, boost_level="O1", boost_config_dict=config
+    ).train_network
+
+
+def cut(sequences, length, method):
+    """Return sequences of another length, by plain loops."""
+    if sequences.ndim == 1:
+        return sequences
+    ends = [length] if method == "truncate" else range(length, LENGTH + 1, length)
+    return np.array([one[end - length : end] for one in sequences for end in ends])
+
+
+@pytest.mark.parametrize("method", ["truncate", "reshape"])
+def test_a_training_is_plain_training_on_growing_sequences(mode, method):
+    net, plain = Net(), Net()
+    step = step_of(net, method=method)
+    reference = nn.TrainOneStepCell(plain, nets.momentum(plain.trainable_params())).set_train()
+    for length, batch in zip(LENGTHS, batches(len(LENGTHS))):
+        found = step(*map(Tensor, batch)).asnumpy()
+        expected = reference(*[Tensor(cut(one, length, method)) for one in batch]).asnumpy()
+        np.testing.assert_array_equal(found, expected)  # the same operators on the same numbers
+    nets.assert_same(nets.weights(net), nets.weights(plain))
+
+
+@pytest.mark.parametrize(("scale", "multiple", "length"), [
+    (0.4, 1, 3),  # of 3.2; 2 of 8 places are left out when it reshapes
+    (0.4, 4, 4),
+    (0.01, 1, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("method", ["truncate", "reshape"])
+def test_lengths_are_rounded_to_a_multiple(mode, method, scale, multiple, length):
+    sequences = np.arange(2 * LENGTH * 3).reshape(2, LENGTH, 3).astype(np.float32)
+    (found,) = ShortSequences(scale, multiple, method)(Tensor(sequences))
+    np.testing.assert_array_equal(found.asnumpy(), cut(sequences, length, method))
+
+
+class Positions(nn.Cell):
+    """Adds an embedding of every position: fixes the length of its sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = ms.Parameter(Tensor(np.ones((LENGTH, 3), np.float32)))
+
+    def construct(self, x):
+        return (x + self.positions).mean()
+
+
+def test_a_network_that_fixes_the_length_is_refused_before_training(mode):
+    step = step_of(Positions())
+    with pytest.raises(ValueError, match=r"seq_length_warmup cannot train .* at scale 0\.25"):
+        step(Tensor(np.ones((2, LENGTH, 3), np.float32)))
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 3, 4, 5)])
+def test_inputs_that_are_no_sequences_are_refused(shape):
+    step = step_of(Positions())
+    with pytest.raises(ValueError, match=r"must be a Tensor of shape \(N, L\) or \(N, L, feat"):
+        step(Tensor(np.ones(shape, np.float32)))
+
+
+def test_the_method_is_checked():
+    with pytest.raises(ValueError, match=r"method must be one of 'truncate', 'reshape', got 'cut'"):
+        AutoBoost("O1", {"seq_length_warmup": {"total_steps": 4, "method": "cut"}})
+
+
+def test_beside_progressive_resizing_each_has_its_own_counts():
+    """Two sections of this kind: the names of their Parameters differ."""
+    sections = {
+        name: {"phases": [[0.5, 0.5]], "total_steps": 4}
+        for name in ("progressive_resizing", "seq_length_warmup")
+    }
+    net = nn.Conv2d(1, 1, 1)
+    boost = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+    step = ms.Model(
+        net,
+        optimizer=nets.momentum(net.trainable_params()),
+        boost_level="O1",
+        boost_config_dict={"boost": boost, **sections},
+    ).train_network
+    counts = [one for one in nets.weights(step) if one.endswith(".updates")]
+    assert sorted(counts) == [
+        "boost.progressive_resizing.updates",
+        "boost.seq_length_warmup.updates",
+    ]
