@@ -41,6 +41,7 @@ from mindspore_boost_ext.integration.convert import ConvertModelUtils
 from mindspore_boost_ext.integration.functional import TrainStep, make_train_step
 from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
 from mindspore_boost_ext.less_batch_normalization.rewrite import LessBN
+from mindspore_boost_ext.recipes import recipe
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 from mindspore_boost_ext.runtime.machine import tune_machine, tuning
 from mindspore_boost_ext.stages.update import Update, UpdateAround
@@ -87,6 +88,7 @@ __all__ = [
     "make_train_step",
     "plot_history",
     "read_history",
+    "recipe",
     "restore",
     "save_checkpoint",
     "tune_machine",

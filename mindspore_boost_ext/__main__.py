@@ -10,10 +10,14 @@ machine offers. ``compare`` trains with each algorithm and without, and shows wh
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from mindspore_boost_ext.boost import record
@@ -28,9 +32,12 @@ from mindspore_boost_ext.integration.outside import (
     Built,
     settings_from_outside,
 )
+from mindspore_boost_ext.recipes import NAMES, recipe
 from mindspore_boost_ext.report import Report, is_main_process
 from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.watch import watch_ranks
+
+_WITH_VALUE = (["--level"], ["--config"], ["--recipe"], ["--total-steps"])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -50,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--config", metavar="FILE", help="a JSON configuration for those Models (at level O1)"
+    )
+    parser.add_argument(
+        "--recipe", choices=NAMES, help="tuned settings for those Models, in place of --config"
+    )
+    parser.add_argument(
+        "--total-steps", type=int, metavar="N", help="for --recipe: updates of the whole training"
     )
     questions = parser.add_mutually_exclusive_group()
     questions.add_argument(
@@ -127,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _behind(script: str, words: Sequence[str]) -> Sequence[str]:
     """Return the words of the script itself; argparse would drop a "--"."""
     place = 0
-    while words[place] != script or words[place - 1 : place] in (["--level"], ["--config"]):
+    while words[place] != script or words[place - 1 : place] in _WITH_VALUE:
         place += 1
     return words[place + 1 :]
 
@@ -136,9 +149,27 @@ def _give_outside(options: argparse.Namespace) -> None:
     """Put level and settings for the script where its processes look for them, and check them."""
     if options.level:
         os.environ[LEVEL_VARIABLE] = options.level
+    if options.recipe or options.total_steps is not None:
+        options.config = _written_recipe(options)
     if options.config:
         os.environ[CONFIG_VARIABLE] = os.path.abspath(options.config)
     settings_from_outside()
+
+
+def _written_recipe(options: argparse.Namespace) -> str:
+    """Return the path of a file with the settings of a recipe, for as long as this process runs."""
+    if options.recipe is None or options.total_steps is None or options.config:
+        raise ValueError(
+            "--recipe needs --total-steps, the updates of the whole training (epochs times batches "
+            "of an epoch), and takes no --config beside it"
+        )
+    devices = int(os.environ.get("MS_WORKER_NUM") or 1)  # as msrun sets it
+    settings = recipe(options.recipe, options.total_steps, devices=devices)
+    file, path = tempfile.mkstemp(prefix="recipe-", suffix=".json")
+    atexit.register(Path(path).unlink, missing_ok=True)
+    with os.fdopen(file, "w", encoding="utf-8") as stream:
+        json.dump(settings, stream)
+    return path
 
 
 @contextlib.contextmanager

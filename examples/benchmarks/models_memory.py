@@ -24,7 +24,7 @@ from harness import MODES, print_table
 from soak import batches, leave_snapshots, model_of, resident_mib
 
 from mindspore_boost_ext._compat import compiled_graphs
-from mindspore_boost_ext.cli.recipes import PLAIN, RECIPES, Recipe, runs
+from mindspore_boost_ext.cli.trial_settings import PLAIN, TRIAL_SETTINGS, TrialSettings, runs
 
 STEPS = 2
 HEADINGS = ("mode", "run", "KiB a Model", "over plain", "graphs left a Model")
@@ -42,7 +42,7 @@ def measured(name: str, mode: str, models: int) -> Left:
     ms.set_context(mode=MODES[mode.upper()])
     data, half = batches()[:STEPS], models // 2
     with tempfile.TemporaryDirectory(prefix="models-") as folder:
-        if RECIPES.get(name, Recipe()).snapshots:
+        if TRIAL_SETTINGS.get(name, TrialSettings()).snapshots:
             leave_snapshots(folder, data)
         for number in range(models):
             if number == half:
@@ -73,7 +73,10 @@ def in_own_process(name: str, mode: str, models: int) -> Left:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the chosen runs and print the table."""
-    suited = [PLAIN, *(one for one in runs() if not RECIPES.get(one, Recipe()).unsuited)]
+    suited = [
+        PLAIN,
+        *(one for one in runs() if not TRIAL_SETTINGS.get(one, TrialSettings()).unsuited),
+    ]
     parser = argparse.ArgumentParser(description="Measure the memory that dropped Models leave.")
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--mode", choices=("graph", "pynative"), action="append")

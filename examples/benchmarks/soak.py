@@ -33,7 +33,14 @@ from ranks import run_ranks
 from mindspore_boost_ext import save_checkpoint
 from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.bundled import digits_datasets
-from mindspore_boost_ext.cli.recipes import PLAIN, RECIPES, Recipe, configuration, parts, runs
+from mindspore_boost_ext.cli.trial_settings import (
+    PLAIN,
+    TRIAL_SETTINGS,
+    TrialSettings,
+    configuration,
+    parts,
+    runs,
+)
 
 ADASUM, RANKS = "adasum", 2
 GROWTH_LIMIT = 0.02
@@ -134,7 +141,7 @@ def soak(name: str, steps: int, mode: str) -> Soak:
     ms.set_context(mode=MODES[mode.upper()])
     data, times = batches(), []
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        if RECIPES.get(name, Recipe()).snapshots:
+        if TRIAL_SETTINGS.get(name, TrialSettings()).snapshots:
             leave_snapshots(folder, data)
         step = model_of(name, steps, folder).train_network
     warm_up, before = steps // 10, (0.0, 0)

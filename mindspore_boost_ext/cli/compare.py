@@ -31,9 +31,9 @@ from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.callbacks.display import Display, make_display
 from mindspore_boost_ext.callbacks.history import PICTURES, Record, read_history, strict_json
 from mindspore_boost_ext.cli import results as comparison
-from mindspore_boost_ext.cli.recipes import PLAIN, RECIPES, runs
 from mindspore_boost_ext.cli.results import FAILED, NOT_RUN, Outcome
 from mindspore_boost_ext.cli.run import HISTORY, MODES, OUTPUT, RESULT, Trial
+from mindspore_boost_ext.cli.trial_settings import PLAIN, TRIAL_SETTINGS, runs
 from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig
 
 BUNDLED = {"epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
@@ -111,7 +111,7 @@ def _problem(options: argparse.Namespace) -> str:
     if options.script is None:
         if options.levels or options.configs:
             return "--levels and --configs are for --script SCRIPT"
-        known = (PLAIN, *ALGORITHMS, *RECIPES)
+        known = (PLAIN, *ALGORITHMS, *TRIAL_SETTINGS)
         unknown = [name for name in options.algorithms if name not in known]
         if unknown:
             return f"unknown: {', '.join(unknown)}; known are {', '.join(runs())}"
@@ -202,7 +202,7 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
 def _unrunnable(name: str) -> str:
     if name != PLAIN and name not in runs():
         return "this version does not have it yet"
-    return RECIPES[name].unsuited if name in RECIPES else ""
+    return TRIAL_SETTINGS[name].unsuited if name in TRIAL_SETTINGS else ""
 
 
 def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:

@@ -21,6 +21,7 @@ from mindspore_boost_ext.cli.compare import PROGRESS_HELP, count, run_trial, wri
 from mindspore_boost_ext.cli.results import RAN, Outcome, markdown
 from mindspore_boost_ext.cli.run import Trial
 from mindspore_boost_ext.config.parse import ALGORITHMS
+from mindspore_boost_ext.recipes import recipe
 
 PLAIN = "plain"
 _PROGRAM = "python -m mindspore_boost_ext recommend"
@@ -69,6 +70,7 @@ def candidates(updates: int) -> list[Racer]:
         Racer("level O1", "O1", {"grad_freeze": {"total_steps": updates}}),
         Racer("cubic prefix", "O1", alone("grad_freeze", grad_freeze=prefix)),
         Racer("half frozen from 10 % on", "O1", alone("grad_freeze", grad_freeze=half)),
+        *(Racer(f"recipe {name}", "O1", recipe(name, updates)) for name in ("fast", "fastest")),
         Racer("fewer BatchNorms", "O1", alone("less_bn", less_bn={"fn_flag": False})),
     ]
 

@@ -26,7 +26,13 @@ from mindspore.train import Callback, RunContext
 from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.callbacks.monitor import BoostMonitor
 from mindspore_boost_ext.cli.launcher import run_script
-from mindspore_boost_ext.cli.recipes import PLAIN, RECIPES, Recipe, configuration, parts
+from mindspore_boost_ext.cli.trial_settings import (
+    PLAIN,
+    TRIAL_SETTINGS,
+    TrialSettings,
+    configuration,
+    parts,
+)
 from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
 from mindspore_boost_ext.integration import install
 
@@ -86,7 +92,7 @@ def _run_bundled(trial: Trial, folder: Path) -> None:
     ms.set_context(mode=MODES[trial.mode])
     train, test = digits_datasets(trial.batch_size)
     snapshots = folder / "snapshots"
-    if RECIPES.get(trial.name, Recipe()).snapshots:
+    if TRIAL_SETTINGS.get(trial.name, TrialSettings()).snapshots:
         every = max(1, trial.epochs * train.get_dataset_size() // _SNAPSHOTS)
         sampler = TrajectorySampler(snapshots, every, "step")
         model = _model(trial, PLAIN, train.get_dataset_size(), "")
@@ -100,11 +106,11 @@ def _run_bundled(trial: Trial, folder: Path) -> None:
 def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.Model:
     ms.set_seed(trial.seed)  # weights, and the order of the images
     net, arguments = parts(name)
-    steps, recipe = trial.epochs * steps_per_epoch, RECIPES.get(name, Recipe())
+    steps, settings = trial.epochs * steps_per_epoch, TRIAL_SETTINGS.get(name, TrialSettings())
     # One rate an epoch. An update takes the next one, so a window of steps counts as one.
     rates = nn.cosine_decay_lr(
-        0.0, LEARNING_RATE * recipe.rate, steps, steps_per_epoch, trial.epochs
-    )[:: recipe.window]
+        0.0, LEARNING_RATE * settings.rate, steps, steps_per_epoch, trial.epochs
+    )[:: settings.window]
     level, config = configuration(name, steps, snapshots)
     return ms.Model(
         net,

@@ -137,6 +137,7 @@ class GradFreezeConfig(Section):
     ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the groups,
     beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
     list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
+    A network that can be cut into fewer than ``fewest_parts`` is left alone.
     """
 
     path = "grad_freeze"
@@ -150,6 +151,7 @@ class GradFreezeConfig(Section):
     prefix_fraction: float = setting(1.0, real("[0, 1]"))
     prefix_start: float = setting(0.5, real("[0, 1]"))
     eval_frozen: bool = setting(False, boolean())
+    fewest_parts: int = setting(1, integer(1))
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """A schedule has either its own settings or those of a freeze type."""
@@ -250,7 +252,8 @@ class _GrowingInputs(Section):
     """Inputs that are small at first: each of ``phases`` has a share of ``total_steps`` updates.
 
     What is left of them, and all that come later, train at full size. Sizes are multiples of
-    ``multiple``.
+    ``multiple``. A network that fixes the size of its inputs is refused, or, ``if_unfit="skip"``,
+    trained at full size.
     """
 
     left_out_of_all = "it has to know the updates of the training: ask for it by its section"
@@ -258,6 +261,7 @@ class _GrowingInputs(Section):
 
     total_steps: int | None = setting(None, optional(integer(1)))
     multiple: int = setting(1, integer(1))
+    if_unfit: str = setting("refuse", one_of(("refuse", "skip")))
 
     def missing(self) -> str:
         """The shares are shares of something."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
@@ -10,18 +10,20 @@ from mindspore import Tensor, nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.config.rules import described
-from mindspore_boost_ext.report import APPLIED, NoEffectWarning, Row, warn
+from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import (
     CountedUpdate,
     PhaseChooser,
-    count_of,
     first_updates,
+    phases_of,
 )
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+REFUSE, SKIP = "refuse", "skip"
 
 
 class GrowingInputs(Algorithm):
@@ -48,45 +50,56 @@ class GrowingInputs(Algorithm):
                 f"{type(step).__name__} has a construct of its own, which would train at full size "
                 f"from the first step on: leave {self.switch} away"
             )
-        step.update_part = CountedUpdate(step.update_part, self.switch)
+        settings = getattr(step.auto_boost.config, self.switch)
+        firsts = first_updates([share for share, _ in settings.phases], settings.total_steps)
+        step.update_part = CountedUpdate(step.update_part, self.switch, firsts)
         step.choose_last(self._choice)
-        settings, firsts = self._settings(step), self._firsts(step)
         words = [
             f"scale {scale:g} until update {end}"
             for (_, scale), end in zip(settings.phases, firsts[1:])
         ]
         reason = f"{', '.join(words)} of {settings.total_steps}, then full size"
-        asked_by = step.report()[self.switch].asked_by
-        counts = {"sizes": len(firsts)}
-        step.report().put(Row(self.switch, asked_by, APPLIED, reason, counts))
+        self._put_row(step, APPLIED, reason, {"sizes": len(firsts)})
 
-    def _settings(self, step: BoostTrainOneStepCell) -> Any:
-        return getattr(step.auto_boost.config, self.switch)
-
-    def _firsts(self, step: BoostTrainOneStepCell) -> tuple[int, ...]:
-        """Return how many updates come before each size."""
-        settings = self._settings(step)
-        return first_updates([share for share, _ in settings.phases], settings.total_steps)
+    def _put_row(
+        self,
+        step: BoostTrainOneStepCell,
+        status: str,
+        reason: str,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        report = step.report()
+        report.put(Row(self.switch, report[self.switch].asked_by, status, reason, counts or {}))
 
     def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
         """Return a step for each size; the last one leaves the inputs as they are."""
-        settings, everything = self._settings(step), tuple(range(len(step.weights)))
+        settings = getattr(step.auto_boost.config, self.switch)
+        everything = tuple(range(len(step.weights)))
         steps = []
         for _, scale in settings.phases:
             variant = step.restricted(step.optimizer, everything)
             variant.batch_part = _behind(step.batch_part, self.smaller(settings, scale))
             steps.append(variant)
         steps.append(step.restricted(step.optimizer, everything))
-        count = count_of(step.update_part, self.switch)
-        return StepChoice(steps, PhaseChooser(count, self._firsts(step)))
+        return StepChoice(steps, PhaseChooser(phases_of(step.update_part, self.switch)))
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
-        """Try every size on the first batch, with the network in evaluation mode."""
+        """Try every size on the first batch; refuse a network that one of them does not fit."""
         if not self.is_on(step):
             return
-        self.check_inputs(*inputs)
-        settings = self._settings(step)
-        network = eval_copy(step.network, [step.network])
+        settings = getattr(step.auto_boost.config, self.switch)
+        try:
+            self.check_inputs(*inputs)
+            self._try_sizes(step.network, settings, *inputs)
+        except ValueError as error:
+            if settings.if_unfit != SKIP:
+                raise
+            phases_of(step.update_part, self.switch).skipped = True
+            self._put_row(step, SKIPPED, str(error).partition(": leave ")[0])
+
+    def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: Any) -> None:
+        """Run the network in evaluation mode, which leaves no mark on it."""
+        network = eval_copy(network, [network])
         with _compat.running_eagerly():
             try:
                 expected = _shapes(network(*inputs))
@@ -107,30 +120,27 @@ class GrowingInputs(Algorithm):
             cause, reason = error, described(error)
         if reason:
             raise ValueError(
-                f"{self.switch} cannot train this network at scale {scale:g} of the inputs "
-                f"{[one.shape for one in inputs]}: {reason}. The network may fix the size of its "
-                f"inputs: leave {self.switch} away, or give {self.switch}.phases or "
-                f"{self.switch}.multiple that it can take"
+                f"{self.switch} cannot train this network, which may fix the size of its inputs: "
+                f"at scale {scale:g} of {[one.shape for one in inputs]}, {reason}: leave "
+                f"{self.switch} away, or give {self.switch}.phases or {self.switch}.multiple that "
+                "it can take"
             ) from cause
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
         """Return the scale of the next step."""
         if not self.is_on(step):
             return {}
-        scales = [scale for _, scale in self._settings(step).phases]
-        phase = bisect.bisect_right(self._firsts(step), self._updates(step)) - 1
+        scales = [scale for _, scale in getattr(step.auto_boost.config, self.switch).phases]
+        phase = phases_of(step.update_part, self.switch).now()
         return {f"{self.switch}_scale": (*scales, 1.0)[phase]}
-
-    def _updates(self, step: BoostTrainOneStepCell) -> int:
-        return int(count_of(step.update_part, self.switch).asnumpy())
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when the training ends before inputs have their full size."""
         if not self.is_on(step) or epochs <= 0:
             return
         window = 1 if step.window_part is None else step.max_accumulation_step
-        updates = self._updates(step) + epochs * steps // window
-        first = self._firsts(step)[-1] + 1
+        phases = phases_of(step.update_part, self.switch)
+        updates, first = phases.updates() + epochs * steps // window, phases.firsts[-1] + 1
         if updates < first:
             warn(
                 f"the training ends at update {updates}, before its inputs have their full size "

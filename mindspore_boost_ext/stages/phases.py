@@ -24,36 +24,8 @@ def first_updates(shares: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(round(math.fsum(shares[:number]) * total) for number in range(len(shares) + 1))
 
 
-class CountedUpdate(UpdateAround):
-    """Counts updates: neither micro-batches nor steps that a loss scale skips.
-
-    Args:
-        inner (Update): what stood in this place.
-        switch (str): of the algorithm that has it counted, in the name of the Parameter with the
-            count, int32, shape ().
-    """
-
-    def __init__(self, inner: Update, switch: str) -> None:
-        super().__init__(inner)
-        self.switch = switch
-        name = f"boost.{switch}.updates"
-        self.count = Parameter(Tensor(0, ms.int32), name=name, requires_grad=False)
-
-    def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
-        """Update, and count it."""
-        loss = self.inner(loss, gradients, *inputs)
-        return ops.depend(loss, ops.assign_add(self.count, 1))
-
-
-def count_of(part: Any, switch: str) -> Parameter:
-    """Return the count of an algorithm, from what updates the weights of its step."""
-    while not (isinstance(part, CountedUpdate) and part.switch == switch):
-        part = part.inner
-    return part.count
-
-
-class PhaseChooser(Chooser):
-    """Runs the variant of the phase that the count of updates is in.
+class Phases:
+    """Where a training stands in its phases.
 
     Args:
         count (Parameter): of updates, int32, shape ().
@@ -61,19 +33,59 @@ class PhaseChooser(Chooser):
     """
 
     def __init__(self, count: Parameter, firsts: Sequence[int]) -> None:
+        self.count, self.firsts = count, tuple(firsts)
+        self.skipped = False  # whether the last phase is always on
+
+    def updates(self) -> int:
+        """Return how many updates have been made."""
+        return int(self.count.asnumpy())
+
+    def now(self) -> int:
+        """Return the number of the phase of the next update."""
+        last = len(self.firsts) - 1
+        return last if self.skipped else bisect.bisect_right(self.firsts, self.updates()) - 1
+
+
+class CountedUpdate(UpdateAround):
+    """Counts updates: neither micro-batches nor steps that a loss scale skips.
+
+    Args:
+        inner (Update): what stood in this place.
+        switch (str): of the algorithm that has them counted, in the name of the Parameter.
+        firsts (Sequence[int]): how many updates come before each phase.
+    """
+
+    def __init__(self, inner: Update, switch: str, firsts: Sequence[int]) -> None:
+        super().__init__(inner)
+        name = f"boost.{switch}.updates"
+        self.count = Parameter(Tensor(0, ms.int32), name=name, requires_grad=False)
+        self.switch, self.phases = switch, Phases(self.count, firsts)
+
+    def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        """Update, and count it."""
+        loss = self.inner(loss, gradients, *inputs)
+        return ops.depend(loss, ops.assign_add(self.count, 1))
+
+
+def phases_of(part: Any, switch: str) -> Phases:
+    """Return the phases of an algorithm, from what updates the weights of its step."""
+    while not (isinstance(part, CountedUpdate) and part.switch == switch):
+        part = part.inner
+    return part.phases
+
+
+class PhaseChooser(Chooser):
+    """Runs the variant of the phase that is on."""
+
+    def __init__(self, phases: Phases) -> None:
         super().__init__()
-        self.count = count
-        self.firsts = tuple(firsts)
-        self.table = Tensor(self.firsts, ms.int32)
+        self.__dict__.update(now=phases.now)  # asked on the host alone
+        self.count, self.table = phases.count, Tensor(phases.firsts, ms.int32)
 
     def index(self) -> Tensor:
         """Count the phases that have begun."""
         begun = ops.cast(self.count >= self.table, ms.int32)
         return ops.cast(ops.sum(begun), ms.int32) - 1
 
-    def now(self) -> int:
-        """Look the count up on the host."""
-        return bisect.bisect_right(self.firsts, int(self.count.asnumpy())) - 1
 
-
-__all__ = ["CountedUpdate", "PhaseChooser", "count_of", "first_updates"]
+__all__ = ["CountedUpdate", "PhaseChooser", "Phases", "first_updates", "phases_of"]

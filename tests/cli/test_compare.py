@@ -12,11 +12,11 @@ import pytest
 import mindspore_boost_ext
 from mindspore_boost_ext import AutoBoost, BoostConfig
 from mindspore_boost_ext.__main__ import main
-from mindspore_boost_ext.cli import recipes
 from mindspore_boost_ext.cli import results as comparison
+from mindspore_boost_ext.cli import trial_settings
 from mindspore_boost_ext.cli.compare import compare
-from mindspore_boost_ext.cli.recipes import RECIPES
 from mindspore_boost_ext.cli.results import NOT_RUN, Outcome
+from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS
 from mindspore_boost_ext.config.parse import ALGORITHMS
 
 
@@ -102,21 +102,23 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch, tmp_path):
 
 
 def test_every_algorithm_of_the_configuration_can_be_chosen():
-    assert recipes.runs()[: len(ALGORITHMS)] == ALGORITHMS
-    assert set(RECIPES) <= set(recipes.runs())
+    assert trial_settings.runs()[: len(ALGORITHMS)] == ALGORITHMS
+    assert set(TRIAL_SETTINGS) <= set(trial_settings.runs())
 
 
-@pytest.mark.parametrize("name", [*ALGORITHMS, *(one for one in RECIPES if one not in ALGORITHMS)])
-def test_each_recipe_is_a_valid_configuration_of_that_algorithm_alone(name):
-    level, config = recipes.configuration(name, 100, "folder")
+@pytest.mark.parametrize(
+    "name", [*ALGORITHMS, *(one for one in TRIAL_SETTINGS if one not in ALGORITHMS)]
+)
+def test_each_trial_is_a_valid_configuration_of_that_algorithm_alone(name):
+    level, config = trial_settings.configuration(name, 100, "folder")
     plan = BoostConfig.parse(level, config).plan()
     assert [one.algorithm for one in plan if one.wanted] == ([name] if name in ALGORITHMS else [])
     assert not BoostConfig.parse(level, config).notices()
 
 
-def test_an_algorithm_without_a_recipe_runs_with_its_defaults(monkeypatch):
-    monkeypatch.delitem(RECIPES, "less_bn")
-    assert recipes.configuration("less_bn", 100, "")[1]["boost"]["less_bn"]
+def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
+    monkeypatch.delitem(TRIAL_SETTINGS, "less_bn")
+    assert trial_settings.configuration("less_bn", 100, "")[1]["boost"]["less_bn"]
 
 
 @pytest.mark.parametrize(

@@ -218,13 +218,33 @@ def test_a_network_that_fixes_the_size_is_refused_before_training(mode, net, los
     step = model_of(net, loss_fn).train_network
     inputs = [Tensor(one) for one in batches(1)[0]][: 1 if loss_fn is None else 2]
     before = nets.weights(step)
-    with pytest.raises(ValueError, match=r"cannot train this network at scale 0\.5") as raised:
+    with pytest.raises(ValueError, match=r"cannot train this network, .* at scale 0\.5") as raised:
         step(*inputs)
     assert reason in str(raised.value)
     assert "leave progressive_resizing away, or give progressive_resizing.phases" in str(
         raised.value
     )
     nets.assert_same(nets.weights(step), before)
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_a_network_that_fixes_the_size_may_be_left_alone(mode, images):
+    """Plain training then, whether its inputs are images or not."""
+    net, plain = (Flat() if images else nets.MLP() for _ in range(2))
+    if images:
+        for one in (net, plain):
+            nets.fill(one)
+    step = model_of(net, nets.loss_fn(), section={"if_unfit": "skip"}).train_network
+    reference = ms.Model(plain, nets.loss_fn(), nets.momentum(plain.trainable_params()))
+    for x, y in batches(3) if images else nets.batches(3):
+        found = step(Tensor(x), Tensor(y)).asnumpy()
+        assert found == reference.train_network(Tensor(x), Tensor(y)).asnumpy()
+    nets.assert_same(nets.weights(net), nets.weights(plain))
+    row = step.report()["progressive_resizing"]
+    assert row.status == "skipped"
+    reason = "may fix the size of its inputs" if images else "which must be images"
+    assert reason in row.reason
+    assert step.observations()["progressive_resizing_scale"] == 1
 
 
 def test_what_is_tried_leaves_no_mark(mode):

@@ -49,7 +49,7 @@ def _grouped_parts() -> Parts:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrialSettings:
     """How to run one algorithm on the bundled network.
 
     Attributes:
@@ -70,43 +70,43 @@ class Recipe:
     window: int = 1
 
 
-RECIPES: dict[str, Recipe] = {
+TRIAL_SETTINGS: dict[str, TrialSettings] = {
     # LeNet-5 has no BatchNorm: what is left of it is the head, which then must be asked for.
-    "less_bn": Recipe(lambda steps, snapshots: {"less_bn": {"heads": ["fc3"]}}),
-    "grad_freeze": Recipe(
+    "less_bn": TrialSettings(lambda steps, snapshots: {"less_bn": {"heads": ["fc3"]}}),
+    "grad_freeze": TrialSettings(
         lambda steps, snapshots: {"grad_freeze": {"param_groups": 5, "total_steps": steps}}
     ),
-    "adasum": Recipe(
+    "adasum": TrialSettings(
         lambda steps, snapshots: {"common": {"device_number": 1}},
         unsuited="needs several processes: run your own script through msrun",
     ),
-    "grad_accumulation": Recipe(
+    "grad_accumulation": TrialSettings(
         lambda steps, snapshots: {"grad_accumulation": {"grad_accumulation_step": 2}}, window=2
     ),
-    "dim_reduce": Recipe(
+    "dim_reduce": TrialSettings(
         lambda steps, snapshots: {"dim_reduce": {"n_components": 20, "weight_load_dir": snapshots}},
         snapshots=True,
     ),
-    "thor": Recipe(
+    "thor": TrialSettings(
         lambda steps, snapshots: {"thor": {"damping": 0.1, "frequency": 20, "batch_size": 32}},
         rate=1 / 3,  # as tuned by examples/benchmarks/thor.py; at the plain one's it diverges
     ),
-    "progressive_resizing": Recipe(
+    "progressive_resizing": TrialSettings(
         lambda steps, snapshots: {"progressive_resizing": {"total_steps": steps}},
         unsuited="LeNet-5 fixes the size of images: see examples/benchmarks/time_to_accuracy.py",
     ),
-    "seq_length_warmup": Recipe(
+    "seq_length_warmup": TrialSettings(
         lambda steps, snapshots: {"seq_length_warmup": {"total_steps": steps}},
         unsuited="images are no sequences: see examples/benchmarks/time_to_accuracy.py",
     ),
-    "loss_scale_group": Recipe(parts=_grouped_parts),
-    "dynamic_loss_scale": Recipe(parts=_dynamic_parts),
+    "loss_scale_group": TrialSettings(parts=_grouped_parts),
+    "dynamic_loss_scale": TrialSettings(parts=_dynamic_parts),
 }
 
 
 def runs() -> tuple[str, ...]:
     """Return the names that can be chosen, in the order of the configuration's switches."""
-    return (*ALGORITHMS, *(name for name in RECIPES if name not in ALGORITHMS))
+    return (*ALGORITHMS, *(name for name in TRIAL_SETTINGS if name not in ALGORITHMS))
 
 
 def configuration(name: str, steps: int, snapshots: str) -> tuple[str, dict[str, Any]]:
@@ -120,13 +120,13 @@ def configuration(name: str, steps: int, snapshots: str) -> tuple[str, dict[str,
     if name == PLAIN:
         return "O0", {}
     switches = {algorithm: algorithm == name for algorithm in ALGORITHMS}
-    sections = RECIPES.get(name, Recipe()).sections(steps, snapshots)
+    sections = TRIAL_SETTINGS.get(name, TrialSettings()).sections(steps, snapshots)
     return "O1", {"boost": {"mode": "manual", **switches}, **sections}
 
 
 def parts(name: str) -> Parts:
     """Return the network of a run, and further arguments of ``ms.Model``."""
-    return RECIPES.get(name, Recipe()).parts()
+    return TRIAL_SETTINGS.get(name, TrialSettings()).parts()
 
 
-__all__ = ["PLAIN", "RECIPES", "Recipe", "configuration", "parts", "runs"]
+__all__ = ["PLAIN", "TRIAL_SETTINGS", "TrialSettings", "configuration", "parts", "runs"]

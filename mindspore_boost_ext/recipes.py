@@ -1,0 +1,101 @@
+"""Combinations of settings that were tuned together, as plain dicts that anyone can read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from mindspore_boost_ext.config.rules import check_all, integer, one_of
+
+_DEEP = 8  # parts that freezing cuts a network into; LeNet-5 has three
+_ALL_OFF = MappingProxyType({"mode": "manual", "less_bn": False, "grad_freeze": False})
+
+
+def _growing(total_steps: int, images: Any, sequences: Any) -> dict[str, Any]:
+    """Return the sections of inputs that grow, where a network allows it."""
+    common = {"total_steps": total_steps, "if_unfit": "skip"}
+    return {
+        "progressive_resizing": {"phases": images, **common},
+        "seq_length_warmup": {"phases": sequences, "method": "reshape", **common},
+    }
+
+
+def _prefix(total_steps: int, start: float) -> dict[str, Any]:
+    """Return the section that freezes half of a deep network, from a share of the steps on."""
+    return {
+        "grad_freeze": {
+            "schedule": "step",
+            "prefix_fraction": 0.5,
+            "prefix_start": start,
+            "fewest_parts": _DEEP,
+            "total_steps": total_steps,
+        }
+    }
+
+
+def _fast(total_steps: int, devices: int) -> dict[str, Any]:
+    return {
+        "boost": {**_ALL_OFF, "grad_freeze": True},
+        **_growing(total_steps, [[0.35, 0.5], [0.3, 0.75]], [[0.3, 0.25], [0.3, 0.5]]),
+        **_prefix(total_steps, 0.7),
+    }
+
+
+def _fastest(total_steps: int, devices: int) -> dict[str, Any]:
+    return {
+        "boost": {**_ALL_OFF, "grad_freeze": True},
+        **_growing(total_steps, [[0.45, 0.5], [0.25, 0.75]], [[0.35, 0.25], [0.35, 0.5]]),
+        **_prefix(total_steps, 0.55),
+    }
+
+
+def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
+    settings = {
+        "boost": {**_ALL_OFF, "grad_accumulation": True, "adasum": devices > 1},
+        "grad_accumulation": {"grad_accumulation_step": 4, "weighting": "samples"},
+    }
+    return {**settings, "common": {"device_number": devices // 2}} if devices > 1 else settings
+
+
+_RECIPES: Mapping[str, Callable[[int, int], dict[str, Any]]] = MappingProxyType(
+    {"fast": _fast, "fastest": _fastest, "large-batch": _large_batch}
+)
+NAMES = tuple(_RECIPES)
+
+
+def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
+    """Return tuned settings as a new dict, for ``boost_config_dict`` at level O1.
+
+    Change what you like in it, or write it to a file: it is plain JSON. What each recipe gains and
+    costs, on which networks, stands in ``docs/RECIPES.md``.
+
+    Args:
+        name (str): ``"fast"`` is meant to reach plain training's result sooner, ``"fastest"`` to
+            come close to it in still less time. Both leave alone a network that fixes the size of
+            its inputs, and freeze none of fewer than 8 parts. ``"large-batch"`` makes one update of
+            four batches, and over several devices combines them by AdaSum.
+        total_steps (int): updates of the whole training, from 1 to 2**31 - 1.
+        devices (int): processes that train together, from 1 on. Default: 1.
+
+    Raises:
+        ValueError: if an argument breaks its rule.
+
+    Supported Platforms:
+        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
+
+    Examples:
+        >>> from mindspore_boost_ext import recipe
+        >>> recipe("fast", 4000)["grad_freeze"]["prefix_start"]
+        0.7
+    """
+    check_all(
+        "recipe",
+        name=(name, one_of(NAMES)),
+        total_steps=(total_steps, integer(1)),
+        devices=(devices, integer(1)),
+    )
+    return _RECIPES[name](int(total_steps), int(devices))
+
+
+__all__ = ["NAMES", "recipe"]

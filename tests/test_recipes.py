@@ -1,0 +1,147 @@
+"""Recipes: plain JSON that is valid, acts where it should, and leaves other networks alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from mindspore_boost_ext import AutoBoost, recipe
+from mindspore_boost_ext.bundled import LeNet5
+from mindspore_boost_ext.recipes import NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_a_recipe_is_valid_json_in_which_all_has_an_effect(name, devices):
+    settings = recipe(name, 4000, devices=devices)
+    assert json.loads(json.dumps(settings)) == settings
+    assert AutoBoost("O1", settings).config.notices() == ()
+
+
+def test_each_call_makes_a_dict_of_its_own():
+    recipe("fast", 4000)["boost"]["less_bn"] = True
+    assert recipe("fast", 4000)["boost"]["less_bn"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("quick", 100),
+            "recipe.name must be one of 'fast', 'fastest', 'large-batch', got 'quick'",
+        ),
+        (("fast", 0), "recipe.total_steps must be an int from 1 to 2147483647, got 0"),
+        (("fast", 2.5), "recipe.total_steps must be an int"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(*arguments)
+
+
+class Deep(nn.Cell):
+    """Ten convolutions and a pooled head: for images of any size, and deep enough to freeze."""
+
+    def __init__(self):
+        super().__init__()
+        layers = [[nn.Conv2d(1 if n == 0 else 2, 2, 3), nn.BatchNorm2d(2)] for n in range(10)]
+        self.layers = nn.SequentialCell([one for layer in layers for one in layer])
+        self.head = nn.Dense(2, nets.CLASSES)
+
+    def construct(self, x):
+        return self.head(self.layers(x).mean((2, 3)))
+
+
+class Tokens(nn.Cell):
+    """Predicts a class for each place of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 4), nn.Dense(4, nets.CLASSES)
+
+    def construct(self, x):
+        return self.head(self.embedding(x)).reshape((-1, nets.CLASSES))
+
+
+class EachPlace(nn.Cell):
+    """Cross-entropy of all places."""
+
+    def construct(self, logits, labels):
+        return ms.ops.cross_entropy(logits, labels.reshape((-1,)))
+
+
+IMAGES = np.random.default_rng(0).normal(size=(4, 1, 32, 32)).astype(np.float32)
+LABELS = np.array([0, 1, 2, 0], np.int32)
+SEQUENCES = np.random.default_rng(0).integers(0, 5, (4, 8)).astype(np.int32)
+RESIZING, WARMUP, FREEZING = "progressive_resizing", "seq_length_warmup", "grad_freeze"
+
+
+@pytest.mark.parametrize("name", ["fast", "fastest"])
+@pytest.mark.parametrize(
+    ("net", "batch", "applied"),
+    [
+        (Deep, (IMAGES, LABELS), {RESIZING, FREEZING}),
+        (Tokens, (SEQUENCES, SEQUENCES % nets.CLASSES), {WARMUP}),
+        (LeNet5, (IMAGES, LABELS), set()),
+    ],
+)
+def test_what_acts_on_which_network(mode, name, net, batch, applied):
+    net = net()
+    step = ms.Model(
+        net,
+        EachPlace(),
+        nets.momentum(net.trainable_params()),
+        boost_level="O1",
+        boost_config_dict=recipe(name, 20),
+    ).train_network
+    assert np.isfinite(step(*map(Tensor, batch)).asnumpy())
+    rows = {one: step.report()[one].status for one in (RESIZING, WARMUP, FREEZING)}
+    assert {one for one, status in rows.items() if status == "applied"} == applied
+
+
+def launched(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "mindspore_boost_ext", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONWARNINGS": "default"},
+    )
+
+
+def test_the_launcher_gives_a_script_a_recipe(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import numpy as np, mindspore as ms\n"
+        "from mindspore import nn\n"
+        "net = nn.SequentialCell(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(),\n"
+        "                        nn.Dense(2, 2))\n"
+        "x, y = np.ones((8, 1, 8, 8), 'f'), np.zeros((8, 2), 'f')\n"
+        "data = ms.dataset.NumpySlicesDataset((x, y), shuffle=False).batch(2)\n"
+        "model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))\n"
+        "model.train(1, data, dataset_sink_mode=False)\n",
+        encoding="utf-8",
+    )
+    done = launched("--recipe", "fast", "--total-steps", 4, script)
+    assert done.returncode == 0, done.stderr
+    row = next(line for line in done.stderr.splitlines() if line.startswith(RESIZING))
+    assert "applied" in row
+    assert "of 4, then full size" in row
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--recipe", "fast"], ["--total-steps", 4], ["--recipe", "fast", "--config", __file__]],
+)
+def test_a_recipe_needs_the_number_of_steps(words):
+    done = launched(*words, __file__)
+    assert done.returncode == 2
+    assert "--recipe needs --total-steps" in done.stderr
