@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import numbers
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,8 +44,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
     * ``choice_part`` (StepChoice) runs one of several variants of the step;
     * ``captures_part`` (FactorCaptures) is what a capturing variant differentiates by, too;
     * ``window_part`` (GradientAccumulation) gathers gradients of several batches;
-    * ``clip_norm`` (float) bounds the global norm;
-    * ``update_part`` (Update) writes the weights.
+    * ``clip_norm`` (float) bounds the global norm; ``update_part`` (Update) writes the weights.
 
     Args:
         network (Cell): the network with its loss; one output, a loss of any shape; or, without
@@ -127,6 +127,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         self._flushes: dict[int, _Flush] = {}
         self._state: tuple[Any, ...] = ()
         self._has_run = self._asks_for_less = False
+        self._variant = ""
+        self._first_runs: list[str] = []  # one list for all variants
         self._batch_numbers = itertools.count(1)  # one for all variants
         self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
         # The names under which subclasses written for mindspore.boost look for algorithms.
@@ -245,7 +247,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         """
         if self.choice_part is None or not self.runs_our_construct():
             self._count_batch()
-            with self._refusing_what_is_forgotten():
+            with self._refusing_what_is_forgotten(), self._timing_the_first():
                 return super().__call__(*inputs, **kwargs)
         index = self.choice_part.chooser.now()
         variant = self.choice_part.variants[index]
@@ -279,6 +281,16 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
                 "for out of all later steps, too: take ms.jit away, or train in GRAPH_MODE, or "
                 "begin with a step that freezes nothing (group 0 of grad_freeze)"
             )
+
+    @contextlib.contextmanager
+    def _timing_the_first(self) -> Iterator[None]:
+        """Put into the report how long the first run of a variant took, which compiles it."""
+        start = time.perf_counter()
+        yield
+        if self._variant:
+            self._first_runs.append(f"{self._variant}: {time.perf_counter() - start:.1f} s")
+            self._variant = ""
+            self.report().put(Row("first steps", "-", APPLIED, "; ".join(self._first_runs)))
 
     def _count_batch(self) -> None:
         """Show the other ranks the update that this batch makes all of them take part in."""
@@ -326,6 +338,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         for make in self._make_choices:
             for step in steps:
                 step.choice_part = make(step)
+                for variant, name in zip(step.choice_part.variants, step.choice_part.names):
+                    variant._variant = f"{step._variant}, {name}" if step._variant else name
             steps = [variant for step in steps for variant in step.choice_part.variants]
             every += steps
         for step in every:
@@ -333,8 +347,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         most = max(len(step._differentiated) for step in every)
         for step in every:
             step._asks_for_less = len(step._differentiated) < most
-        for variant in every[1:]:
-            variant._has_run = True  # its state is that of this step, which looks at it
+            step._has_run = step is not self  # state of variants is looked at once, by this step
         self._host_writes = HostWrites(self._state)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:

@@ -328,7 +328,8 @@ class ScheduledSteps(StepChoice):
 
     def __init__(self, steps: Sequence[nn.Cell], optimizer: FreezeOpt) -> None:
         distinct = list({id(step): step for step in steps}.values())
-        super().__init__(distinct, group_chooser(optimizer, [distinct.index(one) for one in steps]))
+        chooser = group_chooser(optimizer, [distinct.index(one) for one in steps])
+        super().__init__(distinct, chooser, [f"group {steps.index(one)}" for one in distinct])
 
 
 def freeze_cell(

@@ -37,6 +37,7 @@ class StepChoice(nn.Cell):
     Args:
         variants (Sequence[Cell]): steps with the same inputs and outputs.
         chooser (Chooser): says which of them runs.
+        names (Sequence[str]): what the report calls them.
 
     Inputs:
         - **\*inputs** (tuple(Tensor)) - the inputs of the network.
@@ -45,8 +46,9 @@ class StepChoice(nn.Cell):
         Whatever the variants return.
     """
 
-    def __init__(self, variants: Sequence[nn.Cell], chooser: Chooser) -> None:
+    def __init__(self, variants: Sequence[nn.Cell], chooser: Chooser, names: Sequence[str]) -> None:
         super().__init__(auto_prefix=False)
+        self.names = tuple(names)
         self.steps = nn.CellList(list(variants), auto_prefix=False)
         self.variants = tuple(variants)  # a CellList takes no Tensor as its index in PYNATIVE_MODE
         self.only = variants[0] if len(variants) == 1 else None

@@ -81,7 +81,8 @@ class GrowingInputs(Algorithm):
             variant.batch_part = _behind(step.batch_part, self.smaller(settings, scale))
             steps.append(variant)
         steps.append(step.restricted(step.optimizer, everything))
-        return StepChoice(steps, PhaseChooser(phases_of(step.update_part, self.switch)))
+        names = [*(f"scale {scale:g}" for _, scale in settings.phases), "full size"]
+        return StepChoice(steps, PhaseChooser(phases_of(step.update_part, self.switch)), names)
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
         """Try every size on the first batch; refuse a network that one of them does not fit."""

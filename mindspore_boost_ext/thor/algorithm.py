@@ -61,7 +61,8 @@ class ThorAlgorithm(Algorithm):
         ordinary, capturing = (step.restricted(step.optimizer, everything) for _ in range(2))
         capturing.capture()
         thor.taps.attach()
-        return StepChoice((ordinary, capturing), RefreshChooser(thor, step.window_part))
+        chooser = RefreshChooser(thor, step.window_part)
+        return StepChoice((ordinary, capturing), chooser, ("ordinary", "refresh of THOR"))
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
         """Return what THOR counts."""

@@ -296,6 +296,17 @@ def test_the_report_says_when_sizes_change():
     assert (row.reason, row.counts) == (expected, {"sizes": 3})
 
 
+def test_the_report_says_how_long_each_variant_compiled(mode):
+    sections = {"grad_freeze": {"param_groups": 2, "schedule": [0, 1], "total_steps": 2}}
+    step = model_of(Net(), nets.loss_fn(), {"grad_freeze": True}, sections=sections).train_network
+    for x, y in batches(3):
+        step(Tensor(x), Tensor(y))
+    times = step.report()["first steps"].reason.split("; ")
+    names = [one.rpartition(":")[0] for one in times]
+    assert names == ["group 0, scale 0.5", "group 1, scale 0.5", "group 0, scale 0.75"]
+    assert all(re.fullmatch(r".*: \d+\.\d s", one) for one in times)
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
