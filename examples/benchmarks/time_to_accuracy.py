@@ -32,6 +32,7 @@ from mindspore import Tensor, nn
 from tasks import TASKS, Arrays, Task, loss_of
 
 from mindspore_boost_ext import recipe
+from mindspore_boost_ext.cli.results import for_good
 from mindspore_boost_ext.recipes import NAMES
 
 PLAIN, EVALUATIONS, FIRST_SEED = "plain", 20, 10  # settings were chosen on seeds 0 to 9
@@ -47,11 +48,8 @@ class Course(NamedTuple):
 
     def reaches(self, target: float, is_loss: bool) -> float | None:
         """Return after how many seconds the target was met for good; None if it was not."""
-        met = [one <= target if is_loss else one >= target for one in self.results]
-        if not met[-1]:
-            return None
-        lost = [number for number, one in enumerate(met) if not one]
-        return self.seconds[lost[-1] + 1 if lost else 0]
+        sign = -1 if is_loss else 1
+        return for_good(*self, lambda value: sign * value >= sign * target)
 
 
 def settings_of(run: str, task: Task) -> dict[str, Any]:

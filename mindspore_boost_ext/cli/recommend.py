@@ -18,7 +18,7 @@ from typing import Any
 from mindspore_boost_ext.callbacks.display import make_display
 from mindspore_boost_ext.callbacks.history import Record
 from mindspore_boost_ext.cli.compare import PROGRESS_HELP, count, run_trial, writable
-from mindspore_boost_ext.cli.results import RAN, Outcome, markdown
+from mindspore_boost_ext.cli.results import RAN, Outcome, for_good, markdown
 from mindspore_boost_ext.cli.run import Trial
 from mindspore_boost_ext.config.parse import ALGORITHMS
 from mindspore_boost_ext.recipes import recipe
@@ -178,11 +178,8 @@ def _with_time(
     racer: Racer, losses: Sequence[tuple[float, float]], goal: float, steps: int
 ) -> Racer:
     """Take down when the goal was reached, and kept to the end of the run."""
-    reached = None
-    for seconds, loss in reversed(_smoothed(losses, _width(steps))):
-        if not loss <= goal + _SAME * abs(goal):
-            break
-        reached = seconds
+    seconds, smooth = [list(part) for part in zip(*_smoothed(losses, _width(steps)))] or [[], []]
+    reached = for_good(seconds, smooth, lambda loss: loss <= goal + _SAME * abs(goal))
     return replace(racer, reached=reached)
 
 

@@ -4,13 +4,16 @@ Definitions. *Loss*: mean over the steps of the last epoch. *Metrics*: the last 
 A step *compiles* when it takes more than five times the median step and at least 0.05 s longer;
 *compile time* is what the first step and every such step took beyond the median; *step time* is the
 mean of all other steps (data loading included). *Memory*: peak of the process's resident memory.
+*Time to accuracy*: seconds of the steps, compilation included, until the first run's final accuracy
+(without one its loss) was reached and never lost again, looked at after each epoch.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -37,6 +40,7 @@ class Outcome:
         steps: how many; ``step_ms``: their mean time in milliseconds without those that compile.
         compile_s: seconds; ``peak_mib``: MiB; ``seconds``: of the run without the imports.
         losses: mean loss of each epoch; ``curves``: each metric after each epoch.
+        clocks: seconds of the steps when each value of these was measured; of the loss as "loss".
     """
 
     name: str
@@ -51,6 +55,12 @@ class Outcome:
     seconds: float | None = None
     losses: list[float] = field(default_factory=list)
     curves: dict[str, list[float]] = field(default_factory=dict)
+    clocks: dict[str, list[float]] = field(default_factory=dict)
+
+    def curve(self, key: str) -> tuple[list[float], list[float]]:
+        """Return seconds and values of the loss, under that name, or of a metric."""
+        values = self.losses if key == "loss" else self.curves.get(key, [])
+        return self.clocks.get(key, [])[: len(values)], values
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as plain data."""
@@ -68,12 +78,18 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
     steps = [record["seconds"] for record in history if record["event"] == "step"]
     epochs = [record for record in history if record["event"] == "epoch"]
     losses = [record["loss"] for record in epochs if record.get("loss") is not None]
-    measured = [record["metrics"] for record in history if record.get("metrics")]
     curves: dict[str, list[float]] = {}
-    for metrics in measured:
-        for key, value in metrics.items():
+    clocks: dict[str, list[float]] = {}
+    now = 0.0
+    for record in history:
+        if record["event"] == "step":
+            now += record["seconds"]
+        elif record["event"] == "epoch" and record.get("loss") is not None:
+            clocks.setdefault("loss", []).append(now)
+        for key, value in (record.get("metrics") or {}).items():
             if isinstance(value, (int, float)):
                 curves.setdefault(key, []).append(float(value))
+                clocks.setdefault(key, []).append(now)
     step_s, compile_s = step_and_compile_seconds(steps)
     return Outcome(
         name,
@@ -88,7 +104,41 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
         seconds=result.get("seconds"),
         losses=losses,
         curves=curves,
+        clocks=clocks,
     )
+
+
+def times_to_accuracy(outcomes: Sequence[Outcome]) -> tuple[str, list[float | None]]:
+    """Return what the race is to, and the seconds until each run was there for good.
+
+    Returns:
+        tuple, the name of the first run's first metric that is an accuracy, else ``"loss"``; and
+        for each run the seconds until it was as good as the first run's last value and stayed so.
+    """
+    first = next((one for one in outcomes if one.status == RAN), Outcome("", FAILED))
+    accuracies = [key for key in first.metrics if "acc" in key.lower()]
+    key = accuracies[0] if accuracies else "loss"
+    sign = 1.0 if accuracies else -1.0
+    goal = sign * (first.curve(key)[1] or [math.inf])[-1]
+    return key, [for_good(*one.curve(key), lambda value: sign * value >= goal) for one in outcomes]
+
+
+def for_good(
+    seconds: Sequence[float], values: Sequence[float], met: Callable[[float], bool]
+) -> float | None:
+    """Return the seconds from which on all values meet a condition; None if the last does not.
+
+    Examples:
+        >>> from mindspore_boost_ext.cli.results import for_good
+        >>> for_good([1, 2, 3, 4], [0.9, 0.5, 0.9, 1.0], lambda value: value > 0.8)
+        3
+    """
+    found = None
+    for second, value in zip(reversed(seconds), reversed(values)):
+        if not met(value):
+            break
+        found = second
+    return found
 
 
 def step_and_compile_seconds(steps: Sequence[float]) -> tuple[float | None, float | None]:
@@ -133,10 +183,13 @@ def table(outcomes: Sequence[Outcome]) -> str:
     metrics = list(dict.fromkeys(key for one in outcomes for key in one.metrics))
     headings = ["run", "loss", *metrics, "step, ms", "step ratio", "peak memory, MiB"]
     headings += ["compile, s", "run, s"]
+    key, reached = times_to_accuracy(outcomes)
+    headings += [f"time to {key}, s", "time ratio"]
+    plain = next((one for one in reached if one), None)
     first = next((one.step_ms for one in outcomes if one.step_ms), None)
     rows: list[list[str]] = []
     notes: list[str] = []
-    for one in outcomes:
+    for one, seconds in zip(outcomes, reached):
         ratio = one.step_ms / first if first and one.step_ms else None
         note = one.note if one.status == RAN else f"{one.status}: {one.note}"
         figures = [_number(one.loss, ".4f"), *(_number(one.metrics.get(key)) for key in metrics)]
@@ -146,6 +199,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
             _number(one.peak_mib, ".0f"),
         ]
         figures += [_number(one.compile_s, ".1f"), _number(one.seconds, ".1f")]
+        share = seconds / plain if seconds and plain else None
+        figures += [_number(seconds, ".1f"), _number(share, ".2f")]
         rows.append([one.name, *figures])
         notes += [f"- {one.name}: {note}"] if note else []
     return "\n".join([markdown(headings, rows), *([""] if notes else []), *notes])
@@ -162,7 +217,7 @@ def _number(value: float | None, form: str = ".4g") -> str:
 
 
 def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str]) -> None:
-    """Draw loss and metrics over the epochs, and bars of step time, memory and compile time.
+    """Draw loss and metrics over the seconds of the steps; bars of step, memory and compile time.
 
     Args:
         outcomes: the runs; those without steps are left out.
@@ -187,9 +242,8 @@ def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str]) -> None:
     for position, key in enumerate(["loss", *metrics], start=1):
         axes = figure.add_subplot(2, columns, position)
         for one in ran:
-            values = one.losses if key == "loss" else one.curves.get(key, [])
-            axes.plot(range(1, len(values) + 1), values, marker=".", label=one.name)
-        axes.set(title=key, xlabel="epoch")
+            axes.plot(*one.curve(key), marker=".", label=one.name)
+        axes.set(title=key, xlabel="seconds, compilation included")
         axes.grid(alpha=0.3)
     for position, (title, attribute) in enumerate(bars.items(), start=columns + 1):
         axes = figure.add_subplot(2, columns, position)
@@ -213,8 +267,10 @@ __all__ = [
     "Outcome",
     "applied",
     "draw",
+    "for_good",
     "markdown",
     "outcome",
     "step_and_compile_seconds",
     "table",
+    "times_to_accuracy",
 ]

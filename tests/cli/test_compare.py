@@ -55,6 +55,42 @@ def test_figures_of_a_history():
     assert one.note == "a (groups=2); b skipped: no | use"
 
 
+def test_curves_have_the_seconds_at_which_they_were_measured():
+    one = comparison.outcome("x", HISTORY, {})
+    assert one.curve("accuracy") == ([2.25, 3.75], [0.5, 0.75])
+    assert one.curve("loss") == ([2.25, 3.75], [0.75, 0.5])
+    assert one.curve("recall") == ([], [])
+
+
+def raced(name, accuracies, key="accuracy"):
+    curve = {"curves": {key: accuracies}, "clocks": {key: [1.0, 2.0, 4.0][: len(accuracies)]}}
+    return Outcome(name, "ran", metrics={key: accuracies[-1]}, **curve)
+
+
+def test_the_time_to_accuracy_is_that_from_which_on_it_is_never_lost():
+    runs = [
+        raced("plain", [0.9, 0.8, 0.9]),
+        raced("sooner", [0.5, 0.95, 0.9]),
+        raced("lost again", [0.95, 0.95, 0.85]),
+        Outcome("failed", "failed"),
+    ]
+    assert comparison.times_to_accuracy(runs) == ("accuracy", [4.0, 2.0, None, None])
+    lines = comparison.table(runs).splitlines()
+    assert "| time to accuracy, s | time ratio |" in lines[0]
+    assert lines[2].endswith("| 4.0 | 1.00 |")
+    assert lines[3].endswith("| 2.0 | 0.50 |")
+    assert lines[4].endswith("| - | - |")
+
+
+def test_without_an_accuracy_the_race_is_to_the_loss():
+    runs = [
+        Outcome(name, "ran", losses=losses, clocks={"loss": [1.0, 2.0]}, metrics={"recall": 1.0})
+        for name, losses in (("plain", [0.5, 0.25]), ("sooner", [0.25, 0.125]))
+    ]
+    assert comparison.times_to_accuracy(runs) == ("loss", [2.0, 1.0])
+    assert comparison.times_to_accuracy([]) == ("loss", [])
+
+
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
@@ -82,7 +118,7 @@ def test_the_table_is_markdown_with_a_cell_for_everything():
     lines = comparison.table(outcomes()).splitlines()
     assert lines[0].startswith("| run | loss | accuracy | step, ms | step ratio |")
     assert len({line.count("|") for line in lines[:4]}) == 1
-    assert "| plain | 0.5000 | 0.75 | 583.33 | 1.00 | 100 | 1.8 | 4.0 |" in lines[2]
+    assert "| plain | 0.5000 | 0.75 | 583.33 | 1.00 | 100 | 1.8 | 4.0 | 3.8 | 1.00 |" in lines[2]
     assert lines[3].startswith("| adasum | - |")
     assert lines[4] == ""  # notes, which may be long, stand below the table
     assert lines[-1] == "- adasum: not run: needs a | b"
