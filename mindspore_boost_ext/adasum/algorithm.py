@@ -6,7 +6,6 @@ import functools
 from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn, ops
-from mindspore.communication import get_group_size, get_rank
 
 from mindspore_boost_ext.adasum.cell import (
     AdaSum,
@@ -16,6 +15,7 @@ from mindspore_boost_ext.adasum.cell import (
 )
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.runtime.ranks import rank_and_count
 from mindspore_boost_ext.stages.update import Update
 
 if TYPE_CHECKING:
@@ -34,9 +34,10 @@ class AdaSumUpdate(Update):
     def __init__(self, optimizer: nn.Cell, device_number: int) -> None:
         super().__init__(optimizer)
         self.device_number = device_number
-        servers = get_group_size() // device_number
+        rank, ranks = rank_and_count()
+        servers = ranks // device_number
         self.adasum = AdaSum(
-            get_rank(), device_number, servers, optimizer.parameters, equal_in_server=True
+            rank, device_number, servers, optimizer.parameters, equal_in_server=True
         )
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
@@ -70,7 +71,8 @@ class AdaSumAlgorithm(Algorithm):
         if reason:
             report.put(Row("adasum", asked_by, SKIPPED, reason))
             return
-        step.reducer_of = functools.partial(server_reducer, rank=get_rank(), device_number=devices)
+        rank, _ = rank_and_count()
+        step.reducer_of = functools.partial(server_reducer, rank=rank, device_number=devices)
         part = AdaSumUpdate(step.optimizer, devices)
         step.update_part, step.adasum, step.enable_adasum = part, part.adasum, True
         adasum = part.adasum

@@ -13,11 +13,11 @@ from mindspore_boost_ext.adasum.collectives import (
     SumOverGroup,
     group_of,
     make_swap,
-    rank_count,
 )
 from mindspore_boost_ext.adasum.packing import Packing
 from mindspore_boost_ext.adasum.rule import Level, PairRule, WholeTree, owners_of_slices, tree
 from mindspore_boost_ext.config.rules import check_all, integer
+from mindspore_boost_ext.runtime.ranks import rank_count
 
 GATHERED_BYTES = 1 << 20  # up to this, all ranks' buffers together, every rank gets everything
 _WIDE_DEVICES = ("CPU",)  # those that compute in float64

@@ -10,16 +10,12 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
-from mindspore.communication import GlobalComm, get_group_size
+from mindspore.communication import GlobalComm
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.runtime.ranks import rank_count
 
 _SEND_RECEIVE_DEVICES = ("Ascend", "GPU")
-
-
-def rank_count() -> int:
-    """Return how many ranks there are: 1 unless ``mindspore.communication.init`` has run."""
-    return int(get_group_size()) if GlobalComm.INITED else 1
 
 
 def group_of(ranks: tuple[int, ...]) -> str:
@@ -186,5 +182,4 @@ __all__ = [
     "SumOverGroup",
     "group_of",
     "make_swap",
-    "rank_count",
 ]

@@ -13,7 +13,6 @@ from typing import Any, Callable
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor
-from mindspore.communication import GlobalComm, get_rank
 from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext._version import __version__
@@ -28,6 +27,7 @@ from mindspore_boost_ext.callbacks.history import (
 )
 from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
+from mindspore_boost_ext.runtime.ranks import launched_rank
 
 __all__ = [
     "BoostMonitor",
@@ -47,14 +47,6 @@ def _loss_value(outputs: Any) -> float | None:
     if isinstance(outputs, (Tensor, np.ndarray, np.number, int, float)):
         return float(np.mean(host_array(outputs)))
     return None
-
-
-def _rank() -> int:
-    # Without init(), get_rank() answers 0 on every process; the launcher's variable knows better.
-    if GlobalComm.INITED:
-        return int(get_rank())
-    text = os.environ.get("RANK_ID", "0")
-    return int(text) if text.isdigit() else 0
 
 
 @dataclass
@@ -210,7 +202,9 @@ class BoostMonitor(Callback):
     def on_train_begin(self, run_context: RunContext) -> None:
         """Open history and display; raises ValueError if the history cannot be written."""
         self._close()
-        if _rank() != 0 or not (self._progress or self._history_path or self._tensorboard_dir):
+        if launched_rank() != 0 or not (
+            self._progress or self._history_path or self._tensorboard_dir
+        ):
             return
         params = run_context.original_args()
         # Sink mode replaces cb_params.train_network by a wrapper later: the cell is taken now.
@@ -291,7 +285,7 @@ class BoostMonitor(Callback):
 
     def on_eval_end(self, run_context: RunContext) -> None:
         """Write the metrics of a ``model.eval``; those of ``model.fit`` go to the epoch."""
-        if self._run is not None or _rank() != 0:
+        if self._run is not None or launched_rank() != 0:
             return
         metrics = dict(run_context.original_args().get("metrics") or {})
         record: Record = {"event": "eval", "metrics": metrics}

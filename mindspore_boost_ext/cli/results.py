@@ -119,7 +119,8 @@ def times_to_accuracy(outcomes: Sequence[Outcome]) -> tuple[str, list[float | No
     accuracies = [key for key in first.metrics if "acc" in key.lower()]
     key = accuracies[0] if accuracies else "loss"
     sign = 1.0 if accuracies else -1.0
-    goal = sign * (first.curve(key)[1] or [math.inf])[-1]
+    values = first.curve(key)[1]
+    goal = sign * values[-1] if values else math.inf
     return key, [for_good(*one.curve(key), lambda value: sign * value >= goal) for one in outcomes]
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
-from mindspore.communication import get_group_size, get_rank
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.state import exchange_parameters, in_its_place, stand_in
@@ -29,6 +28,7 @@ from mindspore_boost_ext.dim_reduce.p_bfgs import P_BFGS, TWA, DimReduce
 from mindspore_boost_ext.dim_reduce.projection import ProjectedGradient
 from mindspore_boost_ext.dim_reduce.snapshots import layout_of, read_snapshots, snapshot_files
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
+from mindspore_boost_ext.runtime.ranks import rank_and_count
 
 # The attribute of an optimizer under which the step finds the basis; upstream puts True there.
 _TAG = "dim_reduce"
@@ -295,7 +295,7 @@ def _ranks() -> tuple[int, int]:
             f"dim_reduce needs whole weights on every rank, but parallel_mode is {mode}"
         )
     if mode in ("data_parallel", "hybrid_parallel"):
-        return int(get_rank()), int(get_group_size())
+        return rank_and_count()
     return 0, 1
 
 

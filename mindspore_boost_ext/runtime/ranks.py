@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,6 +22,19 @@ _MOST_SHOWN = 8
 def rank_and_count() -> tuple[int, int]:
     """Return this rank and how many there are: (0, 1) unless MindSpore's ``init`` has run."""
     return (int(get_rank()), int(get_group_size())) if GlobalComm.INITED else (0, 1)
+
+
+def rank_count() -> int:
+    """Return how many ranks there are: 1 unless MindSpore's ``init`` has run."""
+    return rank_and_count()[1]
+
+
+def launched_rank() -> int:
+    """Return this rank, also before MindSpore's ``init``: then as the launcher has set it."""
+    if GlobalComm.INITED:
+        return rank_and_count()[0]
+    text = os.environ.get("RANK_ID", "0")
+    return int(text) if text.isdigit() else 0
 
 
 def check_equal_on_ranks(facts: Mapping[str, str], what: str, remedy: str) -> None:

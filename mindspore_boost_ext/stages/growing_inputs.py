@@ -100,9 +100,9 @@ class GrowingInputs(Algorithm):
 
     def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: Any) -> None:
         """Run the network in evaluation mode, which leaves no mark on it."""
-        network = eval_copy(network, [network])
         with _compat.running_eagerly():
             try:
+                network = eval_copy(network, [network])
                 expected = _shapes(network(*inputs))
             except Exception:  # a network that runs in a graph only is tried when it compiles
                 return

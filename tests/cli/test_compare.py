@@ -88,6 +88,7 @@ def test_without_an_accuracy_the_race_is_to_the_loss():
         for name, losses in (("plain", [0.5, 0.25]), ("sooner", [0.25, 0.125]))
     ]
     assert comparison.times_to_accuracy(runs) == ("loss", [2.0, 1.0])
+    assert comparison.times_to_accuracy([Outcome("no loss", "ran"), *runs])[1] == [None] * 3
     assert comparison.times_to_accuracy([]) == ("loss", [])
 
 
