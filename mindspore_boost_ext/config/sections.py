@@ -137,7 +137,6 @@ class GradFreezeConfig(Section):
     ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the groups,
     beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
     list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
-    A network that can be cut into fewer than ``fewest_parts`` is left alone.
     """
 
     path = "grad_freeze"
@@ -151,7 +150,6 @@ class GradFreezeConfig(Section):
     prefix_fraction: float = setting(1.0, real("[0, 1]"))
     prefix_start: float = setting(0.5, real("[0, 1]"))
     eval_frozen: bool = setting(False, boolean())
-    fewest_parts: int = setting(1, integer(1))
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """A schedule has either its own settings or those of a freeze type."""

@@ -11,7 +11,6 @@ from mindspore_boost_ext.grad_freeze.freezing import (
     GradientFreeze,
     ScheduledSteps,
     frozen_cells,
-    split_chunks,
 )
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
@@ -33,11 +32,6 @@ class FreezeAlgorithm(Algorithm):
             return
         settings = dict(vars(build.config.grad_freeze))
         del settings["eval_frozen"]  # a matter of the step
-        fewest, parts = settings.pop("fewest_parts"), split_chunks(build.optimizer.parameters)
-        if len(parts) < fewest:
-            reason = f"the network has {len(parts)} parts, grad_freeze.fewest_parts is {fewest}"
-            build.report.put(Row(self.switch, build.report[self.switch].asked_by, SKIPPED, reason))
-            return
         freezing = GradientFreeze(**settings)
         build.network, build.optimizer = freezing.freeze_generate(build.network, build.optimizer)
 
