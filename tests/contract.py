@@ -108,6 +108,20 @@ ALGORITHMS += [
         "grad_freeze",
         net=nets.Deep,
     ),
+    Algorithm(
+        "grad_freeze, adaptive",
+        {
+            **switched(grad_freeze=True),
+            "grad_freeze": {
+                "param_groups": 3,
+                "schedule": "adaptive",
+                "adaptive_window": 2,
+                "adaptive_tolerance": 0.95,
+            },
+        },
+        "grad_freeze",
+        net=nets.Deep,
+    ),
 ]
 
 

@@ -262,7 +262,7 @@ def phases(most: float) -> Rule:
 
 def freeze_schedule() -> Rule:
     """Accept None, the name of a prefix schedule, a list of groups (ints >= 0), or a function."""
-    names, group = ("linear", "cubic", "step"), integer(0)
+    names, group = ("linear", "cubic", "step", "adaptive"), integer(0)
 
     def accepts(value: object) -> bool:
         if isinstance(value, (list, tuple)):
@@ -277,7 +277,8 @@ def freeze_schedule() -> Rule:
         )
 
     return Rule(
-        "None, 'linear', 'cubic', 'step', a list of ints >= 0, or a function of the step",
+        "None, 'linear', 'cubic', 'step', 'adaptive', a list of ints >= 0, or a function of the "
+        "step",
         accepts,
         convert,
     )

@@ -135,8 +135,10 @@ class GradFreezeConfig(Section):
 
     ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
     ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the groups,
-    beginning after the share ``prefix_start`` of ``total_steps``; or the group of each step as a
-    list, or a function of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
+    beginning after the share ``prefix_start`` of ``total_steps``; ``"adaptive"`` freezes the next
+    part when over ``adaptive_window`` updates its weights change by no more than the share
+    ``adaptive_tolerance`` of the most they have; or the group of each step as a list, or a function
+    of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
     """
 
     path = "grad_freeze"
@@ -150,12 +152,19 @@ class GradFreezeConfig(Section):
     prefix_fraction: float = setting(1.0, real("[0, 1]"))
     prefix_start: float = setting(0.5, real("[0, 1]"))
     eval_frozen: bool = setting(False, boolean())
+    adaptive_window: int = setting(50, integer(1))
+    adaptive_tolerance: float = setting(0.3, real("(0, 1)"))
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """A schedule has either its own settings or those of a freeze type."""
         if not isinstance(self.schedule, str):
             reason = "grad_freeze.schedule is not 'linear', 'cubic' or 'step'"
             yield ("prefix_fraction", "prefix_start"), reason
+        if self.schedule == "adaptive":
+            yield ("prefix_start", "total_steps"), "grad_freeze.schedule is 'adaptive'"
+        else:
+            reason = "grad_freeze.schedule is not 'adaptive'"
+            yield ("adaptive_window", "adaptive_tolerance"), reason
         if self.schedule is not None:
             yield ("freeze_p", "freeze_type"), "grad_freeze.schedule takes its place"
 

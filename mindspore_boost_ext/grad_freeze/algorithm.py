@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
 from mindspore_boost_ext.grad_freeze.freezing import (
     GradientFreeze,
     ScheduledSteps,
@@ -44,7 +45,7 @@ class FreezeAlgorithm(Algorithm):
         report = step.report()
         asked_by = report[self.switch].asked_by
         counts = step.optimizer.counts()
-        frozen = counts["steps_training_everything_percent"] < 100
+        frozen = step.optimizer.ever_freezes()
         reason = "every step of the schedule trains everything"
         if frozen:
             reason = f"freezes {step.optimizer.most_frozen()}"
@@ -77,6 +78,13 @@ class FreezeAlgorithm(Algorithm):
             kept = () if step.captures_part is None else step.captures_part.layers
             variant.network = eval_copy(step.network, frozen, kept).set_grad()
         return variant
+
+    def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
+        """Return which group trained last, where the training itself decides that."""
+        optimizer = step.optimizer
+        if not isinstance(optimizer, AdaptiveFreezeOpt):
+            return {}
+        return {"grad_freeze_group": optimizer.present_group(int(optimizer.position.asnumpy()))}
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when the training ends before the schedule freezes anything."""

@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
+from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.grad_freeze.schedule import HOLD
 from mindspore_boost_ext.grad_freeze.sequences import (
@@ -20,6 +21,16 @@ from mindspore_boost_ext.grad_freeze.sequences import (
 from mindspore_boost_ext.stages.choice import Chooser
 
 _LONGEST_TABLE = 2**24  # steps; 64 MiB of a graph
+_TOO_LONG = (
+    "where the graph chooses the step, as in sink mode, a schedule of grad_freeze must have at "
+    f"most {_LONGEST_TABLE} entries ({AT_ONCE} of a function), got {{}}: lower "
+    "grad_freeze.total_steps, after which it starts again, or take grad_freeze.schedule 'linear', "
+    "'cubic' or 'step', or train without sink mode"
+)
+_NO_LOOK = (
+    "where the graph chooses the step, as in sink mode, grad_freeze.schedule 'adaptive' cannot "
+    "look at the weights: train without sink mode, or take 'linear', 'cubic' or 'step'"
+)
 
 
 def group_chooser(optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> GroupChooser:
@@ -30,12 +41,15 @@ def group_chooser(optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> Grou
         variant_of_group (Sequence[int]): the number of the variant that trains each group.
     """
     groups = optimizer.schedule.groups
+    if isinstance(optimizer, AdaptiveFreezeOpt):
+        return HostChooser(optimizer, variant_of_group, _NO_LOOK)
     if isinstance(groups, PrefixGroups):
         return FirstStepsChooser(optimizer, variant_of_group)
     # A function that is asked as the steps come up cannot be asked in the graph.
     longest = AT_ONCE if isinstance(groups, FunctionGroups) else _LONGEST_TABLE
-    kind = TableChooser if _period(groups) <= longest else HostChooser
-    return kind(optimizer, variant_of_group)
+    if _period(groups) <= longest:
+        return TableChooser(optimizer, variant_of_group)
+    return HostChooser(optimizer, variant_of_group, _TOO_LONG.format(_period(groups)))
 
 
 def _period(groups: Sequence[int]) -> int:
@@ -97,16 +111,11 @@ class FirstStepsChooser(GroupChooser):
 
 
 class HostChooser(GroupChooser):
-    """Chooses on the host alone: the schedule is too long for a table."""
+    """Chooses on the host alone; ``refusal`` says why the graph cannot."""
 
-    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
+    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int], refusal: str) -> None:
         super().__init__(optimizer, variant_of_group)
-        self.refusal = (
-            "where the graph chooses the step, as in sink mode, a schedule of grad_freeze must "
-            f"have at most {_LONGEST_TABLE} entries ({AT_ONCE} of a function), got "
-            f"{_period(self.groups)}: lower grad_freeze.total_steps, after which it starts again, "
-            "or take grad_freeze.schedule 'linear', 'cubic' or 'step', or train without sink mode"
-        )
+        self.refusal = refusal
 
     def index(self) -> Tensor:
         """Say what is possible instead."""

@@ -17,9 +17,11 @@ from mindspore_boost_ext.config.rules import (
 )
 from mindspore_boost_ext.config.sections import GradFreezeConfig
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
+from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
 from mindspore_boost_ext.grad_freeze.chooser import group_chooser
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.grad_freeze.schedule import (
+    ADAPTIVE,
     CONTINUOUS,
     INTERVAL,
     FreezeSchedule,
@@ -27,6 +29,7 @@ from mindspore_boost_ext.grad_freeze.schedule import (
     Strategy,
     continuous_sequence,
     interval_sequence,
+    prefix_length,
     prefix_schedule,
     tabulate,
 )
@@ -100,11 +103,16 @@ class GradientFreeze:
         seed (int): seed of freeze type 1, >= 0. Default: 0.
         schedule (Union[FreezeSchedule, list, tuple, Callable, str], optional): your own schedule
             instead of a freeze type: the group of each step as a list; a function step -> group; or
-            the kind of a :func:`prefix_schedule`. Default: None.
-        prefix_fraction (float): with a prefix schedule, the share of the groups frozen in the end,
-            in [0, 1]. Default: 1.0.
+            the kind of a :func:`prefix_schedule`, or ``"adaptive"``, see
+            :class:`AdaptiveFreezeOpt`. Default: None.
+        prefix_fraction (float): with a prefix or adaptive schedule, the share of the groups frozen
+            in the end, at most, in [0, 1]. Default: 1.0.
         prefix_start (float): with a prefix schedule, the share of the steps before the first
             freezing, in [0, 1]. Default: 0.5.
+        adaptive_window (int): with the adaptive schedule, updates between two looks at the weights,
+            >= 1. Default: 50.
+        adaptive_tolerance (float): with the adaptive schedule, the share of its largest change at
+            which a part has stopped, in (0, 1). Default: 0.3.
 
     Raises:
         ValueError: for everything wrong with the arguments, all in one message.
@@ -135,6 +143,8 @@ class GradientFreeze:
         schedule: OwnSchedule = None,
         prefix_fraction: float = 1.0,
         prefix_start: float = 0.5,
+        adaptive_window: int = 50,
+        adaptive_tolerance: float = 0.3,
     ) -> None:
         """Check the arguments; no network is needed yet."""
         GradFreezeConfig.check(
@@ -147,6 +157,8 @@ class GradientFreeze:
             schedule=None if isinstance(schedule, FreezeSchedule) else schedule,
             prefix_fraction=prefix_fraction,
             prefix_start=prefix_start,
+            adaptive_window=adaptive_window,
+            adaptive_tolerance=adaptive_tolerance,
         )
         self._param_groups = int(param_groups)
         self._freeze_type = freeze_type
@@ -155,6 +167,7 @@ class GradientFreeze:
         self._seed = int(seed)
         self._schedule = schedule
         self._prefix = {"fraction": prefix_fraction, "start": prefix_start}
+        self._adaptive = (int(adaptive_window), float(adaptive_tolerance))
         self.grad_reducer = nn.Identity()
 
     def split_parameters_groups(
@@ -230,6 +243,9 @@ class GradientFreeze:
         groups = growing_prefixes(split_chunks(owned), self._param_groups) or [[]]
         self._warn_of_fewer(len(groups))
         groups = [group + always for group in groups]
+        if self._schedule == ADAPTIVE:
+            most = prefix_length(len(groups), self._prefix["fraction"])
+            return network, AdaptiveFreezeOpt(optimizer, groups, most, *self._adaptive)
         return network, FreezeOpt(optimizer, groups, self._own_schedule(len(groups)))
 
     def _own_schedule(self, groups: int) -> Strategy:

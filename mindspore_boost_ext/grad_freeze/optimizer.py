@@ -206,8 +206,7 @@ class FreezeOpt(nn.Optimizer):
         """
         position = int(self.position.asnumpy())
         freezes = any(map(self._freezes, self.schedule.tally(position, updates)))
-        frozen_some_time = any(map(self._freezes, self.schedule.tally()))
-        if frozen_some_time and not freezes and not self._warned_of_short_training:
+        if self.ever_freezes() and not freezes and not self._warned_of_short_training:
             self._warned_of_short_training = True
             warn(
                 f"nothing is frozen in the {updates} updates of this training: the schedule of "
@@ -225,6 +224,10 @@ class FreezeOpt(nn.Optimizer):
             "distinct_groups": len(set(self.group_positions)),
             "steps_training_everything_percent": round(100 * full / sum(steps.values())),
         }
+
+    def ever_freezes(self) -> bool:
+        """Return whether the schedule freezes anything."""
+        return any(map(self._freezes, self.schedule.tally()))
 
     def most_frozen(self) -> str:
         """Return, for a report, which parameters the schedule freezes at most."""

@@ -22,7 +22,7 @@ from mindspore_boost_ext.grad_freeze.sequences import (
     checked_group,
 )
 
-CONTINUOUS, INTERVAL = 0, 1
+CONTINUOUS, INTERVAL, ADAPTIVE = 0, 1, "adaptive"
 WRAP, HOLD = "wrap", "hold"
 _MARGIN = 1.01  # entries of a sequence for each step asked for
 
@@ -145,7 +145,7 @@ def prefix_schedule(
     kind = str(one_of(("linear", "cubic", "step")).read("kind", kind))
     check("fraction", fraction, real("[0, 1]"))
     check("start", start, real("[0, 1]"))
-    frozen = math.floor(fraction * (groups - 1) + 1e-9)
+    frozen = prefix_length(groups, fraction)
     ramp = np.arange(frozen) / max(frozen, 1)
     power = {"linear": 1, "cubic": 3, "step": 1}[kind]
     root = start ** (1 / power)
@@ -153,6 +153,11 @@ def prefix_schedule(
     # Rounded so that 0.5 of 8 steps is 4 whatever the arithmetic says in the sixteenth digit.
     first_steps = np.ceil(np.round(shares * total_steps, 6))
     return FreezeSchedule(PrefixGroups(first_steps, int(total_steps)), HOLD)
+
+
+def prefix_length(groups: int, fraction: float) -> int:
+    """Return how many groups a share of them is, without group 0, rounded down."""
+    return math.floor(fraction * (groups - 1) + 1e-9)
 
 
 def tabulate(schedule: Callable[[int], int], total_steps: int) -> FreezeSchedule:

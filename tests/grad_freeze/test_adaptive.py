@@ -1,0 +1,176 @@
+"""Adaptive freezing: decisions against the rule, in plain loops over weights that are known."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Parameter, ParameterTuple, Tensor, nn
+
+from mindspore_boost_ext import AutoBoost, NoEffectWarning
+
+PARTS, PART, WINDOW, TOLERANCE = 3, 3, 2, 0.3
+
+
+class Steered(nn.Cell):
+    """A loss that is linear in nine weights: each step moves each by its input."""
+
+    def __init__(self):
+        super().__init__()
+        first = np.ones(2, np.float32)
+        self.weight = ParameterTuple(
+            [Parameter(Tensor(first), name=f"weight{one}") for one in range(PARTS * PART)]
+        )
+
+    def construct(self, moves):
+        loss = 0
+        for number in range(PARTS * PART):
+            loss = loss - (self.weight[number] * moves[number]).sum()
+        return loss
+
+
+def step_of(net, loss_scale_manager=None, **settings):
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    section = {
+        "param_groups": PARTS,
+        "schedule": "adaptive",
+        "adaptive_window": WINDOW,
+        "adaptive_tolerance": TOLERANCE,
+        **settings,
+    }
+    window = settings.pop("accumulate", 1)
+    section.pop("accumulate", None)
+    boost = {"mode": "manual", **off, "grad_freeze": True, "grad_accumulation": window > 1}
+    config = {"boost": boost, "grad_freeze": section}
+    if window > 1:
+        config["grad_accumulation"] = {"grad_accumulation_step": window}
+    optimizer = nn.SGD(net.trainable_params(), 1.0)
+    return ms.Model(
+        net,
+        optimizer=optimizer,
+        loss_scale_manager=loss_scale_manager,
+        boost_level="O1",
+        boost_config_dict=config,
+    ).train_network
+
+
+def moves_of(parts):
+    """Return moves [steps, 9, 2] from those of each part, [steps]."""
+    each = np.repeat(np.array(parts, np.float32).T, PART, axis=1)
+    return np.stack([each, 0.5 * each], axis=2)
+
+
+def reference(moves, most=PARTS - 1):
+    """Return the group of each step, by the rule in float64."""
+    weights = np.ones((PARTS * PART, 2))
+    kept, fastest, group, groups = [], [0.0] * PARTS, 0, []
+    for number, move in enumerate(np.float64(moves)):
+        if number % WINDOW == 0:
+            kept.append(weights.copy())
+        if number % WINDOW == 0 and len(kept) > 1:
+            slow = []
+            for part in range(PARTS):
+                own = slice(part * PART, (part + 1) * PART)
+                change = np.linalg.norm(kept[-1][own] - kept[-2][own])
+                change /= np.linalg.norm(kept[-1][own])
+                slow.append(change <= TOLERANCE * fastest[part])
+                fastest[part] = max(fastest[part], change)
+            if len(kept) > 2 and group < most:
+                own = slice(group * PART, (group + 1) * PART)
+                now, last, before = (kept[-one][own] for one in (1, 2, 3))
+                way = np.linalg.norm(now - last) + np.linalg.norm(last - before)
+                noise = np.linalg.norm(now - before) <= way / np.sqrt(2)
+                group += slow[group] and noise
+        groups.append(int(group))
+        weights[group * PART :] += move[group * PART :]
+    return groups
+
+
+def groups_of(step, net, moves):
+    """Train; return the group of each step, seen in which weights moved."""
+    groups = []
+    for move in moves:
+        before = [one.asnumpy().copy() for one in net.trainable_params()]
+        step(Tensor(move))
+        same = [(one.asnumpy() == old).all() for one, old in zip(net.trainable_params(), before)]
+        assert same == sorted(same, reverse=True)  # a prefix
+        groups.append(sum(same) // PART)
+    return groups
+
+
+FAST, STEADY, NOISE = [1.0] * 4, [0.05] * 8, [0.05, 0.05, -0.05, -0.05] * 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "ends_at"),
+    [
+        # The first part only trembles from step 4 on; the others go on.
+        ((FAST + NOISE + NOISE, FAST * 5, FAST * 5), 1),
+        # A slow way in one direction is no noise.
+        ((FAST + STEADY + STEADY, FAST * 5, FAST * 5), 0),
+        # The second part stops too late, or a little sooner; the last one always trains.
+        ((FAST + NOISE + NOISE, FAST * 4 + NOISE[:4], FAST * 5), 1),
+        ((FAST + NOISE + NOISE, FAST * 2 + NOISE + NOISE[:4], NOISE + NOISE + FAST), 2),
+        # The second part waits for the first.
+        ((FAST * 5, FAST + NOISE + NOISE, FAST * 5), 0),
+    ],
+)
+def test_a_part_is_frozen_when_its_weights_have_stopped_moving(mode, parts, ends_at):
+    moves = moves_of(parts)
+    net = Steered()
+    found = groups_of(step_of(net), net, moves)
+    assert found == reference(moves)
+    assert found[-1] == ends_at
+
+
+def test_no_more_is_frozen_than_the_share_allows(mode):
+    moves = moves_of((FAST + NOISE + NOISE, FAST + NOISE + NOISE, FAST * 5))
+    net = Steered()
+    found = groups_of(step_of(net, prefix_fraction=0.5), net, moves)
+    assert found == reference(moves, most=1)
+    assert found[-1] == 1
+
+
+def test_steps_that_overflow_and_micro_batches_are_no_updates(mode):
+    moves = moves_of((FAST + NOISE + NOISE, FAST * 5, FAST * 5))
+    net = Steered()
+    scale = ms.DynamicLossScaleManager(2**4, 2, 1000)
+    step = step_of(net, scale, accumulate=2)
+    for number, move in enumerate(moves):
+        if number == 5:
+            step(Tensor(np.full_like(move, np.inf)))
+        for _ in range(2):
+            step(Tensor(move))
+    assert step.observations()["grad_freeze_group"] == reference(moves)[-1] == 1
+
+
+class Outer(nn.Cell):
+    """Runs a step inside its own graph, as sink mode does."""
+
+    def __init__(self, step):
+        super().__init__(auto_prefix=False)
+        self.step = step
+
+    def construct(self, moves):
+        return self.step(moves)
+
+
+def test_a_graph_cannot_look_at_weights(graph_mode):
+    step = Outer(step_of(Steered()))
+    with pytest.raises(ValueError, match="'adaptive' cannot look at the weights: train without si"):
+        step(Tensor(moves_of((FAST, FAST, FAST))[0]))
+
+
+def test_settings_of_other_schedules_have_no_effect():
+    section = {"schedule": "adaptive", "prefix_start": 0.1}
+    with pytest.warns(NoEffectWarning, match="grad_freeze.prefix_start has no effect"):
+        AutoBoost("O1", {"grad_freeze": section})
+    with pytest.warns(NoEffectWarning, match="grad_freeze.adaptive_window has no effect"):
+        AutoBoost("O1", {"grad_freeze": {"schedule": "cubic", "adaptive_window": 3}})
+
+
+def test_the_report_names_what_may_be_frozen():
+    report = step_of(Steered()).report()
+    assert "at most weight0 ... weight5, each part when" in report["grad_freeze"].reason
+    assert nets.weights(step_of(Steered()))["boost.grad_freeze.looked"].tolist() == [0, 0]
