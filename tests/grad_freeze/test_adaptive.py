@@ -124,6 +124,20 @@ def test_a_part_is_frozen_when_its_weights_have_stopped_moving(mode, parts, ends
     assert found[-1] == ends_at
 
 
+@pytest.mark.parametrize("saved_at", [3, 6, 9])  # before, between and after the looks that decide
+def test_it_goes_on_from_a_checkpoint(mode, saved_at, tmp_path):
+    moves = moves_of((FAST + NOISE + NOISE, FAST * 2 + NOISE + NOISE[:4], FAST * 5))
+    first, net = Steered(), Steered()
+    step = step_of(first)
+    found = groups_of(step, first, moves[:saved_at])
+    ms.save_checkpoint(step, str(tmp_path / "run.ckpt"))
+    step = step_of(net)
+    ms.load_param_into_net(step, ms.load_checkpoint(str(tmp_path / "run.ckpt")), strict_load=True)
+    found += groups_of(step, net, moves[saved_at:])
+    assert found == reference(moves)
+    assert found[-1] == 2
+
+
 def test_no_more_is_frozen_than_the_share_allows(mode):
     moves = moves_of((FAST + NOISE + NOISE, FAST + NOISE + NOISE, FAST * 5))
     net = Steered()
