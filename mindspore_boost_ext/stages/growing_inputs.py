@@ -23,7 +23,7 @@ from mindspore_boost_ext.stages.phases import (
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
-REFUSE, SKIP = "refuse", "skip"
+SKIP = "skip"
 
 
 class GrowingInputs(Algorithm):
