@@ -228,16 +228,8 @@ def test_a_combination_resumes_in_the_middle_of_a_window(mode, combination, tmp_
 
 
 def test_in_a_graph_around_the_step_the_choices_are_the_same(graph_mode):
-    class Outer(nn.Cell):
-        def __init__(self, step):
-            super().__init__(auto_prefix=False)
-            self.step = step
-
-        def construct(self, x, y):
-            return self.step(x, y)
-
     step, inner = (build("all three", "dynamic", 2) for _ in range(2))
-    outer = Outer(inner).set_train()
+    outer = nets.Outer(inner).set_train()
     saved = nets.weights(inner)
     for number in range(8):
         step(*batch(number))

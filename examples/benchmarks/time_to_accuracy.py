@@ -35,7 +35,7 @@ from mindspore_boost_ext import recipe
 from mindspore_boost_ext.cli.results import for_good
 from mindspore_boost_ext.recipes import NAMES
 
-PLAIN, EVALUATIONS, FIRST_SEED = "plain", 20, 10  # settings were chosen on seeds 0 to 9
+PLAIN, EVALUATIONS, FIRST_SEED = "plain", 20, 10  # settings were tried on seeds 0 to 9
 HEADINGS = ("task", "run", "time to plain's final result", "over plain's own time to it")
 HEADINGS += ("whole time", "final result", "minus plain's")
 

@@ -159,19 +159,8 @@ def test_steps_that_overflow_and_micro_batches_are_no_updates(mode):
     assert step.observations()["grad_freeze_group"] == reference(moves)[-1] == 1
 
 
-class Outer(nn.Cell):
-    """Runs a step inside its own graph, as sink mode does."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, moves):
-        return self.step(moves)
-
-
 def test_a_graph_cannot_look_at_weights(graph_mode):
-    step = Outer(step_of(Steered()))
+    step = nets.Outer(step_of(Steered()))
     with pytest.raises(ValueError, match="'adaptive' cannot look at the weights: train without si"):
         step(Tensor(moves_of((FAST, FAST, FAST))[0]))
 

@@ -105,18 +105,10 @@ def test_only_groups_whose_turn_has_come_are_compiled(graph_mode):
 def test_inside_another_graph_the_choice_is_made_in_the_graph(mode):
     """As in sink mode, where nothing on the host runs between two steps."""
 
-    class Outer(nn.Cell):
-        def __init__(self, step):
-            super().__init__(auto_prefix=False)
-            self.step = step
-
-        def construct(self, x, y):
-            return self.step(x, y)
-
     inner, outer = nets.Deep(), nets.Deep()
     step = build(inner, config()).train_network
     wrapped_step = build(outer, config()).train_network
-    wrapped = Outer(wrapped_step)
+    wrapped = nets.Outer(wrapped_step)
     for x, y in nets.batches(6):
         step(Tensor(x), Tensor(y))
         wrapped(Tensor(x), Tensor(y))

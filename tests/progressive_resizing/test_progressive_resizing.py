@@ -220,20 +220,9 @@ def test_with_freezing_and_thor(mode):
     assert [8 * scale for scale in scales] == SIZES[:6]
 
 
-class Outer(nn.Cell):
-    """Runs a step inside its own graph, as sink mode does."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, x, y):
-        return self.step(x, y)
-
-
 def test_inside_another_graph_the_size_is_chosen_in_the_graph(graph_mode):
     trained = []
-    for wrap in (Outer, lambda step: step):
+    for wrap in (nets.Outer, lambda step: step):
         net = Net()
         step = wrap(model_of(net, nets.loss_fn()).train_network)
         for x, y in batches(7):

@@ -154,21 +154,10 @@ def test_frozen_layers_stay_and_their_factors_are_refreshed(mode):
     )
 
 
-class Outer(nn.Cell):
-    """A Cell around the training step, as MindSpore puts one around it in sink mode."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, x, target):
-        return self.step(x, target)
-
-
 def test_inside_another_graph_the_refresh_is_chosen_there(mode):
     steps = pairs(4)
     step, optimizer = train([], frequency=2)
-    outer = Outer(step)
+    outer = nets.Outer(step)
     outer.set_train()
     for x, target in steps:
         outer(Tensor(x), Tensor(target))

@@ -1,0 +1,54 @@
+"""The benchmark of the time to accuracy runs through, on a task of seconds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from mindspore import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "benchmarks"))
+
+import tasks
+import time_to_accuracy
+
+
+class Pooled(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Dense(4, 2)
+
+    def construct(self, x):
+        return self.head(self.conv(x).mean((2, 3)))
+
+
+def data():
+    labels = np.arange(32, dtype=np.int32) % 2
+    images = np.float32(np.ones((32, 1, 8, 8)) * labels[:, None, None, None])
+    return (images, labels), (images, labels)
+
+
+def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
+    tiny = tasks.Task(data, Pooled, tasks.momentum(0.1), 8, 40)
+    monkeypatch.setitem(tasks.TASKS, "tiny", tiny)
+    monkeypatch.setattr(  # in this process: a task of the test's own is unknown to another one
+        time_to_accuracy,
+        "in_own_process",
+        lambda name, run, seed, core: time_to_accuracy.course_of(tasks.TASKS[name], run, seed),
+    )
+    files = {name: str(tmp_path / f"race.{name}") for name in ("png", "json")}
+    words = ["--task", "tiny", "--run", "fast", "--seeds", "1"]
+    words += ["--plot", files["png"], "--json", files["json"]]
+    assert time_to_accuracy.main(words) == 0
+    assert "| tiny | fast | " in capsys.readouterr().out
+    assert Path(files["png"]).read_bytes().startswith(b"\x89PNG")
+    assert time_to_accuracy.main(words) == 0  # goes on from the file: nothing is run again
+
+
+def test_a_transformer_takes_shorter_sequences(graph_mode):
+    (tokens, targets), _ = tasks.text()
+    task = tasks.TASKS["transformer, text"]
+    logits = task.network()(tasks.Tensor(tokens[:2, :32]))
+    assert logits.shape == (2 * 32, 128)
+    assert (tokens[:, 1:] == targets[:, :-1]).all()
