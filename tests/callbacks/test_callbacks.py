@@ -344,11 +344,11 @@ def test_throughput_is_the_ratio_of_fading_sums():
 @pytest.mark.parametrize(("variable", "rank"), [("3", 3), ("0", 0), ("", 0), ("x", 0)])
 def test_rank_before_init(monkeypatch, variable, rank):
     monkeypatch.setenv("RANK_ID", variable)
-    assert callbacks._rank() == rank
+    assert callbacks.launched_rank() == rank
 
 
 def test_other_ranks_do_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(callbacks, "_rank", lambda: 1)
+    monkeypatch.setenv("RANK_ID", "1")
     train(tmp_path / "missing" / "h", progress=True)
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().err == ""
