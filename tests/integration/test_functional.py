@@ -64,7 +64,9 @@ def test_it_trains_as_a_model_does(mode, algorithm):
     found = [float(step(Tensor(x), Tensor(y)).asnumpy()) for x, y in algorithm.batches(4)]
     assert found == losses
     assert_equal(nets.weights(step.train_network), nets.weights(model.train_network))
-    assert step.report().to_dict() == model.train_network.report().to_dict()
+    reports = step.report(), model.train_network.report()
+    rows = [[one for one in report.rows if one.algorithm != "first steps"] for report in reports]
+    assert rows[0] == rows[1]  # how long the first steps took is never the same twice
 
 
 def test_it_trains_as_a_loop_with_value_and_grad(mode):
