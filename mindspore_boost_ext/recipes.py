@@ -35,7 +35,8 @@ def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
         "boost": {**_ALL_OFF, "grad_accumulation": True, "adasum": devices > 1},
         "grad_accumulation": {"grad_accumulation_step": 4, "weighting": "samples"},
     }
-    return {**settings, "common": {"device_number": devices // 2}} if devices > 1 else settings
+    server = 1 if devices % 2 else devices // 2  # two servers, where that divides the devices
+    return {**settings, "common": {"device_number": server}} if devices > 1 else settings
 
 
 _RECIPES: Mapping[str, Callable[[int, int], dict[str, Any]]] = MappingProxyType(
@@ -53,8 +54,8 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
     Args:
         name (str): ``"fast"`` is meant to reach plain training's result sooner, ``"fastest"`` to
             come close to it in still less time. Both train a network that fixes the size of its
-            inputs at full size. ``"large-batch"`` makes one update of four
-            batches, and over several devices combines them by AdaSum.
+            inputs at full size. ``"large-batch"`` makes one update of four batches, and over
+            several devices combines them by AdaSum.
         total_steps (int): updates of the whole training, from 1 to 2**31 - 1.
         devices (int): processes that train together, from 1 on. Default: 1.
 

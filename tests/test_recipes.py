@@ -19,11 +19,12 @@ from mindspore_boost_ext.recipes import NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("devices", [1, 2, 3, 5, 6, 8])
 def test_a_recipe_is_valid_json_in_which_all_has_an_effect(name, devices):
     settings = recipe(name, 4000, devices=devices)
     assert json.loads(json.dumps(settings)) == settings
     assert AutoBoost("O1", settings).config.notices() == ()
+    assert devices % settings.get("common", {"device_number": devices})["device_number"] == 0
 
 
 def test_each_call_makes_a_dict_of_its_own():

@@ -122,6 +122,7 @@ def test_moments_steps_and_rates_go_on_in_the_second_model(mode, name, rate):
 
 BY_ALGORITHM = {one.name: one for one in contract.ALGORITHMS}
 OF_THE_LOSS_SCALE = ("scale", "iterator_step")  # MindSpore's managers begin again with each Model
+SCHEDULES = ("grad_freeze.position", "progressive_resizing.updates", "seq_length_warmup.updates")
 HALF = 3  # divides the window of accumulation
 
 
@@ -168,8 +169,7 @@ def parts(name):
     return net, own, lambda own: model_of(net, own, algorithm.on, **algorithm.model(net))
 
 
-# Their schedules and looks at weights belong to a Model, which begins with none.
-BEGIN_ANEW = ("grad_freeze, adaptive", "progressive_resizing", "seq_length_warmup")
+BEGIN_ANEW = ("grad_freeze, adaptive",)  # the looks at weights belong to a Model
 # They compile two variants of the step in each of three Models; "thor" is quick enough.
 SLOW = ("THOR", "less_bn, thor", "thor, trace rule, dynamic loss scale")
 
@@ -183,14 +183,16 @@ SLOW = ("THOR", "less_bn, thor", "thor, trace rule, dynamic loss scale")
     ],
 )
 def test_a_second_model_goes_on_as_the_first_would_have(graph_mode, name):
-    """A schedule of freezing that the configuration makes begins anew, as a loss scale does."""
-    steps = nets.batches(2 * HALF)
+    """A schedule that the configuration makes begins anew, as a loss scale does."""
+    inputs = BY_ALGORITHM.get(name, BY_ALGORITHM["nothing"])
+    steps = inputs.batches(2 * HALF)
     ms.set_seed(3)
     _, own, model = parts(name)
     through = model(own)
     contract.run(through, steps[:HALF])
-    if "grad_freeze" in name:
-        through.train_network.optimizer.position.set_data(Tensor(0, ms.int32))
+    for parameter in through.train_network.get_parameters():
+        if parameter.name.endswith(SCHEDULES):
+            parameter.set_data(Tensor(0, ms.int32))
     contract.run(through, steps[HALF:])
     ms.set_seed(3)
     _, own, model = parts(name)

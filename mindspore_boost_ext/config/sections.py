@@ -286,7 +286,7 @@ class ProgressiveResizingConfig(_GrowingInputs):
 
     path = "progressive_resizing"
 
-    phases: Any = setting(((0.35, 0.6), (0.25, 0.8)), phases(_MOST_NOT_FULL))
+    phases: Any = setting(((0.6, 0.75),), phases(_MOST_NOT_FULL))
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def _copies(name: str, parameters: Sequence[Parameter]) -> ParameterTuple:
 
 
 def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.float64(one).reshape(-1) for one in values])
+    return np.concatenate([np.zeros(0), *(np.float64(one).reshape(-1) for one in values)])
 
 
 def _norm(values: np.ndarray) -> float:

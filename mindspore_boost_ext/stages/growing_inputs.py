@@ -122,7 +122,7 @@ class GrowingInputs(Algorithm):
         if reason:
             raise ValueError(
                 f"{self.switch} cannot train this network, which may fix the size of its inputs: "
-                f"at scale {scale:g} of {[one.shape for one in inputs]}, {reason}: leave "
+                f"at scale {scale:g} of {[getattr(one, "shape", one) for one in inputs]}, {reason}: leave "
                 f"{self.switch} away, or give {self.switch}.phases or {self.switch}.multiple that "
                 "it can take"
             ) from cause
