@@ -120,11 +120,11 @@ class GrowingInputs(Algorithm):
         except Exception as error:  # the user's network
             cause, reason = error, described(error)
         if reason:
+            shapes = [getattr(one, "shape", one) for one in inputs]
             raise ValueError(
                 f"{self.switch} cannot train this network, which may fix the size of its inputs: "
-                f"at scale {scale:g} of {[getattr(one, "shape", one) for one in inputs]}, {reason}: leave "
-                f"{self.switch} away, or give {self.switch}.phases or {self.switch}.multiple that "
-                "it can take"
+                f"at scale {scale:g} of {shapes}, {reason}: leave {self.switch} away, or give "
+                f"{self.switch}.phases or {self.switch}.multiple that it can take"
             ) from cause
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
