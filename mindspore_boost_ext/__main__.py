@@ -4,6 +4,7 @@
 ``mindspore.boost``, as plain Python would run it. ``--explain``, ``--check`` and ``--env`` answer
 what a configuration would do or what a method is, whether a configuration is valid, and what this
 machine offers. ``compare`` trains with each algorithm and without, and shows what that did;
+``demo`` is one such comparison;
 ``recommend`` finds the settings that suit a script; ``selftest`` checks every algorithm here.
 """
 
@@ -23,6 +24,7 @@ from typing import NoReturn
 from mindspore_boost_ext.boost import record
 from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
 from mindspore_boost_ext.cli.launcher import run_script
+from mindspore_boost_ext.config.page import page
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.integration.outside import (
@@ -37,6 +39,7 @@ from mindspore_boost_ext.report import Report, is_main_process
 from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.watch import watch_ranks
 
+DEMO = ("compare", "fast", "--network", "resnet", "--report")
 _WITH_VALUE = (["--level"], ["--config"], ["--recipe"], ["--total-steps"])
 
 
@@ -45,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m mindspore_boost_ext",
         description="Run a training script with mindspore_boost_ext in place of mindspore.boost.",
         epilog="Several processes: msrun [OPTIONS] python -m mindspore_boost_ext SCRIPT [ARGS]. "
-        "Side by side: python -m mindspore_boost_ext compare --help. Which settings: "
+        "A first look: python -m mindspore_boost_ext demo. Side by side: "
+        "python -m mindspore_boost_ext compare --help. Which settings: "
         "python -m mindspore_boost_ext recommend --help. Whether all is right on this device: "
         "python -m mindspore_boost_ext selftest --help",
     )
@@ -70,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         const="",
         metavar="CONFIG|NAME",
-        help="say what a JSON configuration would do, or show the card of an algorithm: "
-        + ", ".join(CARDS),
+        help="say what a JSON configuration would do, list all settings (settings), or show the "
+        f"card of an algorithm: {', '.join(CARDS)}",
     )
     questions.add_argument(
         "--check", metavar="CONFIG", help="say whether a JSON configuration is valid"
@@ -86,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Answer a question, or run a script; return the exit code."""
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["demo"]:
+        words = [*DEMO, *words[1:]]
     if words[:1] == ["compare"]:
         from mindspore_boost_ext.cli.compare import compare
 
@@ -111,9 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(describe())
             return 0
         if options.explain is not None:
-            name = OTHER_NAMES.get(options.explain, options.explain)
-            config = None if name in CARDS else _configuration(options.level or "O1", name)
-            print(explain(config) if config else card(name))
+            print(_answer(options.explain, options.level or "O1"))
             return 0
         if options.script is not None:
             _give_outside(options)
@@ -194,11 +198,20 @@ def _say(built: Built) -> None:
         print(f"mindspore_boost_ext: {built.summary()}", file=sys.stderr)
 
 
+def _answer(source: str, level: str) -> str:
+    """Return all settings, a card, or what a configuration would do."""
+    name = OTHER_NAMES.get(source, source)
+    if name == "settings":
+        return page()
+    return card(name) if name in CARDS else explain(_configuration(level, source))
+
+
 def _configuration(level: str, source: str) -> BoostConfig:
     """Read what was given to ``--explain``; a word that is no file may be meant as a name."""
     if source and not os.path.exists(source) and not source.endswith(".json"):
         raise ValueError(
-            f"{source!r} is neither a file nor the name of a card; cards: {', '.join(CARDS)}"
+            f"{source!r} is neither a file nor the name of a card; cards: {', '.join(CARDS)}; "
+            "settings lists all settings"
         )
     return BoostConfig.parse(level, source)
 

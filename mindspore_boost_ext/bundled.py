@@ -1,4 +1,4 @@
-"""The bundled network and data: LeNet-5 and 1,797 handwritten digits, for examples and ``compare``.
+"""Bundled networks and data: LeNet-5, a small ResNet, 1,797 digits, for examples and ``compare``.
 
 Plain functions from the file to NumPy arrays and on to a MindSpore pipeline of ``(image, label)``
 batches: image float32 ``[batch, channels, height, width]`` in [0, 1], label int32 ``[batch]``. The
@@ -23,6 +23,7 @@ from mindspore import Tensor, nn
 
 DIGITS_FILE = Path(__file__).resolve().parent / "data" / "digits.npz"
 DIGITS_SHA256 = "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e"
+CLASSES = 10
 DIGITS_MAX = 16  # a pixel of the 8x8 digits counts the dark points of a 4x4 block
 
 
@@ -90,6 +91,53 @@ class LeNet5(nn.Cell):
         hidden = self.relu(self.fc1(hidden))
         hidden = self.relu(self.fc2(hidden))
         return self.fc3(hidden)
+
+
+class BasicBlock(nn.Cell):
+    """Two 3x3 convolutions with BatchNorm around a shortcut, projected where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU()
+        self.shortcut = nn.SequentialCell()
+        if inputs != outputs or stride != 1:
+            self.shortcut = nn.SequentialCell(
+                nn.Conv2d(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs)
+            )
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Returns the block's output, ``[batch, outputs, height / stride, width / stride]``."""
+        branch = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(branch + self.shortcut(x))
+
+
+class SmallResNet(nn.Cell):
+    """A ResNet of 7 basic blocks in 3 stages: 17 convolutions, 53 trainable parameters.
+
+    Args:
+        width (int): channels of the first stage; the others have 2 and 4 times as many.
+    """
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.stem = nn.SequentialCell(nn.Conv2d(1, width, 3), nn.BatchNorm2d(width), nn.ReLU())
+        blocks, inputs = [], width
+        for outputs, count in ((width, 3), (2 * width, 2), (4 * width, 2)):
+            for index in range(count):
+                stride = 2 if index == 0 and outputs != width else 1
+                blocks.append(BasicBlock(inputs, outputs, stride))
+                inputs = outputs
+        self.blocks = nn.SequentialCell(blocks)
+        self.head = nn.Dense(inputs, CLASSES)
+
+    def construct(self, image: Tensor) -> Tensor:
+        """Returns the logits, ``[batch, 10]``."""
+        features = self.blocks(self.stem(image))
+        return self.head(features.mean((2, 3)))
 
 
 def load_digits(path: Path = DIGITS_FILE) -> Labelled:

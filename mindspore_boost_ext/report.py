@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 LOGGER = logging.getLogger("mindspore_boost_ext")
 
 APPLIED, SKIPPED, INACTIVE = "applied", "skipped", "inactive"
+_REASON_WIDTH = 60
 
 
 class BoostWarning(UserWarning):
@@ -109,11 +111,18 @@ class Report:
         return {"title": self.title, "rows": rows}
 
     def __str__(self) -> str:
-        """Return the report as a table of plain text."""
-        table = [self.HEADINGS, *(row.cells() for row in self.rows)]
+        """Return the report as a table of plain text; long reasons take several lines."""
+        table = [self.HEADINGS, *(line for row in self.rows for line in _lines(row.cells()))]
         widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADINGS))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in table
         ]
         lines.insert(1, "  ".join("-" * width for width in widths))
         return "\n".join([self.title, *(line.rstrip() for line in lines)])
+
+
+def _lines(cells: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return a row as lines of a table, in which no reason is wider than its column."""
+    reasons = textwrap.wrap(cells[3], _REASON_WIDTH) or [""]
+    first = (*cells[:3], reasons[0], *cells[4:])
+    return [first, *(("", "", "", more, "") for more in reasons[1:])]

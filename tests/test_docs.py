@@ -17,10 +17,13 @@ import mindspore as ms
 import pytest
 
 from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.config import page as settings_page
 from mindspore_boost_ext.config.parse import BoostConfig
+from mindspore_boost_ext.config.sections import SECTIONS
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = ROOT / "mindspore_boost_ext" / "docs"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "mindspore_boost_ext").rglob("*.md"))]
 MODULES = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
@@ -50,28 +53,42 @@ def test_docstring_examples_run(module):
 
 
 def python_blocks():
-    """Yield the scripts of README.md and of the cards; ``data`` shows how its file was made."""
-    for page in [one for one in PAGES if one.parent.name not in ("docs", "data")]:
+    """Yield the scripts of all pages; ``data`` shows how its file was made."""
+    for page in [one for one in PAGES if one.parent.name != "data" and "zh" not in one.name]:
         for number, code in enumerate(blocks("python", page.read_text(encoding="utf-8"))):
             yield pytest.param(code, id=f"{page_id(page)}-{number}")
 
 
 @pytest.mark.parametrize("code", list(python_blocks()))
-def test_python_of_readme_and_cards_runs(code, tmp_path):
+def test_the_python_of_all_pages_runs(code, tmp_path):
     """Each block is a script of its own, run where a user would run it: in a new process."""
     script = tmp_path / "readme.py"
-    script.write_text(code, encoding="utf-8")
+    script.write_text(code.replace("epochs = 10", "epochs = 1"), encoding="utf-8")
     result = subprocess.run(
         [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
 
 
-def test_the_chinese_page_shows_the_same_script():
-    chinese = (ROOT / "mindspore_boost_ext" / "docs" / "README.zh-CN.md").read_text("utf-8")
-    shown = re.findall(r"^```python\n(.*?)^```", chinese, re.MULTILINE | re.DOTALL)
-    assert shown == blocks("python")[: len(shown)]
-    assert shown
+@pytest.mark.parametrize("language", ["python", "json", "text", "bash"])
+def test_the_chinese_page_shows_the_same_code_and_commands(language):
+    chinese = (DOCS / "README.zh-CN.md").read_text("utf-8")
+    assert blocks(language, chinese) == blocks(language)
+    assert blocks(language)
+
+
+def test_the_readme_fits_on_two_screens():
+    lines = README.splitlines()
+    assert len(lines) <= 120
+    assert [line for line in lines if line.startswith("|") and len(line) > 160] == []
+
+
+def test_the_page_of_settings_is_that_of_the_sections():
+    shown = (DOCS / "configuration.md").read_text("utf-8")
+    assert shown == f"{settings_page.page()}\n", "python -m mindspore_boost_ext --explain settings"
+    for name, section in SECTIONS.items():
+        assert f"## `{name}`" in shown
+        assert all(f"| `{one}` |" in shown for one in section.rules())
 
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=page_id)
@@ -86,15 +103,16 @@ def test_readme_json_is_a_valid_configuration(text):
 
 
 def commands():
-    """Return the README's shell lines, without those that install or that run this suite."""
-    lines = "\n".join(blocks("bash")).splitlines()
+    """Return the shell lines of all pages, without those that install or that run this suite."""
+    pages = [one.read_text(encoding="utf-8") for one in PAGES if "zh" not in one.name]
+    lines = "\n".join(line for page in pages for line in blocks("bash", page)).splitlines()
     return [
         line for line in lines if line and not re.search(r"pip install|msrun|benchmarks/", line)
     ]
 
 
 @pytest.mark.parametrize("line", commands())
-def test_readme_commands_run(line):
+def test_the_commands_of_all_pages_run(line):
     words = shlex.split(line, comments=True)
     assert words[0] == "python"
     result = subprocess.run(
@@ -108,15 +126,20 @@ def test_readme_commands_run(line):
     assert result.returncode == 0, result.stderr
 
 
+def slugs(page):
+    """Return the anchors of a page's headings, as code hosts make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_pages_name_scripts_and_link_to_files_that_exist(page):
+def test_scripts_and_links_of_a_page_lead_somewhere(page):
     text = page.read_text(encoding="utf-8")
     paths = {ROOT / path for path in re.findall(r"\b(?:examples|tests)/[\w/.]+\.\w+", text)}
-    paths |= {page.parent / path for path in re.findall(r"\]\((?!https?:)([^)#]+)", text)}
-    assert paths or page.parent not in (
-        ROOT,
-        ROOT / "mindspore_boost_ext" / "docs",
-    )  # a card may name no file
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+        paths.add(page.parent / path if path else page)
+        if anchor:
+            assert anchor in slugs(page.parent / path if path else page), f"{path}#{anchor}"
     assert [path for path in paths if not path.exists()] == []
 
 

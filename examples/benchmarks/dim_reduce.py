@@ -37,6 +37,7 @@ from mindspore.train import Callback
 
 import mindspore_boost_ext
 from mindspore_boost_ext import BoostModel, TrajectorySampler
+from mindspore_boost_ext.bundled import load_digits, stratified_split
 from mindspore_boost_ext.dim_reduce.basis import (
     Basis,
     orthonormality_error,
@@ -44,9 +45,6 @@ from mindspore_boost_ext.dim_reduce.basis import (
     save_basis,
 )
 from mindspore_boost_ext.dim_reduce.p_bfgs import DimReduce
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from datasets import load_digits, stratified_split
 
 NOISE = 0.3
 METHODS = ("SGD", "P-SGD", "P-BFGS", "P-BFGS, longer", "TWA", "random")

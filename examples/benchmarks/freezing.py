@@ -47,10 +47,8 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 from networks import LeNet5, SmallResNet, batch, momentum, with_loss
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from datasets import digits_datasets
-
 from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
+from mindspore_boost_ext.bundled import digits_datasets
 
 GROUPS = 10  # upstream's default
 WINDOW = 4

@@ -23,7 +23,6 @@ import argparse
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from harness import MODES, paired, print_table
@@ -34,11 +33,8 @@ import numpy as np
 from mindspore import Tensor, nn
 from networks import SmallResNet, batch, momentum, with_loss
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from datasets import digits_datasets
-
 from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
-from mindspore_boost_ext.bundled import LeNet5
+from mindspore_boost_ext.bundled import LeNet5, digits_datasets
 from mindspore_boost_ext.less_batch_normalization.rewrite import CommonHeadLastFN, less_bn
 
 BATCH_SIZE, LEARNING_RATE = 32, 0.03  # those of examples/lenet.py

@@ -40,10 +40,8 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from networks import LeNet5, SmallResNet, batch, momentum, with_loss
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from datasets import digits_datasets
-
 from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell, GroupLossScaleManager
+from mindspore_boost_ext.bundled import digits_datasets
 
 LAYERS, WIDTH, BATCH = 4, 64, 256
 GAIN = 1e-3  # from one layer's gradient to the next lower one's

@@ -34,8 +34,10 @@ from mindspore_boost_ext import save_checkpoint
 from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.cli.trial_settings import (
+    LENET,
     PLAIN,
     TRIAL_SETTINGS,
+    Setup,
     TrialSettings,
     configuration,
     parts,
@@ -107,8 +109,8 @@ def resident_mib() -> float:
 def model_of(name: str, steps: int, snapshots: str) -> ms.Model:
     """Return a Model of LeNet-5 with one algorithm; the rate is small, so that it stays finite."""
     ms.set_seed(0)
-    net, arguments = parts(name)
-    level, config = configuration(name, steps, snapshots)
+    net, arguments = parts(name, LENET)
+    level, config = configuration(name, Setup(LENET, steps, snapshots))
     return ms.Model(
         net,
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
@@ -194,9 +196,14 @@ def one(name: str, options: argparse.Namespace) -> None:
         options.one.write_text(found, encoding="utf-8")
 
 
+def networks_of(name: str) -> Sequence[str]:
+    """Return the bundled networks that an algorithm can be run on."""
+    return TRIAL_SETTINGS.get(name, TrialSettings()).networks
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Soak the chosen algorithms and print the table."""
-    suited = [PLAIN, *runs()]
+    suited = [PLAIN, *(name for name in runs() if name == ADASUM or LENET in networks_of(name))]
     parser = argparse.ArgumentParser(description="Look for leaks and drift in long runs.")
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--steps", type=int, default=20_000, help="at least 50")

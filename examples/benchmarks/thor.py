@@ -31,10 +31,8 @@ import networks
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from datasets import digits_datasets
-
 from mindspore_boost_ext import THOR, BoostTrainOneStepCell
+from mindspore_boost_ext.bundled import digits_datasets
 
 DAMPING = 0.03
 EVERY_STEP, TRACE_RULE = "THOR, every step", "THOR, trace rule"

@@ -3,8 +3,8 @@
 Each run is a process of its own (``trial.py``), one after the other, so that memory and compile
 time belong to it alone. One progress display shows them all; ``comparison.py`` makes the figures.
 
-Without ``--script`` the bundled LeNet-5 learns the bundled digits, once plain and once with each
-algorithm that this version has. With ``--script train.py [ARGS]`` the user's own script is run once
+Without ``--script`` a bundled network learns the bundled digits, once plain and once with each
+algorithm and recipe. With ``--script train.py [ARGS]`` the user's own script is run once
 for each level, or for each configuration file; every ``ms.Model`` in it gets that level and a
 BoostMonitor, whatever it says itself.
 """
@@ -33,10 +33,18 @@ from mindspore_boost_ext.callbacks.history import PICTURES, Record, read_history
 from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli.results import FAILED, NOT_RUN, Outcome
 from mindspore_boost_ext.cli.run import HISTORY, MODES, OUTPUT, RESULT, Trial
-from mindspore_boost_ext.cli.trial_settings import PLAIN, TRIAL_SETTINGS, runs
+from mindspore_boost_ext.cli.trial_settings import (
+    LENET,
+    NETWORKS,
+    PLAIN,
+    TRIAL_SETTINGS,
+    TrialSettings,
+    runs,
+)
 from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig
 
-BUNDLED = {"epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
+BUNDLED = {"network": LENET, "epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
+_CHOICES = {"mode": MODES, "network": NETWORKS}
 _POLL_SECONDS = 0.1
 PROGRESS_HELP = "without a terminal, a line every STEPS instead of one a run"
 _PROGRAM = "python -m mindspore_boost_ext compare"
@@ -63,6 +71,8 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
     finally:
         display.close()
     write(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
+    if options.report:
+        write("".join(f"\n{one.name}: {one.report}\n" for one in outcomes[1:] if one.report))
     if options.json:
         options.json.write_text(_as_json(options, outcomes), encoding="utf-8")
     if options.plot:
@@ -79,10 +89,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("algorithms", nargs="*", metavar="ALGORITHM", help="what to run beside plain (all)")
-    kinds: dict[str, Callable[[str], Any]] = {"mode": str, "seed": _seed}
+    kinds: dict[str, Callable[[str], Any]] = {"network": str, "mode": str, "seed": _seed}
     for name, default in BUNDLED.items():
-        text, choices = f"of the bundled run ({default})", MODES if name == "mode" else None
+        text, choices = f"of the bundled run ({default})", _CHOICES.get(name)
         add(f"--{name.replace('_', '-')}", type=kinds.get(name, count), choices=choices, help=text)
+    add("--report", action="store_true", help="print the report of each boosted bundled run, too")
     add("--progress", type=count, metavar="STEPS", help=PROGRESS_HELP)
     add("--json", type=writable, metavar="FILE", help="write the figures there")
     add("--plot", type=_picture, metavar="FILE.png", help="draw them there (needs matplotlib)")
@@ -182,8 +193,8 @@ def _trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list[Record]]:
-    """Do one run in a process of its own; return what it came to, and its history."""
-    reason = "" if trial.script else _unrunnable(trial.name)
+    """Do one run in a process of its own; return what it came to, its history."""
+    reason = "" if trial.script else _unrunnable(trial)
     if reason:
         return Outcome(trial.name, NOT_RUN, reason), []
     with tempfile.TemporaryDirectory(prefix="compare-") as name:
@@ -199,10 +210,9 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
         return comparison.outcome(trial.name, history, result), history
 
 
-def _unrunnable(name: str) -> str:
-    if name != PLAIN and name not in runs():
-        return "this version does not have it yet"
-    return TRIAL_SETTINGS[name].unsuited if name in TRIAL_SETTINGS else ""
+def _unrunnable(trial: Trial) -> str:
+    settings = TRIAL_SETTINGS.get(trial.name, TrialSettings())
+    return "" if trial.network in settings.networks else settings.unsuited
 
 
 def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:

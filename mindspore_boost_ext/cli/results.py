@@ -40,6 +40,7 @@ class Outcome:
         steps: how many; ``step_ms``: their mean time in milliseconds without those that compile.
         compile_s: seconds; ``peak_mib``: MiB; ``seconds``: of the run without the imports.
         losses: mean loss of each epoch; ``curves``: each metric after each epoch.
+        report: of a bundled run.
         clocks: seconds of the steps when each value of these was measured; of the loss as "loss".
     """
 
@@ -53,6 +54,7 @@ class Outcome:
     compile_s: float | None = None
     peak_mib: float | None = None
     seconds: float | None = None
+    report: str = ""
     losses: list[float] = field(default_factory=list)
     curves: dict[str, list[float]] = field(default_factory=dict)
     clocks: dict[str, list[float]] = field(default_factory=dict)
@@ -73,7 +75,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
     Args:
         name: what the run is called.
         history: the records of its BoostMonitor.
-        result: ``peak_mib`` and ``seconds`` of its process.
+        result: ``peak_mib``, ``seconds`` and ``report`` of its process.
     """
     steps = [record["seconds"] for record in history if record["event"] == "step"]
     epochs = [record for record in history if record["event"] == "epoch"]
@@ -102,6 +104,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
         compile_s=compile_s,
         peak_mib=result.get("peak_mib"),
         seconds=result.get("seconds"),
+        report=result.get("report", ""),
         losses=losses,
         curves=curves,
         clocks=clocks,

@@ -3,7 +3,7 @@
 ``python -m mindspore_boost_ext.cli.run TRIAL.json`` trains the bundled network with one algorithm,
 or runs a user's script with the level and the settings of every ``ms.Model`` set from outside. It
 leaves two files beside the description: ``history.jsonl``, by a ``BoostMonitor``, and
-``result.json`` with the peak of the resident memory in MiB and the seconds of the run.
+``result.json`` with the peak of the resident memory in MiB, the seconds of the run, and its report.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.callbacks.monitor import BoostMonitor
 from mindspore_boost_ext.cli.launcher import run_script
 from mindspore_boost_ext.cli.trial_settings import (
+    LENET,
+    NETWORKS,
     PLAIN,
     TRIAL_SETTINGS,
+    Setup,
     TrialSettings,
     configuration,
     parts,
@@ -38,7 +41,6 @@ from mindspore_boost_ext.integration import install
 
 HISTORY, RESULT, DESCRIPTION, OUTPUT = "history.jsonl", "result.json", "trial.json", "output.txt"
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
-LEARNING_RATE = 0.03  # of the plain run, in the first epoch; it falls along a half cosine
 _SNAPSHOTS = 40
 
 
@@ -48,7 +50,7 @@ class Trial:
 
     Attributes:
         name: what the run is called; without a script the algorithm, or ``"plain"``.
-        epochs, batch_size, seed, mode: of the bundled run.
+        network, epochs, batch_size, seed, mode: of the bundled run.
         script, args: the user's script with its arguments; empty for the bundled run.
         level, config: what every ``ms.Model`` of the script is given instead of its own; settings
             are the path of a file, or JSON itself.
@@ -56,6 +58,7 @@ class Trial:
     """
 
     name: str
+    network: str = LENET
     epochs: int = 10
     batch_size: int = 32
     seed: int = 0
@@ -76,19 +79,20 @@ class Trial:
 
 def run(path: Path) -> None:
     """Do the run that a file describes; its folder takes the results."""
-    started = time.perf_counter()
+    started, report = time.perf_counter(), ""
     trial = Trial(**json.loads(path.read_text(encoding="utf-8")))
     try:
         if trial.script:
             _run_script(trial, path.parent)
         else:
-            _run_bundled(trial, path.parent)
+            report = _run_bundled(trial, path.parent)
     finally:
-        result = {"peak_mib": peak_mib(), "seconds": time.perf_counter() - started}
+        seconds = time.perf_counter() - started
+        result = {"peak_mib": peak_mib(), "seconds": seconds, "report": report}
         (path.parent / RESULT).write_text(json.dumps(result), encoding="utf-8")
 
 
-def _run_bundled(trial: Trial, folder: Path) -> None:
+def _run_bundled(trial: Trial, folder: Path) -> str:
     ms.set_context(mode=MODES[trial.mode])
     train, test = digits_datasets(trial.batch_size)
     snapshots = folder / "snapshots"
@@ -101,21 +105,21 @@ def _run_bundled(trial: Trial, folder: Path) -> None:
     model = _model(trial, trial.name, train.get_dataset_size(), str(snapshots))
     monitor = BoostMonitor(folder / HISTORY, progress=False)
     model.fit(trial.epochs, train, test, callbacks=[monitor])
+    return str(model.train_network.report())
 
 
 def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.Model:
     ms.set_seed(trial.seed)  # weights, and the order of the images
-    net, arguments = parts(name)
+    net, arguments = parts(name, trial.network)
     steps, settings = trial.epochs * steps_per_epoch, TRIAL_SETTINGS.get(name, TrialSettings())
-    # One rate an epoch. An update takes the next one, so a window of steps counts as one.
-    rates = nn.cosine_decay_lr(
-        0.0, LEARNING_RATE * settings.rate, steps, steps_per_epoch, trial.epochs
-    )[:: settings.window]
-    level, config = configuration(name, steps, snapshots)
+    plain = NETWORKS[trial.network]
+    rates = plain.rate * settings.rate * plain.course(steps, trial.epochs)
+    rates = rates[:: settings.window].tolist()  # an update takes one, so a window counts as one
+    level, config = configuration(name, Setup(trial.network, steps, snapshots))
     return ms.Model(
         net,
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
-        nn.Momentum(net.trainable_params(), learning_rate=rates, momentum=0.9),
+        nn.Momentum(net.trainable_params(), rates, 0.9, weight_decay=plain.weight_decay),
         metrics={"accuracy"},
         boost_level=level,
         boost_config_dict=config,

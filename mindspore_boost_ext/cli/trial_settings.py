@@ -1,36 +1,89 @@
 """How ``compare`` switches each algorithm on: settings that act within a short run.
 
-``runs()`` lists what can be chosen: every switch of the configuration that this version can apply,
-and the accelerators that are chosen by an object instead of a switch. A switch without an entry
-here runs with its default settings.
+``runs()`` lists what can be chosen: every switch of the configuration, the accelerators that are
+chosen by an object instead of a switch, and the recipes. A switch without an entry here runs with
+its default settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn
 
-from mindspore_boost_ext.bundled import LeNet5
+from mindspore_boost_ext.bundled import LeNet5, SmallResNet
 from mindspore_boost_ext.config.parse import ALGORITHMS
 from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
+from mindspore_boost_ext.recipes import recipe
 
 PLAIN = "plain"
+LENET, RESNET = "lenet", "resnet"
 Parts = tuple[nn.Cell, dict[str, Any]]
 
 
-def _plain_parts() -> Parts:
-    return LeNet5(), {}
+def _falling(steps: int, epochs: int) -> np.ndarray:
+    """Return half a cosine, one value an epoch."""
+    return np.asarray(nn.cosine_decay_lr(0.0, 1.0, steps, steps // epochs, epochs))
 
 
-def _dynamic_parts() -> Parts:
-    return LeNet5(), {"loss_scale_manager": ms.DynamicLossScaleManager(2**16, 2, 100)}
+def _warmed_up(steps: int, epochs: int) -> np.ndarray:
+    """Return a straight line up, over a tenth of the steps, and half a cosine down."""
+    done = (np.arange(steps) + 1) / steps
+    falling = 0.5 * (1 + np.cos(np.pi * np.clip((done - 0.1) / 0.9, 0, 1)))
+    return np.asarray(np.minimum(done / 0.1, 1) * falling)
 
 
-def _grouped_parts() -> Parts:
+class PlainTraining(NamedTuple):
+    """How a bundled network is trained without any accelerator.
+
+    Attributes:
+        network: makes it.
+        rate: the highest learning rate.
+        course: from the numbers of steps and epochs, the share of it in each step.
+        weight_decay: of all weights.
+    """
+
+    network: Callable[[], nn.Cell]
+    rate: float
+    course: Callable[[int, int], np.ndarray]
+    weight_decay: float = 0.0
+
+
+NETWORKS: Mapping[str, PlainTraining] = {
+    LENET: PlainTraining(LeNet5, 0.03, _falling),
+    RESNET: PlainTraining(partial(SmallResNet, 8), 0.1, _warmed_up, 5e-4),
+}
+
+
+class Setup(NamedTuple):
+    """What the settings of a run may depend on.
+
+    Attributes:
+        network: ``"lenet"`` or ``"resnet"``.
+        steps: how many the run takes.
+        snapshots: the folder of a plain run's weights, for the algorithm that needs one.
+    """
+
+    network: str
+    steps: int
+    snapshots: str = ""
+
+
+def _plain_parts(network: str) -> Parts:
+    return NETWORKS[network].network(), {}
+
+
+def _dynamic_parts(network: str) -> Parts:
+    manager = ms.DynamicLossScaleManager(2**16, 2, 100)
+    return NETWORKS[network].network(), {"loss_scale_manager": manager}
+
+
+def _grouped_parts(network: str) -> Parts:
     """LeNet-5 with a group of loss scales for the convolutions and one for the dense layers."""
     manager = GroupLossScaleManager([2.0**10, 2.0**10], [])
 
@@ -50,57 +103,80 @@ def _grouped_parts() -> Parts:
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """How to run one algorithm on the bundled network.
+    """How to run one algorithm on a bundled network.
 
     Attributes:
-        sections: the sections of the configuration, from the number of steps and the folder of
-            snapshots.
-        parts: makes the network, and further arguments of ``ms.Model``.
+        sections: the sections of the configuration.
+        parts: from the network's name, makes it and further arguments of ``ms.Model``.
         snapshots: whether a plain run before this one has to leave snapshots of its weights.
-        unsuited: why it is not run here; empty when it is.
+        networks: those on which it is run.
+        unsuited: why it is not run on the others.
         rate: the learning rate over that of the plain run.
         window: steps for one update.
     """
 
-    sections: Callable[[int, str], Mapping[str, Any]] = lambda steps, snapshots: {}
-    parts: Callable[[], Parts] = _plain_parts
+    sections: Callable[[Setup], Mapping[str, Any]] = lambda setup: {}
+    parts: Callable[[str], Parts] = _plain_parts
     snapshots: bool = False
+    networks: tuple[str, ...] = tuple(NETWORKS)
     unsuited: str = ""
     rate: float = 1.0
     window: int = 1
 
 
+def _recipe(name: str) -> TrialSettings:
+    return TrialSettings(
+        lambda setup: recipe(name, setup.steps), networks=(RESNET,), unsuited=_FIXED_SIZE
+    )
+
+
+def _freezing(setup: Setup) -> Mapping[str, Any]:
+    """Return upstream's schedule for LeNet-5; on the ResNet half is frozen early, for good."""
+    if setup.network == LENET:
+        return {"grad_freeze": {"param_groups": 5, "total_steps": setup.steps}}
+    half = {"schedule": "step", "prefix_start": 0.1, "prefix_fraction": 0.5}
+    return {"grad_freeze": {**half, "total_steps": setup.steps}}
+
+
+_FIXED_SIZE = "LeNet-5 fixes the size of images: take --network resnet"
 TRIAL_SETTINGS: dict[str, TrialSettings] = {
     # LeNet-5 has no BatchNorm: what is left of it is the head, which then must be asked for.
-    "less_bn": TrialSettings(lambda steps, snapshots: {"less_bn": {"heads": ["fc3"]}}),
-    "grad_freeze": TrialSettings(
-        lambda steps, snapshots: {"grad_freeze": {"param_groups": 5, "total_steps": steps}}
+    "less_bn": TrialSettings(
+        lambda setup: {"less_bn": {"heads": ["fc3"]}} if setup.network == LENET else {}
     ),
+    "grad_freeze": TrialSettings(_freezing),
     "adasum": TrialSettings(
-        lambda steps, snapshots: {"common": {"device_number": 1}},
+        lambda setup: {"common": {"device_number": 1}},
+        networks=(),
         unsuited="needs several processes: run your own script through msrun",
     ),
     "grad_accumulation": TrialSettings(
-        lambda steps, snapshots: {"grad_accumulation": {"grad_accumulation_step": 2}}, window=2
+        lambda setup: {"grad_accumulation": {"grad_accumulation_step": 2}}, window=2
     ),
     "dim_reduce": TrialSettings(
-        lambda steps, snapshots: {"dim_reduce": {"n_components": 20, "weight_load_dir": snapshots}},
+        lambda setup: {"dim_reduce": {"n_components": 20, "weight_load_dir": setup.snapshots}},
         snapshots=True,
     ),
     "thor": TrialSettings(
-        lambda steps, snapshots: {"thor": {"damping": 0.1, "frequency": 20, "batch_size": 32}},
+        lambda setup: {"thor": {"damping": 0.1, "frequency": 20, "batch_size": 32}},
         rate=1 / 3,  # as tuned by examples/benchmarks/thor.py; at the plain one's it diverges
     ),
     "progressive_resizing": TrialSettings(
-        lambda steps, snapshots: {"progressive_resizing": {"total_steps": steps}},
-        unsuited="LeNet-5 fixes the size of images: see examples/benchmarks/time_to_accuracy.py",
+        lambda setup: {"progressive_resizing": {"total_steps": setup.steps}},
+        networks=(RESNET,),
+        unsuited=_FIXED_SIZE,
     ),
     "seq_length_warmup": TrialSettings(
-        lambda steps, snapshots: {"seq_length_warmup": {"total_steps": steps}},
+        lambda setup: {"seq_length_warmup": {"total_steps": setup.steps}},
+        networks=(),
         unsuited="images are no sequences: see examples/benchmarks/time_to_accuracy.py",
     ),
-    "loss_scale_group": TrialSettings(parts=_grouped_parts),
+    "loss_scale_group": TrialSettings(
+        parts=_grouped_parts, networks=(LENET,), unsuited="its markers are in the bundled LeNet-5"
+    ),
     "dynamic_loss_scale": TrialSettings(parts=_dynamic_parts),
+    "fast": _recipe("fast"),
+    "fastest": _recipe("fastest"),
 }
 
 
@@ -109,24 +185,34 @@ def runs() -> tuple[str, ...]:
     return (*ALGORITHMS, *(name for name in TRIAL_SETTINGS if name not in ALGORITHMS))
 
 
-def configuration(name: str, steps: int, snapshots: str) -> tuple[str, dict[str, Any]]:
+def configuration(name: str, setup: Setup) -> tuple[str, dict[str, Any]]:
     """Return level and settings with which ``ms.Model`` runs one algorithm alone.
 
     Args:
         name: ``"plain"``, or one of :func:`runs`.
-        steps: how many steps the run takes.
-        snapshots: the folder of a plain run's weights, for the algorithm that needs one.
+        setup: what the settings may depend on.
     """
     if name == PLAIN:
         return "O0", {}
     switches = {algorithm: algorithm == name for algorithm in ALGORITHMS}
-    sections = TRIAL_SETTINGS.get(name, TrialSettings()).sections(steps, snapshots)
+    sections = TRIAL_SETTINGS.get(name, TrialSettings()).sections(setup)
     return "O1", {"boost": {"mode": "manual", **switches}, **sections}
 
 
-def parts(name: str) -> Parts:
+def parts(name: str, network: str) -> Parts:
     """Return the network of a run, and further arguments of ``ms.Model``."""
-    return TRIAL_SETTINGS.get(name, TrialSettings()).parts()
+    return TRIAL_SETTINGS.get(name, TrialSettings()).parts(network)
 
 
-__all__ = ["PLAIN", "TRIAL_SETTINGS", "TrialSettings", "configuration", "parts", "runs"]
+__all__ = [
+    "LENET",
+    "NETWORKS",
+    "PLAIN",
+    "RESNET",
+    "TRIAL_SETTINGS",
+    "Setup",
+    "TrialSettings",
+    "configuration",
+    "parts",
+    "runs",
+]

@@ -31,9 +31,9 @@ from mindspore_boost_ext.config.rules import (
 _MOST_NOT_FULL = 0.7  # share of the steps; at test time inputs have their full size
 
 
-def setting(default: object, rule: Rule) -> Any:
-    """Declare a dataclass field that carries the rule its value must obey."""
-    return field(default=default, metadata={"rule": rule})
+def setting(default: object, rule: Rule, meaning: str) -> Any:
+    """Declare a dataclass field that carries the rule its value must obey, and what it means."""
+    return field(default=default, metadata={"rule": rule, "meaning": meaning})
 
 
 @dataclass(frozen=True)
@@ -101,27 +101,39 @@ class CommonConfig(Section):
     path = "common"
     readers = ("less_bn", "adasum", "dim_reduce")
 
-    gradient_split_groups: tuple[int, ...] = setting((50, 100), increasing_integers())
-    device_number: int = setting(8, integer(1))
+    gradient_split_groups: tuple[int, ...] = setting(
+        (50, 100),
+        increasing_integers(),
+        "where `less_bn` divides the list of parameters, one all-reduce each",
+    )
+    device_number: int = setting(
+        8, integer(1), "devices of a server: gradients are averaged inside, steps combined across"
+    )
 
 
 @dataclass(frozen=True)
 class LessBNConfig(Section):
-    """Section ``less_bn``: fewer BatchNorms, with or without the normalised head.
-
-    ``include`` and ``exclude`` are patterns of BatchNorms, such as ``"layer1.*"``; ``heads`` are
-    patterns of the Dense layers to normalise instead of the classifier.
-    """
+    """Section ``less_bn``: fewer BatchNorms, with or without the normalised head."""
 
     path = "less_bn"
 
-    fn_flag: bool = setting(True, boolean())
-    gc_flag: bool = setting(True, boolean())
-    keep_shortcut: bool = setting(False, boolean())
-    include: Any = setting(None, optional(name_patterns()))
-    exclude: Any = setting((), name_patterns())
-    multiplier: float = setting(1.0, real("(0, inf)"))
-    heads: Any = setting(None, optional(name_patterns()))
+    fn_flag: bool = setting(True, boolean(), "normalise the classifier, too")
+    gc_flag: bool = setting(True, boolean(), "centralize the gradients of weights")
+    keep_shortcut: bool = setting(False, boolean(), "keep the BatchNorms on shortcuts")
+    include: Any = setting(
+        None,
+        optional(name_patterns()),
+        "patterns of the BatchNorms that may go, such as `layer1.*`; null: all",
+    )
+    exclude: Any = setting((), name_patterns(), "patterns of those that stay")
+    multiplier: float = setting(
+        1.0, real("(0, inf)"), "where the multiplier of the normalised classifier starts"
+    )
+    heads: Any = setting(
+        None,
+        optional(name_patterns()),
+        "patterns of the Dense layers to normalise in place of the classifier",
+    )
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Without a head its settings do nothing."""
@@ -131,29 +143,41 @@ class LessBNConfig(Section):
 
 @dataclass(frozen=True)
 class GradFreezeConfig(Section):
-    """Section ``grad_freeze``. ``freeze_p`` is the share of steps that train everything.
+    """Section ``grad_freeze``: steps that train only the later layers.
 
-    ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` or
-    ``"step"`` freeze a growing prefix for good, up to the share ``prefix_fraction`` of the groups,
-    beginning after the share ``prefix_start`` of ``total_steps``; ``"adaptive"`` freezes the next
-    part when over ``adaptive_window`` updates its weights change by no more than the share
-    ``adaptive_tolerance`` of the most they have; or the group of each step as a list, or a function
-    of the step. ``eval_frozen`` puts frozen BatchNorm and dropout in eval mode.
+    ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` and
+    ``"step"`` freeze a growing prefix for good, ``"adaptive"`` decides by the weights' change when.
     """
 
     path = "grad_freeze"
 
-    param_groups: int = setting(10, integer(1))
-    freeze_type: int = setting(1, one_of((0, 1)))
-    freeze_p: float = setting(0.7, real("[0, 1)"))
-    total_steps: int = setting(65536, integer(1))
-    seed: int = setting(0, integer(0, 2**32 - 1))
-    schedule: Any = setting(None, freeze_schedule())
-    prefix_fraction: float = setting(1.0, real("[0, 1]"))
-    prefix_start: float = setting(0.5, real("[0, 1]"))
-    eval_frozen: bool = setting(False, boolean())
-    adaptive_window: int = setting(50, integer(1))
-    adaptive_tolerance: float = setting(0.3, real("(0, 1)"))
+    param_groups: int = setting(10, integer(1), "parts that the network is divided into")
+    freeze_type: int = setting(
+        1, one_of((0, 1)), "0: groups in their order; 1: everything and a drawn group take turns"
+    )
+    freeze_p: float = setting(0.7, real("[0, 1)"), "share of the steps that train everything")
+    total_steps: int = setting(65536, integer(1), "updates that the schedule is stretched over")
+    seed: int = setting(0, integer(0, 2**32 - 1), "of the drawn groups")
+    schedule: Any = setting(
+        None,
+        freeze_schedule(),
+        "a prefix that grows, or the group of each step; null: by `freeze_type`",
+    )
+    prefix_fraction: float = setting(
+        1.0, real("[0, 1]"), "share of the groups that a prefix grows to"
+    )
+    prefix_start: float = setting(
+        0.5, real("[0, 1]"), "share of the steps before the first is frozen"
+    )
+    eval_frozen: bool = setting(
+        False, boolean(), "frozen BatchNorm and dropout work as in evaluation"
+    )
+    adaptive_window: int = setting(
+        50, integer(1), "updates from one look at the weights to the next"
+    )
+    adaptive_tolerance: float = setting(
+        0.3, real("(0, 1)"), "share of a part's largest change at which it stands still"
+    )
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """A schedule has either its own settings or those of a freeze type."""
@@ -171,17 +195,21 @@ class GradFreezeConfig(Section):
 
 @dataclass(frozen=True)
 class GradAccumulationConfig(Section):
-    """Section ``grad_accumulation``: micro-batches in a window, their weights, and overflow.
-
-    ``weighting`` is ``"equal"``, or ``"samples"`` for micro-batches of unequal size; a micro-batch
-    that overflows is left out (``"drop_micro_batch"``) or ends its window (``"drop_window"``).
-    """
+    """Section ``grad_accumulation``: micro-batches in a window, their weights, and overflow."""
 
     path = "grad_accumulation"
 
-    grad_accumulation_step: int = setting(1, integer(1, 2**24))  # counted in float32
-    weighting: str = setting("equal", one_of(("equal", "samples")))
-    on_overflow: str = setting("drop_micro_batch", one_of(("drop_micro_batch", "drop_window")))
+    grad_accumulation_step: int = setting(
+        1, integer(1, 2**24), "micro-batches of an update"
+    )  # counted in float32
+    weighting: str = setting(
+        "equal", one_of(("equal", "samples")), "all micro-batches alike, or by their samples"
+    )
+    on_overflow: str = setting(
+        "drop_micro_batch",
+        one_of(("drop_micro_batch", "drop_window")),
+        "what is left out for an overflow in one micro-batch",
+    )
 
     def nothing_to_do(self) -> str:
         """A window of one micro-batch is a plain step."""
@@ -191,31 +219,42 @@ class GradAccumulationConfig(Section):
 
 @dataclass(frozen=True)
 class DimReduceConfig(Section):
-    """Section ``dim_reduce``; ``timeout`` is in seconds, ``memory_limit`` in MiB of snapshots.
-
-    ``method`` is ``"p-bfgs"`` (upstream's), ``"p-sgd"`` or ``"twa"``. ``trials`` step lengths are
-    tried; after ``stall_limit`` failures in a row shorter ones (None: never, as upstream);
-    ``first_update_scaling`` fits the first step length to the curvature.
-    """
+    """Section ``dim_reduce``: training in the directions of an earlier training."""
 
     path = "dim_reduce"
     left_out_of_all = "it excludes all others: ask for it alone, in mode manual"
     goes_with = frozenset({"grad_accumulation"})
     of_one_host = frozenset({"pca_mat_path", "weight_load_dir", "timeout", "memory_limit"})
 
-    rho: float = setting(0.55, real("(0, 1)"))
-    gamma: float = setting(0.9, real("[0, 1)"))
-    alpha: float = setting(0.001, real("[0, inf)"))
-    sigma: float = setting(0.4, real("(0, 1)"))
-    n_components: int = setting(32, integer(1))
-    pca_mat_path: str | None = setting(None, optional_path())
-    weight_load_dir: str | None = setting(None, optional_path())
-    timeout: float = setting(1800, real("(0, 1e9]"))  # what Python can wait for
-    method: str = setting("p-bfgs", one_of(("p-bfgs", "p-sgd", "twa")))
-    trials: int = setting(2, integer(1))
-    first_update_scaling: bool = setting(False, boolean())
-    stall_limit: int | None = setting(3, optional(integer(1)))
-    memory_limit: float = setting(4096, real("(0, inf)"))
+    rho: float = setting(0.55, real("(0, 1)"), "factor from one tried step length to the next")
+    gamma: float = setting(
+        0.9, real("[0, 1)"), "decay of the residual, which is what lies outside the subspace"
+    )
+    alpha: float = setting(0.001, real("[0, inf)"), "share of the residual in a step")
+    sigma: float = setting(
+        0.4, real("(0, 1)"), "share of the expected decrease that a step has to reach"
+    )
+    n_components: int = setting(32, integer(1), "directions of the subspace")
+    pca_mat_path: str | None = setting(None, optional_path(), "a saved basis")
+    weight_load_dir: str | None = setting(
+        None, optional_path(), "a folder of snapshots, from which the basis is made"
+    )
+    timeout: float = setting(
+        1800, real("(0, 1e9]"), "seconds to wait for the basis of other ranks"
+    )  # what Python can wait for
+    method: str = setting(
+        "p-bfgs",
+        one_of(("p-bfgs", "p-sgd", "twa")),
+        "quasi-Newton steps, or the optimizer's steps projected",
+    )
+    trials: int = setting(2, integer(1), "step lengths that are tried")
+    first_update_scaling: bool = setting(
+        False, boolean(), "fit the first step length to the curvature"
+    )
+    stall_limit: int | None = setting(
+        3, optional(integer(1)), "failed searches in a row before steps are shortened; null: never"
+    )
+    memory_limit: float = setting(4096, real("(0, inf)"), "MiB of snapshots in memory")
 
     def missing(self) -> str:
         """A basis comes from snapshots or from a file."""
@@ -240,35 +279,64 @@ class ThorConfig(Section):
     left_out_of_all = "it takes the place of the optimizer: ask for it by a section 'thor'"
     given_means_on = True
 
-    damping: Any = setting(0.03, either(real("[0, inf)"), reals("[0, inf)")))
-    momentum: float | None = setting(None, optional(real("[0, inf)")))
-    batch_size: int = setting(32, integer(1))
-    use_nesterov: bool = setting(False, boolean())
-    split_indices: tuple[int, ...] | None = setting(None, optional(increasing_integers(0)))
-    enable_clip_grad: bool = setting(False, boolean())
-    frequency: int = setting(100, integer(1, 2**30))  # as in THOR, whose counter is an int32
-    block_size: int | None = setting(None, optional(integer(1)))
-    trace_rule: tuple[float, ...] | None = setting(None, optional(reals("[0, inf)", 2)))
-    pi_damping: bool = setting(False, boolean())
-    kl_clip: float | None = setting(None, optional(real("[1e-18, 1e18]")))
-    moving_average: float = setting(0.0, real("[0, 1)"))
+    damping: Any = setting(
+        0.03,
+        either(real("[0, inf)"), reals("[0, inf)")),
+        "what is added to the factors; a list: one for each step",
+    )
+    momentum: float | None = setting(
+        None, optional(real("[0, inf)")), "null: that of the optimizer, or 0.9"
+    )
+    batch_size: int = setting(32, integer(1), "samples in the rule of LayerNorm")
+    use_nesterov: bool = setting(False, boolean(), "Nesterov's momentum")
+    split_indices: tuple[int, ...] | None = setting(
+        None,
+        optional(increasing_integers(0)),
+        "layers that end a group whose factors are averaged together over ranks",
+    )
+    enable_clip_grad: bool = setting(
+        False, boolean(), "bound the norm of each update by 1, before momentum"
+    )
+    frequency: int = setting(
+        100, integer(1, 2**30), "steps from one refresh of the factors to the next"
+    )  # as in THOR, whose counter is an int32
+    block_size: int | None = setting(
+        None,
+        optional(integer(1)),
+        "diagonal blocks to which larger factors are cut; null: whole factors",
+    )
+    trace_rule: tuple[float, ...] | None = setting(
+        None,
+        optional(reals("[0, inf)", 2)),
+        "the article's two bounds that say which factors need a refresh",
+    )
+    pi_damping: bool = setting(
+        False, boolean(), "share the damping out between a layer's factors by their traces"
+    )
+    kl_clip: float | None = setting(
+        None,
+        optional(real("[1e-18, 1e18]")),
+        "bound of squared rate times the product of update and gradient",
+    )
+    moving_average: float = setting(0.0, real("[0, 1)"), "share of the old factors in a refresh")
 
 
 @dataclass(frozen=True)
 class _GrowingInputs(Section):
-    """Inputs that are small at first: each of ``phases`` has a share of ``total_steps`` updates.
-
-    What is left of them, and all that come later, train at full size. Sizes are multiples of
-    ``multiple``. A network that fixes the size of its inputs is refused, or, ``if_unfit="skip"``,
-    trained at full size.
-    """
+    """Inputs that are small in the first phases; the updates that are left train at full size."""
 
     left_out_of_all = "it has to know the updates of the training: ask for it by its section"
     given_means_on = True
 
-    total_steps: int | None = setting(None, optional(integer(1)))
-    multiple: int = setting(1, integer(1))
-    if_unfit: str = setting("refuse", one_of(("refuse", "skip")))
+    total_steps: int | None = setting(
+        None, optional(integer(1)), "updates of the whole training; has to be given"
+    )
+    multiple: int = setting(1, integer(1), "what every size is a multiple of")
+    if_unfit: str = setting(
+        "refuse",
+        one_of(("refuse", "skip")),
+        "a network that fixes the size: an error, or training at full size",
+    )
 
     def missing(self) -> str:
         """The shares are shares of something."""
@@ -279,39 +347,46 @@ class _GrowingInputs(Section):
 
 @dataclass(frozen=True)
 class ProgressiveResizingConfig(_GrowingInputs):
-    """Section ``progressive_resizing``: images start small; giving it switches that on.
-
-    A scale is that of height and width.
-    """
+    """Section ``progressive_resizing``: images start small; giving it switches that on."""
 
     path = "progressive_resizing"
 
-    phases: Any = setting(((0.6, 0.75),), phases(_MOST_NOT_FULL))
+    phases: Any = setting(
+        ((0.6, 0.75),),
+        phases(_MOST_NOT_FULL),
+        "pairs: share of the updates, scale of height and width",
+    )
 
 
 @dataclass(frozen=True)
 class SeqLengthWarmupConfig(_GrowingInputs):
-    """Section ``seq_length_warmup``: sequences start short; giving it switches that on.
-
-    ``method`` cuts the end off (``"truncate"``), or makes several short ones of each
-    (``"reshape"``).
-    """
+    """Section ``seq_length_warmup``: sequences start short; giving it switches that on."""
 
     path = "seq_length_warmup"
 
-    phases: Any = setting(((0.3, 0.25), (0.3, 0.5)), phases(_MOST_NOT_FULL))
-    method: str = setting("truncate", one_of(("truncate", "reshape")))
+    phases: Any = setting(
+        ((0.3, 0.25), (0.3, 0.5)),
+        phases(_MOST_NOT_FULL),
+        "pairs: share of the updates, scale of the length",
+    )
+    method: str = setting(
+        "truncate",
+        one_of(("truncate", "reshape")),
+        "cut the end off, or make several short sequences of each",
+    )
 
 
 @dataclass(frozen=True)
 class GradientsConfig(Section):
-    """Section ``gradients``, for every step: ``clip_norm`` bounds the global norm, if not None."""
+    """Section ``gradients``: for every step, whatever is switched on."""
 
     path = "gradients"
     for_every_step = True
 
     # Beyond this a norm over its bound, or the square of a gradient at its bound, leaves float32.
-    clip_norm: float | None = setting(None, optional(real("[1e-18, 1e18]")))
+    clip_norm: float | None = setting(
+        None, optional(real("[1e-18, 1e18]")), "bound of the global norm of the gradients"
+    )
 
 
 SECTIONS: Mapping[str, type[Section]] = MappingProxyType(

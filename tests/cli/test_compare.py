@@ -16,8 +16,9 @@ from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli import trial_settings
 from mindspore_boost_ext.cli.compare import compare
 from mindspore_boost_ext.cli.results import NOT_RUN, Outcome
-from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS
+from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS, Setup
 from mindspore_boost_ext.config.parse import ALGORITHMS
+from mindspore_boost_ext.recipes import NAMES as recipe_names
 
 
 def step(number, seconds, loss=1.0):
@@ -147,15 +148,19 @@ def test_every_algorithm_of_the_configuration_can_be_chosen():
     "name", [*ALGORITHMS, *(one for one in TRIAL_SETTINGS if one not in ALGORITHMS)]
 )
 def test_each_trial_is_a_valid_configuration_of_that_algorithm_alone(name):
-    level, config = trial_settings.configuration(name, 100, "folder")
+    networks = TRIAL_SETTINGS[name].networks if name in TRIAL_SETTINGS else ("lenet",)
+    setup = Setup((*networks, "lenet")[0], 100, "folder")
+    level, config = trial_settings.configuration(name, setup)
     plan = BoostConfig.parse(level, config).plan()
-    assert [one.algorithm for one in plan if one.wanted] == ([name] if name in ALGORITHMS else [])
+    recipes = {"progressive_resizing", "seq_length_warmup"} if name in recipe_names else set()
+    expected = {name} if name in ALGORITHMS else recipes
+    assert {one.algorithm for one in plan if one.wanted} == expected
     assert not BoostConfig.parse(level, config).notices()
 
 
 def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
     monkeypatch.delitem(TRIAL_SETTINGS, "less_bn")
-    assert trial_settings.configuration("less_bn", 100, "")[1]["boost"]["less_bn"]
+    assert trial_settings.configuration("less_bn", Setup("lenet", 100))[1]["boost"]["less_bn"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +213,18 @@ def test_the_bundled_comparison(tmp_path, capsys):
         assert one["compile_s"] > 0
     assert missing["status"] == NOT_RUN
     assert missing["note"]
-    assert document["settings"] == {"epochs": 2, "batch_size": 100, "seed": 0, "mode": "graph"}
+    settings = {"network": "lenet", "epochs": 2, "batch_size": 100, "seed": 0, "mode": "graph"}
+    assert document["settings"] == settings
+
+
+def test_the_demo_shows_the_boost_and_its_report(capsys):
+    """The README's first command, with one epoch and larger batches in place of ten."""
+    assert main(["demo", "--epochs", "1", "--batch-size", "200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "| time to accuracy, s | time ratio |" in lines[0]
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| plain", "| fast"]
+    row = next(line for line in lines if line.startswith("progressive_resizing "))
+    assert "applied" in row
 
 
 SCRIPT = """

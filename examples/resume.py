@@ -1,0 +1,57 @@
+"""Resume after a kill: start it, kill it in any epoch, start it again.
+
+    python examples/resume.py
+    ^C, kill -9, a power cut ...
+    python examples/resume.py            # goes on behind the last whole epoch
+
+The file run.ckpt holds weights, moments, schedules, loss scale and the epoch, and is whole whenever
+the process dies: a run with breaks ends with the same weights as one without. Written into the
+present folder, with run.jsonl, the history of losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import mindspore as ms
+from mindspore import nn
+
+from mindspore_boost_ext import BoostCheckpoint, BoostMonitor, restore
+from mindspore_boost_ext.bundled import EpochOrder, LeNet5, digits_datasets
+
+CHECKPOINT, SEED = Path("run.ckpt"), 0
+
+
+def main() -> None:
+    """Train, from the start or from the checkpoint on."""
+    parser = argparse.ArgumentParser(description="Train LeNet-5, in as many starts as it takes.")
+    parser.add_argument("--epochs", type=int, default=10)
+    options = parser.parse_args()
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(SEED)
+    order = EpochOrder(1437, SEED)  # of the training images: it has to be the same again
+    train, test = digits_datasets(32, order=lambda count: order)
+    net = LeNet5()
+    prefix = {"param_groups": 5, "schedule": "cubic", "total_steps": options.epochs * 44}
+    model = ms.Model(
+        net,
+        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        nn.Momentum(net.trainable_params(), learning_rate=0.03, momentum=0.9),
+        metrics={"accuracy"},
+        loss_scale_manager=ms.DynamicLossScaleManager(2**10, 2, 100),
+        boost_level="O1",
+        boost_config_dict={"boost": {"mode": "manual", "less_bn": False}, "grad_freeze": prefix},
+    )
+    if CHECKPOINT.exists():
+        order.epoch = restore(model.train_network, CHECKPOINT)
+        print(f"goes on behind epoch {order.epoch}", flush=True)
+    if order.epoch < options.epochs:
+        callbacks = [BoostMonitor("run.jsonl"), BoostCheckpoint(CHECKPOINT)]
+        model.fit(options.epochs, train, test, callbacks=callbacks, initial_epoch=order.epoch)
+    print(f"test accuracy {model.eval(test)['accuracy']:.4f}")
+
+
+if __name__ == "__main__":
+    main()

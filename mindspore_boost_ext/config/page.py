@@ -1,0 +1,83 @@
+"""The page that lists every setting, made from the sections themselves. Imports no MindSpore."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, MODES, STRICT_VARIABLE
+from mindspore_boost_ext.config.sections import SECTIONS, Section
+
+_MODES = {
+    "auto": "follows the level",
+    "manual": "the level's table, overridden by the given switches",
+    "enable_all": "everything whose prerequisites hold",
+    "disable_all": "nothing",
+}
+_HEAD = f"""# Configuration
+
+This page is what `python -m mindspore_boost_ext --explain settings` prints.
+
+`boost_config_dict` is a dict, or the path of a JSON file; sections and settings may be left out.
+All that is wrong in it is named in one error before anything is built: types, ranges, relations,
+names. `{STRICT_VARIABLE}=0` in the environment turns unknown names into warnings. A switch or a
+section that the mode or the level makes ineffective is named in a warning.
+Ask before a run:
+
+```bash
+python -m mindspore_boost_ext --explain examples/configs/accumulation.json
+python -m mindspore_boost_ext --explain grad_freeze
+python -m mindspore_boost_ext --check examples/configs/accumulation.json
+python -m mindspore_boost_ext --env
+```
+
+What the methods do is described in [their cards](CARDS.md).
+"""
+
+
+def page() -> str:
+    """Return the page in Markdown."""
+    sections = [line for one in SECTIONS.values() for line in _of(one)]
+    return "\n".join([_HEAD, *_boost(), *sections]).rstrip()
+
+
+def _boost() -> list[str]:
+    rows = [[f"`{mode}`", _MODES[mode]] for mode in MODES]
+    levels = [
+        [f"`{level}`", ", ".join(f"`{one}`" for one in ALGORITHMS if one in wanted) or "nothing"]
+        for level, wanted in LEVELS.items()
+    ]
+    by_section = {name for name, section in SECTIONS.items() if section.given_means_on}
+    switches = [f"**`{one}`**" if one in by_section else f"`{one}`" for one in ALGORITHMS]
+    return [
+        "## `boost`: levels, modes and switches\n",
+        *_table(["level", "switched on"], levels),
+        *_table(["`boost.mode`", "switched on (at level O0 nothing, whatever the mode)"], rows),
+        f"Switches, true or false: {', '.join(switches)}. A section of a name in bold switches",
+        "that on, too, unless the switch is false.\n",
+    ]
+
+
+def _of(section: type[Section]) -> list[str]:
+    """Return the part of the page that describes one section."""
+    words = (section.__doc__ or "").split("\n\n")
+    title = " ".join(words[0].split()).partition(": ")[2]
+    rows = [
+        [
+            f"`{one.name}`",
+            f"`{json.dumps(one.default)}`",
+            one.metadata["rule"].text,
+            one.metadata["meaning"],
+        ]
+        for one in dataclasses.fields(section)
+    ]
+    return [
+        f"## `{section.path}`\n",
+        f"{title[:1].upper()}{title[1:]}\n",
+        *_table(["setting", "default", "must be", "meaning"], rows),
+    ]
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return [*(f"| {' | '.join(line)} |" for line in lines), ""]
