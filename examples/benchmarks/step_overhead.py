@@ -8,6 +8,7 @@ the seconds that the import adds to ``import mindspore`` (demanded: at most 0.15
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def import_seconds(runs: int = 9) -> float:
 
 def main() -> None:
     """Print both tables."""
+    argparse.ArgumentParser(description="What plugging in costs; takes no options.").parse_args()
     rows = []
     for mode, value in MODES.items():
         ms.set_context(mode=value)

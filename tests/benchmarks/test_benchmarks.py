@@ -1,66 +1,91 @@
-"""The benchmarks' own arithmetic, on cases small enough to do by hand. Nothing is timed here."""
+"""Benchmarks start, and some of them come to a table in seconds. Nothing is timed here."""
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import mindspore as ms
-import numpy as np
 import pytest
 
+from mindspore_boost_ext import _compat
+
+matplotlib.use("Agg")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "examples" / "benchmarks"
 if str(BENCHMARKS) not in sys.path:
     sys.path.insert(0, str(BENCHMARKS))
-
-import loss_scaling  # noqa: E402
-from mindspore import Tensor  # noqa: E402
+SCRIPTS = [one for one in sorted(BENCHMARKS.glob("*.py")) if "__main__" in one.read_text("utf-8")]
 
 
-def scalar_case():
-    """Four layers of one number each: x = 1, 1.5, 2.5, 3, 3.5 and e = 0.5 at the top."""
-    weights = [[[0.5]], [[1.0]], [[2.0]], [[0.25]]]
-    biases = [[1.0], [1.0], [-2.0], [2.75]]
-    return loss_scaling.Case(
-        [np.array(weight, np.float32) for weight in weights],
-        [np.array(bias, np.float32) for bias in biases],
-        np.array([[1.0]], np.float32),
-        np.array([[3.0]], np.float32),
-    )
+@pytest.fixture(autouse=True)
+def _mode_as_before():
+    before = ms.get_context("mode")
+    yield
+    ms.set_context(mode=before)
 
 
-def test_the_oracle_is_the_chain_rule():
-    # Gradient of W_l: x_(l-1) * 0.5 * (the weights above it).
-    expected = [1.0 * 0.5 * 0.25 * 2.0 * 1.0, 1.5 * 0.5 * 0.25 * 2.0, 2.5 * 0.5 * 0.25, 3.0 * 0.5]
-    assert [float(one[0, 0]) for one in loss_scaling.oracle(scalar_case())] == expected
+def load(name):
+    """Load a script under a name of its own: the package has modules of the same names."""
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_a_closed_relu_lets_no_gradient_through():
-    case = scalar_case()
-    case.biases[1][:] = -2.0
-    assert [float(one[0, 0]) for one in loss_scaling.oracle(case)[:2]] == [0.0, 0.0]
+@pytest.mark.parametrize("name", [one.stem for one in SCRIPTS])
+def test_its_docstring_says_how_to_start_it_and_its_help_lists_the_options(
+    name, capsys, monkeypatch
+):
+    module = load(name)
+    assert f"python examples/benchmarks/{name}.py" in module.__doc__
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        module.main()
+    assert stop.value.code == 0
+    assert "--help" in capsys.readouterr().out
 
 
-def test_zero_share_and_relative_error():
-    gradient, exact = np.array([0.0, 3.0, 0.0, 5.0]), np.array([0.0, 3.0, 0.0, 4.0])
-    assert loss_scaling.zero_share(gradient) == 0.5
-    assert loss_scaling.relative_error(gradient, exact) == pytest.approx(0.2, rel=1e-15)
-    assert loss_scaling.relative_error(np.array([np.inf, 1.0]), exact[:2]) == float("inf")
+def test_adasum_counts_rounds_and_cost(capsys, tmp_path, monkeypatch):
+    adasum, plot = load("adasum"), tmp_path / "rounds.png"
+    monkeypatch.setattr(adasum, "RATES", (1.0,))
+    arguments = ["--seeds", "1", "--workers", "2", "--most", "3", "--plot", str(plot)]
+    adasum.main(["--parts", "rounds", "cost", *arguments])
+    shown = capsys.readouterr().out
+    assert "| 2 | never | never | never |" in shown
+    if _compat.reduces_in_groups():
+        assert "| 4 | 1 | halved | 5 |" in shown  # collectives
+    assert "| 4 | 1 | gathered | 1 |" in shown
 
 
-# All numbers of the scalar case are exact in float16, and so are products with powers of two.
-@pytest.mark.parametrize("scheme", ["no scale", "2^10"])
-def test_gradients_pass_the_step_unchanged(scheme, mode):
-    outcome = loss_scaling.run_scheme(scalar_case(), loss_scaling.SCHEMES[scheme]())
-    assert outcome.errors == [0.0] * 4
-    assert outcome.zeros == [0.0] * 4
-    assert not outcome.overflow
-    assert outcome.steps == 1
+def test_subspace_methods_run_and_are_drawn(graph_mode, tmp_path, capsys):
+    dim_reduce = load("dim_reduce")
+    plan = dim_reduce.Plan(first=4, second=1, snapshots=6, directions=4, hidden=8)
+    runs = dim_reduce.races(plan, 0.0, 0, tmp_path)
+    dim_reduce.run_table({"clean": [runs]}, plan)
+    dim_reduce.plot_runs({"clean": [runs]}, tmp_path / "runs.png")
+    assert "| clean | P-BFGS |" in capsys.readouterr().out
+    assert (tmp_path / "runs.png").stat().st_size > 0
 
 
-def test_an_overflow_shows_in_the_layer_that_has_it(mode):
-    # 2^16 times 0.25, 0.375, 0.3125 and 1.5: only the last is above 65504, float16's largest
-    # number.
-    outcome = loss_scaling.run_scheme(scalar_case(), Tensor(2.0**16, ms.float32))
-    assert outcome.overflow
-    assert outcome.errors == [0.0, 0.0, 0.0, float("inf")]
+def test_thor_needs_fewer_steps_than_momentum(graph_mode):
+    """The claim of THOR's card, at the best rates of the benchmark's grids."""
+    thor = load("thor")
+    problem = thor.PROBLEMS["ill-conditioned"]
+    methods = {one.name: one for one in thor.methods(problem, 20)}
+    momentum = thor.Trainer(problem, methods["momentum"]).run(1.0, 0, 200)
+    second_order = thor.Trainer(problem, methods[thor.EVERY_STEP]).run(0.1, 0, 200)
+    assert momentum.reached
+    assert second_order.reached
+    assert second_order.steps <= 0.5 * momentum.steps
+
+
+def test_a_short_soak_prints_its_table():
+    command = [sys.executable, str(BENCHMARKS / "soak.py"), "grad_accumulation", "--steps", "60"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert ended.returncode in (0, 1), ended.stderr  # so few steps may well drift
+    row = [cell.strip() for cell in ended.stdout.splitlines()[-1].split("|")[1:-1]]
+    assert row[0] == "grad_accumulation"
+    assert row[-3] == row[-2]  # no more graphs at the end
