@@ -135,7 +135,10 @@ def _problem(options: argparse.Namespace) -> str:
         f"--{name.replace('_', '-')}" for name in BUNDLED if getattr(options, name) is not None
     ]
     if given:
-        return f"{', '.join(given)}: of the bundled run; a script has its own, behind its name"
+        return (
+            f"{', '.join(given)}: for the bundled networks only; options of a script stand behind "
+            "its name"
+        )
     if options.algorithms:
         return "name algorithms, or give --script SCRIPT, not both"
     if not options.script or not os.path.isfile(options.script[0]):

@@ -269,7 +269,10 @@ def load_basis(
             basis = _read_npz(file) if path.endswith(".npz") else _read_npy(file)
         _check_basis(basis, n_components, layout)
     except Exception as error:  # a damaged or hostile file may make its readers raise anything
-        raise ValueError(f"cannot use the basis {path}: {_reason(error)}") from error
+        raise ValueError(
+            f"cannot use the basis {path}: {_reason(error)}: give one that save_basis has written "
+            "for this network, or dim_reduce.weight_load_dir to make one"
+        ) from error
     components = basis.components[:n_components].astype(np.float32, copy=False)
     if layout is not None and basis.layout is None:
         basis = Basis(components, basis.explained, basis.mean, layout)
@@ -287,7 +290,7 @@ def _reason(error: BaseException) -> str:
 def open_regular(path: str) -> Iterator[BinaryIO]:
     """Open a regular file for reading; a symbolic link, a folder or a device is a ValueError."""
     if os.path.islink(path):
-        raise ValueError("it is a symbolic link: give the file itself")
+        raise ValueError("it is a symbolic link")
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):

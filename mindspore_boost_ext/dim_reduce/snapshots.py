@@ -39,7 +39,9 @@ def snapshot_files(folder: str | os.PathLike[str]) -> list[str]:
     files = [os.path.join(folder, name) for name in names if _is_snapshot(name)]
     for path in files:
         if os.path.islink(path):
-            raise ValueError(f"cannot use the snapshot {path}: it is a symbolic link")
+            raise ValueError(
+                f"cannot use the snapshot {path}: it is a symbolic link: give the file"
+            )
     return files
 
 
@@ -88,7 +90,7 @@ def _read_into(row: np.ndarray, path: str, layout: Layout) -> None:
             start = end
     except (OSError, ValueError, TypeError, RuntimeError, KeyError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"cannot use the snapshot {path}: {reason}") from error
+        raise ValueError(f"cannot use the snapshot {path}: {reason}: leave it out") from error
 
 
 def _load(path: str, names: frozenset[str]) -> dict[str, Any]:

@@ -75,7 +75,9 @@ def result(name: str, mode: str, tolerance: float) -> dict[str, Any]:
     else:
         good = off <= tolerance
         line |= {"status": PASSED if good else FAILED, "off": off}
-        line["reason"] = "" if good else f"off by {off:.2g} of the way, {tolerance:g} are allowed"
+        line["reason"] = (
+            "" if good else f"weights differ by {off:.2g} of their change; {tolerance:g} is allowed"
+        )
     return line | {"seconds": time.perf_counter() - start}
 
 

@@ -172,7 +172,7 @@ def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
         (["--seed", "-1"], "must be an integer in 0..2**32-1, got '-1'"),
         (["--batch-size", "5000"], "--batch-size: "),
         (["--plot", "x.foo"], "must end in .png, .pdf, .svg, got 'x.foo'"),
-        (["--epochs", "9", "--script", __file__], "--epochs: of the bundled run"),
+        (["--epochs", "9", "--script", __file__], "--epochs: for the bundled networks only"),
         (["--levels", "O1"], "--levels and --configs are for --script SCRIPT"),
         (["--script"], "cannot open the script ''"),
         (["--script", "no.py"], "cannot open the script 'no.py'"),

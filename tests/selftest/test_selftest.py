@@ -81,7 +81,7 @@ def test_a_part_that_does_nothing_is_found_out(monkeypatch, name):
     monkeypatch.setattr(*BROKEN[name])
     line = result(name, "pynative", 1e-4)
     assert line["status"] == FAILED
-    assert "of the way" in line["reason"]
+    assert "of their change" in line["reason"]
 
 
 def test_an_error_in_a_check_is_its_reason(monkeypatch):
