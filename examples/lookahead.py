@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import Algorithm, BoostModel, Update, UpdateAround
 
@@ -20,7 +20,7 @@ from mindspore_boost_ext import Algorithm, BoostModel, Update, UpdateAround
 class LookaheadUpdate(UpdateAround):
     """Does what stood in this place, then goes back when it is time."""
 
-    def __init__(self, inner: Update, weights: tuple[Parameter, ...], k: int, alpha: float) -> None:
+    def __init__(self, inner: Update, weights: ParameterTuple, k: int, alpha: float) -> None:
         super().__init__(inner)
         self.weights, self.k, self.alpha = weights, k, alpha
         self.slow = weights.clone("boost.lookahead.slow", "same")  # state: it is in checkpoints

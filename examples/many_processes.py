@@ -3,8 +3,8 @@
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/many_processes.py
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/many_processes.py --adasum
 
-Each process trains on its part of the images, and rank 0 shows the progress of all: data parallel
-averages the gradients of the processes, AdaSum combines the steps that each of them has made.
+Each process trains on its part of the images; rank 0 shows its own progress, and the accuracy over
+all. Data parallel averages the gradients of the processes, AdaSum combines the steps of each.
 """
 
 from __future__ import annotations

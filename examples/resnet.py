@@ -2,7 +2,7 @@
 
     python examples/resnet.py                                  # ResNet-18, bundled digits
     python examples/resnet.py --config examples/configs/grad_freeze.json
-    python examples/resnet.py --network resnet50 --data-dir ~/cifar-10-batches-bin --epochs 30
+    python examples/resnet.py --data-dir ~/cifar-10-batches-bin --epochs 30
 
 Needs no download: the bundled digits are enlarged from 8x8 to 16x16 and repeated over three
 channels. Equal seeds give equal runs on one machine. The networks stand in ``resnets.py``.

@@ -152,7 +152,7 @@ def resnet18(num_classes: int = 10) -> ResNet:
 
 
 def resnet50(num_classes: int = 10) -> ResNet:
-    """Returns ResNet-50: 53 BatchNorms, 23.5 million weights."""
+    """Returns ResNet-50 for images of 224x224: 53 BatchNorms, 23.5 million weights."""
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, small_images=False)
 
 

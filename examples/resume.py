@@ -5,8 +5,9 @@
     python examples/resume.py            # goes on behind the last whole epoch
 
 The file run.ckpt holds weights, moments, schedules, loss scale and the epoch, and is whole whenever
-the process dies: a run with breaks ends with the same weights as one without. Written into the
-present folder, with run.jsonl, the history of losses.
+the process dies: a run with breaks ends with the same weights as one without. Start it with the
+same --epochs again: schedules are stretched over them, and ``restore`` refuses other settings.
+Freezing shows here that its schedule goes on; a network as small as LeNet gains nothing by it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ def main() -> None:
 
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(SEED)
-    order = EpochOrder(1437, SEED)  # of the training images: it has to be the same again
+    order = EpochOrder(1437, SEED)  # of the 1,437 training images: the same again
     train, test = digits_datasets(32, order=lambda count: order)
     net = LeNet5()
-    prefix = {"param_groups": 5, "schedule": "cubic", "total_steps": options.epochs * 44}
+    updates = options.epochs * train.get_dataset_size()
+    prefix = {"schedule": "cubic", "prefix_fraction": 0.5, "total_steps": updates}
     model = ms.Model(
         net,
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),

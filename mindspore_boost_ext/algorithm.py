@@ -78,16 +78,25 @@ class Algorithm:
         return ""
 
     def check_loss_scale(self, manager: Any, boost: AutoBoost) -> None:
-        """Raise a ``ValueError`` if a loss-scale manager, or None, and the settings do not fit."""
+        """Raise a ``ValueError`` if a loss-scale manager and the settings do not fit.
+
+        Args:
+            manager (LossScaleManager, optional): that of the Model, or None.
+            boost (AutoBoost): the settings.
+        """
 
     def build(self, build: Build) -> None:
-        """Change network or optimizer. Called only where the switch is on."""
+        """Change ``build.network`` or ``build.optimizer``. Called only where the switch is on."""
 
     def evaluate(self, network: nn.Cell, build: Build) -> None:
         """Give a network for evaluation the form in which it is trained."""
 
     def join(self, step: BoostTrainOneStepCell) -> None:
-        """Put parts into the places of a step: ``step.update_part``, ``batch_part`` and so on.
+        """Put parts into the places of a step.
+
+        They are ``batch_part`` (changes a batch), ``captures_part`` (what is differentiated beside
+        the weights), ``window_part`` (accumulation), ``update_part`` (writes the weights), and
+        :meth:`BoostTrainOneStepCell.choose_last` (which variant of the step runs).
 
         Called for every step, whether the switch is on (``self.is_on(step)``) or not: an optimizer
         of the user's own may bring the algorithm with it. A place that is taken already holds what
@@ -105,11 +114,21 @@ class Algorithm:
     def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
         """Raise a ``ValueError`` if state that was loaded does not go with the settings.
 
-        Called before the first step, with its batch.
+        Called before the first step.
+
+        Args:
+            step (BoostTrainOneStepCell): the step.
+            inputs (tuple(Tensor)): its first batch.
         """
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
-        """Warn about settings that so many epochs of so many steps leave without effect."""
+        """Warn about settings that a training leaves without effect.
+
+        Args:
+            step (BoostTrainOneStepCell): the step.
+            epochs (int): how many are to be trained; below 1 if it is not known.
+            steps (int): batches of an epoch.
+        """
 
 
 __all__ = ["Algorithm", "Build"]

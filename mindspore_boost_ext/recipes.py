@@ -49,7 +49,8 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
     """Return tuned settings as a new dict, for ``boost_config_dict`` at level O1.
 
     Change what you like in it, or write it to a file: it is plain JSON. What each recipe gains and
-    costs, on which networks, stands in ``docs/RECIPES.md``.
+    costs, on which networks, stands in ``docs/RECIPES.md``. Source: Howard, fast.ai DAWNBench, 2018
+    (images); Li, Zhang, He, The Stability-Efficiency Dilemma, 2022 (sequences).
 
     Args:
         name (str): ``"fast"`` is meant to reach plain training's result sooner, ``"fastest"`` to

@@ -81,7 +81,21 @@ class Row:
 
 
 class Report:
-    """Rows in a fixed order; a later row of an algorithm takes the place of the earlier one."""
+    """What was done: ``print(report)``, ``report["less_bn"].status``, ``report.to_dict()``.
+
+    A later row of an algorithm takes the place of the earlier one.
+
+    Args:
+        title (str): the first line.
+
+    Attributes:
+        rows (tuple(Row)): one for each algorithm, in the order in which they came up, with the
+            strings ``algorithm``, ``asked_by``, ``status`` ("applied"; "skipped": asked for, not
+            done; "inactive": not asked for) and ``reason``, and ``counts`` (name -> int).
+
+    Raises:
+        KeyError: by ``report[name]``, if there is no such row.
+    """
 
     HEADINGS = ("algorithm", "asked by", "status", "reason", "counts")
 

@@ -193,7 +193,7 @@ def test_a_killed_run_ends_as_one_without_the_break(tmp_path):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     printed, found = run(broken, "resume.py", "--epochs", 4)
-    assert re.match(r"goes on behind epoch [23]$", printed.splitlines()[0])
+    assert re.match(r"goes on behind epoch [123]$", printed.splitlines()[0])
     assert found == expected
     one, two = (ms.load_checkpoint(str(folder / "run.ckpt")) for folder in (whole, broken))
     assert one.keys() == two.keys()

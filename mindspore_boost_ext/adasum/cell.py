@@ -48,6 +48,8 @@ class AdaSum(nn.Cell):
         ValueError: if an argument breaks its rule, ``rank`` does not lie in the servers, or there
             are not ``device_number * group_number`` ranks.
 
+    Source: Maleki et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021.
+
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 

@@ -197,6 +197,8 @@ class OptimizerProcess:
     The same as :func:`rebuilt`, in the steps of ``mindspore.boost``. Plain and grouped parameters
     are both centralized; a group is not split, so that its learning rate stays one Parameter.
 
+    Source: Yong et al., Gradient Centralization, ECCV 2020.
+
     Args:
         opt (Cell): an optimizer of ``mindspore.nn``, also under ``nn.LARS``, or one of a class
             whose ``__init__`` keeps its arguments. It is left as it is.

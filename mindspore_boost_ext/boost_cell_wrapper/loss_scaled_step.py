@@ -25,6 +25,8 @@ _COMPILE = ("mindspore", __name__.partition(".")[0])
 class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
     r"""One training step with a loss scale, on every device.
 
+    Source: Micikevicius et al., Mixed Precision Training, ICLR 2018.
+
     Args:
         network (Cell): the network with its loss; one output, a loss of any shape.
         optimizer (Cell): the optimizer over the parameters to train, its own ``loss_scale`` at 1.0.

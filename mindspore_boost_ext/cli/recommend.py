@@ -108,6 +108,11 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
     write(f"{_table(racers)}\n\n{_sentence(winner, racers[0])}\n{CAUTION}")
     options.json.write_text(json.dumps(_settings(winner), indent=1) + "\n", encoding="utf-8")
     write(f"written: {options.json} (python -m mindspore_boost_ext --config {options.json} ...)")
+    if "total_steps" in options.json.read_text(encoding="utf-8"):
+        write(
+            f"its total_steps is {len(losses)}, the steps of the plain run here: set it to the "
+            "updates of your whole training if there are more"
+        )
     return 0
 
 

@@ -11,17 +11,19 @@ from mindspore_boost_ext.config.sections import SECTIONS, Section
 _MODES = {
     "auto": "follows the level",
     "manual": "the level's table, overridden by the given switches",
-    "enable_all": "everything whose prerequisites hold",
+    "enable_all": "all that can act, but dim_reduce never, and names in bold only by their section",
     "disable_all": "nothing",
 }
 _HEAD = f"""# Configuration
 
 This page is what `python -m mindspore_boost_ext --explain settings` prints.
 
-`boost_config_dict` is a dict, or the path of a JSON file; sections and settings may be left out.
-All that is wrong in it is named in one error before anything is built: types, ranges, relations,
-names. `{STRICT_VARIABLE}=0` in the environment turns unknown names into warnings. A switch or a
-section that the mode or the level makes ineffective is named in a warning.
+`boost_config_dict`, an argument of `ms.Model` beside `boost_level` (`O0` by default, where nothing
+acts), is a dict, or the path of a JSON file; sections and settings may be left out. All that is
+wrong in it is named in one error before anything is built: wrong types, values out of range,
+settings that exclude each other, unknown names (`{STRICT_VARIABLE}=0` in the environment turns
+these into warnings). A switch or a section that the mode or the level makes ineffective is named in
+a warning.
 Ask before a run:
 
 ```bash

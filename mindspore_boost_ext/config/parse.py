@@ -3,17 +3,7 @@
 ``BoostConfig.parse`` turns what a user passes as ``boost_config_dict`` into frozen dataclasses;
 ``BoostConfig.plan`` says which algorithms that switches on, and by whom. Imports no MindSpore.
 
-Levels:
-
-=====  ===========================
-O0     nothing
-O1     less_bn, grad_freeze
-O2     less_bn, grad_freeze, adasum
-=====  ===========================
-
-Modes: ``auto`` follows the level; ``manual`` is the level's table overridden by the given switches;
-``enable_all`` asks for everything that its prerequisites allow; ``disable_all`` for nothing.
-At level O0 nothing is switched on, whatever the mode. ``dim_reduce`` excludes all others but
+Levels and modes: ``docs/configuration.md``. ``dim_reduce`` excludes all others but
 ``grad_accumulation``. ``thor``, ``progressive_resizing`` and ``seq_length_warmup`` are in no level:
 a section of that name switches one on, unless the switch of that name is given as False.
 """
@@ -84,7 +74,11 @@ ConfigSource = Union[Mapping[str, Any], str, "os.PathLike[str]", None]
 
 
 class BoostConfigError(ValueError):
-    """A configuration that cannot be used; ``problems`` holds one sentence for each thing wrong."""
+    """A configuration that cannot be used.
+
+    Attributes:
+        problems (tuple(str)): one sentence for each thing that is wrong.
+    """
 
     def __init__(self, problems: list[str]) -> None:
         """Join all problems into one message."""
@@ -111,11 +105,13 @@ class BoostConfig:
     """A checked configuration. Build it with :meth:`parse`; equal configurations compare equal.
 
     Args:
-        level: ``"O0"``, ``"O1"`` or ``"O2"``.
-        mode: ``"auto"``, ``"manual"``, ``"enable_all"`` or ``"disable_all"``.
-        given_switches: the switches that the user gave in section ``boost``, with their values.
-        given: names of the sections that the user gave, with or without settings.
-        others: a dataclass for each section.
+        level (str): ``"O0"``, ``"O1"`` or ``"O2"``.
+        mode (str): ``"auto"``, ``"manual"``, ``"enable_all"`` or ``"disable_all"``.
+        given_switches (tuple): the switches that the user gave in section ``boost``, as pairs of
+            name and bool.
+        given (frozenset(str)): names of the sections that the user gave.
+        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, progressive_resizing,
+            seq_length_warmup, gradients (Section): the settings of the section of that name.
     """
 
     level: str = "O0"

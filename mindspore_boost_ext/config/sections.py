@@ -104,10 +104,12 @@ class CommonConfig(Section):
     gradient_split_groups: tuple[int, ...] = setting(
         (50, 100),
         increasing_integers(),
-        "where `less_bn` divides the list of parameters, one all-reduce each",
+        "positions in the list of parameters where `less_bn` begins a new all-reduce",
     )
     device_number: int = setting(
-        8, integer(1), "devices of a server: gradients are averaged inside, steps combined across"
+        8,
+        integer(1),
+        "devices of a server: `adasum` averages gradients inside, combines steps across",
     )
 
 
@@ -157,14 +159,14 @@ class GradFreezeConfig(Section):
     )
     freeze_p: float = setting(0.7, real("[0, 1)"), "share of the steps that train everything")
     total_steps: int = setting(65536, integer(1), "updates that the schedule is stretched over")
-    seed: int = setting(0, integer(0, 2**32 - 1), "of the drawn groups")
+    seed: int = setting(0, integer(0, 2**32 - 1), "seed of the groups that freeze type 1 draws")
     schedule: Any = setting(
         None,
         freeze_schedule(),
-        "a prefix that grows, or the group of each step; null: by `freeze_type`",
+        "how a frozen first part grows; or the group of each step; null: by `freeze_type`",
     )
     prefix_fraction: float = setting(
-        1.0, real("[0, 1]"), "share of the groups that a prefix grows to"
+        1.0, real("[0, 1]"), "share of the groups that is frozen at the end, at most"
     )
     prefix_start: float = setting(
         0.5, real("[0, 1]"), "share of the steps before the first is frozen"
@@ -245,7 +247,7 @@ class DimReduceConfig(Section):
     method: str = setting(
         "p-bfgs",
         one_of(("p-bfgs", "p-sgd", "twa")),
-        "quasi-Newton steps, or the optimizer's steps projected",
+        "quasi-Newton steps; the optimizer's, projected; these, begun at the snapshots' mean",
     )
     trials: int = setting(2, integer(1), "step lengths that are tried")
     first_update_scaling: bool = setting(
@@ -254,7 +256,9 @@ class DimReduceConfig(Section):
     stall_limit: int | None = setting(
         3, optional(integer(1)), "failed searches in a row before steps are shortened; null: never"
     )
-    memory_limit: float = setting(4096, real("(0, inf)"), "MiB of snapshots in memory")
+    memory_limit: float = setting(
+        4096, real("(0, inf)"), "MiB of snapshots held in memory; more go to a scratch file"
+    )
 
     def missing(self) -> str:
         """A basis comes from snapshots or from a file."""
@@ -292,7 +296,7 @@ class ThorConfig(Section):
     split_indices: tuple[int, ...] | None = setting(
         None,
         optional(increasing_integers(0)),
-        "layers that end a group whose factors are averaged together over ranks",
+        "numbers of the layers that end a group, averaged over ranks together",
     )
     enable_clip_grad: bool = setting(
         False, boolean(), "bound the norm of each update by 1, before momentum"
@@ -308,7 +312,7 @@ class ThorConfig(Section):
     trace_rule: tuple[float, ...] | None = setting(
         None,
         optional(reals("[0, inf)", 2)),
-        "the article's two bounds that say which factors need a refresh",
+        "the article's bounds on the change of a factor's trace; null: no such rule",
     )
     pi_damping: bool = setting(
         False, boolean(), "share the damping out between a layer's factors by their traces"
@@ -378,7 +382,7 @@ class SeqLengthWarmupConfig(_GrowingInputs):
 
 @dataclass(frozen=True)
 class GradientsConfig(Section):
-    """Section ``gradients``: for every step, whatever is switched on."""
+    """Section ``gradients``: for every step at levels O1 and O2, whatever is switched on."""
 
     path = "gradients"
     for_every_step = True

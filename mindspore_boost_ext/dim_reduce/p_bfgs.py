@@ -19,7 +19,10 @@ _ROUNDING = float(np.finfo(np.float32).eps)
 
 
 class DimReduce(Subspace):
-    r"""P-BFGS: a quasi-Newton step with line search in a subspace, see README.md beside it.
+    r"""P-BFGS: a quasi-Newton step with line search in a subspace.
+
+    ``python -m mindspore_boost_ext --explain dim_reduce`` prints the rule. Source: Li et al., Low
+    Dimensional Trajectory Hypothesis is True, TPAMI 2022.
 
     Args:
         network (Cell): the network with its loss, for the trials; a loss of several elements counts
@@ -36,7 +39,8 @@ class DimReduce(Subspace):
         rank (int): number of this rank.
         rank_size (int): number of ranks.
         trials (int): step lengths tried before the step is given up. Default: 2, as upstream.
-        first_update_scaling (bool): see README.md. Default: False, as upstream.
+        first_update_scaling (bool): scale the first B so that its step fits the curvature.
+            Default: False, as upstream.
         stall_limit (int, optional): failures in a row after which B shrinks; None never, as
             upstream. Default: 3.
         gradients_mean (bool): whether gradients are means over the ranks, and so the losses; else
@@ -320,10 +324,10 @@ class DimReduce(Subspace):
         return done
 
     # State under the names of mindspore.boost.
-    bk = property(lambda self: self.inverse_hessian)
-    sk = property(lambda self: self.last_step)
-    gk_last = property(lambda self: self.last_gradient)
-    max_search_time = property(lambda self: self.trials)
+    bk = property(lambda self: self.inverse_hessian, doc="B, under upstream's name.")
+    sk = property(lambda self: self.last_step, doc="The last step s, under upstream's name.")
+    gk_last = property(lambda self: self.last_gradient, doc="The last projected gradient.")
+    max_search_time = property(lambda self: self.trials, doc="``trials``, under upstream's name.")
 
     def observations(self) -> dict[str, Any]:
         """Return the counters, and the length of the last step (0.0 when its search failed)."""

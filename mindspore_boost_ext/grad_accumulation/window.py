@@ -38,10 +38,13 @@ def gradient_clear_op(cumulative: Parameter) -> Any:
 class GradientAccumulation(nn.Cell):
     r"""Adds gradients up, and runs the optimizer when a window is full.
 
+    Source: Ott et al., Scaling Neural Machine Translation, 2018.
+
     Args:
         max_accumulation_step (int): micro-batches in a window, at least 1.
         optimizer (Cell): the optimizer; it runs once for each window.
-        weighting (str): ``"equal"`` or ``"samples"``, see README.md. Default: ``"equal"``.
+        weighting (str): ``"equal"``: every micro-batch counts alike; ``"samples"``: by its
+            ``weight``. Default: ``"equal"``.
 
     Inputs:
         - **loss** (Tensor) - the loss of the micro-batch, returned when all is done.

@@ -95,6 +95,9 @@ def frozen_cells(network: nn.Cell, trained: Iterable[Parameter]) -> list[nn.Cell
 class GradientFreeze:
     r"""Cuts a network into groups and gives its optimizer a schedule of them.
 
+    Source: freeze types 0 and 1 are those of ``mindspore.boost``; a prefix that grows is that of
+    Brock et al., FreezeOut, 2017.
+
     Args:
         param_groups (int): number of groups, >= 1. A network with fewer parts gets fewer.
         freeze_type (int): 0 for the continuous, 1 for the interval sequence.

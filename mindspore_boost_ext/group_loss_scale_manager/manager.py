@@ -30,6 +30,8 @@ MAXIMUM = 2.0**100
 class GroupLossScaleManager(nn.Cell):
     r"""Loss scales by groups of parameters; a loss-scale manager and the marker between groups.
 
+    Source: the class of this name in ``mindspore.boost``, with a scale that shrinks, too.
+
     Args:
         init_loss_scale (Union[Number, list[Number]]): first scale of all groups, or one for each.
         loss_scale_groups (list[list[Parameter]]): the groups, from the input of the network to its

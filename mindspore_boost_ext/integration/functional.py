@@ -19,7 +19,14 @@ from mindspore_boost_ext.report import Report
 
 
 class TrainStep:
-    """One training step: call it with a batch, and it returns the loss. See make_train_step.
+    r"""One training step: call it with a batch, and it returns the loss. See make_train_step.
+
+    Inputs:
+        - **\*batch** (tuple(Tensor)) - the inputs of the network, and behind them the label, if
+          there is a ``loss_fn``.
+
+    Outputs:
+        Tensor, the loss as the network gives it, not multiplied by a loss scale.
 
     Attributes:
         train_network (Cell): the step cell, for :func:`save_checkpoint` and :func:`restore`.
@@ -74,6 +81,9 @@ class TrainStep:
         initial_epoch: int = 0,
     ) -> Iterator[tuple[Any, ...]]:
         """Yield the batches of some epochs, and call callbacks around what the loop does with them.
+
+        Each is a tuple of Tensors; call the step with it once before the next. Nothing is yielded
+        if ``initial_epoch`` is not below ``epochs``.
 
         Args:
             dataset (Union[Dataset, Iterable]): a dataset of MindSpore, or anything that gives

@@ -154,9 +154,16 @@ def is_installed() -> bool:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Install for the time of a ``with`` block, also of several at once in different threads.
+    """Install for the time of a ``with`` block.
 
-    What was installed before stays installed.
+    Blocks in several threads may overlap: the last one that ends takes the package out again,
+    unless it was installed before.
+
+    Examples:
+        >>> from mindspore_boost_ext import installed, is_installed
+        >>> with installed():
+        ...     is_installed()
+        True
     """
     global _users
     with _lock:

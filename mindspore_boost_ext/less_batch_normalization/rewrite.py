@@ -339,7 +339,8 @@ class LessBN(nn.Cell):
     r"""Rewrites a network so that it has fewer BatchNorms, and runs it.
 
     The network given is rewritten itself, and its parameters keep their names; make the optimizer
-    afterwards. Through ``boost_level`` all that is done for you.
+    afterwards. Through ``boost_level`` all that is done for you. Source: the pass of the graph
+    compiler behind the class of this name in ``mindspore.boost``.
 
     Args:
         network (Cell): the network, with or without its loss.

@@ -52,11 +52,14 @@ class Update(nn.Cell):
         """Look at the batch on the host, before a step runs."""
 
     def last_inputs(self) -> tuple[Any, ...]:
-        """Return the batch on which a window that is not full is closed; empty for none."""
+        """Return the batch to run the network on when a window is closed before it is full.
+
+        Empty if the part does not run the network.
+        """
         return ()
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
-        """Return the loss with which a window that is not full is closed."""
+        """Return the loss of that batch, shape ()."""
         return Tensor(0.0)
 
 
@@ -81,7 +84,7 @@ class UpdateAround(Update):
         return self.inner(loss, gradients, *inputs)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> UpdateAround:
-        """Return this part for some of the weights."""
+        """Return this part for some of the weights; arguments are those of :class:`Update`."""
         part: Any = super().restricted(optimizer, positions)
         part.inner = self.inner.restricted(optimizer, positions)
         return part  # type: ignore[no-any-return]

@@ -27,7 +27,17 @@ def _every_parameter(parameter: Parameter) -> bool:
 
 
 class THOR(nn.Optimizer):
-    r"""Second-order optimizer with stale Kronecker factors; see README.md beside it.
+    r"""Second-order optimizer with stale Kronecker factors.
+
+    For each Dense, Conv2d and Embedding layer two matrices, the Kronecker factors, are computed
+    every ``frequency`` steps: A of its inputs, G of the gradients of its outputs. Damped by
+    :math:`\lambda` and inverted, they multiply the gradient :math:`\nabla W` from both sides,
+    :math:`u = (G + \sqrt\lambda I)^{-1} \nabla W (A + \sqrt\lambda I)^{-1} + w W`, in front of
+    momentum: :math:`m \leftarrow \mu m + u, W \leftarrow W - \eta m`. A tap is what a layer
+    carries to hand out what its factors are made from. ``python -m mindspore_boost_ext --explain
+    thor`` prints the rest.
+
+    Source: Chen et al., THOR, AAAI 2021; Martens and Grosse, K-FAC, ICML 2015.
 
     Args:
         net (Cell): the network. Its Dense, Conv2d and Embedding layers get taps (see
