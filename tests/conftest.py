@@ -35,6 +35,13 @@ def pytest_collection_finish(session):
     gc.freeze()
 
 
+def pytest_runtest_teardown(item, nextitem):
+    """Spare what a file leaves behind in modules and caches, too."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
     """End a process whose test hangs: all stacks are printed, and pytest-xdist names the test."""
