@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import warnings
 import mindspore as ms
 import pytest
 
+from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.config import page as settings_page
 from mindspore_boost_ext.config.parse import BoostConfig
@@ -124,6 +126,28 @@ def test_the_commands_of_all_pages_run(line):
         env={**os.environ, "PYTHONWARNINGS": "default"},
     )
     assert result.returncode == 0, result.stderr
+
+
+def long_commands():
+    """Yield the commands of the pages that take long, or need a script or ranks of the reader's."""
+    for page in [one for one in PAGES if "zh" not in one.name]:
+        for block in blocks("text", page.read_text(encoding="utf-8")):
+            for line in block.splitlines():
+                if "python -m mindspore_boost_ext" in line:
+                    words = shlex.split(line.partition("python -m mindspore_boost_ext")[2], True)
+                    yield pytest.param(words, id=f"{page_id(page)}: {' '.join(words)}")
+
+
+@pytest.mark.parametrize("words", list(long_commands()))
+def test_options_of_long_commands_exist(words, capsys):
+    before_the_script = list(itertools.takewhile(lambda word: word != "train.py", words))
+    subcommand = [word for word in words[:1] if word in ("compare", "recommend", "selftest")]
+    with pytest.raises(SystemExit) as stop:
+        main([*subcommand, "--help"])
+    assert stop.value.code == 0
+    known = capsys.readouterr().out
+    options = [word for word in before_the_script if word.startswith("--")]
+    assert [word for word in options if word not in known] == []
 
 
 def slugs(page):

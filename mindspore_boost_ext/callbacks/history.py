@@ -189,7 +189,7 @@ def read_history(path: PathLike) -> list[Record]:
 
     Examples:
         >>> import os, tempfile
-        >>> from mindspore_boost_ext.callbacks.history import read_history
+        >>> from mindspore_boost_ext import read_history
         >>> path = os.path.join(tempfile.mkdtemp(), "history.jsonl")
         >>> with open(path, "w") as file:
         ...     _ = file.write('{"event": "step", "step": 1, "loss": "inf"}\n{"event": "st')

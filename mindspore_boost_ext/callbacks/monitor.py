@@ -161,7 +161,7 @@ class BoostMonitor(Callback):
         >>> import numpy as np
         >>> import mindspore as ms
         >>> from mindspore import nn
-        >>> from mindspore_boost_ext.callbacks.monitor import BoostMonitor, read_history
+        >>> from mindspore_boost_ext import BoostMonitor, read_history
         >>> net = nn.Dense(4, 1)
         >>> model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
         >>> data = ms.dataset.NumpySlicesDataset(

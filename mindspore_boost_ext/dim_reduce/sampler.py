@@ -56,7 +56,7 @@ class TrajectorySampler(Callback):
         >>> import os, tempfile
         >>> import numpy as np, mindspore as ms
         >>> from mindspore import nn
-        >>> from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
+        >>> from mindspore_boost_ext import TrajectorySampler
         >>> net = nn.Dense(2, 1)
         >>> data = (np.ones((4, 2), np.float32), np.ones((4, 1), np.float32))
         >>> dataset = ms.dataset.NumpySlicesDataset(data).batch(2)

@@ -125,7 +125,7 @@ class GradientFreeze:
 
     Examples:
         >>> from mindspore import nn
-        >>> from mindspore_boost_ext.grad_freeze.freezing import GradientFreeze
+        >>> from mindspore_boost_ext import GradientFreeze
         >>> net = nn.SequentialCell(*[nn.Dense(4, 4) for _ in range(6)])
         >>> plain = nn.Momentum(net.trainable_params(), learning_rate=0.1, momentum=0.9)
         >>> network, optimizer = GradientFreeze(3, 0, 0.5, 8).freeze_generate(net, plain)
@@ -389,7 +389,7 @@ def freeze_cell(
     Examples:
         >>> import numpy as np
         >>> from mindspore import Tensor, nn, ops
-        >>> from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, freeze_cell
+        >>> from mindspore_boost_ext import FreezeOpt, freeze_cell
         >>> net = nn.Dense(2, 1, weight_init="ones", bias_init="zeros")
         >>> weight, bias = net.trainable_params()
         >>> optimizer = FreezeOpt(nn.SGD([weight, bias], 0.5), [[weight, bias], [bias]], [1])

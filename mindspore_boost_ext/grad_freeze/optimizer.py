@@ -94,7 +94,7 @@ class FreezeOpt(nn.Optimizer):
 
     Examples:
         >>> from mindspore import nn
-        >>> from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
+        >>> from mindspore_boost_ext import FreezeOpt
         >>> net = nn.Dense(2, 2)
         >>> weight, bias = net.trainable_params()
         >>> plain = nn.Momentum(net.trainable_params(), learning_rate=0.1, momentum=0.9)

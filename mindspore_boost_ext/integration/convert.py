@@ -29,8 +29,8 @@ class ConvertModelUtils:
     Examples:
         >>> import mindspore as ms
         >>> from mindspore import nn
-        >>> from mindspore_boost_ext.thor.optimizer import THOR
-        >>> from mindspore_boost_ext.integration.convert import ConvertModelUtils
+        >>> from mindspore_boost_ext import THOR
+        >>> from mindspore_boost_ext import ConvertModelUtils
         >>> net, loss = nn.Dense(4, 2), nn.MSELoss()
         >>> opt = THOR(net, 0.1, damping=0.03, momentum=0.9)
         >>> model = ms.Model(net, loss, opt)

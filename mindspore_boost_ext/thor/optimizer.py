@@ -89,7 +89,7 @@ class THOR(nn.Optimizer):
         >>> import numpy as np
         >>> from mindspore import Tensor, nn
         >>> from mindspore_boost_ext import BoostTrainOneStepCell
-        >>> from mindspore_boost_ext.thor.optimizer import THOR
+        >>> from mindspore_boost_ext import THOR
         >>> net = nn.Dense(4, 2, weight_init="ones", bias_init="zeros")
         >>> optimizer = THOR(net, 0.1, damping=0.03, momentum=0.9, frequency=10)
         >>> step = BoostTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
