@@ -106,6 +106,7 @@ def test_metadata_are_complete(installed):
         "Name: mindspore_boost_ext",
         "Version: 0.2.0",
         "Author: The authors of mindspore_boost_ext",
+        "License-Expression: Apache-2.0",
         "Requires-Python: <3.13,>=3.9",
         "Requires-Dist: mindspore>=2.7",
         "Provides-Extra: progress",
