@@ -38,7 +38,8 @@ CASES = {
     (8, "graph"): ("plain", "adasum servers"),
     (8, "pynative"): ("adasum",),
 }
-CLASS_RUNS = [one for one in CASES if one != (8, "pynative")]
+# The Cell itself over many tensors: what four ranks do in GRAPH_MODE, two show in PYNATIVE_MODE.
+CLASS_RUNS = [one for one in CASES if one not in ((4, "pynative"), (8, "pynative"))]
 STEPS_OF = {"adasum": 20}
 # So small that all would be gathered: these are halved like large ones.
 HALVED = ("adasum servers", "adasum servers sum", "adasum dynamic")
