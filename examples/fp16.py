@@ -63,9 +63,9 @@ def main() -> None:
         boost_level="O1",
         boost_config_dict={"boost": {**switches, "loss_scale_group": options.groups}},
     )
-    monitor = BoostMonitor()
-    model.fit(options.epochs, train, test, callbacks=[monitor])
+    model.fit(options.epochs, train, test, callbacks=[BoostMonitor()])
     print(model.train_network.report())
+    print(f"skipped steps: {model.train_network.observations()['skipped_steps']}")
     print(f"test accuracy {model.eval(test)['accuracy']:.4f}")
 
 

@@ -4,8 +4,8 @@
 ``mindspore.boost``, as plain Python would run it. ``--explain``, ``--check`` and ``--env`` answer
 what a configuration would do or what a method is, whether a configuration is valid, and what this
 machine offers. ``compare`` trains with each algorithm and without, and shows what that did;
-``demo`` is one such comparison;
-``recommend`` finds the settings that suit a script; ``selftest`` checks every algorithm here.
+``demo`` is one such comparison; ``recommend`` finds the settings that suit a script; ``selftest``
+checks every algorithm here.
 """
 
 from __future__ import annotations

@@ -30,9 +30,10 @@ SCALE = 64.0
 OVERFLOWING = ("dynamic", "grouped", "adasum dynamic")
 PLAIN = ("plain", "accumulation", "freezing", "dynamic", "grouped")
 CASES = {
-    (2, "graph"): (*PLAIN, "sum", "adasum resumed"),
+    (2, "graph"): (*PLAIN, "sum", "adasum resumed", "adasum adam", "adasum dynamic"),
     (2, "pynative"): (*PLAIN, "adasum resumed"),
     (3, "graph"): ("adasum",),
+    (3, "pynative"): ("adasum",),
     (4, "graph"): ("adasum servers sum", "adasum clipped accumulation norm", "adasum freezing"),
     (4, "pynative"): ("plain", "adasum", "adasum servers", "adasum adam", "adasum dynamic"),
     (8, "graph"): ("plain", "adasum servers"),

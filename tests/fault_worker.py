@@ -31,10 +31,10 @@ COMPILED = ("loss_scale_group", "grad_accumulation", "grad_freeze, prefix", "dim
 COMPILED += ("thor, trace rule, dynamic loss scale", "progressive_resizing")
 
 
-def algorithms(mode):
-    """Return the algorithms that are killed and resumed in a mode."""
+def algorithms(run):
+    """Return what is killed and resumed in a run: ``graph``, ``every graph`` or ``pynative``."""
     everyone = contract.ALGORITHMS
-    return [one for one in everyone if one.name in COMPILED] if mode == "graph" else everyone
+    return [one for one in everyone if one.name in COMPILED] if run == "graph" else everyone
 
 
 def file_of(folder, algorithm, suffix):
@@ -136,9 +136,9 @@ def writing_history(folder):
         writer.write({"event": "step", "step": number, "text": "x" * 100_000})
 
 
-def main(task, mode, folder, seed):
-    ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
-    {"killed": killed, "resumed": resumed}[task](algorithms(mode), folder, seed)
+def main(task, run, folder, seed):
+    ms.set_context(mode=ms.PYNATIVE_MODE if run == "pynative" else ms.GRAPH_MODE)
+    {"killed": killed, "resumed": resumed}[task](algorithms(run), folder, seed)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,10 @@ def python_blocks():
 
 @pytest.mark.parametrize("code", list(python_blocks()))
 def test_the_python_of_all_pages_runs(code, tmp_path):
-    """Each block is a script of its own, run where a user would run it: in a new process."""
+    """Each block is a script of its own, run where a user would run it: in a new process.
+
+    One epoch shows that it runs; the README's ten are for the reader, to see the boost.
+    """
     script = tmp_path / "readme.py"
     script.write_text(code.replace("epochs = 10", "epochs = 1"), encoding="utf-8")
     result = subprocess.run(

@@ -57,7 +57,10 @@ def start(*words, **kwargs):
 # ---- killed at a random step, and resumed ----
 
 
-@pytest.fixture(scope="module", params=["graph", "pynative"])
+EVERY_GRAPH = pytest.param("every graph", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=["graph", "pynative", EVERY_GRAPH])
 def resumed(request, tmp_path_factory):
     """Kill a run of all algorithms, resume it in a new process; return what that one found."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -182,13 +182,15 @@ SLOW = ("THOR", "less_bn, thor", "thor, trace rule, dynamic loss scale")
         if name not in BEGIN_ANEW
     ],
 )
-def test_a_second_model_goes_on_as_the_first_would_have(name):
+@pytest.mark.parametrize(
+    "mode", ["pynative", pytest.param("graph", marks=pytest.mark.slow)], indirect=True
+)
+def test_a_second_model_goes_on_as_the_first_would_have(mode, name):
     """A schedule that the configuration makes begins anew, as a loss scale does.
 
     What one Model hands on to the next is decided before a step compiles: GRAPH_MODE, in which each
-    case compiles for seconds, has the test of moments and rates above.
+    case compiles for seconds, has the test of moments and rates above, and ``-m slow``.
     """
-    ms.set_context(mode=ms.PYNATIVE_MODE)
     inputs = BY_ALGORITHM.get(name, BY_ALGORITHM["nothing"])
     steps = inputs.batches(2 * HALF)
     ms.set_seed(3)

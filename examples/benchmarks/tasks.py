@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from resnets import BasicBlock, convolution
 
 from mindspore_boost_ext.bundled import enlarge, load_digits, stratified_split
+from mindspore_boost_ext.cli.trial_settings import warmed_up
 
 Arrays = tuple[np.ndarray, ...]
 MNIST_TRAIN = 4000  # of 5,000; the rest is for the test
@@ -155,11 +156,9 @@ class NextByte(nn.Cell):
         return ops.cross_entropy(logits, labels.reshape((-1,)))
 
 
-def rates(highest: float, steps: int, warm_up: float = 0.1) -> list[float]:
-    """Return a rate for each step: linear warm-up over a share of the steps, then half a cosine."""
-    done = (np.arange(steps) + 1) / steps
-    falling = 0.5 * (1 + np.cos(np.pi * np.clip((done - warm_up) / (1 - warm_up), 0, 1)))
-    return (highest * np.minimum(done / warm_up, 1) * falling).astype(np.float32).tolist()
+def rates(highest: float, steps: int) -> list[float]:
+    """Return a rate for each step: linear warm-up over a tenth of the steps, then half a cosine."""
+    return (highest * warmed_up(steps)).astype(np.float32).tolist()
 
 
 def momentum(highest: float) -> Callable[[list[Parameter], int], nn.Optimizer]:

@@ -1,7 +1,7 @@
 """``python -m mindspore_boost_ext compare``: train with each algorithm and without, side by side.
 
-Each run is a process of its own (``trial.py``), one after the other, so that memory and compile
-time belong to it alone. One progress display shows them all; ``comparison.py`` makes the figures.
+Each run is a process of its own (``run.py``), one after the other, so that memory and compile
+time belong to it alone. One progress display shows them all; ``results.py`` makes the figures.
 
 Without ``--script`` a bundled network learns the bundled digits, once plain and once with each
 algorithm and recipe. With ``--script train.py [ARGS]`` the user's own script is run once
@@ -93,7 +93,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     for name, default in BUNDLED.items():
         text, choices = f"of the bundled run ({default})", _CHOICES.get(name)
         add(f"--{name.replace('_', '-')}", type=kinds.get(name, count), choices=choices, help=text)
-    add("--report", action="store_true", help="print the report of each boosted bundled run, too")
+    add(
+        "--report",
+        action="store_true",
+        default=None,
+        help="print the report of each boosted bundled run, too",
+    )
     add("--progress", type=count, metavar="STEPS", help=PROGRESS_HELP)
     add("--json", type=writable, metavar="FILE", help="write the figures there")
     add("--plot", type=_picture, metavar="FILE.png", help="draw them there (needs matplotlib)")
@@ -132,7 +137,9 @@ def _problem(options: argparse.Namespace) -> str:
             return f"--batch-size: {error}"
         return ""
     given = [
-        f"--{name.replace('_', '-')}" for name in BUNDLED if getattr(options, name) is not None
+        f"--{name.replace('_', '-')}"
+        for name in (*BUNDLED, "report")
+        if getattr(options, name) is not None
     ]
     if given:
         return (

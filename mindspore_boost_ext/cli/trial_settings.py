@@ -31,7 +31,7 @@ def _falling(steps: int, epochs: int) -> np.ndarray:
     return np.asarray(nn.cosine_decay_lr(0.0, 1.0, steps, steps // epochs, epochs))
 
 
-def _warmed_up(steps: int, epochs: int) -> np.ndarray:
+def warmed_up(steps: int, epochs: int = 1) -> np.ndarray:
     """Return a straight line up, over a tenth of the steps, and half a cosine down."""
     done = (np.arange(steps) + 1) / steps
     falling = 0.5 * (1 + np.cos(np.pi * np.clip((done - 0.1) / 0.9, 0, 1)))
@@ -56,7 +56,7 @@ class PlainTraining(NamedTuple):
 
 NETWORKS: Mapping[str, PlainTraining] = {
     LENET: PlainTraining(LeNet5, 0.03, _falling),
-    RESNET: PlainTraining(partial(SmallResNet, 8), 0.1, _warmed_up, 5e-4),
+    RESNET: PlainTraining(partial(SmallResNet, 8), 0.1, warmed_up, 5e-4),
 }
 
 
@@ -215,4 +215,5 @@ __all__ = [
     "configuration",
     "parts",
     "runs",
+    "warmed_up",
 ]

@@ -23,8 +23,7 @@ acts), is a dict, or the path of a JSON file; sections and settings may be left 
 wrong in it is named in one error before anything is built: wrong types, values out of range,
 settings that exclude each other, unknown names (`{STRICT_VARIABLE}=0` in the environment turns
 these into warnings). A switch or a section that the mode or the level makes ineffective is named in
-a warning.
-Ask before a run:
+a warning. Ask before a run:
 
 ```bash
 python -m mindspore_boost_ext --explain examples/configs/accumulation.json

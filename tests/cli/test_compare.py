@@ -148,14 +148,13 @@ def test_every_algorithm_of_the_configuration_can_be_chosen():
     "name", [*ALGORITHMS, *(one for one in TRIAL_SETTINGS if one not in ALGORITHMS)]
 )
 def test_each_trial_is_a_valid_configuration_of_that_algorithm_alone(name):
-    networks = TRIAL_SETTINGS[name].networks if name in TRIAL_SETTINGS else ("lenet",)
-    setup = Setup((*networks, "lenet")[0], 100, "folder")
-    level, config = trial_settings.configuration(name, setup)
-    plan = BoostConfig.parse(level, config).plan()
     recipes = {"progressive_resizing", "seq_length_warmup"} if name in recipe_names else set()
     expected = {name} if name in ALGORITHMS else recipes
-    assert {one.algorithm for one in plan if one.wanted} == expected
-    assert not BoostConfig.parse(level, config).notices()
+    for network in trial_settings.NETWORKS:
+        setup = Setup(network, 100, "folder")
+        config = BoostConfig.parse(*trial_settings.configuration(name, setup))
+        assert {one.algorithm for one in config.plan() if one.wanted} == expected, network
+        assert not config.notices()
 
 
 def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
@@ -173,6 +172,7 @@ def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
         (["--batch-size", "5000"], "--batch-size: "),
         (["--plot", "x.foo"], "must end in .png, .pdf, .svg, got 'x.foo'"),
         (["--epochs", "9", "--script", __file__], "--epochs: for the bundled networks only"),
+        (["--report", "--script", __file__], "--report: for the bundled networks only"),
         (["--levels", "O1"], "--levels and --configs are for --script SCRIPT"),
         (["--script"], "cannot open the script ''"),
         (["--script", "no.py"], "cannot open the script 'no.py'"),
