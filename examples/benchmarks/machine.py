@@ -7,7 +7,7 @@ Each run is a process of its own: plain MindSpore, without this package, and the
 ``import mindspore_boost_ext`` in front, by turns. Prints the median of the ratios (tuned over
 plain): of the whole training of 40 steps for the CNN script, of the median step for the others.
 ``--by-hand`` sets the same in the plain process (``ONEDNN_MAX_CPU_ISA``, ``launch_blocking``)
-instead of the import; ``--isa AVX2`` sets the first in both, so that blocking launch is measured
+instead of the import; ``--isa AVX2`` sets the first in both, so that the others are measured
 alone. With AVX-512 a plain run of the large ResNet takes more than eight minutes: name the others.
 """
 

@@ -1,4 +1,4 @@
-"""Tunes MindSpore for the CPU it runs on: two deficits of its wheels, each with a measured cure."""
+"""Tunes MindSpore for the CPU it runs on: deficits of its wheels, each with a measured cure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
+from mindspore_boost_ext.runtime.worker_threads import Placement
 
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
 ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN reads both names
@@ -16,6 +17,9 @@ ISA = "AVX2"
 AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
 # Blocking launch was measured on one and on two cores (examples/benchmarks/machine.py).
 MOST_CORES = 2
+# So were threads on cores of their own, which lose where processes share these.
+PLACED_CORES = 2
+_OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables, mpirun
 
 
 class Cure:
@@ -25,9 +29,11 @@ class Cure:
         name: as it stands in reports.
         status: ``"applied"``, ``"skipped"`` (needed, but no longer possible) or ``"inactive"``.
         reason: why, in one sentence.
+        taken_back: the reason when the setting is no longer the one that was applied.
     """
 
     name: ClassVar[str]
+    taken_back: ClassVar[str] = "the script has set it back"
 
     def __init__(self) -> None:
         """Nothing is changed yet."""
@@ -57,7 +63,7 @@ class Cure:
             off: why nothing may be changed; empty if the cure may act.
         """
         if self.status == APPLIED and not self.in_force():
-            self.set_back = "the script has set it back"
+            self.set_back = self.taken_back
         reason = off or self.set_back
         if self.status == INACTIVE:
             reason = reason or self.unneeded()
@@ -135,7 +141,46 @@ class BlockingLaunch(Cure):
         _compat.set_blocking_launch(False)
 
 
-_CURES: tuple[Cure, ...] = (InstructionSet(), BlockingLaunch())
+class OwnCores(Cure):
+    """With three threads on two cores, one that waits, and spins, keeps one from computing.
+
+    Python's thread waits while MindSpore's two workers share out an operator; where those happen
+    to be on one core, the other core only waits. In GRAPH_MODE, too.
+    """
+
+    name = "worker threads on cores of their own"
+    taken_back = "the script has placed them itself"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._placement: Placement | None = None
+
+    def unneeded(self) -> str:
+        """Return why threads stay where the system puts them."""
+        if not hasattr(os, "sched_setaffinity"):
+            return "this system does not let a process place its threads"
+        if any(name in os.environ for name in _OF_RANKS):
+            return "ranks share the cores"
+        one = usable_cores() == PLACED_CORES
+        return "" if one else f"{usable_cores()} cores: measured on {PLACED_CORES} only"
+
+    def apply(self) -> tuple[str, str]:
+        """Place the threads when MindSpore has started them."""
+        self._placement = Placement()
+        return APPLIED, f"{usable_cores()} cores: a thread that waits keeps others from computing"
+
+    def in_force(self) -> bool:
+        """Return whether nobody has placed them elsewhere."""
+        return self._placement is None or self._placement.in_force()
+
+    def undo(self) -> None:
+        """Let them run on all cores."""
+        if self._placement is not None:
+            self._placement.undo()
+            self._placement = None
+
+
+_CURES: tuple[Cure, ...] = (InstructionSet(), BlockingLaunch(), OwnCores())
 _off = ""
 
 
@@ -143,18 +188,19 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     """Tune MindSpore for this machine's processor, or undo that; called by the import.
 
     Sets what is measured to be faster on such a machine, on CPU only, and never what the user has
-    set: the instruction set of oneDNN before its first operator, and blocking launch, which acts in
-    PYNATIVE_MODE. ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it.
+    set: the instruction set of oneDNN before its first operator; blocking launch, which acts in
+    PYNATIVE_MODE; and a core of its own for each thread that computes.
+    ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it.
     What the user sets later stays. A blocking launch switched off before the import looks like the
     default and is switched on; a second ``set_context`` after the import is not.
 
     Results change by rounding where the instruction set does (relative 1e-6 for a convolution), and
-    not at all by blocking launch.
+    not at all by the others.
 
     Args:
         enabled (bool): False undoes what can be undone, and keeps it so until called with True:
-            blocking launch, and the variable of the environment. The instruction set stays in this
-            process. Default: True.
+            blocking launch, the threads' cores, and the variable of the environment. The
+            instruction set stays in this process. Default: True.
 
     Returns:
         tuple[Row], a row for each cure, as in every report.
@@ -165,7 +211,7 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     Examples:
         >>> from mindspore_boost_ext import tune_machine
         >>> [row.status for row in tune_machine(False)]
-        ['inactive', 'inactive']
+        ['inactive', 'inactive', 'inactive']
         >>> rows = tune_machine()
     """
     global _off

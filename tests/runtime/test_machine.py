@@ -169,17 +169,18 @@ def test_every_report_and_env_have_a_row_for_each_cure(capsys):
     report = AutoBoost().report()
     assert main(["--env"]) == 0
     printed = capsys.readouterr().out
-    for name in ("oneDNN instruction set", "blocking launch in PYNATIVE_MODE"):
+    for name in (cure.name for cure in machine._CURES):
         row = report[f"machine: {name}"]
         assert f"machine | {name} | {row.status} | {row.reason}" in printed
     assert main(["--explain"]) == 0
     assert "machine: oneDNN instruction set" in capsys.readouterr().out
 
 
-def in_new_process(code, **variables):
-    """Run a script on one core of this machine; return what it prints as JSON."""
+def in_new_process(code, cores=None, **variables):
+    """Run a script on one core of this machine, or on these; return what it prints as JSON."""
     environment = {name: os.environ[name] for name in os.environ if "DNN_MAX_CPU" not in name}
-    command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-c", code]
+    cores = cores or str(min(os.sched_getaffinity(0)))
+    command = ["taskset", "-c", cores, sys.executable, "-c", code]
     ended = subprocess.run(
         command,
         env={**environment, **variables},
@@ -304,6 +305,114 @@ def test_weights_are_those_of_a_run_with_the_same_set_by_hand():
     # On a processor without AVX-512 the variable changes nothing; see README.
     by_hand, _ = in_new_process(TRAINED, TUNED="by hand", ONEDNN_MAX_CPU_ISA="AVX2")
     assert in_new_process(TRAINED, TUNED="by import")[0] == by_hand
+
+
+PLACED = """
+import json, os, time
+import mindspore as ms
+import numpy as np
+import mindspore_boost_ext as boost
+from mindspore_boost_ext.runtime.worker_threads import worker_threads
+
+CORES = sorted(os.sched_getaffinity(0))
+
+def places():
+    return [sorted(os.sched_getaffinity(one)) for one in worker_threads()]
+
+def soon(expected):
+    end = time.monotonic() + 20
+    while places() != expected and time.monotonic() < end:
+        time.sleep(0.01)
+    return places() == expected
+
+def row():
+    return boost.AutoBoost().report()["machine: worker threads on cores of their own"]
+
+found = {"began": row().status}
+ms.set_context(mode=getattr(ms, os.environ["MODE"]))
+ms.nn.Dense(3, 2)(ms.Tensor(np.ones((2, 3), np.float32))).asnumpy()
+found["placed"] = soon([[one] for one in CORES])
+found["main"] = sorted(os.sched_getaffinity(0)) == CORES
+boost.tune_machine(False)
+found["undone"] = places() == [CORES] * 2
+boost.tune_machine()
+found["placed again"] = soon([[one] for one in CORES])
+for thread in worker_threads():
+    os.sched_setaffinity(thread, CORES[:1])
+found["the script's own"] = [row().status, row().reason, places() == [CORES[:1]] * 2]
+print(json.dumps(found))
+"""
+
+
+def two_cores():
+    """Return two cores of this machine, in the words of taskset; skip where there is only one."""
+    usable = os.environ.get("TEST_CORES") or ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    cores = usable.split(",")[:2]
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    return ",".join(cores)
+
+
+@needs_linux
+@pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])
+def test_worker_threads_get_cores_of_their_own_and_python_keeps_all(mode):
+    found, _ = in_new_process(PLACED, two_cores(), MODE=mode)
+    assert found == {
+        "began": "applied",
+        "placed": True,
+        "main": True,
+        "undone": True,
+        "placed again": True,
+        "the script's own": ["inactive", "the script has placed them itself", True],
+    }
+
+
+BOUND_BEFORE = """
+import json, os, time
+import mindspore as ms
+import numpy as np
+from pathlib import Path
+
+ms.nn.Dense(3, 2)(ms.Tensor(np.ones((2, 3), np.float32))).asnumpy()
+core = {min(os.sched_getaffinity(0))}
+workers = []
+for folder in Path("/proc/self/task").iterdir():
+    if (folder / "comm").read_text().startswith(("ActorThread", "KernelThread")):
+        workers.append(int(folder.name))
+        os.sched_setaffinity(workers[-1], core)
+import mindspore_boost_ext as boost
+
+time.sleep(0.3)
+row = boost.AutoBoost().report()["machine: worker threads on cores of their own"]
+stay = all(os.sched_getaffinity(one) == core for one in workers)
+print(json.dumps([len(workers), stay, row.status]))
+"""
+
+
+@needs_linux
+def test_worker_threads_that_are_bound_already_stay():
+    assert in_new_process(BOUND_BEFORE, two_cores())[0] == [2, True, "inactive"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "variable", "reason"),
+    [
+        (1, None, "1 cores: measured on 2 only"),
+        (3, None, "3 cores: measured on 2 only"),
+        (2, "MS_ROLE", "ranks share the cores"),
+        (2, "RANK_ID", "ranks share the cores"),
+        (2, "OMPI_COMM_WORLD_SIZE", "ranks share the cores"),
+    ],
+)
+def test_worker_threads_stay_where_cores_of_their_own_were_not_measured_to_win(
+    monkeypatch, cores, variable, reason
+):
+    monkeypatch.setattr(machine, "usable_cores", lambda: cores)
+    if variable:
+        monkeypatch.setenv(variable, "1")
+    cure = machine.OwnCores()
+    assert updated(cure) == "inactive"
+    assert cure.reason == reason
 
 
 DEVICE_TO_COME = """
