@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.compiled_step.algorithm import CompiledStepAlgorithm
 from mindspore_boost_ext.dim_reduce.algorithm import DimReduceAlgorithm
 from mindspore_boost_ext.grad_accumulation.algorithm import AccumulationAlgorithm
 from mindspore_boost_ext.grad_freeze.algorithm import FreezeAlgorithm
@@ -26,6 +27,7 @@ ALGORITHMS: tuple[type[Algorithm], ...] = (
     GroupedScaleAlgorithm,
     ResizingAlgorithm,  # counts updates, whatever updates
     SeqLengthAlgorithm,
+    CompiledStepAlgorithm,
 )
 
 __all__ = ["ALGORITHMS"]

@@ -196,6 +196,7 @@ ALGORITHMS += [
         net=lambda: Pooled(1, channels_first=False),
         inputs=lambda x: x[:, None] * np.linspace(0.5, 2, 4, dtype="f")[:, None],
     ),
+    Algorithm("compiled_step", switched(compiled_step=True), "compiled_step"),
 ]
 
 

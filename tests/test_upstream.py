@@ -88,7 +88,7 @@ result["names"] = list(boost.__all__)
     )
     for level in ("O0", "O1", "O2"):
         own = AutoBoost(level).boost_config
-        for name in ("thor", "progressive_resizing", "seq_length_warmup"):
+        for name in ("thor", "progressive_resizing", "seq_length_warmup", "compiled_step"):
             assert own.pop(name) is False  # a switch that upstream does not have
         assert own == result[level]
     config = AutoBoost("O1").config

@@ -24,6 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 STEPS, BATCH, CLASSES = 40, 32, 10
+COMPILED = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "compiled_step": True}
+}
 
 
 def cnn(nn: Any) -> Any:
@@ -96,7 +99,7 @@ def one(task: str, how: str) -> dict[str, Any]:
     import numpy as np
     from mindspore import nn
 
-    if how == "tuned":
+    if how in ("tuned", "compiled"):
         import mindspore_boost_ext  # noqa: F401
     if how == "by hand":
         ms.runtime.launch_blocking()
@@ -110,7 +113,8 @@ def one(task: str, how: str) -> dict[str, Any]:
     dataset = ms.dataset.NumpySlicesDataset((images, labels), shuffle=False).batch(BATCH)
     net = network(nn)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    model = ms.Model(net, loss, nn.Momentum(net.trainable_params(), 0.01, 0.9))
+    boosted = {"boost_level": "O1", "boost_config_dict": COMPILED} if how == "compiled" else {}
+    model = ms.Model(net, loss, nn.Momentum(net.trainable_params(), 0.01, 0.9), **boosted)
     ends: list[float] = []
 
     class Clock(ms.Callback):

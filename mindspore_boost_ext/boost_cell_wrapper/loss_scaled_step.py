@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import mindspore as ms
@@ -88,6 +89,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         # What runs the network again is not compiled: the network need not compile.
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
+        self.compiles_end = self.compiles_end and self.graph_part is None
         self._extra = self.scale_part.extra
         self._differentiate()
         reason = f"{self.detector.name}: {self.detector.why}"
@@ -183,7 +185,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run a step; from time to time look whether the scale sits at its minimum."""
-        with self.scale_part.recording():
+        with self.scale_part.recording() if self.runs_eagerly() else contextlib.nullcontext():
             outputs = super().__call__(*inputs, **kwargs)
         self._steps_run += 1
         if self._steps_run == 1:

@@ -19,6 +19,7 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.agreement import check_same_step_on_ranks
+from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Report, Row, warn
@@ -44,6 +45,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
     * ``choice_part`` (StepChoice) runs one of several variants of the step;
     * ``captures_part`` (FactorCaptures) is what a capturing variant differentiates by, too;
     * ``window_part`` (GradientAccumulation) gathers gradients of several batches;
+    * ``graph_part`` (StepGraph) runs the step as one graph in PYNATIVE_MODE;
     * ``clip_norm`` (float) bounds the global norm; ``update_part`` (Update) writes the weights.
 
     Args:
@@ -119,12 +121,13 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         self.choice_part: Any = None
         self.captures_part: Any = None
         self.window_part: Any = None
+        self.graph_part: Any = None
         self.capturing = False
         self._extra: tuple[Any, ...] = ()
         self.reducer_of: Callable[..., nn.Cell] | None = None
         self._make_choices: list[MakeChoice] = []
         self._prepared: set[int] = set()
-        self._flushes: dict[int, _Flush] = {}
+        self._flushes: dict[int, Flush] = {}
         self._state: tuple[Any, ...] = ()
         self._has_run = self._asks_for_less = False
         self._variant = ""
@@ -248,7 +251,9 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         if self.choice_part is None or not self.runs_our_construct():
             self._count_batch()
             with self._refusing_what_is_forgotten(), self._timing_the_first():
-                return super().__call__(*inputs, **kwargs)
+                compiled = self.graph_part is not None and not _graph_mode()
+                run = self.graph_part if compiled else super().__call__
+                return run(*inputs, **kwargs)
         index = self.choice_part.chooser.now()
         variant = self.choice_part.variants[index]
         if id(variant) not in self._prepared:
@@ -266,7 +271,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         What a function of ``ms.jit`` was not asked for when it was first differentiated in
         PYNATIVE_MODE, MindSpore leaves out of all later steps.
         """
-        if not self._asks_for_less or ms.get_context("mode") == ms.GRAPH_MODE:
+        if not (self._asks_for_less and self.runs_eagerly()):
             yield
             return
         before = _compat.differentiated_functions()
@@ -313,7 +318,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
                 step = step.choice_part.variants[step.choice_part.chooser.now()]
             PROGRESS.begin_update()
             if id(step) not in self._flushes:
-                self._flushes[id(step)] = _Flush(step)
+                self._flushes[id(step)] = Flush(step)
             with self._host_writes.followed():
                 self._flushes[id(step)](*self.update_part.last_inputs())
             return True
@@ -367,6 +372,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         step.update_part = self.update_part.restricted(optimizer, positions)
         if self.window_part is not None:
             step.window_part = self.window_part.restricted(optimizer, positions)
+        step.graph_part = None if self.graph_part is None else self.graph_part.of(step)
         if self.reducer_of is not None:
             step._use_reducer(self.reducer_of(step.weights))
         elif self.reducer_flag:
@@ -386,6 +392,10 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         self._captured = len(captured)
         more = (*captured, *self._extra)
         self._differentiated = ParameterTuple((*self.weights, *more)) if more else self.weights
+
+    def runs_eagerly(self) -> bool:
+        """Return whether Python runs the step, operator by operator."""
+        return self.graph_part is None and not _graph_mode()
 
     def runs_our_construct(self) -> bool:
         """Return whether no subclass has put a ``construct`` of its own in place of ours."""
@@ -433,18 +443,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         )
 
 
-class _Flush(nn.Cell):
-    """Closes the window of a step before it is full."""
-
-    def __init__(self, step: BoostTrainOneStepCell) -> None:
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, *inputs: Tensor) -> Tensor:
-        if len(inputs) > 0 and self.step.batch_part is not None:
-            inputs = self.step.batch_part(*inputs)
-        loss = connected(self.step.update_part.loss_of(*inputs), self.step._state)
-        return self.step.close_window(loss, *inputs)
+def _graph_mode() -> bool:
+    return bool(ms.get_context("mode") == ms.GRAPH_MODE)
 
 
 __all__ = ["BoostTrainOneStepCell"]

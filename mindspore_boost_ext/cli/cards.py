@@ -20,6 +20,7 @@ CARDS = {
     "thor": "thor/README.md",
     "progressive_resizing": "progressive_resizing/README.md",
     "seq_length_warmup": "seq_length_warmup/README.md",
+    "compiled_step": "compiled_step/README.md",
 }
 # Other names of the same: a setting, a class, a run of compare.
 OTHER_NAMES = {

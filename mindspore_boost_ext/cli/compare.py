@@ -222,7 +222,8 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
 
 def _unrunnable(trial: Trial) -> str:
     settings = TRIAL_SETTINGS.get(trial.name, TrialSettings())
-    return "" if trial.network in settings.networks else settings.unsuited
+    suits = trial.network in settings.networks and trial.mode in settings.modes
+    return "" if suits else settings.unsuited
 
 
 def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:

@@ -110,7 +110,8 @@ class TrialSettings:
         parts: from the network's name, makes it and further arguments of ``ms.Model``.
         snapshots: whether a plain run before this one has to leave snapshots of its weights.
         networks: those on which it is run.
-        unsuited: why it is not run on the others.
+        modes: those in which it is run, ``"graph"`` and ``"pynative"``.
+        unsuited: why it is not run on or in the others.
         rate: the learning rate over that of the plain run.
         window: steps for one update.
     """
@@ -119,6 +120,7 @@ class TrialSettings:
     parts: Callable[[str], Parts] = _plain_parts
     snapshots: bool = False
     networks: tuple[str, ...] = tuple(NETWORKS)
+    modes: tuple[str, ...] = ("graph", "pynative")
     unsuited: str = ""
     rate: float = 1.0
     window: int = 1
@@ -170,6 +172,9 @@ TRIAL_SETTINGS: dict[str, TrialSettings] = {
         lambda setup: {"seq_length_warmup": {"total_steps": setup.steps}},
         networks=(),
         unsuited="images are no sequences: see examples/benchmarks/time_to_accuracy.py",
+    ),
+    "compiled_step": TrialSettings(
+        modes=("pynative",), unsuited="in GRAPH_MODE every step is compiled: take --mode pynative"
     ),
     "loss_scale_group": TrialSettings(
         parts=_grouped_parts, networks=(LENET,), unsuited="its markers are in the bundled LeNet-5"

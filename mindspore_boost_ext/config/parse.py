@@ -3,9 +3,7 @@
 ``BoostConfig.parse`` turns what a user passes as ``boost_config_dict`` into frozen dataclasses;
 ``BoostConfig.plan`` says which algorithms that switches on, and by whom. Imports no MindSpore.
 
-Levels and modes: ``docs/configuration.md``. ``dim_reduce`` excludes all others but
-``grad_accumulation``. ``thor``, ``progressive_resizing`` and ``seq_length_warmup`` are in no level:
-a section of that name switches one on, unless the switch of that name is given as False.
+Levels and modes: ``docs/configuration.md``. What a section switches on or excludes, it declares.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from mindspore_boost_ext.config.rules import (
 from mindspore_boost_ext.config.sections import (
     SECTIONS,
     CommonConfig,
+    CompiledStepConfig,
     DimReduceConfig,
     GradAccumulationConfig,
     GradFreezeConfig,
@@ -53,6 +52,7 @@ ALGORITHMS = (
     "thor",
     "progressive_resizing",
     "seq_length_warmup",
+    "compiled_step",
 )
 MODES = ("auto", "manual", "enable_all", "disable_all")
 LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -111,7 +111,8 @@ class BoostConfig:
             name and bool.
         given (frozenset(str)): names of the sections that the user gave.
         common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, progressive_resizing,
-            seq_length_warmup, gradients (Section): the settings of the section of that name.
+            seq_length_warmup, compiled_step, gradients (Section): the settings of the section of
+            that name.
     """
 
     level: str = "O0"
@@ -126,6 +127,7 @@ class BoostConfig:
     thor: ThorConfig = ThorConfig()
     progressive_resizing: ProgressiveResizingConfig = ProgressiveResizingConfig()
     seq_length_warmup: SeqLengthWarmupConfig = SeqLengthWarmupConfig()
+    compiled_step: CompiledStepConfig = CompiledStepConfig()
     gradients: GradientsConfig = GradientsConfig()
 
     @property

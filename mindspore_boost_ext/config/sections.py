@@ -225,7 +225,7 @@ class DimReduceConfig(Section):
 
     path = "dim_reduce"
     left_out_of_all = "it excludes all others: ask for it alone, in mode manual"
-    goes_with = frozenset({"grad_accumulation"})
+    goes_with = frozenset({"grad_accumulation", "compiled_step"})
     of_one_host = frozenset({"pca_mat_path", "weight_load_dir", "timeout", "memory_limit"})
 
     rho: float = setting(0.55, real("(0, 1)"), "factor from one tried step length to the next")
@@ -381,6 +381,15 @@ class SeqLengthWarmupConfig(_GrowingInputs):
 
 
 @dataclass(frozen=True)
+class CompiledStepConfig(Section):
+    """Section ``compiled_step``: in PYNATIVE_MODE the step is one graph; giving it means on."""
+
+    path = "compiled_step"
+    left_out_of_all = "the network has to compile: ask for it by a section 'compiled_step'"
+    given_means_on = True
+
+
+@dataclass(frozen=True)
 class GradientsConfig(Section):
     """Section ``gradients``: for every step at levels O1 and O2, whatever is switched on."""
 
@@ -403,6 +412,7 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
         "thor": ThorConfig,
         "progressive_resizing": ProgressiveResizingConfig,
         "seq_length_warmup": SeqLengthWarmupConfig,
+        "compiled_step": CompiledStepConfig,
         "gradients": GradientsConfig,
     }
 )
@@ -410,6 +420,7 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
 __all__ = [
     "SECTIONS",
     "CommonConfig",
+    "CompiledStepConfig",
     "DimReduceConfig",
     "GradAccumulationConfig",
     "GradFreezeConfig",

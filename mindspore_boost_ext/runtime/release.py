@@ -37,7 +37,9 @@ def release(step: nn.Cell) -> None:
     cells = [cell for _, cell in step.cells_and_names()]
     # What closes a window that is not full is no child: a step has no Parameters twice.
     closing = [one for cell in cells for one in vars(cell).get("_flushes", {}).values()]
-    _compat.free_compiled([*cells, *closing])
+    graphs = [vars(cell).get("graph_part") for cell in cells]
+    whole = [one for part in graphs if part is not None for one in part.cells]
+    _compat.free_compiled([*cells, *closing, *whole])
 
 
 __all__ = ["release", "release_dropped", "release_with"]

@@ -130,6 +130,12 @@ def plain() -> float:
     return furthest(train(data)[0], oracle.trained(data))
 
 
+def compiled_step() -> float:
+    """Train by a step that is one graph."""
+    data = oracle.batches(STEPS)
+    return furthest(train(data, ["compiled_step"])[0], oracle.trained(data))
+
+
 def clipping() -> float:
     """Train with the global norm bounded."""
     data = oracle.batches(STEPS)
@@ -276,6 +282,7 @@ def _loss(weights: Weights, batch: Batch) -> float:
 CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
     {
         "plain step": plain,
+        "compiled_step": compiled_step,
         "gradients.clip_norm": clipping,
         "grad_accumulation": accumulation,
         "grad_freeze": freezing,

@@ -13,6 +13,7 @@ from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.runtime.release import release_dropped
 
 KINDS = ("nothing", "dynamic loss scale", "grad_accumulation", "grad_freeze", "thor")
+KINDS += ("compiled_step",)
 ALGORITHMS = [one for one in contract.ALGORITHMS if one.name in KINDS]
 
 

@@ -1,0 +1,40 @@
+"""Closes the window of a step before it is full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mindspore import Tensor, nn
+
+from mindspore_boost_ext.stages.state import connected
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+
+class Flush(nn.Cell):
+    r"""Updates with what the window of a step holds, and empties it.
+
+    Args:
+        step (BoostTrainOneStepCell): the step, without a choice of variants.
+
+    Inputs:
+        - **\*inputs** (tuple(Tensor)) - the last batch, if the update runs the network again.
+
+    Outputs:
+        Tensor, the loss of that batch, shape :math:`()`; 0 without one.
+    """
+
+    def __init__(self, step: BoostTrainOneStepCell) -> None:
+        super().__init__(auto_prefix=False)
+        self.step = step
+
+    def construct(self, *inputs: Tensor) -> Tensor:
+        """Close the window."""
+        if len(inputs) > 0 and self.step.batch_part is not None:
+            inputs = self.step.batch_part(*inputs)
+        loss = connected(self.step.update_part.loss_of(*inputs), self.step._state)
+        return self.step.close_window(loss, *inputs)
+
+
+__all__ = ["Flush"]

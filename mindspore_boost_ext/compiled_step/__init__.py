@@ -1,0 +1,1 @@
+"""Training steps that run as one graph in PYNATIVE_MODE."""

@@ -1,0 +1,109 @@
+"""The switch ``compiled_step``: in PYNATIVE_MODE the whole training step is one graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.config.rules import described
+from mindspore_boost_ext.report import APPLIED, INACTIVE, Row
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+
+class CompiledStepAlgorithm(Algorithm):
+    """A compiled step."""
+
+    switch = "compiled_step"
+
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Let the step, and every variant of it, run as a graph."""
+        if not self.is_on(step):
+            return
+        step.graph_part = StepGraph(step)
+        graph = ms.get_context("mode") == ms.GRAPH_MODE
+        status, reason = APPLIED, "the whole step is one graph; the script stays in PYNATIVE_MODE"
+        if graph:
+            status, reason = INACTIVE, "in GRAPH_MODE every step is one graph"
+        step.report().put(Row(self.switch, step.report()[self.switch].asked_by, status, reason))
+
+
+class StepGraph:
+    """A step as a compiled function.
+
+    MindSpore compiles for each shape of the inputs. It does not notice that a layer has changed
+    between training and evaluation; so each such pattern has a function of its own.
+
+    Args:
+        step (Cell): the step, without a choice of variants.
+    """
+
+    def __init__(self, step: BoostTrainOneStepCell) -> None:
+        """Nothing is compiled yet."""
+        self.step = step
+        self.cells: list[nn.Cell] = []
+        self._functions: dict[tuple[bool, ...], Any] = {}
+
+    def of(self, step: BoostTrainOneStepCell) -> StepGraph:
+        """Return the same for a variant of the step."""
+        return StepGraph(step)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the step.
+
+        Raises:
+            ValueError: if it cannot be compiled; nothing has been trained then.
+        """
+        training = tuple(one.training for _, one in self.step.network.cells_and_names())
+        function = self._functions.get(training)
+        if function is not None:
+            return function(*inputs)
+        cell = _WholeStep(self.step)
+        function = ms.jit(cell.construct)
+        try:
+            outputs = function(*inputs)
+        except Exception as error:  # whatever the network may do
+            raise ValueError(
+                f"compiled_step cannot run this step as a graph: {described(error)}: leave "
+                "compiled_step away, or write the network so that GRAPH_MODE takes it"
+            ) from error
+        self.cells.append(cell)
+        self._functions[training] = function
+        return outputs
+
+
+class _WholeStep(nn.Cell):
+    """Calls a step, and has a branch in its graph.
+
+    MindSpore's CPU backend runs a graph without branches in the thread that calls it, and there
+    PYNATIVE_MODE's own threads, which spin while they wait, take that thread's core away: ten times
+    the time on two cores. A graph with branches runs in a thread of the backend.
+    """
+
+    def __init__(self, step: BoostTrainOneStepCell) -> None:
+        super().__init__(auto_prefix=False)
+        self.step = step
+        self.branches = ms.get_context("device_target") == "CPU"
+
+    def construct(self, *inputs: Tensor) -> Any:
+        outputs = self.step.construct(*inputs)
+        if not self.branches:
+            return outputs
+        if isinstance(outputs, tuple):
+            return (_behind_a_branch(outputs[0]), *outputs[1:])
+        return _behind_a_branch(outputs)
+
+
+def _behind_a_branch(value: Tensor) -> Any:
+    """Return ``value``, whatever it is; there is a branch in front, which changes nothing."""
+    total = value.sum()
+    if total != total:
+        total = total + 1
+    return ops.depend(value, total)
+
+
+__all__ = ["CompiledStepAlgorithm", "StepGraph"]

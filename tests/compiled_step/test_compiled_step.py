@@ -1,0 +1,189 @@
+"""A step that is one graph in PYNATIVE_MODE trains as the same step operator by operator."""
+
+from __future__ import annotations
+
+import contract
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from contract import switched
+from mindspore import Tensor, nn
+
+from mindspore_boost_ext import AutoBoost, make_train_step
+from mindspore_boost_ext.compiled_step.algorithm import StepGraph
+
+SWITCH = "compiled_step"
+# They stand for the places of the step; the others compile in -m slow.
+QUICK = ("nothing", "dynamic loss scale", "grad_accumulation", "grad_freeze, prefix")
+QUICK += ("loss_scale_group", "thor", "dim_reduce", "progressive_resizing")
+
+
+@pytest.fixture(autouse=True)
+def pynative():
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+
+
+def trained(algorithm, compiled, steps=6):
+    """Return losses and all state after some steps."""
+    ms.set_seed(1)
+    on = {**algorithm.on, "boost": {**algorithm.on["boost"], SWITCH: compiled}}
+    _, model = contract.build(algorithm, on, model_arguments=algorithm.model)
+    losses = contract.run(model, algorithm.batches(steps))
+    return losses, nets.weights(model.train_network), model
+
+
+def cases():
+    for one in contract.ALGORITHMS:
+        marks = () if one.name in QUICK else pytest.mark.slow
+        yield pytest.param(one, id=one.name, marks=marks)
+
+
+@pytest.mark.parametrize("algorithm", list(cases()))
+def test_it_trains_as_the_step_operator_by_operator(algorithm):
+    expected, plain_state, _ = trained(algorithm, compiled=False)
+    losses, state, model = trained(algorithm, compiled=True)
+    assert model.train_network.report()["compiled_step"].status == "applied"
+    assert len(compiled_parts(model.train_network)) > 0
+    # float32, six steps; fused operators of a graph round otherwise.
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert state.keys() == plain_state.keys()
+    for name, value in state.items():
+        np.testing.assert_allclose(value, plain_state[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def compiled_parts(step):
+    """Return the graphs that a step and its variants have compiled."""
+    parts = [vars(cell).get("graph_part") for _, cell in step.cells_and_names()]
+    return [cell for part in parts if isinstance(part, StepGraph) for cell in part.cells]
+
+
+def compiled(network, optimizer=None, **config):
+    """Return a step for a network that returns its own loss."""
+    optimizer = optimizer or nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    return make_train_step(
+        network, None, optimizer, level="O1", config={**switched(compiled_step=True), **config}
+    )
+
+
+class Loss(nn.Cell):
+    """A mean of squares, with dropout or statistics that differ in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(4, 4, weight_init="ones")
+        self.norm = nn.BatchNorm1d(4)
+
+    def construct(self, x):
+        return (self.norm(self.dense(x)) ** 2).mean()
+
+
+X = Tensor(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32))
+
+
+def test_what_is_set_between_two_steps_acts_in_the_next():
+    net = Loss()
+    step = compiled(net)
+    step(X)
+    weights = {one.name: one.asnumpy().copy() for one in net.trainable_params()}
+    step.train_network.optimizer.learning_rate.set_data(Tensor(0.0, ms.float32))
+    ms.load_param_into_net(net, {name: ms.Parameter(value) for name, value in weights.items()})
+    for _ in range(2):
+        step(X)
+    for one in net.trainable_params():
+        np.testing.assert_array_equal(one.asnumpy(), weights[one.name])
+
+
+def test_a_layer_set_to_evaluation_between_two_steps_is_in_evaluation():
+    """GRAPH_MODE trains on as before; here it costs one more graph."""
+    net = Loss()
+    step = compiled(net)
+    step(X)
+    moved = net.norm.moving_mean.asnumpy().copy()
+    net.norm.set_train(False)
+    expected = float(net(X).asnumpy())  # eager, in evaluation mode
+    assert abs(float(step(X).asnumpy()) - expected) < 1e-5 * abs(expected)
+    np.testing.assert_array_equal(net.norm.moving_mean.asnumpy(), moved)
+    net.norm.set_train(True)
+    step(X)
+    assert (net.norm.moving_mean.asnumpy() != moved).any()
+    assert len(compiled_parts(step.train_network)) == 2
+
+
+class NotFinite(nn.Cell):
+    def __init__(self, value):
+        super().__init__()
+        self.weight = ms.Parameter(np.ones(3, np.float32), name="weight")
+        self.value = value
+
+    def construct(self, x):
+        return self.weight * x * self.value
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_loss_that_is_not_finite_comes_out_as_it_is(value):
+    """The branch in the graph asks whether the loss is NaN; a sum of inf and -inf is, too."""
+    inputs = np.array([1, -1, 2], np.float32)
+    loss = compiled(NotFinite(value))(Tensor(inputs))
+    np.testing.assert_array_equal(loss.asnumpy(), inputs * value)
+
+
+class Unfit(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.weight = ms.Parameter(np.ones(4, np.float32), name="weight")
+
+    def construct(self, x):
+        return (self.weight * Tensor(np.sort(x.asnumpy()))).mean()
+
+
+def test_a_network_that_does_not_compile_is_refused_with_the_remedy():
+    net = Unfit()
+    step = compiled(net)
+    with pytest.raises(ValueError, match=r"(?s)compiled_step cannot run .* leave compiled_step"):
+        step(X)
+    np.testing.assert_array_equal(net.weight.asnumpy(), np.ones(4))
+
+
+@ms.jit
+def _scaled(x):
+    return x * 2.0
+
+
+class WithJit(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.net = nets.Deep()
+
+    def construct(self, x):
+        return _scaled(self.net(x)).mean()
+
+
+def test_functions_of_jit_in_the_network_may_freeze():
+    """Operator by operator MindSpore would leave out gradients, so that such a step is refused."""
+    net = WithJit()
+    freezing = {"grad_freeze": {"param_groups": 3, "schedule": [2, 0], "total_steps": 2}}
+    step = compiled(net, **switched(compiled_step=True, grad_freeze=True), **freezing)
+    weight = net.net.first.weight
+    before = weight.asnumpy().copy()
+    (inputs, _), *_ = nets.batches(1)
+    step(Tensor(inputs))
+    np.testing.assert_array_equal(weight.asnumpy(), before)
+    step(Tensor(inputs))
+    assert (weight.asnumpy() != before).any()
+
+
+def test_graph_mode_has_it_already():
+    ms.set_context(mode=ms.GRAPH_MODE)
+    step = compiled(Loss())
+    step(X)
+    row = step.report()["compiled_step"]
+    assert (row.status, row.reason) == ("inactive", "in GRAPH_MODE every step is one graph")
+    assert compiled_parts(step.train_network) == []
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_it_is_asked_for_by_its_section_and_by_no_level(level):
+    assert AutoBoost(level).boost_config[SWITCH] is False
+    assert AutoBoost(level, {"boost": {"mode": "enable_all"}}).boost_config[SWITCH] is False
+    assert AutoBoost(level, {SWITCH: {}}).boost_config[SWITCH] is True
