@@ -27,11 +27,11 @@ from mindspore_boost_ext.adasum import cell as adasum
 
 STEPS, OVERFLOW_AT, SAVED_AT = 6, 2, 3
 SCALE = 64.0
-OVERFLOWING = ("dynamic", "grouped", "adasum dynamic")
+OVERFLOWING = ("dynamic", "grouped", "compiled dynamic", "adasum dynamic")
 PLAIN = ("plain", "accumulation", "freezing", "dynamic", "grouped")
 CASES = {
     (2, "graph"): (*PLAIN, "sum", "adasum resumed", "adasum adam", "adasum dynamic"),
-    (2, "pynative"): (*PLAIN, "adasum resumed"),
+    (2, "pynative"): (*PLAIN, "compiled dynamic", "adasum compiled freezing", "adasum resumed"),
     (3, "graph"): ("adasum",),
     (3, "pynative"): ("adasum",),
     (4, "graph"): ("adasum servers sum", "adasum clipped accumulation norm", "adasum freezing"),
@@ -110,6 +110,8 @@ def case(name, with_adasum=True):
     elif name == "grouped":
         config["boost"]["loss_scale_group"] = True
         net, manager = marked()
+    if "compiled" in name:
+        config["boost"]["compiled_step"] = True
     if "clipped" in name:
         config["gradients"] = {"clip_norm": 0.1}
     settings = {} if manager is None else {"loss_scale_manager": manager}

@@ -44,7 +44,7 @@ def single_process(name):
     """Train one process on the whole batches, with the overflow of rank 1."""
     net, step = distributed_worker.case(name)
     for index, (x, y) in enumerate(nets.batches(distributed_worker.STEPS)):
-        if index == distributed_worker.OVERFLOW_AT and name in ("dynamic", "grouped"):
+        if index == distributed_worker.OVERFLOW_AT and name in distributed_worker.OVERFLOWING:
             x = np.full_like(x, np.inf)
         step(Tensor(x), Tensor(y))
     return nets.weights(net), step.observations()
