@@ -25,6 +25,7 @@ from mindspore_boost_ext.selftest.oracle import Array, Batch, Weights
 
 STEPS = 4
 _OVERFLOWS = 2  # the batch whose labels hold inf, from 0
+_HALF_AT_FIRST = {"phases": [[0.5, 0.5]], "total_steps": STEPS}
 _CLIP, _DAMPING, _MULTIPLIER, _COMPONENTS = 0.3, 0.1, 2.0, 2
 
 
@@ -54,6 +55,14 @@ class Net(nn.Cell):
         x = ops.tanh(self.first(self.mark(x, 0, 1)))
         x = ops.tanh(self.middle(self.mark(x, 1, 2)))
         return self.mark(self.last(self.mark(x, 2, 3)), 3, 4)
+
+
+class PerPixel(Net):
+    """The oracle's network on every pixel of images ``[n, features, height, width]``."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return outputs ``[n, height, width, outputs]``."""
+        return super().construct(ops.transpose(x, (0, 2, 3, 1)))
 
 
 class Residual(nn.Cell):
@@ -149,6 +158,40 @@ def accumulation() -> float:
     window = {"grad_accumulation_step": 2}
     found, _ = train(data, ["grad_accumulation"], grad_accumulation=window)
     return furthest(found, oracle.mean_of_pairs(data))
+
+
+def short_sequences() -> float:
+    """Train on sequences of four, of which the first half of the steps takes the first two."""
+    steps = [oracle.batches(4 * STEPS)[4 * number :][:4] for number in range(STEPS)]
+    data = [_joined(step, lambda parts: np.stack(parts, axis=1)) for step in steps]
+    short = [step[: 2 if number < STEPS // 2 else 4] for number, step in enumerate(steps)]
+    found, _ = train(data, ["seq_length_warmup"], seq_length_warmup=_HALF_AT_FIRST)
+    return furthest(found, oracle.trained([_joined(step, np.concatenate) for step in short]))
+
+
+def _joined(parts: Sequence[Batch], join: Callable[[Sequence[Array]], Array]) -> Batch:
+    return join([x for x, _ in parts]), join([y for _, y in parts])
+
+
+def small_images() -> float:
+    """Train on images of 4 x 4; the first half of the steps takes the means of 2 x 2 pixels."""
+    generator = np.random.default_rng(4)
+    size = (oracle.BATCH, oracle.FEATURES, 4, 4)
+    images = [generator.normal(size=size).astype(np.float32) for _ in range(STEPS)]
+    targets = [y[:, None, None] for _, y in oracle.batches(STEPS)]
+    settings = {"progressive_resizing": _HALF_AT_FIRST}
+    data = list(zip(images, targets))
+    found, _ = train(data, ["progressive_resizing"], PerPixel(), **settings)
+    means = [one.reshape(*size[:2], 2, 2, 2, 2).mean(axis=(3, 5)) for one in images[: STEPS // 2]]
+    rows = [_pixels(*batch) for batch in zip([*means, *images[STEPS // 2 :]], targets)]
+    return furthest(found, oracle.trained(rows))
+
+
+def _pixels(images: Array, targets: Array) -> Batch:
+    """Return the pixels as samples of their own, each with the target of its image."""
+    rows = images.transpose(0, 2, 3, 1)
+    target = np.broadcast_to(targets, (*rows.shape[:3], targets.shape[-1]))
+    return rows.reshape(-1, rows.shape[-1]), target.reshape(-1, target.shape[-1])
 
 
 def freezing() -> float:
@@ -292,6 +335,8 @@ CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
         "dynamic loss scale": dynamic_scale,
         "loss_scale_group": grouped_scale,
         "thor": thor,
+        "progressive_resizing": small_images,
+        "seq_length_warmup": short_sequences,
         "adasum": adasum,
         "dim_reduce": dim_reduce,
     }
