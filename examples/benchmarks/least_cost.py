@@ -1,0 +1,213 @@
+"""What a method's step costs, and what it would cost at the very least: on LeNet, in GRAPH_MODE.
+
+    taskset -c 0 python examples/benchmarks/least_cost.py
+
+The least is a step written for this script, with the operators that the method cannot do without,
+and nothing else: no ranks, no report, no settings, no schedule of the scale. Both are timed over
+the plain step, by pairs, batch 32. Takes 3 minutes.
+
+* dynamic scale: multiply the loss, divide each gradient, look for inf and nan, update in a branch;
+* accumulation, a micro-batch that does not close its window: add to each sum, count, and a branch;
+* THOR between two refreshes: a product with two matrices for each layer's gradient;
+* normalised head: rows of features and weight of length one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from harness import paired, print_table
+
+# isort: split
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from networks import LeNet5, batch, momentum, with_loss
+
+from mindspore_boost_ext import make_train_step
+
+Step = Callable[[], object]
+_OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+_NEVER = 100_000  # micro-batches of a window, or steps to a refresh, that no run here comes to
+
+
+class Least(nn.Cell):
+    """The plain step; others put what they do between gradients and update."""
+
+    def __init__(self, network: nn.Cell | None = None) -> None:
+        super().__init__()
+        network = LeNet5() if network is None else network
+        self.network, self.optimizer = with_loss(network), momentum(network)
+        self.weights = self.optimizer.parameters
+        self.gradient = ops.GradOperation(get_by_list=True, sens_param=True)
+
+    def start(self, loss: Tensor) -> Tensor:
+        """Return what the backward pass begins with."""
+        return ops.ones_like(loss)
+
+    def finish(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
+        """Update, and return the loss."""
+        return ops.depend(loss, self.optimizer(gradients))
+
+    def construct(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Train one step."""
+        loss = self.network(images, labels)
+        sens = self.start(loss)
+        return self.finish(loss, self.gradient(self.network, self.weights)(images, labels, sens))
+
+
+class LeastScaled(Least):
+    """A loss scale that never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Parameter(Tensor(1024.0, ms.float32), name="scale", requires_grad=False)
+
+    def start(self, loss: Tensor) -> Tensor:
+        """Multiply by the scale."""
+        return ops.ones_like(loss) * self.scale
+
+    def finish(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
+        """Divide, and update where all is finite."""
+        divided, flat = (), ()
+        for one in gradients:
+            divided += (one / self.scale,)  # type: ignore[assignment]
+        for one in divided:
+            flat += (ops.reshape(one, (-1,)),)  # type: ignore[assignment]
+        if ops.isfinite(ops.concat(flat)).all():
+            loss = ops.depend(loss, self.optimizer(divided))
+        return loss
+
+
+class LeastAccumulated(Least):
+    """Gradients that are summed up and never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = ParameterTuple(self.weights).clone(prefix="sum", init="zeros")
+        self.count = Parameter(Tensor(0, ms.int32), name="count", requires_grad=False)
+
+    def finish(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
+        """Add up, and count."""
+        for total, one in zip(self.sums, gradients):
+            loss = ops.depend(loss, ops.assign_add(total, one))
+        loss = ops.depend(loss, ops.assign_add(self.count, 1))
+        if self.count >= _NEVER:
+            loss = ops.depend(loss, self.optimizer(self.sums))
+        return loss
+
+
+class LeastPreconditioned(Least):
+    """Each gradient of a matrix times one over its rows and one over its columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = [(one.shape[0], one.size // one.shape[0]) for one in self.weights]
+        self.left = self._factors("left", [rows for rows, _ in sizes])
+        self.right = self._factors("right", [columns for _, columns in sizes])
+
+    def _factors(self, name: str, sizes: list[int]) -> ParameterTuple:
+        values = [Tensor(np.eye(size, dtype=np.float32)) for size in sizes]
+        named = [Parameter(one, name=f"{name}{i}") for i, one in enumerate(values)]
+        return ParameterTuple(named)
+
+    def finish(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
+        """Multiply, and update."""
+        changed = ()
+        for left, one, right in zip(self.left, gradients, self.right):
+            if one.ndim > 1:
+                rows = ops.matmul(ops.matmul(left, one.reshape((one.shape[0], -1))), right)
+                one = rows.reshape(one.shape)
+            changed += (one,)  # type: ignore[assignment]
+        return ops.depend(loss, self.optimizer(changed))
+
+
+class UnitRows(nn.Dense):
+    """A Dense of cosines."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return ten times the cosines."""
+        return ops.matmul(_unit(x), _unit(self.weight).T) * 10.0
+
+
+def _unit(rows: Tensor) -> Tensor:
+    return rows / ops.sqrt(ops.square(rows).sum(axis=1, keepdims=True))
+
+
+def least_head() -> nn.Cell:
+    """Return the plain step of a LeNet-5 with a normalised classifier."""
+    network = LeNet5()
+    network.fc3 = UnitRows(84, 10, has_bias=False)
+    return Least(network)
+
+
+def ours(manager: Any = None, **sections: Any) -> nn.Cell:
+    """Return this package's step, one method switched on by its sections."""
+    network, loss = LeNet5(), nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    switches = {**_OFF, **dict.fromkeys(sections, True)}
+    step = make_train_step(
+        network,
+        loss,
+        momentum(network),
+        level="O1",
+        config={"boost": switches, **sections},
+        loss_scale_manager=manager,
+    )
+    return step.train_network  # type: ignore[no-any-return]
+
+
+CASES: dict[str, tuple[Callable[[], nn.Cell], Callable[[], nn.Cell]]] = {
+    "plain": (Least, ours),
+    "dynamic scale": (LeastScaled, lambda: ours(ms.DynamicLossScaleManager())),
+    "accumulation, micro-batch": (
+        LeastAccumulated,
+        lambda: ours(grad_accumulation={"grad_accumulation_step": _NEVER}),
+    ),
+    "THOR, between refreshes": (
+        LeastPreconditioned,
+        lambda: ours(thor={"frequency": _NEVER, "damping": 0.1}),
+    ),
+    "normalised head": (least_head, lambda: ours(less_bn={"heads": ["fc3"], "gc_flag": False})),
+}
+
+
+def running(step: nn.Cell) -> Step:
+    """Return a function that trains one step and waits for it."""
+    images, labels = batch()
+    step.set_train()
+
+    def run() -> object:
+        outputs = step(images, labels)
+        return (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
+
+    return run
+
+
+def row(name: str, pairs: int) -> tuple[str, ...]:
+    """Return a line of the table."""
+    network = LeNet5()
+    plain = running(nn.TrainOneStepCell(with_loss(network), momentum(network)))
+    found = []
+    for make in CASES[name]:
+        ratio = paired(running(make()), plain, pairs)
+        found += [f"{ratio.median:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"]
+    return name, f"{ratio.reference_ms:.1f}", *found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="What a step costs, and at the very least.")
+    parser.add_argument("--pairs", type=int, default=40, help="of timings")
+    options = parser.parse_args()
+    ms.set_context(mode=ms.GRAPH_MODE)
+    print_table(
+        "Steps over the plain one",
+        ("step", "plain, ms", "at least", "quartiles", "here", "quartiles"),
+        (row(name, options.pairs) for name in CASES),
+    )
+
+
+if __name__ == "__main__":
+    main()
