@@ -53,11 +53,12 @@ class Racer:
     reached: float | None = None
 
 
-def candidates(updates: int) -> list[Racer]:
+def candidates(updates: int, eager: bool = False) -> list[Racer]:
     """Return what is tried beside the plain run.
 
     Args:
         updates (int): steps of the plain run, along which schedules are stretched.
+        eager (bool): whether the script trains in PYNATIVE_MODE. Default: False.
     """
     off = dict.fromkeys(ALGORITHMS, False)
 
@@ -66,7 +67,9 @@ def candidates(updates: int) -> list[Racer]:
 
     prefix = {"schedule": "cubic", "prefix_fraction": 0.7, "total_steps": updates}
     half = {"schedule": "step", "prefix_start": 0.1, "prefix_fraction": 0.5, "total_steps": updates}
+    compiled = [Racer("compiled step", "O1", alone("compiled_step"))] if eager else []
     return [
+        *compiled,
         Racer("level O1", "O1", {"grad_freeze": {"total_steps": updates}}),
         Racer("cubic prefix", "O1", alone("grad_freeze", grad_freeze=prefix)),
         Racer("half frozen from 10 % on", "O1", alone("grad_freeze", grad_freeze=half)),
@@ -90,17 +93,19 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
     base = Trial(PLAIN, script=os.path.abspath(options.script[0]), args=options.script[1:])
     base = replace(base, seed=options.seed)
     try:
-        plain, losses = _race(base, Racer(PLAIN, "O0", {}), seconds * _PLAIN_SHARE, None, display)
+        plain, history = _race(base, Racer(PLAIN, "O0", {}), seconds * _PLAIN_SHARE, None, display)
+        losses = _losses(history)
         if plain.outcome is None or plain.outcome.status != RAN or not losses:
             note = plain.outcome.note if plain.outcome else "it trained nothing"
             write(f"the plain run of the script failed: {note}")
             return 1
         goal, racers = _goal(losses), [_with_time(plain, losses, _goal(losses), len(losses))]
-        others = candidates(len(losses))
+        eager = any(record.get("mode") == "PYNATIVE_MODE" for record in history)
+        others = candidates(len(losses), eager)
         for one in others:
             share = seconds * (1 - _PLAIN_SHARE) / len(others)
-            racer, found = _race(base, one, share, len(losses), display)
-            racers.append(_with_time(racer, found, goal, len(losses)))
+            racer, history = _race(base, one, share, len(losses), display)
+            racers.append(_with_time(racer, _losses(history), goal, len(losses)))
             display.line(f"{racer.name}: {_words(racer)}")
     finally:
         display.close()
@@ -142,17 +147,17 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def _race(
     base: Trial, racer: Racer, seconds: float, steps: int | None, display: Any
-) -> tuple[Racer, list[tuple[float, float]]]:
-    """Run one candidate; return it with its figures, and (seconds since the start, loss)."""
+) -> tuple[Racer, Sequence[Record]]:
+    """Run one candidate; return it with its figures, and its history."""
     config = json.dumps(racer.config) if racer.config else ""
     trial = replace(base, name=racer.name, level=racer.level, config=config, most_seconds=seconds)
     trial = replace(trial, most_steps=steps or 0)
     outcome, history = run_trial(trial, racer.name, display)
-    return replace(racer, outcome=outcome), _losses(history)
+    return replace(racer, outcome=outcome), history
 
 
 def _losses(history: Sequence[Record]) -> list[tuple[float, float]]:
-    """Return the seconds since the first step began, and the loss, of each step."""
+    """Return, for each step, the seconds since the first one began, and the loss."""
     found, now = [], 0.0
     for record in history:
         if record["event"] == "step" and isinstance(record.get("loss"), (int, float)):

@@ -97,7 +97,7 @@ def test_a_plain_run_that_fails_is_said(race):
 
 
 def test_every_candidate_is_a_configuration_without_idle_settings():
-    for one in recommend.candidates(100):
+    for one in recommend.candidates(100, eager=True):
         assert BoostConfig.parse(one.level, one.config).notices() == (), one.name
 
 
@@ -137,3 +137,14 @@ def test_a_script_is_raced_in_processes_of_its_own(tmp_path, capsys):
         assert f"| {name} | " in printed
     assert "failed" not in printed.replace("fewer BatchNorms", "")
     BoostConfig.parse("O1", json.loads(written.read_text()))
+
+
+@pytest.mark.parametrize(("mode", "runs"), [("PYNATIVE_MODE", 1), ("GRAPH_MODE", 0)])
+def test_a_compiled_step_is_tried_for_a_script_in_pynative_mode(race, mode, runs):
+    start = [{"event": "start", "mode": mode}]
+    code, settings, printed = race(
+        plain=start + history(2, 1.0, falling), compiled=start + history(3, 0.2, falling)
+    )
+    assert code == 0
+    assert printed.count("| compiled step | 10.8 |") == runs  # 3 + 39 * 0.2 s
+    assert settings["boost"].get("compiled_step", False) is bool(runs)
