@@ -80,8 +80,8 @@ class _WholeStep(nn.Cell):
     """Calls a step, and has a branch in its graph.
 
     MindSpore's CPU backend runs a graph without branches in the thread that calls it, and there
-    PYNATIVE_MODE's own threads, which spin while they wait, take that thread's core away: ten times
-    the time on two cores. A graph with branches runs in a thread of the backend.
+    PYNATIVE_MODE's own threads, which spin while they wait, take that thread's core away. A graph
+    with branches runs in a thread of the backend.
     """
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:

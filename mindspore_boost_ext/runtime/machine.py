@@ -148,7 +148,7 @@ class OwnCores(Cure):
     to be on one core, the other core only waits. In GRAPH_MODE, too.
     """
 
-    name = "worker threads on cores of their own"
+    name = "a core for each worker thread"
     taken_back = "the script has placed them itself"
 
     def __init__(self) -> None:

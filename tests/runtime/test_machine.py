@@ -326,7 +326,7 @@ def soon(expected):
     return places() == expected
 
 def row():
-    return boost.AutoBoost().report()["machine: worker threads on cores of their own"]
+    return boost.AutoBoost().report()["machine: a core for each worker thread"]
 
 found = {"began": row().status}
 ms.set_context(mode=getattr(ms, os.environ["MODE"]))
@@ -383,7 +383,7 @@ for folder in Path("/proc/self/task").iterdir():
 import mindspore_boost_ext as boost
 
 time.sleep(0.3)
-row = boost.AutoBoost().report()["machine: worker threads on cores of their own"]
+row = boost.AutoBoost().report()["machine: a core for each worker thread"]
 stay = all(os.sched_getaffinity(one) == core for one in workers)
 print(json.dumps([len(workers), stay, row.status]))
 """
