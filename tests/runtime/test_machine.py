@@ -375,15 +375,18 @@ from pathlib import Path
 
 ms.nn.Dense(3, 2)(ms.Tensor(np.ones((2, 3), np.float32))).asnumpy()
 core = {min(os.sched_getaffinity(0))}
-workers = []
-for folder in Path("/proc/self/task").iterdir():
-    if (folder / "comm").read_text().startswith(("ActorThread", "KernelThread")):
-        workers.append(int(folder.name))
-        os.sched_setaffinity(workers[-1], core)
+workers, end = [], time.monotonic() + 20
+while len(workers) < 2 and time.monotonic() < end:  # a thread names itself after it has started
+    names = {one.name: (one / "comm").read_text() for one in Path("/proc/self/task").iterdir()}
+    found = [one for one in names if names[one].startswith(("ActorThread", "KernelThread"))]
+    workers = [int(one) for one in found]
+for one in workers:
+    os.sched_setaffinity(one, core)
 import mindspore_boost_ext as boost
 
-time.sleep(0.3)
-row = boost.AutoBoost().report()["machine: a core for each worker thread"]
+name, end = "machine: a core for each worker thread", time.monotonic() + 20
+while (row := boost.AutoBoost().report()[name]).status == "applied" and time.monotonic() < end:
+    time.sleep(0.01)
 stay = all(os.sched_getaffinity(one) == core for one in workers)
 print(json.dumps([len(workers), stay, row.status]))
 """
