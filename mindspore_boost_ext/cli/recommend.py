@@ -106,7 +106,7 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
             share = seconds * (1 - _PLAIN_SHARE) / len(others)
             racer, history = _race(base, one, share, len(losses), display)
             racers.append(_with_time(racer, _losses(history), goal, len(losses)))
-            display.line(f"{racer.name}: {_words(racer)}")
+            display.line(f"{one.name}: {_words(racers[-1])}")
     finally:
         display.close()
     winner = _winner(racers)

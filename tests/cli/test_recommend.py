@@ -47,7 +47,9 @@ def race(tmp_path, monkeypatch, capsys):
         written = tmp_path / "winner.json"
         code = main(["recommend", "--json", str(written), str(script)])
         settings = json.loads(written.read_text()) if written.exists() else None
-        return code, settings, capsys.readouterr().out
+        shown = capsys.readouterr()
+        run.progress = shown.err.splitlines()
+        return code, settings, shown.out
 
     return run
 
@@ -65,6 +67,7 @@ def test_the_first_at_plains_loss_wins_and_is_a_configuration(race):
     assert "| plain | 41.0 | 1.00 |" in printed
     assert "| half frozen from 10 % on | 24.5 | 0.60 |" in printed
     assert "Recommended: half frozen from 10 % on, 0.60 of plain's time" in printed
+    assert "half frozen from 10 % on: reached plain's loss after 24.5 s" in race.progress
     assert settings["grad_freeze"]["total_steps"] == STEPS
     BoostConfig.parse("O1", settings)
 
