@@ -169,11 +169,12 @@ def _check_settings(
     if not saved or not isinstance(train_network, BoostTrainOneStepCell):
         return
     now = train_network.auto_boost.settings_in_force()
-    names = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    known = {**dict.fromkeys(_switches(now), str(False)), **saved}  # it may be older than a switch
+    names = [name for name in {**known, **now} if known.get(name) != now.get(name)]
     if not names:
         return
     found = "; ".join(
-        f"{name} was {saved.get(name, 'not in force')} and is {now.get(name, 'not in force')}"
+        f"{name} was {known.get(name, 'not in force')} and is {now.get(name, 'not in force')}"
         for name in names[:_MOST_SHOWN]
     )
     more = len(names) - _MOST_SHOWN
@@ -182,6 +183,10 @@ def _check_settings(
     if not allowed:
         raise ValueError(f"{message}. Give them as before, or allow_other_settings=True")
     warn(f"{message}; training goes on with those of now")
+
+
+def _switches(settings: Mapping[str, str]) -> list[str]:
+    return [name for name in settings if name.startswith("boost.")]
 
 
 def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], path: str) -> None:

@@ -11,7 +11,14 @@ import pytest
 from mindspore import nn
 from mindspore.train import CheckpointConfig, ModelCheckpoint
 
-from mindspore_boost_ext import BoostCheckpoint, BoostModel, BoostWarning, restore, save_checkpoint
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostCheckpoint,
+    BoostModel,
+    BoostWarning,
+    restore,
+    save_checkpoint,
+)
 from mindspore_boost_ext.callbacks import resume
 
 STEPS = 3  # in an epoch: a window of two is half full at its end
@@ -105,6 +112,20 @@ def test_other_settings_are_named_and_nothing_is_loaded(saved, name):
     settings, message = OTHERS[name]
     step = build(**settings).train_network
     assert_refused(step, saved, message)
+
+
+def test_a_file_from_before_there_was_a_switch_fits_while_it_is_off(tmp_path, monkeypatch):
+    known = AutoBoost.settings_in_force
+
+    def older(boost):
+        found = known(boost)
+        del found["boost.compiled_step"]
+        return found
+
+    monkeypatch.setattr(AutoBoost, "settings_in_force", older)
+    train(build(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
+    monkeypatch.undo()
+    assert restore(build().train_network, tmp_path / "run.ckpt") == 1
 
 
 def test_other_settings_may_be_allowed(saved):
