@@ -206,6 +206,13 @@ def all_finite_operator() -> Any:
 _TRACES = frozenset(("_mutable_flags", "_Cell__compile_cell_hook__", "__parse_method__"))
 
 
+def im2col(kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]) -> Any:
+    """Return the operator behind ``ops.unfold``: [N, C, H, W] -> [N, C, kernel, positions]."""
+    from mindspore.ops.operations import array_ops
+
+    return array_ops.Im2Col(list(kernel), list(stride), list(dilation), 0)
+
+
 def own_attributes(cell: nn.Cell) -> dict[str, Any]:
     """Return what the class of a Cell has put on it, without what every Cell carries."""
     machinery = set(vars(nn.Cell(auto_prefix=False))) | _TRACES

@@ -59,7 +59,7 @@ class FactorCaptures(nn.Cell):
 class RefreshChooser(Chooser):
     """Lets the step capture when a refresh is due; of a window, in its last micro-batch.
 
-    In PYNATIVE_MODE ordinary steps run without taps, which cost time there.
+    Ordinary steps do without taps, which cost time in PYNATIVE_MODE and compilation in GRAPH_MODE.
 
     Args:
         thor (THOR): knows when a refresh is due.
@@ -86,20 +86,20 @@ class RefreshChooser(Chooser):
 
     @contextlib.contextmanager
     def running(self, index: int) -> Iterator[None]:
-        """Attach the taps for a step that captures, and do without them where they cost time."""
+        """Attach the taps for a step that captures; an ordinary one neither runs nor compiles them.
+
+        They are there again afterwards, for a graph of the user's in which this step is called.
+        """
         if index == CAPTURING:
             self.thor.taps.attach()
             yield
             self.thor.warn_of_troubles()
             return
-        eager = ms.get_context("mode") == ms.PYNATIVE_MODE
-        if eager:
-            self.thor.taps.detach()
+        self.thor.taps.detach()
         try:
             yield
         finally:
-            if eager:
-                self.thor.taps.attach()
+            self.thor.taps.attach()
 
 
 __all__ = ["FactorCaptures", "RefreshChooser"]

@@ -10,10 +10,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.thor.inverse import inverse_for_device
 from mindspore_boost_ext.thor.layers import EMBEDDING, LayerPlan, padded_rows
 
 _TINY = 1e-30
+# Operators, and no methods of Tensor: of those a graph is compiled for each call.
+_SUM, _ANY, _ALL = ops.ReduceSum(), ops.ReduceAny(), ops.ReduceAll()
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,31 @@ def _identity(shape: tuple[int, ...]) -> Any:
     return np.broadcast_to(np.eye(shape[-1], dtype=np.float32), shape).copy()
 
 
+def _trace(factor: Tensor) -> Tensor:
+    """Return the trace of a factor in any of its forms: float32 []."""
+    if factor.ndim == 1:
+        return _SUM(factor)
+    return _SUM(factor * ops.eye(factor.shape[-1], factor.shape[-1], ms.float32))
+
+
+def _is_anything(factor: Tensor) -> Tensor:
+    return _ANY(ops.not_equal(factor, 0.0))
+
+
+def _is_finite(factor: Tensor) -> Tensor:
+    return _ALL(ops.isfinite(factor))
+
+
+def _mean(old: float, first: Tensor, kept: Tensor, new: Tensor) -> Tensor:
+    """Return the moving average of one factor, in which the first one counts whole."""
+    share = ops.where(first, 0.0, old)
+    return kept * share + new * (1.0 - share)
+
+
+def _renewed(layer: Any, *inputs: Tensor) -> Tensor:
+    return layer.renew(*inputs)
+
+
 class LayerFactors(nn.Cell):
     """Factors and inverses of one layer; before the first refresh the inverses are the identity.
 
@@ -61,51 +89,68 @@ class LayerFactors(nn.Cell):
         self.a_inverse = _state(f"{name}.a_inverse", _identity(a))
         self.g_inverse = _state(f"{name}.g_inverse", _identity(g))
 
-    def averaged(self, a: Tensor, g: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the moving averages that include a new pair of factors."""
-        rho = self.settings.moving_average
-        if rho == 0.0:
-            return a, g
-        kept = ops.where(first, ops.zeros_like(first * 1.0), ops.ones_like(first * 1.0) * rho)
-        return self.a * kept + a * (1.0 - kept), self.g * kept + g * (1.0 - kept)
+    def renew(
+        self,
+        a: Tensor,
+        g: Tensor,
+        for_a: Tensor,
+        for_g: Tensor,
+        usable: Tensor,
+        wanted: Tensor,
+    ) -> Tensor:
+        """Take in a pair of factors, and invert it if that is wanted.
 
-    def trace(self, factor: Tensor) -> Tensor:
-        """Return the trace of a factor in any of its forms: float32 []."""
-        if factor.ndim == 1:
-            return factor.sum()
-        return (factor * ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)).sum()
-
-    def dampings(self, trace_a: Tensor, trace_g: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is added to the diagonals of A and of G."""
-        root = ops.sqrt(damping)
-        if not self.settings.pi_damping:
-            return root, root
-        ratio = (trace_a / self.sizes[0]) / ops.maximum(trace_g / self.sizes[1], _TINY)
-        pi = ops.sqrt(ops.clamp(ratio, 1e-6, 1e6))
-        return root * pi, root / pi
-
-    def invert(
-        self, a: Tensor, g: Tensor, damping: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Invert both factors, and keep the inverses if they are wanted and good.
+        Args:
+            a: factor A.
+            g: factor G.
+            for_a: what is added to the diagonal of A: float32 [].
+            for_g: the same of G.
+            usable: whether the factors may be kept: bool [].
+            wanted: whether they shall be inverted: bool [].
 
         Returns:
-            Tensors of bool []: whether the damping was raised, and whether the result is good.
+            Tensor of bool [2]: whether a damping was raised, and whether there are new inverses.
         """
-        for_a, for_g = self.dampings(self.trace(a), self.trace(g), damping)
+        if self.settings.trace_rule is None:
+            raised, good = self.invert(a, g, for_a, for_g, wanted)
+        else:
+            raised, good = self._invert_if(a, g, for_a, for_g, wanted)
+        # Averages go on where the trace rule keeps the inverses; without averages F stays F_old.
+        taken = good if self.settings.moving_average == 0.0 else usable
+        ops.assign(self.a, ops.where(taken, a, self.a))
+        ops.assign(self.g, ops.where(taken, g, self.g))
+        return ops.stack((raised, good))
+
+    def _invert_if(
+        self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if wanted:
+            raised, good = self.invert(a, g, for_a, for_g, wanted)
+        else:
+            raised, good = ops.logical_and(wanted, False), ops.logical_and(wanted, False)
+        return raised, good
+
+    def invert(
+        self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Invert both damped factors, and keep the inverses if they are wanted and good.
+
+        Returns:
+            Tensors of bool []: whether a damping was raised, and whether the inverses were kept.
+        """
         a_inverse, used_a, good_a = self._inverse_of_a(a, for_a)
         g_inverse, used_g, good_g = self.inverse(g, for_g)
         good = ops.logical_and(wanted, ops.logical_and(good_a, good_g))
         ops.assign(self.a_inverse, ops.where(good, a_inverse, self.a_inverse))
         ops.assign(self.g_inverse, ops.where(good, g_inverse, self.g_inverse))
         raised = ops.logical_or(used_a > for_a * 1.0001, used_g > for_g * 1.0001)
-        return raised, good
+        return ops.logical_and(raised, good), good
 
     def _inverse_of_a(self, a: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.diagonal:
             return self.inverse(a, damping)  # type: ignore[no-any-return]
         used = ops.maximum(damping, a.max() * 1e-6)
-        return 1.0 / (a + used), used, ops.isfinite(a).all()
+        return 1.0 / (a + used), used, _ALL(ops.isfinite(a))
 
     def precondition(self, gradient: Tensor) -> Tensor:
         """Return (G+√λI)⁻¹·∂W·(A+√λI)⁻¹ in the shape of ``gradient``, in float32."""
@@ -151,8 +196,10 @@ class Curvature(nn.Cell):
         )
         self.pairs = tuple((layer.a, layer.g) for layer in self.layers)
         self.factors = tuple(factor for pair in self.pairs for factor in pair)
-        self.sizes = tuple(float(plan.a_size * plan.g_size) for plan in plans)
-        count = max(len(self.plans), 1)
+        self.a_sizes = Tensor([float(plan.a_size) for plan in plans], ms.float32)
+        self.g_sizes = Tensor([float(plan.g_size) for plan in plans], ms.float32)
+        self.places = tuple(range(2 * len(plans)))  # of the factors
+        count = max(len(plans), 1)
         self.kept_trace = _state("kept_trace", np.zeros(count, np.float32))
         self.change = _state("change", np.zeros(count, np.float32))
         self.stopped = _state("stopped", np.zeros(count, np.bool_))
@@ -178,12 +225,15 @@ class Curvature(nn.Cell):
             factor_gradients: what the backward pass brought: A and G of each layer in turn.
             scales: the loss scale, or a tuple with one for each layer. Only G carries it, squared.
         """
-        result: tuple[Any, ...] = ()
-        for index in range(len(self.plans)):
-            scale = scales[index] if isinstance(scales, tuple) else scales
-            g = factor_gradients[2 * index + 1] / scale / scale
-            result += (factor_gradients[2 * index], g)
+        divide = ops.partial(self._without_scale, scales)
+        result: tuple[Tensor, ...] = each(divide, self.places, factor_gradients)
         return result if self.reducer is None else self.reducer(result)
+
+    def _without_scale(self, scales: Any, place: int, factor: Tensor) -> Tensor:
+        if place % 2 == 0:
+            return factor  # an A
+        scale = scales[place // 2] if isinstance(scales, tuple) else scales
+        return factor / scale / scale
 
     def refresh(
         self, factor_gradients: tuple[Tensor, ...], damping: Tensor
@@ -197,68 +247,58 @@ class Curvature(nn.Cell):
         Returns:
             Tensors: the counters, when all is done; bool [layers], those that the rule has stopped.
         """
-        traces: tuple[Any, ...] = ()
-        changes: tuple[Any, ...] = ()
-        stopped: tuple[Any, ...] = ()
-        columns: tuple[Any, ...] = ()
-        for index in range(len(self.plans)):
-            trace, change, stop, column = self._refresh_layer(
-                index, factor_gradients[2 * index], factor_gradients[2 * index + 1], damping
-            )
-            traces += (trace,)
-            changes += (change,)
-            stopped += (stop,)
-            columns += (column,)
-        ops.assign(self.kept_trace, ops.stack(traces))
-        ops.assign(self.change, ops.stack(changes))
-        now_stopped = ops.stack(stopped)
-        ops.assign(self.stopped, now_stopped)
-        return ops.assign_add(self.counters, ops.stack(columns, 1)), now_stopped
-
-    def _refresh_layer(
-        self, index: int, a: Tensor, g: Tensor, damping: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Refresh one layer; return kept trace, change, whether it stopped, and its counters."""
-        layer, kept = self.layers[index], self.kept_trace[index]
-        first = kept <= 0.0
+        first = self.kept_trace <= 0.0
+        a, g = factor_gradients[::2], factor_gradients[1::2]
         # No row at all: the weight was used past its layer, which keeps the inverses that it has.
-        reached = ops.logical_or(ops.not_equal(a, 0.0).any(), ops.not_equal(g, 0.0).any())
-        a, g = layer.averaged(a, g, first)
-        trace = layer.trace(a) * layer.trace(g) + damping * self.sizes[index]
-        finite = ops.logical_and(ops.isfinite(a).all(), ops.isfinite(g).all())
+        reached = ops.logical_or(ops.stack(each(_is_anything, a)), ops.stack(each(_is_anything, g)))
+        if self.settings.moving_average > 0.0:
+            a, g = self._averaged(first, a, g)
+        traces_a, traces_g = ops.stack(each(_trace, a)), ops.stack(each(_trace, g))
+        traces = traces_a * traces_g + damping * self.a_sizes * self.g_sizes
+        finite = ops.logical_and(ops.stack(each(_is_finite, a)), ops.stack(each(_is_finite, g)))
         usable = ops.logical_and(finite, reached)
-        change = ops.abs(trace - kept) / ops.maximum(kept, _TINY)
-        change = ops.where(ops.logical_or(first, ops.logical_not(usable)), 0.0 * kept, change)
-        stop = self.stopped[index]
-        wanted = usable
-        if self.settings.trace_rule is not None:
-            above, below = self.settings.trace_rule
-            fresh = ops.logical_or(first, ops.logical_and(change > above, ops.logical_not(stop)))
-            wanted = ops.logical_and(usable, fresh)
-            ended = ops.logical_and(ops.logical_not(first), change < below)
-            stop = ops.logical_or(stop, ops.logical_and(usable, ended))
-            raised, good = self._invert_if(wanted, layer, a, g, damping)
-        else:
-            raised, good = layer.invert(a, g, damping, wanted)
-        good = ops.logical_and(good, wanted)
-        # Averages go on where the trace rule keeps the inverses; without averages F stays F_old.
-        taken = good if self.settings.moving_average == 0.0 else usable
-        ops.assign(layer.a, ops.where(taken, a, layer.a))
-        ops.assign(layer.g, ops.where(taken, g, layer.g))
+        change = ops.abs(traces - self.kept_trace) / ops.maximum(self.kept_trace, _TINY)
+        has_none = ops.logical_or(first, ops.logical_not(usable))
+        change = ops.where(has_none, ops.zeros_like(change), change)
+        wanted, stopped = self._wanted(first, change, usable)
+        for_a, for_g = self._dampings(traces_a, traces_g, damping)
+        vectors = (for_a, for_g, usable, wanted)
+        done = ops.stack(each(_renewed, self.layers, a, g, *each(ops.unstack, vectors)), 1)
+        raised, good = ops.unstack(done)
         bad = ops.logical_or(ops.logical_not(finite), ops.logical_xor(wanted, good))
-        raised = ops.logical_and(raised, good)
-        passed_by = ops.logical_not(reached)
-        counters = ops.stack((ops.ones_like(good), good, raised, bad, passed_by)).astype(ms.int32)
-        return ops.where(good, trace, kept), change, stop, counters
+        ones, passed_by = ops.ones_like(good), ops.logical_not(reached)
+        more = ops.cast(ops.stack((ones, good, raised, bad, passed_by)), ms.int32)
+        ops.assign(self.kept_trace, ops.where(good, traces, self.kept_trace))
+        ops.assign(self.change, change)
+        ops.assign(self.stopped, stopped)
+        return ops.assign_add(self.counters, more), stopped
 
-    def _invert_if(
-        self, wanted: Tensor, layer: LayerFactors, a: Tensor, g: Tensor, damping: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if wanted:
-            raised, good = layer.invert(a, g, damping, wanted)
-        else:
-            raised, good = ops.logical_and(wanted, False), ops.logical_and(wanted, False)
-        return raised, good
+    def _averaged(
+        self, first: Tensor, a: tuple[Tensor, ...], g: tuple[Tensor, ...]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the moving averages with new factors in them."""
+        old, since = self.settings.moving_average, ops.unstack(first)
+        mean = ops.partial(_mean, old)
+        return each(mean, since, self.factors[::2], a), each(mean, since, self.factors[1::2], g)
+
+    def _wanted(self, first: Tensor, change: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which layers shall be inverted now, and which never again: bool [layers]."""
+        if self.settings.trace_rule is None:
+            return usable, self.stopped
+        above, below = self.settings.trace_rule
+        going_on = ops.logical_and(change > above, ops.logical_not(self.stopped))
+        ended = ops.logical_and(ops.logical_not(first), change < below)
+        stopped = ops.logical_or(self.stopped, ops.logical_and(usable, ended))
+        return ops.logical_and(usable, ops.logical_or(first, going_on)), stopped
+
+    def _dampings(self, a: Tensor, g: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is added to the diagonals of A and of G, from their traces: [layers]."""
+        root = ops.sqrt(damping) * ops.ones_like(a)
+        if not self.settings.pi_damping:
+            return root, root
+        ratio = (a / self.a_sizes) / ops.maximum(g / self.g_sizes, _TINY)
+        pi = ops.sqrt(ops.clamp(ratio, 1e-6, 1e6))
+        return root * pi, root / pi
 
     def memory_bytes(self) -> int:
         """Return the bytes of factors, inverses and counters, which the step holds all the time."""

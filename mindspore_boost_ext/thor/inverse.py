@@ -11,6 +11,7 @@ from mindspore import Tensor, nn, ops
 _EPS = 2.0**-23
 _FLOOR, _MINOR, _RESIDUAL = 16.0, 1.01, 0.1
 _RAISE = 10.0
+_RESHAPE = ops.Reshape()
 _SMALL = 64  # below that size a triangular matrix is inverted as any other
 
 
@@ -28,25 +29,27 @@ class ByCholesky(nn.Cell):
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
         self.on_host = ops.Custom(
-            _inverse_and_facts,
-            out_shape=lambda factor, damping: (factor, (2,)),
-            out_dtype=lambda factor, damping: (factor, ms.float32),
+            _inverse_in_float32,
+            out_shape=lambda factor, damping: (factor, (1,), (1,)),
+            out_dtype=lambda factor, damping: (factor, ms.float32, ms.bool_),
             func_type="pyfunc",
         )
 
     def construct(self, factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inverse, the damping used, and whether the inverse is good."""
-        inverse, facts = self.on_host(factor, damping)
-        return inverse, facts[0], facts[1] > 0
+        inverse, used, good = self.on_host(factor, damping)
+        return inverse, _RESHAPE(used, ()), _RESHAPE(good, ())
 
 
-def _inverse_and_facts(factor: np.ndarray, damping: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the inverse, and the damping used with 1.0 if the inverse is good, else 0.0."""
+def _inverse_in_float32(
+    factor: np.ndarray, damping: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the inverse, the damping used, and whether the inverse is good."""
     inverse, used, good = damped_inverse(factor, float(np.asarray(damping).reshape(())))
     with np.errstate(over="ignore"):  # what leaves float32 is flagged
         inverse = inverse.astype(np.float32)
     good = good and bool(np.isfinite(inverse).all())
-    return inverse, np.array([used, good], np.float32)
+    return inverse, np.array([used], np.float32), np.array([good])
 
 
 def damped_inverse(factor: np.ndarray, damping: float) -> tuple[np.ndarray, float, bool]:

@@ -138,11 +138,31 @@ def padded_rows(matrix: Tensor, block: int) -> Tensor:
     return ops.concat((matrix, ops.zeros((missing, matrix.shape[1]), matrix.dtype)), 0)
 
 
+@ops.constexpr
 def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
     """Return what pad mode ``"same"`` adds before and after an axis."""
     output = -(-size // stride)
     total = max((output - 1) * stride + dilation * (kernel - 1) + 1 - size, 0)
     return total // 2, total - total // 2
+
+
+# Operators and one function for all numbers, since every layer has a tap of its own to compile:
+# with the functions of ``ops`` and arithmetic on shapes a small ResNet takes 2 seconds longer.
+_RESHAPE, _TRANSPOSE, _CAST = ops.Reshape(), ops.Transpose(), ops.Cast()
+_MUL, _ZEROS_LIKE = ops.Mul(), ops.ZerosLike()
+
+
+@ops.constexpr
+def _factors_scales(x: tuple[int, ...], rows: int, positions: int) -> tuple[float, float]:
+    """Return what the products of columns are multiplied by for A and for G.
+
+    Args:
+        x: shape of the layer's input; its first axis counts the samples.
+        rows: of activations, as many as columns are multiplied.
+        positions: of the output that share one weight matrix within a sample.
+    """
+    scale = positions**0.5 / rows
+    return scale, scale * x[0] * x[0]
 
 
 class _Tap(nn.Cell):
@@ -162,40 +182,39 @@ class _Tap(nn.Cell):
         self, out: Tensor, x: Tensor, a: Parameter, g: Parameter, result: Tensor, dout: Tensor
     ) -> tuple[Tensor, ...]:
         """Hand the gradient on, and the factors to ``a`` and ``g``."""
-        activations, gradients = self.columns(x, ops.cast(dout, ms.float32))
-        rows, samples = gradients.shape[1], x.shape[0]
-        scale = self.positions(dout) ** 0.5 / rows
-        note_a = self.a_factor(activations, scale)
-        note_g = gram(gradients, self.block) * (scale * samples * samples)
-        return dout, ops.zeros_like(x), note_a, note_g
+        activations, gradients = self.columns(x, _CAST(dout, ms.float32))
+        for_a, for_g = self.scales(x, gradients, dout)
+        note_a = _MUL(self.a_product(activations), for_a)
+        return dout, _ZEROS_LIKE(x), note_a, _MUL(gram(gradients, self.block), for_g)
 
-    def a_factor(self, activations: Tensor, scale: float) -> Tensor:
-        """Return factor A from the columns of activations."""
-        return gram(activations, self.block) * scale
+    def scales(self, x: Tensor, gradients: Tensor, dout: Tensor) -> tuple[float, float]:
+        """Return what the products of columns are multiplied by for A and for G."""
+        found: tuple[float, float] = _factors_scales(x.shape, gradients.shape[1], 1)
+        return found
 
-    def positions(self, dout: Tensor) -> float:
-        """Return how many output positions share one weight matrix within a sample."""
-        return 1.0
+    def a_product(self, activations: Tensor) -> Tensor:
+        """Return the sum that factor A is made of, from the columns of activations."""
+        return gram(activations, self.block)
 
     def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
         """Return activations [a_size, M] and output gradients [g_size, M]."""
-        x = ops.reshape(ops.cast(x, ms.float32), (-1, self.a_size))
-        return ops.transpose(x, (1, 0)), self.columns_of_rows(dout)
+        x = _RESHAPE(_CAST(x, ms.float32), (-1, self.a_size))
+        return _TRANSPOSE(x, (1, 0)), self.columns_of_rows(dout)
 
     def columns_of_rows(self, dout: Tensor) -> Tensor:
         """Return gradients whose last axis is that of the rows, as columns."""
-        return ops.transpose(ops.reshape(dout, (-1, self.g_size)), (1, 0))
+        return _TRANSPOSE(_RESHAPE(dout, (-1, self.g_size)), (1, 0))
 
 
 class _EmbeddingTap(_Tap):
     """For an embedding A is diagonal: the share of each word among the rows."""
 
     def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
-        return ops.reshape(ops.cast(x, ms.int32), (-1,)), self.columns_of_rows(dout)
+        return _RESHAPE(_CAST(x, ms.int32), (-1,)), self.columns_of_rows(dout)
 
-    def a_factor(self, activations: Tensor, scale: float) -> Tensor:
+    def a_product(self, activations: Tensor) -> Tensor:
         ones = ops.ones(activations.shape, ms.float32)
-        return ops.unsorted_segment_sum(ones, activations, self.a_size) * scale
+        return ops.unsorted_segment_sum(ones, activations, self.a_size)
 
 
 class _ConvTap(_Tap):
@@ -208,22 +227,24 @@ class _ConvTap(_Tap):
         self.same = layer.pad_mode == "same"
         pads = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,) * 4
         self.pads = pads if layer.pad_mode == "pad" else (0, 0, 0, 0)  # top, bottom, left, right
+        self.im2col = _compat.im2col(self.kernel, self.stride, self.dilation)
 
-    def positions(self, dout: Tensor) -> float:
-        return float(dout.shape[2] * dout.shape[3])
+    def scales(self, x: Tensor, gradients: Tensor, dout: Tensor) -> tuple[float, float]:
+        positions = dout.shape[2] * dout.shape[3]
+        found: tuple[float, float] = _factors_scales(x.shape, gradients.shape[1], positions)
+        return found
 
     def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
-        x = ops.cast(x, ms.float32)
+        x = _CAST(x, ms.float32)
         top, bottom, left, right = self.pads
         if self.same:
             top, bottom = same_padding(x.shape[2], self.kernel[0], self.stride[0], self.dilation[0])
             left, right = same_padding(x.shape[3], self.kernel[1], self.stride[1], self.dilation[1])
         if top + bottom + left + right > 0:
             x = ops.Pad(((0, 0), (0, 0), (top, bottom), (left, right)))(x)
-        patches = ops.unfold(x, self.kernel, self.dilation, 0, self.stride)  # [N, a_size, H * W]
-        patches = ops.reshape(ops.transpose(patches, (1, 0, 2)), (self.a_size, -1))
-        gradients = ops.reshape(ops.transpose(dout, (1, 0, 2, 3)), (self.g_size, -1))
-        return patches, gradients
+        patches = self.im2col(x)  # [N, channels, positions in the kernel, H * W]
+        patches = _RESHAPE(_TRANSPOSE(patches, (1, 2, 0, 3)), (self.a_size, -1))
+        return patches, _RESHAPE(_TRANSPOSE(dout, (1, 0, 2, 3)), (self.g_size, -1))
 
 
 _TAPS = {DENSE: _Tap, CONV: _ConvTap, EMBEDDING: _EmbeddingTap}

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import check, integer, real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
@@ -196,10 +197,7 @@ class THOR(nn.Optimizer):
             return held
         if not self.is_group:
             return held / self.loss_scale
-        result: tuple[Any, ...] = ()
-        for one in held:
-            result += (one / self.loss_scale,)
-        return result
+        return each(ops.partial(_divided, self.loss_scale), held)
 
     def is_due(self) -> Tensor:
         """Return bool [1]: whether this step should refresh the curvature."""
@@ -246,42 +244,40 @@ class THOR(nn.Optimizer):
         rate = self.get_lr()
         gradients = self.decay_weight(self._directions(gradients, rate))
         self.assignadd(self.global_step, self.global_step_increase_tensor)
-        success = self.look_for_taps()
-        for index in range(len(self.parameters)):
-            gradient, moment = gradients[index], self.moments[index]
-            if self.enable_clip_grad:
-                norm = ops.sqrt(ops.square(ops.cast(gradient, ms.float32)).sum())
-                bounded = ops.maximum(norm, _GRADIENT_NORM) / _GRADIENT_NORM
-                gradient = ops.cast(gradient / bounded, gradient.dtype)
-            own = rate[index] if self.is_group_lr else rate
-            weight = self.parameters[index]
-            if self.use_nesterov:  # the CPU kernel of ApplyMomentum ignores its use_nesterov
-                following = moment * self.momentum + gradient
-                done = ops.assign_sub(weight, own * (gradient + self.momentum * following))
-                done = ops.depend(done, ops.assign(moment, following))
-            else:
-                done = self.opt(weight, moment, own, gradient, self.momentum)
-            success = ops.depend(success, done)
-        return success
+        if self.is_group_lr:
+            done = each(self._move, rate, self.parameters, self.moments, gradients)
+        else:
+            move = ops.partial(self._move, rate)
+            done = each(move, self.parameters, self.moments, gradients)
+        return ops.depend(self.look_for_taps(), done)
 
     _update_compiled = ms.jit(_update)
 
+    def _move(self, rate: Tensor, weight: Parameter, moment: Parameter, gradient: Tensor) -> Tensor:
+        """Update one parameter by its direction."""
+        if self.enable_clip_grad:
+            norm = ops.sqrt(ops.square(ops.cast(gradient, ms.float32)).sum())
+            bounded = ops.maximum(norm, _GRADIENT_NORM) / _GRADIENT_NORM
+            gradient = ops.cast(gradient / bounded, gradient.dtype)
+        if not self.use_nesterov:
+            return self.opt(weight, moment, rate, gradient, self.momentum)
+        # The CPU kernel of ApplyMomentum ignores its use_nesterov.
+        following = moment * self.momentum + gradient
+        done = ops.assign_sub(weight, rate * (gradient + self.momentum * following))
+        return ops.depend(done, ops.assign(moment, following))
+
     def _directions(self, gradients: tuple[Tensor, ...], rate: Any) -> tuple[Tensor, ...]:
         """Return the gradients with curvature taken out, in the dtypes of the parameters."""
-        found: tuple[Any, ...] = ()
-        for index in range(len(self.parameters)):
-            found += (self._direction(index, gradients[index]),)
+        found = each(self._direction, self.layer_of, self.normed, gradients)
         if self.kl_clip is not None:
             found = self._clipped(found, gradients, rate)
-        result: tuple[Any, ...] = ()
-        for index in range(len(self.parameters)):
-            result += (ops.cast(found[index], self.parameters[index].dtype),)
+        result: tuple[Tensor, ...] = each(_like, found, self.parameters)
         return result
 
-    def _direction(self, index: int, gradient: Tensor) -> Tensor:
-        if self.layer_of[index] >= 0:
-            return self.curvature.layers[self.layer_of[index]].precondition(gradient)
-        if self.normed[index]:
+    def _direction(self, layer: int, normed: bool, gradient: Tensor) -> Tensor:
+        if layer >= 0:
+            return self.curvature.layers[layer].precondition(gradient)
+        if normed:
             gradient = ops.cast(gradient, ms.float32)
             curvature = ops.square(gradient) / self.samples + ops.sqrt(self._damping_now())
             return gradient / curvature
@@ -289,18 +285,20 @@ class THOR(nn.Optimizer):
 
     def _clipped(self, found: tuple[Tensor, ...], gradients: Any, rate: Any) -> tuple[Tensor, ...]:
         """Shrink the preconditioned directions so that the predicted KL divergence is bounded."""
-        total = ops.zeros((), ms.float32)
-        for index in range(len(self.parameters)):
-            if self.layer_of[index] >= 0:
-                own = rate[index] if self.is_group_lr else rate
-                product = (found[index] * ops.cast(gradients[index], ms.float32)).sum()
-                total = total + own * own * product
+        if self.is_group_lr:
+            products = each(self._product, rate, self.layer_of, found, gradients)
+        else:
+            products = each(ops.partial(self._product, rate), self.layer_of, found, gradients)
+        total = ops.addn(products)
         factor = ops.clamp(ops.sqrt(self.kl_clip / ops.clamp(total, 1e-30, None)), None, 1.0)
-        result: tuple[Any, ...] = ()
-        for index in range(len(self.parameters)):
-            one = found[index] * factor if self.layer_of[index] >= 0 else found[index]
-            result += (one,)
+        result: tuple[Tensor, ...] = each(ops.partial(_shrunk, factor), self.layer_of, found)
         return result
+
+    def _product(self, rate: Tensor, layer: int, direction: Tensor, gradient: Tensor) -> Tensor:
+        """Return η² ⟨u, ∇W⟩ of one parameter; 0 for one that is not preconditioned."""
+        if layer < 0:
+            return ops.zeros((), ms.float32)
+        return rate * rate * (direction * ops.cast(gradient, ms.float32)).sum()
 
     def observations(self) -> dict[str, Any]:
         """Return what BoostMonitor shows: refreshes, inversions and the change of the traces."""
@@ -380,6 +378,18 @@ class THOR(nn.Optimizer):
             "plain_parameters": len(self.parameters) - len(plans),
             "bytes": self.curvature.memory_bytes(),
         }
+
+
+def _divided(scale: float, decay: Any) -> Any:
+    return decay / scale
+
+
+def _like(direction: Tensor, parameter: Parameter) -> Tensor:
+    return ops.cast(direction, parameter.dtype)
+
+
+def _shrunk(factor: Tensor, layer: int, direction: Tensor) -> Tensor:
+    return direction * factor if layer >= 0 else direction
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -22,6 +22,7 @@ from mindspore_boost_ext import (
     FreezeOpt,
     GroupLossScaleManager,
 )
+from mindspore_boost_ext.thor.captures import CAPTURING, ORDINARY
 from mindspore_boost_ext.thor.factors import CurvatureSettings
 from mindspore_boost_ext.thor.optimizer import THOR, thor_of
 
@@ -284,6 +285,14 @@ def test_outputs_are_those_of_the_plain_network(mode):
         np.testing.assert_array_equal(
             net.set_train(training)(x).asnumpy(), plain.set_train(training)(x).asnumpy()
         )
+
+
+@pytest.mark.parametrize(("variant", "tapped"), [(ORDINARY, False), (CAPTURING, True)])
+def test_only_a_capturing_step_has_taps_to_compile(mode, variant, tapped):
+    step, _ = train(pairs(1))
+    layer = step.network.layer
+    with step.choice_part.chooser.running(variant):
+        assert (layer.construct.__func__ is not nn.Dense.construct) == tapped
 
 
 def test_a_section_is_all_it_takes(graph_mode):

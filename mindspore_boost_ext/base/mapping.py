@@ -1,0 +1,11 @@
+"""Calls of one function for each entry of tuples, in the step."""
+
+from __future__ import annotations
+
+from mindspore import ops
+
+# each(function, *tuples) returns the tuple of function(*entries). In a graph MindSpore makes every
+# turn of a Python loop graphs of its own, which takes about 10 ms to compile; here 0.1 ms.
+each = ops.HyperMap()
+
+__all__ = ["each"]
