@@ -16,6 +16,7 @@ from mindspore_boost_ext.adasum.collectives import (
 )
 from mindspore_boost_ext.adasum.packing import Packing
 from mindspore_boost_ext.adasum.rule import Level, PairRule, WholeTree, owners_of_slices, tree
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.runtime.ranks import rank_count
 
@@ -107,9 +108,7 @@ class AdaSum(nn.Cell):
     ) -> tuple[Tensor, ...]:
         """Combine the steps, and write old minus combined step."""
         values = self._values_compiled(*delta_weights, *old_parameters)
-        written: tuple[Tensor, ...] = ()
-        for index in range(self.packing.count):
-            written += (ops.assign(parameters[index], values[index]),)
+        written: tuple[Tensor, ...] = each(ops.assign, parameters, values)
         return written
 
     @property
@@ -313,10 +312,11 @@ class _MeanOfServer(nn.Cell):
         self.sum, self.device_number = SumOverGroup(first, device_number), device_number
 
     def construct(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        result: tuple[Any, ...] = ()
-        for gradient in gradients:
-            result += (self.sum(gradient) / self.device_number,)
-        return result
+        means: tuple[Tensor, ...] = each(self._mean, gradients)
+        return means
+
+    def _mean(self, gradient: Tensor) -> Tensor:
+        return self.sum(gradient) / self.device_number
 
 
 def _check(rank: int, device_number: int, group_number: int, parameters: Any) -> None:

@@ -9,6 +9,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext.base.mapping import each
+
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 1024
 _PADDING_SHARE = 16  # about one sixteenth of the buffer may be padding
 
@@ -40,38 +42,40 @@ class Packing(nn.Cell):
         self.gaps = tuple(n * self.width - size for n, size in zip(blocks, self.sizes))
         self.blocks = -(-sum(blocks) // multiple) * multiple
         self.tail = (self.blocks - sum(blocks)) * self.width
+        self.places = tuple(range(self.count))
+        # What the buffer is joined of: the number of a tensor, or minus a number of zeros.
+        pieces = [
+            one for place, gap in enumerate(self.gaps) for one in (place, -gap)[: 1 + bool(gap)]
+        ]
+        self.pieces = (*pieces, -self.tail) if self.tail else tuple(pieces)
         owners = np.full(self.blocks, self.count, np.int32)
         owners[: sum(blocks)] = np.repeat(np.arange(self.count, dtype=np.int32), blocks)
         self.__dict__["owners"] = owners
 
     def pack(self, tensors: Any) -> Tensor:
         """Return float32 ``[blocks, width]`` with the values of the tensors."""
-        pieces: tuple[Any, ...] = ()
-        for index in range(self.count):
-            pieces += (ops.reshape(ops.cast(tensors[index], ms.float32), (-1,)),)
-            if self.gaps[index] > 0:
-                pieces += (ops.zeros((self.gaps[index],), ms.float32),)
-        if self.tail > 0:
-            pieces += (ops.zeros((self.tail,), ms.float32),)
+        pieces = each(ops.partial(self._piece, tensors), self.pieces)
         flat = pieces[0] if len(pieces) == 1 else ops.concat(pieces)
         return ops.reshape(flat, (self.blocks, self.width))
+
+    def _piece(self, tensors: Any, piece: int) -> Tensor:
+        if piece < 0:
+            return ops.zeros((-piece,), ms.float32)
+        return ops.reshape(ops.cast(tensors[piece], ms.float32), (-1,))
 
     def unpack(self, buffer: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors in their shapes and dtypes."""
         flat = ops.reshape(buffer, (-1,))
-        tensors: tuple[Tensor, ...] = ()
-        for index in range(self.count):
-            start = self.starts[index]
-            values = ops.reshape(flat[start : start + self.sizes[index]], self.shapes[index])
-            tensors += (ops.cast(values, self.dtypes[index]),)
+        tensors: tuple[Tensor, ...] = each(ops.partial(self._taken_out, flat), self.places)
         return tensors
+
+    def _taken_out(self, flat: Tensor, place: int) -> Tensor:
+        values = ops.slice(flat, (self.starts[place],), (self.sizes[place],))
+        return ops.cast(ops.reshape(values, self.shapes[place]), self.dtypes[place])
 
     def write(self, buffer: Tensor, parameters: tuple[Parameter, ...]) -> tuple[Tensor, ...]:
         """Assign the values in the buffer to parameters, and return them."""
-        written: tuple[Tensor, ...] = ()
-        values = self.unpack(buffer)
-        for index in range(self.count):
-            written += (ops.assign(parameters[index], values[index]),)
+        written: tuple[Tensor, ...] = each(ops.assign, parameters, self.unpack(buffer))
         return written
 
 

@@ -12,6 +12,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext._compat import RowTensor
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import shown
 
 # The place of an output axis when a gradient stays as it is.
@@ -42,15 +43,17 @@ def centralize(gradient: Tensor, output_axis: int = 0) -> Tensor:
         >>> centralize(Tensor([[1.0, 3.0], [5.0, 5.0]])).asnumpy().tolist()
         [[-1.0, 1.0], [0.0, 0.0]]
     """
-    axes: tuple[int, ...] = ()
-    for axis in range(gradient.ndim):
-        if axis != output_axis:
-            axes += (axis,)
+    axes = _other_axes(gradient.ndim, output_axis)
     if len(axes) == 0:
         return gradient
     if gradient.dtype == ms.float16 or gradient.dtype == ms.bfloat16:
         return ops.cast(_less_mean(ops.cast(gradient, ms.float32), axes), gradient.dtype)
     return _less_mean(gradient, axes)
+
+
+@ops.constexpr
+def _other_axes(count: int, axis: int) -> tuple[int, ...]:
+    return tuple(one for one in range(count) if one != axis)
 
 
 def _less_mean(gradient: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -107,11 +110,10 @@ class Centralization(OptimizerPart):
     def __init__(self, output_axes: Sequence[int]) -> None:
         super().__init__(auto_prefix=False)
         self.output_axes = tuple(output_axes)
-        self.map = ops.HyperMap()
 
     def construct(self, gradients: tuple[Any, ...]) -> Any:
         """Return the gradients centralized."""
-        return self.map(_centralize_one, self.output_axes, gradients)
+        return each(_centralize_one, self.output_axes, gradients)
 
     def restricted(self, positions: Iterable[int]) -> Centralization:
         """Return the same for the parameters at some positions."""
@@ -218,10 +220,10 @@ class _ThenScale(OptimizerPart):
         gradients = self.centralization(gradients)
         if self.is_one:
             return gradients
-        scaled: tuple[Tensor, ...] = ()
-        for gradient in gradients:
-            scaled += (gradient * ops.cast(self.factor, gradient.dtype),)
-        return scaled
+        return each(self._scaled, gradients)
+
+    def _scaled(self, gradient: Tensor) -> Tensor:
+        return gradient * ops.cast(self.factor, gradient.dtype)
 
     def restricted(self, positions: Iterable[int]) -> _ThenScale:
         return _ThenScale(self.centralization.restricted(positions), float(self.factor))
@@ -239,17 +241,11 @@ class _InUpdate(OptimizerPart):
         super().__init__(auto_prefix=False)
         self.centralization = centralization
         self.place = place
-        self.map = ops.HyperMap()
 
     def construct(self, function: Any, *columns: Any) -> Any:
         place = len(columns) + self.place
-        centralized: tuple[Any, ...] = ()
-        for index in range(len(columns)):
-            if index == place:
-                centralized += (self.centralization(columns[index]),)
-            else:
-                centralized += (columns[index],)
-        return self.map(function, *centralized)
+        centralized = self.centralization(columns[place])
+        return each(function, *columns[:place], centralized, *columns[place + 1 :])
 
     def restricted(self, positions: Iterable[int]) -> _InUpdate:
         return _InUpdate(self.centralization.restricted(positions), self.place)

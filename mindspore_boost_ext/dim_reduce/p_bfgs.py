@@ -9,6 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.projection import PREFIX, Subspace, state
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
@@ -190,18 +191,16 @@ class DimReduce(Subspace):
         inverse_hessian, updated = self._updated_inverse_hessian(coordinates)
         step = -ops.matmul(inverse_hessian, coordinates)
         both = self.reconstruct(ops.concat((step, coordinates), 1))
-        for place, value in (
-            (self.gradient, gradient),
-            (self.next_gradient, coordinates),
-            (self.next_inverse_hessian, inverse_hessian),
-            (self.next_step, step),
-            (self.direction, both[:, :1]),
-            (self.in_subspace, both[:, 1:]),
-            (self.weights_before, self.flat(self.weight)),
-        ):
-            loss = ops.depend(loss, ops.assign(place, value))
-        slope = ops.depend((coordinates * step).sum(), loss)
-        return slope, updated
+        done = (
+            ops.assign(self.gradient, gradient),
+            ops.assign(self.next_gradient, coordinates),
+            ops.assign(self.next_inverse_hessian, inverse_hessian),
+            ops.assign(self.next_step, step),
+            ops.assign(self.direction, both[:, :1]),
+            ops.assign(self.in_subspace, both[:, 1:]),
+            ops.assign(self.weights_before, ops.depend(self.flat(self.weight), loss)),
+        )
+        return ops.depend((coordinates * step).sum(), done), updated
 
     def _updated_inverse_hessian(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """Return B after the last accepted step, and whether that step had curvature to add."""
@@ -234,9 +233,7 @@ class DimReduce(Subspace):
     @ms.jit
     def _move(self, length: Tensor) -> Tensor:
         there = self.parts(self.weights_before + length * self.direction)
-        for weight, value in zip(self.weight, there):
-            length = ops.depend(length, ops.assign(weight, value))
-        return length
+        return ops.depend(length, each(ops.assign, self.weight, there))
 
     def _trial_loss(self, after: Tensor, *inputs: Tensor) -> Tensor:
         """Return the loss of all ranks for the weights as they are."""
@@ -248,13 +245,10 @@ class DimReduce(Subspace):
 
     def _untraced_loss(self, after: Tensor, *inputs: Tensor) -> Tensor:
         """Run the network and put back what it changes in what is not trained."""
-        for saved, held in zip(self.held_before, self.held):
-            after = ops.depend(after, ops.assign(saved, ops.depend(held, after)))
+        after = ops.depend(after, each(ops.partial(_copied, after), self.held_before, self.held))
         inputs = ops.depend(inputs, after)
         loss = self.trial_network(*inputs)
-        for saved, held in zip(self.held_before, self.held):
-            loss = ops.depend(loss, ops.assign(held, ops.depend(saved, loss)))
-        return loss
+        return ops.depend(loss, each(ops.partial(_copied, loss), self.held, self.held_before))
 
     def _agreed(self, loss: Tensor) -> Tensor:
         """Return the loss of all ranks, float32, shape ()."""
@@ -285,8 +279,8 @@ class DimReduce(Subspace):
         residual = self.gamma * self.residual + self.gradient - self.in_subspace
         delta = self.alpha * residual - step
         delta = ops.depend(delta, ops.assign(self.residual, residual))
-        for weight, value in zip(self.weight, self.parts(self.weights_before)):
-            delta = ops.depend(delta, ops.assign(weight, value))
+        before = self.parts(self.weights_before)
+        delta = ops.depend(delta, each(ops.assign, self.weight, before))
         delta = ops.depend(delta, self._remember(accepted, length, start, slope))
         delta = ops.depend(delta, self._count(accepted, length, tried, updated))
         return self.parts(delta)
@@ -302,26 +296,20 @@ class DimReduce(Subspace):
             factor = ops.select(shrink, ops.ones_like(length) * self.shrinking, 1.0)
             kept = kept * factor
             done = ops.depend(done, ops.assign(self.failures_in_a_row, in_a_row))
-        for place, new, old in (
-            (self.inverse_hessian, self.next_inverse_hessian, kept),
-            (self.last_gradient, self.next_gradient, self.last_gradient),
-            (self.last_step, length * self.next_step, self.last_step),
-        ):
-            value = ops.select(ops.broadcast_to(accepted, place.shape), new, old)
-            done = ops.depend(done, ops.assign(place, value))
-        return done
+        state = (self.inverse_hessian, self.last_gradient, self.last_step)
+        old = (kept, self.last_gradient, self.last_step)
+        new = (self.next_inverse_hessian, self.next_gradient, length * self.next_step)
+        return ops.depend(done, each(ops.partial(_replaced, accepted), state, old, new))
 
     def _count(self, accepted: Tensor, length: Tensor, tried: Tensor, updated: Tensor) -> Tensor:
         one = ops.cast(accepted, ms.int32)
-        done = ops.assign(self.step_length, length)
-        for counter, more in (
-            (self.accepted_steps, one),
-            (self.failed_searches, 1 - one),
-            (self.updates, one * ops.cast(updated, ms.int32)),
-            (self.trials_run, tried),
-        ):
-            done = ops.depend(done, ops.assign(counter, counter + more))
-        return done
+        done = (
+            ops.assign_add(self.accepted_steps, one),
+            ops.assign_add(self.failed_searches, 1 - one),
+            ops.assign_add(self.updates, one * ops.cast(updated, ms.int32)),
+            ops.assign_add(self.trials_run, tried),
+        )
+        return ops.depend(ops.assign(self.step_length, length), done)
 
     # State under the names of mindspore.boost.
     bk = property(lambda self: self.inverse_hessian, doc="B, under upstream's name.")
@@ -346,6 +334,16 @@ def without_dropout(network: nn.Cell) -> nn.Cell:
 
 def _is_dropout(cell: nn.Cell) -> bool:
     return "Dropout" in type(cell).__name__ and type(cell).__module__.startswith("mindspore")
+
+
+def _copied(after: Tensor, target: Parameter, source: Parameter) -> Tensor:
+    """Write one Parameter into another once ``after`` is there."""
+    return ops.assign(target, ops.depend(source, after))
+
+
+def _replaced(accepted: Tensor, place: Parameter, old: Tensor, new: Tensor) -> Tensor:
+    """Write the new value where the step was accepted, else the old one."""
+    return ops.assign(place, ops.select(ops.broadcast_to(accepted, place.shape), new, old))
 
 
 def _counter(name: str) -> Parameter:

@@ -10,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import check_all, integer, shown
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.basis import rows_of_rank
@@ -41,7 +42,8 @@ class Subspace(nn.Cell):
         super().__init__(auto_prefix=False)
         self.weight = ParameterTuple(weight)
         self.n_components, self.rank, self.rank_size = n_components, rank, rank_size
-        self.sizes = [int(np.prod(one.shape)) for one in weight]
+        self.sizes = tuple(int(np.prod(one.shape)) for one in weight)
+        self.starts = tuple(int(one) for one in np.cumsum((0, *self.sizes))[:-1])
         self.share = -(-n_components // rank_size)
         rows = _checked_rows(pca_mat_local, n_components, rank, rank_size, sum(self.sizes))
         padded = np.zeros((self.share, sum(self.sizes)), np.float32)
@@ -58,19 +60,17 @@ class Subspace(nn.Cell):
 
     def flat(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return tensors of the weights' shapes as one float32 column [n, 1]."""
-        columns = ()
-        for value in values:
-            columns += (ops.reshape(ops.cast(value, ms.float32), (-1, 1)),)  # type: ignore[assignment]
-        return ops.concat(columns, 0)
+        return ops.concat(each(_column, values), 0)
 
     def parts(self, column: Tensor) -> tuple[Tensor, ...]:
         """Return a column [n, 1] as tensors of the weights' shapes and dtypes."""
-        result, start = (), 0
-        for size, weight in zip(self.sizes, self.weight):
-            part = ops.reshape(column[start : start + size], weight.shape)
-            result += (ops.cast(part, weight.dtype),)  # type: ignore[assignment]
-            start += size
-        return result
+        take = ops.partial(self._part, column)
+        parts: tuple[Tensor, ...] = each(take, self.starts, self.sizes, self.weight)
+        return parts
+
+    def _part(self, column: Tensor, start: int, size: int, weight: Parameter) -> Tensor:
+        values = ops.slice(column, (start, 0), (size, 1))
+        return ops.cast(ops.reshape(values, weight.shape), weight.dtype)
 
     def projected(self, column: Tensor) -> Tensor:
         """Return the k coordinates [k, 1] of a column [n, 1], the same on every rank."""
@@ -181,6 +181,10 @@ class ProjectedGradient(Subspace):
     def observations(self) -> dict[str, Any]:
         """Return nothing: the projection counts nothing."""
         return {}
+
+
+def _column(value: Tensor) -> Tensor:
+    return ops.reshape(ops.cast(value, ms.float32), (-1, 1))
 
 
 def basis_mark(rows: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import check_all
 from mindspore_boost_ext.config.sections import GradAccumulationConfig
 from mindspore_boost_ext.report import warn
@@ -115,11 +116,13 @@ class GradientAccumulation(nn.Cell):
 
     def accumulate(self, gradients: tuple[Tensor, ...], weight: float | Tensor = 1.0) -> Tensor:
         """Add the gradients of one micro-batch, times ``weight``, to the buffers."""
-        for index, buffer in enumerate(self._grad_accumulation):
-            gradient = ops.cast(gradients[index], ms.float32)
-            ops.assign_add(buffer, gradient * weight if self.by_samples else gradient)
+        done = each(ops.partial(self._add, weight), self._grad_accumulation, gradients)
         ops.assign_add(self._total_weight, ops.cast(weight, ms.float32) if self.by_samples else 1.0)
-        return ops.assign_add(self._accumulation_step, 1)
+        return ops.depend(ops.assign_add(self._accumulation_step, 1), done)
+
+    def _add(self, weight: float | Tensor, buffer: Parameter, gradient: Tensor) -> Tensor:
+        gradient = ops.cast(gradient, ms.float32)
+        return ops.assign_add(buffer, gradient * weight if self.by_samples else gradient)
 
     def is_full(self) -> Tensor:
         """Return bool, shape (): whether the window has all its micro-batches."""
@@ -135,18 +138,18 @@ class GradientAccumulation(nn.Cell):
 
     def window_gradients(self) -> tuple[Tensor, ...]:
         """Return the mean over what the window holds, in the dtypes of the parameters."""
-        gradients = ()
-        for index, buffer in enumerate(self._grad_accumulation):
-            mean = buffer / self._total_weight
-            gradients += (ops.cast(mean, self.weights[index].dtype),)  # type: ignore[assignment]
-        return gradients
+        means: tuple[Tensor, ...] = each(self._mean, self._grad_accumulation, self.weights)
+        return means
+
+    def _mean(self, buffer: Parameter, weight: Parameter) -> Tensor:
+        return ops.cast(buffer / self._total_weight, weight.dtype)
 
     def clear(self) -> Tensor:
         """Empty the window."""
-        for buffer in self._grad_accumulation:
-            ops.assign(buffer, ops.zeros_like(buffer))
+        done = each(_emptied, self._grad_accumulation)
         ops.assign(self._total_weight, ops.zeros_like(self._total_weight))
-        return ops.assign(self._accumulation_step, ops.zeros_like(self._accumulation_step))
+        step = ops.assign(self._accumulation_step, ops.zeros_like(self._accumulation_step))
+        return ops.depend(step, done)
 
     def restricted(self, optimizer: nn.Cell, positions: Sequence[int]) -> GradientAccumulation:
         """Return this window for some of the parameters: same buffers, same counters.
@@ -198,6 +201,10 @@ class GradientAccumulation(nn.Cell):
                 f"than the {steps} steps of an epoch: the window carries over, unless "
                 "FlushAccumulation closes it"
             )
+
+
+def _emptied(buffer: Parameter) -> Tensor:
+    return ops.assign(buffer, ops.zeros_like(buffer))
 
 
 def _buffer(parameter: Parameter) -> Parameter:

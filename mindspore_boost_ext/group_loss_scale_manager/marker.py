@@ -8,6 +8,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindspore_boost_ext.base.mapping import each
+
 # What a marker records: dout is bad, dx is bad, dout is bad, and 1; see marker_constants.
 _SEEN = np.array([[1, 0, 1, 0], [0, 1, 0, 0]], np.float32)
 _ENTERED = np.array([0, 0, 0, 1], np.float32)
@@ -66,15 +68,11 @@ def marker_gradients_of(records: tuple[Tensor, ...]) -> Tensor:
     Args:
         records: for each marker the gradient before and after its ratio, and where they go.
     """
-    finite: tuple[Any, ...] = ()
-    rows: tuple[Any, ...] = ()
-    for index in range(0, len(records), 3):
-        finite += (_finite(records[index]), _finite(records[index + 1]))
-        rows += (records[index + 2],)
     # All at once: in PYNATIVE_MODE a small network's step costs what its operators count.
-    bad = 1.0 - ops.cast(ops.reshape(ops.stack(finite), (-1, 2)), ms.float32)
+    finite = ops.stack((*each(_finite, records[::3]), *each(_finite, records[1::3])))
+    bad = 1.0 - ops.transpose(ops.reshape(ops.cast(finite, ms.float32), (2, -1)), (1, 0))
     marker_gradients = ops.matmul(bad, Tensor(_SEEN)) + Tensor(_ENTERED)
-    return (ops.stack(rows) * ops.expand_dims(marker_gradients, 1)).sum(0)
+    return (ops.stack(records[2::3]) * ops.expand_dims(marker_gradients, 1)).sum(0)
 
 
 def _finite(values: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import each, entry
 from mindspore_boost_ext.stages.gradients import unscaled
 from mindspore_boost_ext.stages.loss_scale import OneScale
 from mindspore_boost_ext.stages.overflow import FiniteDetector, OverflowDetector
@@ -77,10 +78,7 @@ class GroupedScale(OneScale):
 
     def of_layers(self, scale: Tensor) -> Any:
         """Return, for each layer that captures, the scale that its output gradients carry."""
-        result = ()
-        for group in self.group_of_layer:
-            result += (scale[group],)  # type: ignore[assignment]
-        return result
+        return each(ops.partial(entry, ops.unstack(scale)), self.group_of_layer)
 
     def finish(
         self,
@@ -103,9 +101,8 @@ class GroupedScale(OneScale):
         entered = ops.logical_and(marked[1:-1, 3] > 0, self.has_weights)
         # Without its marker a group's gradients do not carry its scale: nothing may be divided.
         complete = ops.logical_or(entered, ops.logical_not(self.has_weights)).all()
-        result = ()
-        for gradient, group in zip(gradients, self.group_of_weight):
-            result += (unscaled(gradient, scale[group]),)  # type: ignore[assignment]
+        scales = each(ops.partial(entry, ops.unstack(scale)), self.group_of_weight)
+        result = each(unscaled, scales, gradients)
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
         # A group of which nothing is trained may hand on an overflow, but has none to grow for.
         skip = ops.depend(skip, self.manager.update(blamed, ops.logical_or(entered, blamed)))
@@ -115,9 +112,7 @@ class GroupedScale(OneScale):
         """Return bool [n]: whether a gradient of the group's own weights is not finite."""
         found = ()
         for places in self.places_of_group:
-            own = ()
-            for place in places:
-                own += (gradients[place],)  # type: ignore[assignment]
+            own = each(ops.partial(entry, gradients), places)
             found += (ops.reshape(self.detector.any_non_finite(own), ()),)  # type: ignore[assignment]
         return ops.stack(found)
 

@@ -9,19 +9,21 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import RowTensor
+from mindspore_boost_ext.base.mapping import each
 
 
 def filled_like(outputs: Any, value: float) -> Any:
     """Return ``value`` in shape and dtype of a network's output, or of each of its outputs."""
     if not isinstance(outputs, tuple):
-        return ops.fill(outputs.dtype, outputs.shape, value)
-    result = ()
-    for output in outputs:
-        result += (ops.fill(output.dtype, output.shape, value),)  # type: ignore[assignment]
-    return result
+        return _filled(value, outputs)
+    return each(ops.partial(_filled, value), outputs)
 
 
-def unscaled(gradient: Any, scale: Tensor) -> Any:
+def _filled(value: float, output: Tensor) -> Tensor:
+    return ops.fill(output.dtype, output.shape, value)
+
+
+def unscaled(scale: Tensor, gradient: Any) -> Any:
     """Return one gradient divided by a float32 scalar, in the dtype of the gradient.
 
     Divided, and in float32: one over a large loss scale is 0 in float16, and no normal number in
@@ -35,18 +37,17 @@ def unscaled(gradient: Any, scale: Tensor) -> Any:
 
 def unscaled_all(gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
     """Return all gradients divided by one float32 scalar."""
-    result = ()
-    for gradient in gradients:
-        result += (unscaled(gradient, scale),)  # type: ignore[assignment]
+    result: tuple[Any, ...] = each(ops.partial(unscaled, scale), gradients)
     return result
 
 
 def global_norm(gradients: tuple[Any, ...]) -> Tensor:
     """Return the 2-norm of all (dense) gradients together: float32, shape ()."""
-    squares = ()
-    for gradient in gradients:
-        squares += (ops.square(ops.cast(gradient, ms.float32)).sum(),)  # type: ignore[assignment]
-    return ops.sqrt(ops.addn(squares))
+    return ops.sqrt(ops.addn(each(_sum_of_squares, gradients)))
+
+
+def _sum_of_squares(gradient: Tensor) -> Tensor:
+    return ops.square(ops.cast(gradient, ms.float32)).sum()
 
 
 def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:

@@ -12,13 +12,13 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import functional
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import each, entry
 
 CHECK_MODE_VARIABLE = "MS_ASCEND_CHECK_OVERFLOW_MODE"
 _SATURATION_ONLY = frozenset({"ascend910", "ascend310", "ascend310p", "ascend310b"})
 _BOTH_MODES = frozenset({"ascend910b", "ascend910_93"})
 # Starting a kernel costs as much as reading this many values: fewer are joined before the test.
 _SMALL = 1 << 16
-_JOINED = (ms.float32, ms.float16)
 
 
 def _widened(value: Tensor) -> Tensor:
@@ -27,33 +27,47 @@ def _widened(value: Tensor) -> Tensor:
 
 def _finite_flag(value: Tensor) -> Tensor:
     """Return bool[1]: whether a tensor is finite. Kernels want one axis to be fast."""
-    return ops.all(ops.isfinite(ops.reshape(value, (-1,))), keep_dims=True)
+    return ops.all(ops.isfinite(ops.reshape(_widened(value), (-1,))), keep_dims=True)
 
 
 def _finite_flags(values: tuple[Tensor, ...]) -> Tensor:
     """Return bool[n]: whether each of n tensors is finite."""
-    flags: tuple[Tensor, ...] = ()
-    for value in values:
-        flags += (_finite_flag(_widened(value)),)
-    return ops.concat(flags)
+    return ops.concat(each(_finite_flag, values))
 
 
 def _all_finite(values: tuple[Tensor, ...]) -> Tensor:
     """Return bool, shape (): whether all are finite; the small ones of a dtype in one go."""
-    flags: tuple[Tensor, ...] = ()
-    for kind in _JOINED:
-        small: tuple[Tensor, ...] = ()
-        for value in values:
-            if value.size <= _SMALL and _widened(value).dtype == kind:
-                small += (ops.reshape(_widened(value), (-1,)),)
-        if len(small) > 0:
-            flags += (_finite_flag(ops.concat(small)),)
-    for value in values:
-        if value.size > _SMALL or _widened(value).dtype not in _JOINED:
-            flags += (_finite_flag(_widened(value)),)
+    singles, wide, half = _shared_out(each(_size, values), each(_kind, values))
+    flags: tuple[Tensor, ...] = each(_finite_flag, each(ops.partial(entry, values), singles))
+    if len(wide) > 0:
+        flags += (_finite_flag(ops.concat(each(ops.partial(_column, values), wide))),)
+    if len(half) > 0:
+        flags += (_finite_flag(ops.concat(each(ops.partial(_column, values), half))),)
     if len(flags) == 1:
         return ops.reshape(flags[0], ())
     return ops.concat(flags).all()
+
+
+def _size(value: Tensor) -> Any:
+    return value.size
+
+
+def _kind(value: Tensor) -> Any:
+    return value.dtype
+
+
+def _column(values: tuple[Tensor, ...], place: int) -> Tensor:
+    return ops.reshape(_widened(values[place]), (-1,))
+
+
+@ops.constexpr
+def _shared_out(sizes: tuple[int, ...], kinds: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return where the tensors stand that are tested alone, as float32, and as float16."""
+    found: dict[Any, list[int]] = {None: [], ms.float32: [], ms.float16: []}
+    for place, (size, kind) in enumerate(zip(sizes, kinds)):
+        tested_as = ms.float32 if kind == ms.bfloat16 else kind
+        found[tested_as if size <= _SMALL and tested_as in found else None].append(place)
+    return tuple(tuple(places) for places in found.values())
 
 
 # On CPU a dozen small operators one by one cost ten times a compiled graph of them.
@@ -69,13 +83,12 @@ def _compiled_any_non_finite(*values: Tensor) -> Tensor:
 
 def values_of(gradients: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the stored values: of a dense gradient itself, of a row-sparse or COO one its rows."""
-    values: tuple[Tensor, ...] = ()
-    for gradient in gradients:
-        if isinstance(gradient, Tensor):
-            values += (gradient,)
-        else:
-            values += (gradient.values,)
+    values: tuple[Tensor, ...] = each(_values, gradients)
     return values
+
+
+def _values(gradient: Any) -> Tensor:
+    return gradient if isinstance(gradient, Tensor) else gradient.values
 
 
 # In GRAPH_MODE a network with a sparse lookup has gradients, all of them, whose type the compiler
@@ -262,10 +275,10 @@ class InfNanDetector(FiniteDetector):
         """Return bool[n]: True where a tensor holds inf or nan."""
         if not self.one_kernel:
             return ops.logical_not(_finite_flags(values))
-        flags: tuple[Tensor, ...] = ()
-        for value in values:
-            flags += (ops.reshape(self.operator((value,)), (1,)),)
-        return ops.concat(flags)
+        return ops.concat(each(self._not_finite, values))
+
+    def _not_finite(self, value: Tensor) -> Tensor:
+        return ops.reshape(self.operator((value,)), (1,))
 
     def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return bool, shape (): True when any tensor holds inf or nan."""
@@ -289,10 +302,10 @@ class FloatStatusDetector(FiniteDetector):
 
     def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return bool[n]: True where a tensor holds inf or nan."""
-        flags: tuple[Tensor, ...] = ()
-        for value in values:
-            flags += (self.operator(_widened(value)),)
-        return ops.greater(ops.concat(flags), 0)
+        return ops.greater(ops.concat(each(self._status, values)), 0)
+
+    def _status(self, value: Tensor) -> Tensor:
+        return self.operator(_widened(value))
 
 
 class CPUFiniteDetector(FiniteDetector):

@@ -326,15 +326,27 @@ class MeanOverRanks(nn.Cell):
         result: tuple[Any, ...] = ()
         for first, last in self.bounds:
             group = tensors[2 * first : 2 * last]
-            flat: tuple[Any, ...] = ()
-            for one in group:
-                flat += (ops.reshape(one, (-1,)),)
-            mean = self.all_reduce(ops.concat(flat)) / self.degree
-            start = 0
-            for one in group:
-                result += (ops.reshape(mean[start : start + one.size], one.shape),)
-                start += one.size
+            mean = self.all_reduce(ops.concat(each(_flat, group))) / self.degree
+            starts = _starts(each(_size, group))
+            result += each(ops.partial(_taken_out, mean), starts, group)
         return result
+
+
+def _flat(value: Tensor) -> Tensor:
+    return ops.reshape(value, (-1,))
+
+
+def _size(value: Tensor) -> Any:
+    return value.size
+
+
+@ops.constexpr
+def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sum(sizes[:place]) for place in range(len(sizes)))
+
+
+def _taken_out(flat: Tensor, start: int, like: Tensor) -> Tensor:
+    return ops.reshape(ops.slice(flat, (start,), (like.size,)), like.shape)
 
 
 __all__ = ["Curvature", "CurvatureSettings", "LayerFactors"]
