@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import mindspore as ms
-import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import each
-from mindspore_boost_ext.config.rules import check, integer, real, shown
+from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
+from mindspore_boost_ext.thor.arguments import checked_damping, checked_rule, checked_split
 from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
@@ -149,9 +149,9 @@ class THOR(nn.Optimizer):
         self.use_nesterov, self.opt = bool(use_nesterov), ops.ApplyMomentum()
         self.samples, self.frequency = float(batch_size), int(frequency)
         self.enable_clip_grad, self.kl_clip = bool(enable_clip_grad), kl_clip
-        self.split_indices = _checked_split(split_indices)
-        self.damping = _checked_damping(damping)
-        settings = CurvatureSettings(_checked_rule(trace_rule), bool(pi_damping), moving_average)
+        self.split_indices = checked_split(split_indices)
+        self.damping = checked_damping(damping)
+        settings = CurvatureSettings(checked_rule(trace_rule), bool(pi_damping), moving_average)
         self._register(net, _WHOLE if block_size is None else int(block_size), settings)
 
     def _register(self, net: nn.Cell, block: int, settings: CurvatureSettings) -> None:
@@ -244,14 +244,16 @@ class THOR(nn.Optimizer):
         rate = self.get_lr()
         gradients = self.decay_weight(self._directions(gradients, rate))
         self.assignadd(self.global_step, self.global_step_increase_tensor)
-        if self.is_group_lr:
-            done = each(self._move, rate, self.parameters, self.moments, gradients)
-        else:
-            move = ops.partial(self._move, rate)
-            done = each(move, self.parameters, self.moments, gradients)
+        done = self._each(self._move, rate, self.parameters, self.moments, gradients)
         return ops.depend(self.look_for_taps(), done)
 
     _update_compiled = ms.jit(_update)
+
+    def _each(self, function: Any, rate: Any, *columns: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        """Call a function with the rate of each parameter and its entries of the columns."""
+        if self.is_group_lr:
+            return each(function, rate, *columns)  # type: ignore[no-any-return]
+        return each(ops.partial(function, rate), *columns)  # type: ignore[no-any-return]
 
     def _move(self, rate: Tensor, weight: Parameter, moment: Parameter, gradient: Tensor) -> Tensor:
         """Update one parameter by its direction."""
@@ -285,11 +287,7 @@ class THOR(nn.Optimizer):
 
     def _clipped(self, found: tuple[Tensor, ...], gradients: Any, rate: Any) -> tuple[Tensor, ...]:
         """Shrink the preconditioned directions so that the predicted KL divergence is bounded."""
-        if self.is_group_lr:
-            products = each(self._product, rate, self.layer_of, found, gradients)
-        else:
-            products = each(ops.partial(self._product, rate), self.layer_of, found, gradients)
-        total = ops.addn(products)
+        total = ops.addn(self._each(self._product, rate, self.layer_of, found, gradients))
         factor = ops.clamp(ops.sqrt(self.kl_clip / ops.clamp(total, 1e-30, None)), None, 1.0)
         result: tuple[Tensor, ...] = each(ops.partial(_shrunk, factor), self.layer_of, found)
         return result
@@ -394,52 +392,6 @@ def _shrunk(factor: Tensor, layer: int, direction: Tensor) -> Tensor:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(str(size) for size in shape)
-
-
-def _checked_split(indices: Sequence[int] | None) -> tuple[int, ...] | None:
-    if indices is None:
-        return None
-    rule = integer(0)
-    good = isinstance(indices, (list, tuple)) and all(rule.accepts(one) for one in indices)
-    if not good or any(one >= two for one, two in zip(indices, indices[1:])):
-        raise ValueError(
-            f"THOR.split_indices must be None or a list of ints >= 0 in rising order, got "
-            f"{shown(indices)}"
-        )
-    return tuple(int(one) for one in indices)
-
-
-def _checked_rule(rule: Any) -> tuple[float, float] | None:
-    if rule is None:
-        return None
-    number = real("[0, inf)")
-    pair = isinstance(rule, (list, tuple)) and len(rule) == 2 and all(map(number.accepts, rule))
-    if not pair or rule[0] < rule[1]:
-        raise ValueError(
-            f"THOR.trace_rule must be None or two numbers w1 >= w2 >= 0, got {shown(rule)}"
-        )
-    return float(rule[0]), float(rule[1])
-
-
-def _checked_damping(damping: Any) -> Any:
-    """Return the damping as a schedule (Cell), or as float32 [steps]."""
-    if isinstance(damping, nn.Cell):
-        return damping
-    values = damping.asnumpy() if isinstance(damping, Tensor) else damping
-    if isinstance(values, (str, bytes, dict)) or values is None or isinstance(values, bool):
-        raise TypeError(
-            "THOR.damping must be a number, a list of numbers, a Tensor or a "
-            f"LearningRateSchedule, got {shown(damping)}"
-        )
-    try:
-        values = np.atleast_1d(np.asarray(values, np.float32))
-    except (TypeError, ValueError):
-        values = np.array([np.nan])
-    if values.ndim != 1 or not values.size or not (np.isfinite(values) & (values >= 0)).all():
-        raise ValueError(
-            f"THOR.damping must be finite and >= 0 in every step, got {shown(damping)}"
-        )
-    return Tensor(values, ms.float32)
 
 
 def thor_of(optimizer: Any) -> THOR | None:
