@@ -215,7 +215,7 @@ def ours(manager: Any = None, network: nn.Cell | None = None, **sections: Any) -
         loss,
         momentum(network),
         level="O1",
-        config={"boost": switches, **sections},
+        config={"boost": switches, **{name: one for name, one in sections.items() if one}},
         loss_scale_manager=manager,
     )
     return step.train_network  # type: ignore[no-any-return]

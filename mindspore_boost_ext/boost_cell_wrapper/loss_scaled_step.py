@@ -170,8 +170,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         *inputs: Tensor,
     ) -> Tensor:
         loss = connected(loss, self._state)
-        loss = ops.depend(loss, ops.assign_add(self.skipped_steps, ops.cast(overflow, ms.int32)))
         if overflow:
+            loss = ops.depend(loss, ops.assign_add(self.skipped_steps, 1))
             if self.window_part is not None and self.window_part.drops_on_overflow:
                 loss = ops.depend(loss, self.window_part.clear())
         else:

@@ -181,9 +181,11 @@ class GroupLossScaleManager(nn.Cell):
             x = hooked(x, scaled)
         return x if dtype is None else ops.cast(x, dtype)
 
-    def marker_gradients(self, records: tuple[Tensor, ...]) -> Tensor:
-        """Return what markers recorded by hooks: float32 [n + 2, 4], as the probe's gradient."""
-        return ops.zeros_like(self.probe) if len(records) == 0 else marker_gradients_of(records)
+    def marked(self, probe_gradient: Tensor, records: tuple[Tensor, ...]) -> Tensor:
+        """Return what all markers saw: the probe's gradient, and what was recorded by hooks."""
+        if len(records) == 0:
+            return probe_gradient
+        return probe_gradient + marker_gradients_of(records)
 
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
         """Mark the passage from group ``layer1`` to group ``layer2``."""

@@ -10,10 +10,6 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.base.mapping import each
 
-# What a marker records: dout is bad, dx is bad, dout is bad, and 1; see marker_constants.
-_SEEN = np.array([[1, 0, 1, 0], [0, 1, 0, 0]], np.float32)
-_ENTERED = np.array([0, 0, 0, 1], np.float32)
-
 
 class Marker(nn.Cell):
     """Identity forwards; backwards a factor, and a note of overflow as gradient of ``probe``."""
@@ -50,7 +46,8 @@ def scaled_and_recorded(
 ) -> tuple[Any, ...]:
     """Scale in float32: no large ratio and no small gradient is lost before the product."""
     ends = ops.matmul(pick, scales)
-    dx = ops.cast(dout, ms.float32) * (ends[0] / ends[1])
+    one, other = ops.unstack(ends)
+    dx = ops.cast(dout, ms.float32) * (one / other)
     dx = ops.cast(dx, dtype)
     unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
     return (
@@ -68,11 +65,15 @@ def marker_gradients_of(records: tuple[Tensor, ...]) -> Tensor:
     Args:
         records: for each marker the gradient before and after its ratio, and where they go.
     """
-    # All at once: in PYNATIVE_MODE a small network's step costs what its operators count.
-    finite = ops.stack((*each(_finite, records[::3]), *each(_finite, records[1::3])))
-    bad = 1.0 - ops.transpose(ops.reshape(ops.cast(finite, ms.float32), (2, -1)), (1, 0))
-    marker_gradients = ops.matmul(bad, Tensor(_SEEN)) + Tensor(_ENTERED)
-    return (ops.stack(records[2::3]) * ops.expand_dims(marker_gradients, 1)).sum(0)
+    noted = each(_noted, records[::3], records[1::3], records[2::3])
+    return noted[0] if len(noted) == 1 else ops.addn(noted)
+
+
+def _noted(before: Tensor, after: Tensor, rows: Tensor) -> Tensor:
+    """Return what one marker notes; see :func:`marker_constants` for the columns."""
+    finite = _finite(before)
+    unseen = ops.stack((finite, _finite(after), finite, Tensor(False)))
+    return rows * ops.cast(ops.logical_not(unseen), ms.float32)
 
 
 def _finite(values: Tensor) -> Tensor:

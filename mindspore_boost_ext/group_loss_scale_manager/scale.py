@@ -60,6 +60,7 @@ class GroupedScale(OneScale):
             for one in range(count)
         )
         self.has_weights = Tensor([len(places) > 0 for places in self.places_of_group])
+        self.has_none = Tensor([len(places) == 0 for places in self.places_of_group])
 
     def restricted(self, positions: tuple[int, ...]) -> GroupedScale:
         """Return this part for the weights at some positions."""
@@ -93,14 +94,14 @@ class GroupedScale(OneScale):
         An overflow counts if it reaches the gradient of a weight that this step trains. The scale
         of a group of which it trains nothing does not grow.
         """
-        marked = extra[0] + self.manager.marker_gradients(records)
+        marked = self.manager.marked(extra[0], records)
         own = self._own_overflows(gradients)
         # In GRAPH_MODE markers also see branches in which nothing is trained at present.
         blamed = ops.logical_and(self.manager.blamed(marked, own), own.any())
         blamed = self.detector.agree(blamed)
         entered = ops.logical_and(marked[1:-1, 3] > 0, self.has_weights)
         # Without its marker a group's gradients do not carry its scale: nothing may be divided.
-        complete = ops.logical_or(entered, ops.logical_not(self.has_weights)).all()
+        complete = ops.logical_or(entered, self.has_none).all()
         scales = each(ops.partial(entry, ops.unstack(scale)), self.group_of_weight)
         result = each(unscaled, scales, gradients)
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
