@@ -104,7 +104,7 @@ def speed(names: Sequence[str], pairs: int) -> None:
         optimizer = THOR(own, 1e-3, DAMPING, 0.9, frequency=10**6)
         step = BoostTrainOneStepCell(networks.with_loss(own), optimizer).set_train()
         rows_of = rows_of_layers(own, optimizer, batch[0])
-        first = _once(lambda: step(*batch))  # noqa: B023  (compiles the capturing step)
+        _once(lambda: step(*batch))  # noqa: B023  (compiles the capturing step)
         ratio = harness.paired(lambda: step(*batch), lambda: plain(*batch), pairs)  # noqa: B023
         due = Tensor(0, ms.int32)
         refreshes = []
@@ -125,12 +125,11 @@ def speed(names: Sequence[str], pairs: int) -> None:
                 f"{refresh * 1e3:.1f}",
                 f"{(refresh - ordinary) / model:.2f}",
                 f"{memory_ratio(step, plain, optimizer):.3f}",
-                f"{first:.1f}",
             )
         )
     headings = (
         *("network", "momentum, ms", "ordinary step / momentum", "mean at frequency 100"),
-        *("refresh, ms", "refresh / model", "memory / estimate", "compilation, s"),
+        *("refresh, ms", "refresh / model", "memory / estimate"),
     )
     harness.print_table("Speed and memory of THOR, GRAPH mode", headings, rows)
 
