@@ -1,0 +1,206 @@
+"""How much the tests see: small faults are put into the package, one at a time, and looked for.
+
+    python tests/mutants.py [--count 200] [--seed 0] [--jobs 2] [--only thor] [--whole]
+
+A seeded sample over all places where a comparison, a sum or product, a constant, a condition, the
+order of two arguments, or a statement can be wrong. For each a copy of the project gets the fault,
+and the default run's tests of its room (then the contract suite and the combinations) run until one
+fails. mutmut keeps all variants of a function in one file, which MindSpore's parser does not read;
+cosmic-ray runs the same tests for every fault. Takes about a minute a fault on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Queue
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "mindspore_boost_ext"
+LONGEST = 3600  # seconds for the tests of one fault; longer counts as found
+SHARED = ("tests/test_contract.py", "tests/test_combinations.py", "tests/test_refused.py")
+COMPARED = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
+    **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
+    **{ast.In: ast.NotIn, ast.NotIn: ast.In},
+}
+CALCULATED = {
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult},
+    **{ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult},
+}
+COMMUTES = {"logical_or", "logical_and", "logical_xor", "maximum", "minimum", "max", "min"}
+COMMUTES |= {"mul", "add", "equal", "not_equal", "_MUL", "isclose", "gcd", "lcm"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault: what stands where in a file, and what is put there."""
+
+    path: str
+    line: int
+    start: int
+    end: int
+    before: str
+    after: str
+
+
+def mutants_of(path: Path) -> Iterator[Mutant]:
+    """Yield the faults that can be put into a file."""
+    text = path.read_text("utf-8")
+    starts = [0]
+    for line in text.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    left_out = _left_out(tree := ast.parse(text))
+    for node in ast.walk(tree):
+        if id(node) in left_out or not hasattr(node, "end_col_offset"):
+            continue
+        after = _changed(node)
+        if after is not None:
+            start = starts[node.lineno - 1] + node.col_offset
+            end = starts[node.end_lineno - 1] + node.end_col_offset
+            before = text.encode()[start:end].decode()
+            where = str(path.relative_to(ROOT))
+            yield Mutant(where, node.lineno, start, end, before, after)
+
+
+def _left_out(tree: ast.AST) -> set[int]:
+    """Return the nodes without effect: annotations, texts, what only type checkers see."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        parts: list[ast.AST | None] = []
+        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            arguments = node.args
+            parts += [one.annotation for one in [*arguments.args, *arguments.kwonlyargs]]
+            parts += [one.annotation for one in (arguments.vararg, arguments.kwarg) if one]
+            parts += [getattr(node, "returns", None)]
+        if isinstance(node, ast.AnnAssign):
+            parts += [node.annotation]
+        if isinstance(node, (ast.JoinedStr, ast.Raise)):  # wording of messages
+            parts += [node]
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            parts += [node]
+        for part in parts:
+            found |= {id(one) for one in ast.walk(part)} if part is not None else set()
+    return found
+
+
+def _changed(node: ast.AST) -> str | None:
+    """Return the source of the fault that is put in the place of a node, if there is one."""
+    one = copy.deepcopy(node)
+    if isinstance(one, ast.Compare):
+        one.ops[0] = COMPARED[type(one.ops[0])]()
+    elif isinstance(one, ast.BinOp) and type(one.op) in CALCULATED:
+        one.op = CALCULATED[type(one.op)]()
+    elif isinstance(one, ast.BoolOp):
+        one.op = ast.Or() if isinstance(one.op, ast.And) else ast.And()
+    elif isinstance(one, ast.UnaryOp) and isinstance(one.op, (ast.Not, ast.USub)):
+        one = one.operand
+    elif isinstance(one, ast.Constant) and isinstance(one.value, bool):
+        one.value = not one.value
+    elif isinstance(one, ast.Constant) and isinstance(one.value, (int, float)):
+        one.value = one.value + 1 if isinstance(one.value, int) else one.value * 2 or 1.0
+    elif isinstance(one, ast.Call) and _order_matters(one):
+        one.args[0], one.args[1] = one.args[1], one.args[0]
+    elif isinstance(one, ast.AugAssign) or (
+        isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)
+    ):
+        return "pass"
+    else:
+        return None
+    after = ast.unparse(one)
+    return (
+        f"({after})" if isinstance(node, ast.expr) and not isinstance(node, ast.Constant) else after
+    )
+
+
+def _order_matters(call: ast.Call) -> bool:
+    """Return whether a call says something else with its first two arguments exchanged."""
+    function, arguments = call.func, call.args[:2]
+    if len(arguments) < 2 or isinstance(arguments[1], ast.Starred):
+        return False
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    return name not in COMMUTES and ast.dump(arguments[0]) != ast.dump(arguments[1])
+
+
+def tests_of(path: str, whole: bool) -> list[str]:
+    """Return the tests of a room, and those that every room is in; or all."""
+    if whole:
+        return ["tests"]
+    room = Path(path).parts[1].removesuffix(".py")
+    own = [f"tests/{room}", f"tests/test_{room}.py"]
+    return [one for one in own if (ROOT / one).exists()] + list(SHARED)
+
+
+def judged(mutant: Mutant, folder: Path, whole_run: bool) -> str:
+    """Put a fault into a copy of the project, run the tests, and return what became of it."""
+    file = folder / mutant.path
+    whole = file.read_bytes()
+    file.write_bytes(whole[: mutant.start] + mutant.after.encode() + whole[mutant.end :])
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "--dist", "no"]
+    command += ["-p", "no:cacheprovider", *tests_of(mutant.path, whole_run)]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, timeout=LONGEST
+        )
+        return "survived" if done.returncode == 0 else "killed"
+    except subprocess.TimeoutExpired:
+        return "killed (too long)"
+    finally:
+        file.write_bytes(whole)
+
+
+def main() -> int:
+    """Sample, judge, and print what became of each; return 1 if less than 90 % were found."""
+    parser = argparse.ArgumentParser(description="Put faults into the package; count those found.")
+    parser.add_argument("--count", type=int, default=200, help="of faults (200)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (0)")
+    parser.add_argument("--jobs", type=int, default=2, help="at a time (2)")
+    parser.add_argument("--only", default="", help="rooms whose path holds this text (all)")
+    parser.add_argument("--whole", action="store_true", help="run all tests for each fault")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    options = parser.parse_args()
+    files = sorted((ROOT / PACKAGE).rglob("*.py"))
+    every = [one for file in files if options.only in str(file) for one in mutants_of(file)]
+    sample = random.Random(options.seed).sample(every, min(options.count, len(every)))
+    print(f"{len(sample)} of {len(every)} faults, seed {options.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(options.jobs) as pool:
+        folders: Queue[Path] = Queue()
+        for number in range(options.jobs):
+            folder = Path(place, str(number))
+            shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+            folders.put(folder)
+
+        def run(mutant: Mutant) -> str:
+            folder = folders.get()
+            try:
+                result = judged(mutant, folder, options.whole)
+            finally:
+                folders.put(folder)
+            change = f"{mutant.before!r} -> {mutant.after!r}"
+            print(f"{result:9} {mutant.path}:{mutant.line} {change[:150]}", flush=True)
+            return result
+
+        results = list(pool.map(run, sample))
+    found = sum(one != "survived" for one in results)
+    print(f"{found} of {len(results)} found: {found / max(len(results), 1):.1%}")
+    if options.json:
+        rows = [{**asdict(one), "result": result} for one, result in zip(sample, results)]
+        options.json.write_text(json.dumps(rows, indent=1), "utf-8")
+    return int(found < 0.9 * len(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The faults of mutants.py are faults: Python that says something else."""
+
+from __future__ import annotations
+
+import ast
+import random
+
+import mutants
+import pytest
+
+
+@pytest.fixture(scope="module")
+def every():
+    files = sorted((mutants.ROOT / mutants.PACKAGE).rglob("*.py"))
+    return [one for file in files for one in mutants.mutants_of(file)]
+
+
+def test_they_are_python_and_differ(every):
+    for one in random.Random(0).sample(every, 200):
+        whole = (mutants.ROOT / one.path).read_bytes()
+        changed = whole[: one.start] + one.after.encode() + whole[one.end :]
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(whole)), one
+
+
+def test_they_are_of_all_kinds(every):
+    pairs = {(one.before, one.after) for one in every}
+    assert {("1", "2"), ("True", "False")} <= pairs
+    assert any(one.after == "pass" for one in every)
+    assert any(one.before.startswith("not ") and not one.after.startswith("not") for one in every)
+
+
+def test_every_room_has_tests_of_its_own(every):
+    rooms = {one.path for one in every if len(mutants.tests_of(one.path, whole=False)) == 3}
+    assert not {one for one in rooms if one.count("/") > 1}, "folders without tests"
