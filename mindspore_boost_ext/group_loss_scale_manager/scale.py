@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import each, entry
-from mindspore_boost_ext.stages.gradients import unscaled
+from mindspore_boost_ext.stages.gradients import multiplied
 from mindspore_boost_ext.stages.loss_scale import OneScale
 from mindspore_boost_ext.stages.overflow import FiniteDetector, OverflowDetector
 
@@ -102,8 +102,8 @@ class GroupedScale(OneScale):
         entered = ops.logical_and(marked[1:-1, 3] > 0, self.has_weights)
         # Without its marker a group's gradients do not carry its scale: nothing may be divided.
         complete = ops.logical_or(entered, self.has_none).all()
-        scales = each(ops.partial(entry, ops.unstack(scale)), self.group_of_weight)
-        result = each(unscaled, scales, gradients)
+        inverses = each(ops.partial(entry, ops.unstack(1.0 / scale)), self.group_of_weight)
+        result = each(multiplied, inverses, gradients)
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
         # A group of which nothing is trained may hand on an overflow, but has none to grow for.
         skip = ops.depend(skip, self.manager.update(blamed, ops.logical_or(entered, blamed)))

@@ -10,6 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import RowTensor
 from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.products import sum_of_squares
 
 
 def filled_like(outputs: Any, value: float) -> Any:
@@ -23,31 +24,38 @@ def _filled(value: float, output: Tensor) -> Tensor:
     return ops.fill(output.dtype, output.shape, value)
 
 
-def unscaled(scale: Tensor, gradient: Any) -> Any:
-    """Return one gradient divided by a float32 scalar, in the dtype of the gradient.
+def multiplied(factor: Tensor, gradient: Any) -> Any:
+    """Return one gradient times a factor, in the dtype of the gradient.
 
-    Divided, and in float32: one over a large loss scale is 0 in float16, and no normal number in
-    float32.
+    Multiplied in float32: one over a large loss scale is 0 in float16.
+
+    Args:
+        factor (Tensor): float32, shape ().
+        gradient (Union[Tensor, RowTensor]): a gradient.
     """
     if isinstance(gradient, Tensor):
-        return ops.cast(ops.cast(gradient, ms.float32) / scale, gradient.dtype)
-    values = ops.cast(ops.cast(gradient.values, ms.float32) / scale, gradient.values.dtype)
+        return ops.cast(ops.cast(gradient, ms.float32) * factor, gradient.dtype)
+    values = ops.cast(ops.cast(gradient.values, ms.float32) * factor, gradient.values.dtype)
     return RowTensor(gradient.indices, values, gradient.dense_shape)
 
 
 def unscaled_all(gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
-    """Return all gradients divided by one float32 scalar."""
-    result: tuple[Any, ...] = each(ops.partial(unscaled, scale), gradients)
+    """Return all gradients divided by one float32 scalar.
+
+    By its inverse: a division takes a CPU twenty times as long. It is exact for powers of two,
+    which loss scales are.
+    """
+    result: tuple[Any, ...] = each(ops.partial(multiplied, 1.0 / scale), gradients)
     return result
 
 
 def global_norm(gradients: tuple[Any, ...]) -> Tensor:
     """Return the 2-norm of all (dense) gradients together: float32, shape ()."""
-    return ops.sqrt(ops.addn(each(_sum_of_squares, gradients)))
+    return ops.sqrt(ops.addn(each(_squared, gradients)))
 
 
-def _sum_of_squares(gradient: Tensor) -> Tensor:
-    return ops.square(ops.cast(gradient, ms.float32)).sum()
+def _squared(gradient: Tensor) -> Tensor:
+    return sum_of_squares(ops.cast(gradient, ms.float32))
 
 
 def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
@@ -55,7 +63,9 @@ def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
 
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """
-    return unscaled_all(gradients, ops.maximum(global_norm(gradients), norm) / norm)
+    factor = norm / ops.maximum(global_norm(gradients), norm)
+    result: tuple[Any, ...] = each(ops.partial(multiplied, factor), gradients)
+    return result
 
 
 def check_dense(network: nn.Cell, asked_by: str) -> None:

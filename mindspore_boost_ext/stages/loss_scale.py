@@ -14,6 +14,8 @@ from mindspore_boost_ext.stages.overflow import OverflowDetector
 
 # Growth of a scale stops here: one doubling more would leave float32.
 _LARGEST_SCALE = 2.0**127
+# What a loss is multiplied by at most: one over more is no normal float32, and 0 on CPU.
+_LARGEST_FACTOR = 2.0**126
 
 
 class OneScale(nn.Cell):
@@ -49,7 +51,8 @@ class OneScale(nn.Cell):
 
     def start(self, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the detector's status, the gradient of the loss, and the scale of this step."""
-        scale = self.scale_sense + 0.0  # a value of its own: the Parameter changes in `finish`
+        # A value of its own: the Parameter changes in `finish`.
+        scale = ops.minimum(self.scale_sense, _LARGEST_FACTOR)
         status, sens = self.detector.start(ops.ones_like(loss) * ops.cast(scale, loss.dtype), loss)
         return status, sens, scale
 

@@ -149,6 +149,15 @@ def test_growth_stops_before_the_scale_leaves_fp32(mode):
     assert step.observations()["loss_scale"] == 2.0**127
 
 
+def test_the_largest_scale_trains(mode):
+    """One over 2 ** 127 is no normal number of float32, and the CPU takes it for 0."""
+    net = Product(ms.float32)
+    scaled_step(net, Tensor(2.0**127), nn.SGD(net.trainable_params(), 0.5))(
+        Tensor([1.0], ms.float32)
+    )
+    assert float(net.w.asnumpy()[0]) == 0.5
+
+
 @pytest.mark.parametrize("scale", [2.0**10, 2.0**24, 2.0**26, 2.0**30])
 def test_large_scales_are_divided_out_of_float16_gradients(mode, scale):
     """One over 2 ** 26 is 0 in float16; the gradient itself, 2 ** -16, is not."""
