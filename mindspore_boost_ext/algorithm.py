@@ -111,6 +111,10 @@ class Algorithm:
         """Return what BoostMonitor shows of the last step: name -> number or bool."""
         return {}
 
+    def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
+        """Return what says after each step whether the training is over; None: the script does."""
+        return None
+
     def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
         """Raise a ``ValueError`` if state that was loaded does not go with the settings.
 

@@ -15,6 +15,7 @@ from mindspore_boost_ext.group_loss_scale_manager.algorithm import GroupedScaleA
 from mindspore_boost_ext.less_batch_normalization.algorithm import LessBNAlgorithm
 from mindspore_boost_ext.progressive_resizing.algorithm import ResizingAlgorithm
 from mindspore_boost_ext.seq_length_warmup.algorithm import SeqLengthAlgorithm
+from mindspore_boost_ext.short_schedule.algorithm import ShortScheduleAlgorithm
 from mindspore_boost_ext.thor.algorithm import ThorAlgorithm
 
 ALGORITHMS: tuple[type[Algorithm], ...] = (
@@ -27,6 +28,7 @@ ALGORITHMS: tuple[type[Algorithm], ...] = (
     GroupedScaleAlgorithm,
     ResizingAlgorithm,  # counts updates, whatever updates
     SeqLengthAlgorithm,
+    ShortScheduleAlgorithm,
     CompiledStepAlgorithm,
 )
 

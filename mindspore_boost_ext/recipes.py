@@ -11,23 +11,19 @@ from mindspore_boost_ext.config.rules import check_all, integer, one_of
 _ALL_OFF = MappingProxyType({"mode": "manual", "less_bn": False, "grad_freeze": False})
 
 
-def _growing(total_steps: int, images: Any, sequences: Any) -> dict[str, Any]:
-    """Return the sections of inputs that grow, where a network allows it."""
-    common = {"total_steps": total_steps, "if_unfit": "skip"}
+def _fast(total_steps: int, devices: int) -> dict[str, Any]:
+    common = {"total_steps": total_steps, "if_unfit": "skip"}  # where a network fixes the size
+    images, sequences = [[0.6, 0.75]], [[0.3, 0.25], [0.3, 0.5]]
     return {
+        "boost": {**_ALL_OFF},
         "progressive_resizing": {"phases": images, **common},
         "seq_length_warmup": {"phases": sequences, "method": "reshape", **common},
     }
 
 
-def _fast(total_steps: int, devices: int) -> dict[str, Any]:
-    phases = [[0.6, 0.75]], [[0.3, 0.25], [0.3, 0.5]]
-    return {"boost": {**_ALL_OFF}, **_growing(total_steps, *phases)}
-
-
 def _fastest(total_steps: int, devices: int) -> dict[str, Any]:
-    phases = [[0.35, 0.5], [0.3, 0.75]], [[0.35, 0.25], [0.35, 0.5]]
-    return {"boost": {**_ALL_OFF}, **_growing(total_steps, *phases)}
+    half = {"share": 0.5, "total_steps": total_steps, "if_unfit": "skip"}
+    return {"boost": {**_ALL_OFF}, "short_schedule": half}
 
 
 def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
@@ -50,12 +46,14 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
 
     Change what you like in it, or write it to a file: it is plain JSON. What each recipe gains and
     costs, on which networks, stands in ``docs/RECIPES.md``. Source: Howard, fast.ai DAWNBench, 2018
-    (images); Li, Zhang, He, The Stability-Efficiency Dilemma, 2022 (sequences).
+    (images); Li, Zhang, He, The Stability-Efficiency Dilemma, 2022 (sequences); Li, Yumer, Ramanan,
+    Budgeted Training, ICLR 2020 (half of the training).
 
     Args:
-        name (str): ``"fast"`` is meant to reach plain training's result sooner, ``"fastest"`` to
-            come close to it in still less time. Both train a network that fixes the size of its
-            inputs at full size. ``"large-batch"`` makes one update of four batches, and over
+        name (str): ``"fast"`` is meant to reach plain training's result sooner: it trains a network
+            that fixes the size of its inputs as ever. ``"fastest"`` is meant to come close to it
+            in half of the time: it ends the training there, and leaves a constant rate alone.
+            ``"large-batch"`` makes one update of four batches, and over
             several devices combines them by AdaSum.
         total_steps (int): updates of the whole training, from 1 to 2**31 - 1.
         devices (int): processes that train together, from 1 on. Default: 1.

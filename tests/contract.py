@@ -15,6 +15,7 @@ from mindspore import Tensor, nn
 from mindspore_boost_ext import AutoBoost, GroupLossScaleManager
 
 STEPS, RESUME_AT = 12, 7  # the resume point divides no window and no schedule
+FALLING = [0.1 - 0.0008 * step for step in range(120)]
 
 
 def switched(**switches):
@@ -195,6 +196,12 @@ ALGORITHMS += [
         "seq_length_warmup",
         net=lambda: Pooled(1, channels_first=False),
         inputs=lambda x: x[:, None] * np.linspace(0.5, 2, 4, dtype="f")[:, None],
+    ),
+    Algorithm(
+        "short_schedule",
+        {**switched(short_schedule=True), "short_schedule": {"share": 0.6, "total_steps": 120}},
+        "short_schedule",
+        model=lambda net: {"optimizer": nn.Momentum(net.trainable_params(), FALLING, 0.9)},
     ),
     Algorithm("compiled_step", switched(compiled_step=True), "compiled_step"),
 ]

@@ -27,6 +27,7 @@ FLOORS = [
         "less_batch_normalization",
         "progressive_resizing",
         "seq_length_warmup",
+        "short_schedule",
         "thor",
     },
     {"algorithms"},

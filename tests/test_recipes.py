@@ -83,7 +83,6 @@ SEQUENCES = np.random.default_rng(0).integers(0, 5, (4, 8)).astype(np.int32)
 RESIZING, WARMUP = "progressive_resizing", "seq_length_warmup"
 
 
-@pytest.mark.parametrize("name", ["fast", "fastest"])
 @pytest.mark.parametrize(
     ("net", "batch", "applied"),
     [
@@ -92,18 +91,38 @@ RESIZING, WARMUP = "progressive_resizing", "seq_length_warmup"
         (LeNet5, (IMAGES, LABELS), set()),
     ],
 )
-def test_what_acts_on_which_network(mode, name, net, batch, applied):
+def test_what_fast_does_to_which_network(mode, net, batch, applied):
     net = net()
     step = ms.Model(
         net,
         EachPlace(),
         nets.momentum(net.trainable_params()),
         boost_level="O1",
-        boost_config_dict=recipe(name, 20),
+        boost_config_dict=recipe("fast", 20),
     ).train_network
     assert np.isfinite(step(*map(Tensor, batch)).asnumpy())
     rows = {one: step.report()[one].status for one in (RESIZING, WARMUP)}
     assert {one for one, status in rows.items() if status == "applied"} == applied
+
+
+@pytest.mark.parametrize(
+    ("rate", "status"), [([0.1 - 0.01 * one for one in range(8)], "applied"), (0.1, "skipped")]
+)
+def test_fastest_makes_half_of_the_updates_of_a_schedule(mode, rate, status):
+    net = LeNet5()
+    optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
+    model = ms.Model(
+        net,
+        nets.loss_fn(),
+        optimizer,
+        boost_level="O1",
+        boost_config_dict=recipe("fastest", 8),
+    )
+    data = ms.dataset.NumpySlicesDataset((IMAGES, LABELS), shuffle=False).batch(2)
+    steps = []
+    model.train(4, data, callbacks=ms.train.LambdaCallback(on_train_step_end=steps.append))
+    assert len(steps) == (4 if status == "applied" else 8)
+    assert model.train_network.report()["short_schedule"].status == status
 
 
 def launched(*words):

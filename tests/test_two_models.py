@@ -165,8 +165,9 @@ def parts(name):
         return net, make_optimizer(net), lambda own: model_of(net, own, config)
     algorithm = BY_ALGORITHM[name]
     net = algorithm.net()
-    own = nn.Momentum(net.trainable_params(), 0.05, 0.9)
-    return net, own, lambda own: model_of(net, own, algorithm.on, **algorithm.model(net))
+    arguments = algorithm.model(net)
+    own = arguments.pop("optimizer", None) or nn.Momentum(net.trainable_params(), 0.05, 0.9)
+    return net, own, lambda own: model_of(net, own, algorithm.on, **arguments)
 
 
 BEGIN_ANEW = ("grad_freeze, adaptive",)  # the looks at weights belong to a Model

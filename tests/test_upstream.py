@@ -69,6 +69,16 @@ result = {{"losses": losses, "weights": [v.tolist() for v in nets.weights(net).v
         np.testing.assert_array_equal(ours, np.array(theirs, np.float32))
 
 
+# Those that upstream does not have.
+SWITCHES = (
+    "thor",
+    "progressive_resizing",
+    "seq_length_warmup",
+    "short_schedule",
+    "compiled_step",
+)
+
+
 def test_level_tables_and_defaults_are_upstreams(tmp_path):
     result = upstream(
         """
@@ -88,8 +98,8 @@ result["names"] = list(boost.__all__)
     )
     for level in ("O0", "O1", "O2"):
         own = AutoBoost(level).boost_config
-        for name in ("thor", "progressive_resizing", "seq_length_warmup", "compiled_step"):
-            assert own.pop(name) is False  # a switch that upstream does not have
+        for name in SWITCHES:
+            assert own.pop(name) is False
         assert own == result[level]
     config = AutoBoost("O1").config
     sections = (

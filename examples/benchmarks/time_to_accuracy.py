@@ -31,7 +31,7 @@ from harness import print_table
 from mindspore import Tensor, nn
 from tasks import TASKS, Arrays, Task, loss_of
 
-from mindspore_boost_ext import recipe
+from mindspore_boost_ext import BoostTrainOneStepCell, recipe
 from mindspore_boost_ext.cli.results import for_good
 from mindspore_boost_ext.recipes import NAMES
 
@@ -78,7 +78,8 @@ def course_of(task: Task, run: str, seed: int) -> Course:
     model = ms.Model(network, loss_of(task), optimizer, **boost)
     step, evaluated = model.train_network.set_train(), Course([], [])
     generator, seconds, order = np.random.default_rng(seed), 0.0, np.empty(0, int)
-    for number in range(1, task.steps + 1):
+    updates = updates_of(step, task)
+    for number in range(1, updates + 1):
         if len(order) < task.batch:
             order = generator.permutation(len(train[0]))
         chosen, order = order[: task.batch], order[task.batch :]
@@ -86,12 +87,18 @@ def course_of(task: Task, run: str, seed: int) -> Course:
         start = time.perf_counter()
         step(*batch).asnumpy()
         seconds += time.perf_counter() - start
-        if number % (task.steps // EVALUATIONS) == 0:
+        if number * EVALUATIONS // updates > (number - 1) * EVALUATIONS // updates:
             evaluated.seconds.append(seconds)
             evaluated.results.append(result_of(task, network, test))
             step.set_train()
     print(step.report(), file=sys.stderr)
     return evaluated
+
+
+def updates_of(step: nn.Cell, task: Task) -> int:
+    """Return how many updates a run makes: fewer than plain training if its schedule is short."""
+    rows = step.report() if isinstance(step, BoostTrainOneStepCell) else {}
+    return rows["short_schedule"].counts.get("updates", task.steps) if rows else task.steps
 
 
 def result_of(task: Task, network: nn.Cell, test: Arrays) -> float:

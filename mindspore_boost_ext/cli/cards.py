@@ -20,6 +20,7 @@ CARDS = {
     "thor": "thor/README.md",
     "progressive_resizing": "progressive_resizing/README.md",
     "seq_length_warmup": "seq_length_warmup/README.md",
+    "short_schedule": "short_schedule/README.md",
     "compiled_step": "compiled_step/README.md",
 }
 # Other names of the same: a setting, a class, a run of compare.
@@ -38,6 +39,7 @@ OTHER_NAMES = {
     "THOR": "thor",
     "ResizedImages": "progressive_resizing",
     "ShortSequences": "seq_length_warmup",
+    "FasterSchedule": "short_schedule",
     "GroupLossScaleManager": "loss_scale_group",
     "DynamicLossScaleManager": "loss_scale",
     "FixedLossScaleManager": "loss_scale",

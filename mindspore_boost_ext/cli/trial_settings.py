@@ -173,6 +173,7 @@ TRIAL_SETTINGS: dict[str, TrialSettings] = {
         networks=(),
         unsuited="images are no sequences: see examples/benchmarks/time_to_accuracy.py",
     ),
+    "short_schedule": TrialSettings(lambda setup: {"short_schedule": {"total_steps": setup.steps}}),
     "compiled_step": TrialSettings(
         modes=("pynative",), unsuited="in GRAPH_MODE every step is compiled: take --mode pynative"
     ),

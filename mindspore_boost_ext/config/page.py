@@ -6,7 +6,8 @@ import dataclasses
 import json
 
 from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, MODES, STRICT_VARIABLE
-from mindspore_boost_ext.config.sections import SECTIONS, Section
+from mindspore_boost_ext.config.section import Section
+from mindspore_boost_ext.config.sections import SECTIONS
 
 _MODES = {
     "auto": "follows the level",

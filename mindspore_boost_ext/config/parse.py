@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Union
 
+import mindspore_boost_ext.config.sections as sections
 from mindspore_boost_ext.config.files import read_json
 from mindspore_boost_ext.config.rules import (
     Rule,
@@ -26,20 +27,8 @@ from mindspore_boost_ext.config.rules import (
     printable,
     shown,
 )
-from mindspore_boost_ext.config.sections import (
-    SECTIONS,
-    CommonConfig,
-    CompiledStepConfig,
-    DimReduceConfig,
-    GradAccumulationConfig,
-    GradFreezeConfig,
-    GradientsConfig,
-    LessBNConfig,
-    ProgressiveResizingConfig,
-    Section,
-    SeqLengthWarmupConfig,
-    ThorConfig,
-)
+from mindspore_boost_ext.config.section import Section
+from mindspore_boost_ext.config.sections import SECTIONS
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, warn
 
 ALGORITHMS = (
@@ -52,6 +41,7 @@ ALGORITHMS = (
     "thor",
     "progressive_resizing",
     "seq_length_warmup",
+    "short_schedule",
     "compiled_step",
 )
 MODES = ("auto", "manual", "enable_all", "disable_all")
@@ -111,24 +101,25 @@ class BoostConfig:
             name and bool.
         given (frozenset(str)): names of the sections that the user gave.
         common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, progressive_resizing,
-            seq_length_warmup, compiled_step, gradients (Section): the settings of the section of
-            that name.
+            seq_length_warmup, short_schedule, compiled_step, gradients (Section): the settings of
+            the section of that name.
     """
 
     level: str = "O0"
     mode: str = "auto"
     given_switches: tuple[tuple[str, bool], ...] = ()
     given: frozenset[str] = frozenset()
-    common: CommonConfig = CommonConfig()
-    less_bn: LessBNConfig = LessBNConfig()
-    grad_freeze: GradFreezeConfig = GradFreezeConfig()
-    grad_accumulation: GradAccumulationConfig = GradAccumulationConfig()
-    dim_reduce: DimReduceConfig = DimReduceConfig()
-    thor: ThorConfig = ThorConfig()
-    progressive_resizing: ProgressiveResizingConfig = ProgressiveResizingConfig()
-    seq_length_warmup: SeqLengthWarmupConfig = SeqLengthWarmupConfig()
-    compiled_step: CompiledStepConfig = CompiledStepConfig()
-    gradients: GradientsConfig = GradientsConfig()
+    common: sections.CommonConfig = sections.CommonConfig()
+    less_bn: sections.LessBNConfig = sections.LessBNConfig()
+    grad_freeze: sections.GradFreezeConfig = sections.GradFreezeConfig()
+    grad_accumulation: sections.GradAccumulationConfig = sections.GradAccumulationConfig()
+    dim_reduce: sections.DimReduceConfig = sections.DimReduceConfig()
+    thor: sections.ThorConfig = sections.ThorConfig()
+    progressive_resizing: sections.ProgressiveResizingConfig = sections.ProgressiveResizingConfig()
+    seq_length_warmup: sections.SeqLengthWarmupConfig = sections.SeqLengthWarmupConfig()
+    short_schedule: sections.ShortScheduleConfig = sections.ShortScheduleConfig()
+    compiled_step: sections.CompiledStepConfig = sections.CompiledStepConfig()
+    gradients: sections.GradientsConfig = sections.GradientsConfig()
 
     @property
     def switches(self) -> dict[str, bool]:
@@ -291,10 +282,10 @@ class _Parser:
             for name in ALGORITHMS
             if name in boost
         }
-        sections = {name: self._settings(name, document.get(name)) for name in SECTIONS}
+        settings = {name: self._settings(name, document.get(name)) for name in SECTIONS}
         given = frozenset(name for name in SECTIONS if document.get(name) is not None)
         self._raise_problems()
-        config = BoostConfig(level, mode, tuple(switches.items()), given, **sections)
+        config = BoostConfig(level, mode, tuple(switches.items()), given, **settings)
         self._relations(config)
         return config
 

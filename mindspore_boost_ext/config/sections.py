@@ -7,14 +7,12 @@ and defaults are those of ``mindspore.boost`` where it has the setting. Imports 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 from mindspore_boost_ext.config.rules import (
-    Rule,
     boolean,
-    check_all,
     either,
     freeze_schedule,
     increasing_integers,
@@ -27,71 +25,9 @@ from mindspore_boost_ext.config.rules import (
     real,
     reals,
 )
+from mindspore_boost_ext.config.section import Section, setting
 
 _MOST_NOT_FULL = 0.7  # share of the steps; at test time inputs have their full size
-
-
-def setting(default: object, rule: Rule, meaning: str) -> Any:
-    """Declare a dataclass field that carries the rule its value must obey, and what it means."""
-    return field(default=default, metadata={"rule": rule, "meaning": meaning})
-
-
-@dataclass(frozen=True)
-class Section:
-    """What a section declares besides its settings; nothing by default.
-
-    Attributes:
-        readers: the algorithms that read it; empty for the one of the section's name.
-        for_every_step: whether every step reads it, whatever is switched on.
-        left_out_of_all: why mode ``enable_all`` leaves the algorithm out; empty if it does not.
-        given_means_on: whether giving the section switches the algorithm on, in ``enable_all`` too.
-        goes_with: the only algorithms that may be on beside this one; None for no such rule.
-        path: the section's name.
-        of_one_host: paths and limits, which may differ between ranks and between two starts.
-    """
-
-    readers: ClassVar[tuple[str, ...]] = ()
-    for_every_step: ClassVar[bool] = False
-    left_out_of_all: ClassVar[str] = ""
-    given_means_on: ClassVar[bool] = False
-    goes_with: ClassVar[frozenset[str] | None] = None
-    path: ClassVar[str] = ""
-    of_one_host: ClassVar[frozenset[str]] = frozenset()
-
-    def __post_init__(self) -> None:
-        """Check every setting; a rule stands in its field alone."""
-        self.check(self.path, **vars(self))
-
-    @classmethod
-    def rules(cls) -> dict[str, Rule]:
-        """Return the rule of each setting, by name."""
-        return {one.name: one.metadata["rule"] for one in fields(cls)}
-
-    @classmethod
-    def check(cls, prefix: str, **values: object) -> None:
-        """Check settings of this section that were given elsewhere, such as to a constructor.
-
-        Args:
-            prefix (str): stands in front of a setting's name in messages.
-            **values: some of the settings.
-
-        Raises:
-            ValueError: naming every setting that breaks its rule.
-        """
-        rules = cls.rules()
-        check_all(prefix, **{name: (value, rules[name]) for name, value in values.items()})
-
-    def nothing_to_do(self) -> str:
-        """Return why the algorithm has no effect with these settings; empty if it has one."""
-        return ""
-
-    def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield names of settings that another one makes idle, and which one does."""
-        yield from ()
-
-    def missing(self) -> str:
-        """Return what the algorithm needs and was not given; empty if it has all."""
-        return ""
 
 
 @dataclass(frozen=True)
@@ -326,8 +262,8 @@ class ThorConfig(Section):
 
 
 @dataclass(frozen=True)
-class _GrowingInputs(Section):
-    """Inputs that are small in the first phases; the updates that are left train at full size."""
+class _WholeTraining(Section):
+    """A schedule over all updates of the training."""
 
     left_out_of_all = "it has to know the updates of the training: ask for it by its section"
     given_means_on = True
@@ -335,18 +271,24 @@ class _GrowingInputs(Section):
     total_steps: int | None = setting(
         None, optional(integer(1)), "updates of the whole training; has to be given"
     )
-    multiple: int = setting(1, integer(1), "what every size is a multiple of")
-    if_unfit: str = setting(
-        "refuse",
-        one_of(("refuse", "skip")),
-        "a network that fixes the size: an error, or training at full size",
-    )
 
     def missing(self) -> str:
         """The shares are shares of something."""
         if self.total_steps is not None:
             return ""
         return f"{self.path} needs {self.path}.total_steps, the updates of the training, got none"
+
+
+@dataclass(frozen=True)
+class _GrowingInputs(_WholeTraining):
+    """Inputs that are small in the first phases; the updates that are left train at full size."""
+
+    multiple: int = setting(1, integer(1), "what every size is a multiple of")
+    if_unfit: str = setting(
+        "refuse",
+        one_of(("refuse", "skip")),
+        "a network that fixes the size: an error, or training at full size",
+    )
 
 
 @dataclass(frozen=True)
@@ -381,6 +323,30 @@ class SeqLengthWarmupConfig(_GrowingInputs):
 
 
 @dataclass(frozen=True)
+class ShortScheduleConfig(_WholeTraining):
+    """Section ``short_schedule``: a shorter training; giving it switches that on."""
+
+    path = "short_schedule"
+
+    total_steps: int | None = setting(
+        None, optional(integer(1, 2**30)), "updates of the whole training; has to be given"
+    )  # added up as int32
+    share: float = setting(0.5, real("(0, 1)"), "of the updates that are made")
+    if_unfit: str = setting(
+        "refuse", one_of(("refuse", "skip")), "a constant rate: an error, or the whole training"
+    )
+
+    def updates(self) -> int:
+        """Return how many updates are made, at least one."""
+        return max(round(self.share * (self.total_steps or 0)), 1)
+
+    def nothing_to_do(self) -> str:
+        """A share may be rounded to all of few updates."""
+        whole = self.total_steps is not None and self.updates() >= self.total_steps
+        return "short_schedule.share leaves all updates" if whole else ""
+
+
+@dataclass(frozen=True)
 class CompiledStepConfig(Section):
     """Section ``compiled_step``: in PYNATIVE_MODE the step is one graph; giving it means on."""
 
@@ -412,6 +378,7 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
         "thor": ThorConfig,
         "progressive_resizing": ProgressiveResizingConfig,
         "seq_length_warmup": SeqLengthWarmupConfig,
+        "short_schedule": ShortScheduleConfig,
         "compiled_step": CompiledStepConfig,
         "gradients": GradientsConfig,
     }
@@ -427,8 +394,7 @@ __all__ = [
     "GradientsConfig",
     "LessBNConfig",
     "ProgressiveResizingConfig",
-    "Section",
     "SeqLengthWarmupConfig",
+    "ShortScheduleConfig",
     "ThorConfig",
-    "setting",
 ]

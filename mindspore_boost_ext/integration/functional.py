@@ -14,7 +14,11 @@ from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import check_all, integer, shown
-from mindspore_boost_ext.integration.model import boosted_build_train_network, expect_training
+from mindspore_boost_ext.integration.model import (
+    EndOfTraining,
+    boosted_build_train_network,
+    expect_training,
+)
 from mindspore_boost_ext.report import Report
 
 
@@ -100,8 +104,11 @@ class TrainStep:
         """
         check_all("over", epochs=(epochs, integer(1)), initial_epoch=(initial_epoch, integer(0)))
         size = _size(dataset)
+        callbacks = list(callbacks)
         if isinstance(self.train_network, BoostTrainOneStepCell):
             expect_training(self.train_network, epochs - initial_epoch, size)
+            callbacks += [end := EndOfTraining(self.train_network)]
+            epochs = initial_epoch if end.was_before() else epochs
         state = _State(
             train_network=self.train_network,
             optimizer=self.train_network.optimizer,
@@ -111,7 +118,7 @@ class TrainStep:
             cur_step_num=0,
             cur_epoch_num=initial_epoch,
             dataset_sink_mode=False,
-            list_callback=list(callbacks),
+            list_callback=callbacks,
         )
         return self._run(dataset, state, callbacks)
 

@@ -6,11 +6,12 @@ At boost level O0 without settings MindSpore's own code runs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mindspore as ms
 from mindspore import nn
+from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import ModelUnderConstruction
@@ -221,6 +222,37 @@ def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | Non
         step.expect_training(epochs, batches)
 
 
+class EndOfTraining(Callback):
+    """Ends a training when an algorithm says so.
+
+    Args:
+        step (BoostTrainOneStepCell): what is trained.
+    """
+
+    def __init__(self, step: BoostTrainOneStepCell) -> None:
+        super().__init__()
+        found = [one.end_of_training(step) for one in step.auto_boost.algorithms]
+        self.ends = [one for one in found if one is not None]
+
+    def was_before(self) -> bool:
+        """Return whether the training was over before it began, and say so."""
+        if self._is_now():
+            warn(
+                "nothing is trained: the schedule of this training is over; for another training "
+                "make the optimizer and the Model anew",
+                NoEffectWarning,
+            )
+        return self._is_now()
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Look after each step; in sink mode after as many as the device runs on its own."""
+        if self._is_now():
+            run_context.request_stop()
+
+    def _is_now(self) -> bool:
+        return any(end() for end in self.ends)
+
+
 def train_model(
     plain_train: Callable[..., Any],
     model: ms.Model,
@@ -234,12 +266,18 @@ def train_model(
     if not isinstance(step, BoostTrainOneStepCell) or is_starting():  # a BoostModel, installed too
         return plain_train(model, epoch, train_dataset, *args, **kwargs)
     with start_of_training():
+        given = inspect.signature(plain_train).bind(model, epoch, train_dataset, *args, **kwargs)
         if isinstance(epoch, int):
-            train = inspect.signature(plain_train)
-            given = train.bind(model, epoch, train_dataset, *args, **kwargs).arguments
-            first = kwargs.get("initial_epoch", given.get("initial_epoch"))
+            first = kwargs.get("initial_epoch", given.arguments.get("initial_epoch"))
             expect_training(step, epoch - int(first or 0), size() if callable(size) else None)
-        return plain_train(model, epoch, train_dataset, *args, **kwargs)
+        end = EndOfTraining(step)
+        if end.was_before():
+            return None
+        if end.ends:
+            callbacks = given.arguments.get("callbacks") or []
+            several = isinstance(callbacks, Iterable)
+            given.arguments["callbacks"] = [*(callbacks if several else [callbacks]), end]
+        return plain_train(*given.args, **given.kwargs)
 
 
 def open_data(plain: Callable[..., Any], model: ms.Model, *args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,6 @@ from mindspore_boost_ext.cli.compare import compare
 from mindspore_boost_ext.cli.results import NOT_RUN, Outcome
 from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS, Setup
 from mindspore_boost_ext.config.parse import ALGORITHMS
-from mindspore_boost_ext.recipes import NAMES as recipe_names
 
 
 def step(number, seconds, loss=1.0):
@@ -148,8 +147,11 @@ def test_every_algorithm_of_the_configuration_can_be_chosen():
     "name", [*ALGORITHMS, *(one for one in TRIAL_SETTINGS if one not in ALGORITHMS)]
 )
 def test_each_trial_is_a_valid_configuration_of_that_algorithm_alone(name):
-    recipes = {"progressive_resizing", "seq_length_warmup"} if name in recipe_names else set()
-    expected = {name} if name in ALGORITHMS else recipes
+    recipes = {
+        "fast": {"progressive_resizing", "seq_length_warmup"},
+        "fastest": {"short_schedule"},
+    }
+    expected = {name} if name in ALGORITHMS else recipes.get(name, set())
     for network in trial_settings.NETWORKS:
         setup = Setup(network, 100, "folder")
         config = BoostConfig.parse(*trial_settings.configuration(name, setup))

@@ -27,14 +27,8 @@ def make(algorithm):
     """Build what ``contract.build`` builds, as a step."""
     ms.set_seed(3)
     net = algorithm.net()
-    return make_train_step(
-        net,
-        nets.loss_fn(),
-        nets.momentum(net.trainable_params()),
-        level="O1",
-        config=algorithm.on,
-        **algorithm.model(net),
-    )
+    arguments = {"optimizer": nets.momentum(net.trainable_params()), **algorithm.model(net)}
+    return make_train_step(net, nets.loss_fn(), level="O1", config=algorithm.on, **arguments)
 
 
 def assert_equal(found, expected):

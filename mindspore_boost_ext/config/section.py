@@ -1,0 +1,78 @@
+"""What every section of a configuration is: settings with rules, and what it means for others.
+
+Imports no MindSpore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from mindspore_boost_ext.config.rules import Rule, check_all
+
+
+def setting(default: object, rule: Rule, meaning: str) -> Any:
+    """Declare a dataclass field that carries the rule its value must obey, and what it means."""
+    return field(default=default, metadata={"rule": rule, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a section declares besides its settings; nothing by default.
+
+    Attributes:
+        readers: the algorithms that read it; empty for the one of the section's name.
+        for_every_step: whether every step reads it, whatever is switched on.
+        left_out_of_all: why mode ``enable_all`` leaves the algorithm out; empty if it does not.
+        given_means_on: whether giving the section switches the algorithm on, in ``enable_all`` too.
+        goes_with: the only algorithms that may be on beside this one; None for no such rule.
+        path: the section's name.
+        of_one_host: paths and limits, which may differ between ranks and between two starts.
+    """
+
+    readers: ClassVar[tuple[str, ...]] = ()
+    for_every_step: ClassVar[bool] = False
+    left_out_of_all: ClassVar[str] = ""
+    given_means_on: ClassVar[bool] = False
+    goes_with: ClassVar[frozenset[str] | None] = None
+    path: ClassVar[str] = ""
+    of_one_host: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Check every setting; a rule stands in its field alone."""
+        self.check(self.path, **vars(self))
+
+    @classmethod
+    def rules(cls) -> dict[str, Rule]:
+        """Return the rule of each setting, by name."""
+        return {one.name: one.metadata["rule"] for one in fields(cls)}
+
+    @classmethod
+    def check(cls, prefix: str, **values: object) -> None:
+        """Check settings of this section that were given elsewhere, such as to a constructor.
+
+        Args:
+            prefix (str): stands in front of a setting's name in messages.
+            **values: some of the settings.
+
+        Raises:
+            ValueError: naming every setting that breaks its rule.
+        """
+        rules = cls.rules()
+        check_all(prefix, **{name: (value, rules[name]) for name, value in values.items()})
+
+    def nothing_to_do(self) -> str:
+        """Return why the algorithm has no effect with these settings; empty if it has one."""
+        return ""
+
+    def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield names of settings that another one makes idle, and which one does."""
+        yield from ()
+
+    def missing(self) -> str:
+        """Return what the algorithm needs and was not given; empty if it has all."""
+        return ""
+
+
+__all__ = ["Section", "setting"]

@@ -1,0 +1,104 @@
+"""The switch ``short_schedule``: fewer updates, and the rates' schedule compressed to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.stages.update import Update, UpdateAround
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+SKIP = "skip"
+# Their updates take the optimizer's count of steps for something else than rates.
+_COUNTING = (nn.Lamb, nn.ASGD)
+
+
+class ShortScheduleAlgorithm(Algorithm):
+    """A shorter training."""
+
+    switch = "short_schedule"
+
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Let each update advance the optimizer's schedule by more than one step."""
+        if not self.is_on(step):
+            return
+        settings: Any = step.auto_boost.config.short_schedule
+        report = step.report()
+        asked_by, optimizer = report[self.switch].asked_by, _innermost(step.optimizer)
+        reason = _unfit(optimizer)
+        if reason:
+            if settings.if_unfit != SKIP:
+                raise ValueError(f"short_schedule {reason}: leave short_schedule away")
+            report.put(Row(self.switch, asked_by, SKIPPED, reason))
+            return
+        total, updates = settings.total_steps, settings.updates()
+        step.update_part = FasterSchedule(step.update_part, optimizer.global_step, updates, total)
+        reason = f"the schedule of {total} updates in {updates}"
+        report.put(Row(self.switch, asked_by, APPLIED, reason, {"updates": updates}))
+
+    def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
+        """Return what says whether the schedule has come to its end."""
+        if not self.is_on(step) or step.report()[self.switch].status != APPLIED:
+            return None
+        settings: Any = step.auto_boost.config.short_schedule
+        position, last = _innermost(step.optimizer).global_step, settings.total_steps - 1
+        return lambda: bool(position.asnumpy()[0] >= last)
+
+
+def _innermost(optimizer: Any) -> Any:
+    inner = _compat.wrapped_optimizer(optimizer)
+    return optimizer if inner is None else _innermost(inner)
+
+
+def _unfit(optimizer: Any) -> str:
+    """Return why the schedule of an optimizer cannot be compressed; empty if it can."""
+    if isinstance(optimizer, _COUNTING):
+        return f"advances the count of steps, by which {type(optimizer).__name__} updates"
+    if not getattr(optimizer, "dynamic_lr", False):
+        return (
+            "compresses a schedule of learning rates, but the rate is a number: give the optimizer "
+            "a list or a LearningRateSchedule, or train for fewer epochs"
+        )
+    return ""
+
+
+class FasterSchedule(UpdateAround):
+    r"""Advances the count of steps by which an optimizer looks up its rates.
+
+    After update :math:`c` of :math:`E` it is :math:`\min(\lfloor c T / E \rfloor, T - 1)`. No step
+    divides: devices divide 64-bit integers in floating point.
+
+    Args:
+        inner (Update): what stood in this place.
+        position (Parameter): the count, int32, shape (1,); ``inner`` adds 1 to it.
+        updates (int): :math:`E`, of the shorter training; below ``total``.
+        total (int): :math:`T`, those that the schedule was made for, at most 2**30.
+    """
+
+    def __init__(self, inner: Update, position: Parameter, updates: int, total: int) -> None:
+        super().__init__(inner)
+        name = "boost.short_schedule.remainder"  # of c T by E
+        self.remainder = Parameter(Tensor([0], ms.int32), name=name, requires_grad=False)
+        self.position, self.updates = position, updates
+        self.whole, self.rest = divmod(total, updates)
+        self.last = Tensor([total - 1], ms.int32)
+
+    def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        """Update, then go on in the schedule."""
+        loss = self.inner(loss, gradients, *inputs)
+        remainder = self.remainder + self.rest
+        carry = ops.cast(remainder >= self.updates, ms.int32)
+        further = ops.depend(self.position, loss) + (self.whole - 1) + carry
+        loss = ops.depend(loss, ops.assign(self.position, ops.minimum(further, self.last)))
+        return ops.depend(loss, ops.assign(self.remainder, remainder - carry * self.updates))
+
+
+__all__ = ["FasterSchedule", "ShortScheduleAlgorithm"]

@@ -1,0 +1,231 @@
+"""A shorter training: bit for bit plain training on every so-manieth rate, and it ends."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext import AutoBoost, BoostConfigError, NoEffectWarning, make_train_step
+from mindspore_boost_ext.config.parse import BoostConfig
+from mindspore_boost_ext.short_schedule import FasterSchedule
+from mindspore_boost_ext.stages.update import Update
+
+TOTAL, SHARE = 10, 0.4
+AT = (0, 2, 5, 7)  # the whole schedule's steps whose rates the four updates have: c * 10 // 4
+RATES = [0.01 * (TOTAL - number) for number in range(TOTAL)]
+SECTION = {"share": SHARE, "total_steps": TOTAL}
+
+
+class Cosine(nn.learning_rate_schedule.LearningRateSchedule):
+    """A schedule that is no list."""
+
+    def construct(self, global_step):
+        return 0.05 * (1 + ops.cos(ops.cast(global_step, ms.float32) / 3))
+
+
+def config_of(**sections):
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    on = {name: True for name in sections if name in off}
+    section = {**SECTION, **sections.pop("short_schedule", {})}
+    return {"boost": {"mode": "manual", **off, **on}, "short_schedule": section, **sections}
+
+
+def model_of(optimizer, net, manager=None, **sections):
+    sections.setdefault("short_schedule", {})
+    scale = {} if manager is None else {"loss_scale_manager": manager}
+    return ms.Model(
+        net,
+        nets.loss_fn(),
+        optimizer(net.trainable_params()),
+        boost_level="O1",
+        boost_config_dict=config_of(**sections),
+        metrics={"loss"},
+        **scale,
+    )
+
+
+def on_list(params):
+    return nn.Momentum(params, RATES, 0.9)
+
+
+OPTIMIZERS = {
+    "list": (on_list, lambda params: nn.Momentum(params, [RATES[one] for one in AT], 0.9)),
+    "groups": (
+        lambda params: nn.Adam(_two_groups(params, RATES), 0.02),
+        lambda params: nn.Adam(_two_groups(params, [RATES[one] for one in AT]), 0.02),
+    ),
+    "schedule": (
+        lambda params: nn.SGD(params, Cosine()),
+        lambda params: nn.SGD(
+            params, [float(Cosine()(Tensor([one], ms.int32)).asnumpy()[0]) for one in AT]
+        ),
+    ),
+}
+
+
+def _two_groups(params, rates):
+    return [{"params": params[:2], "lr": rates}, {"params": params[2:]}]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_it_is_plain_training_on_some_of_the_rates(mode, kind):
+    ours, plain = OPTIMIZERS[kind]
+    net, expected = nets.MLP(), nets.MLP()
+    model = model_of(ours, net)
+    step = nn.TrainOneStepCell(
+        nn.WithLossCell(expected, nets.loss_fn()), plain(expected.trainable_params())
+    ).set_train()
+    for x, y in nets.batches(len(AT)):
+        model.train_network(Tensor(x), Tensor(y))
+        step(Tensor(x), Tensor(y))
+    found = nets.weights(net)
+    for name, value in nets.weights(expected).items():
+        if kind == "schedule":  # the cosine of a graph may differ in its last place
+            np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
+        else:
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize(("updates", "total"), [
+    (1, 2), (4, 10), (9, 10), (333, 1000), (2**30 - 1, 2**30), (3, 2**30),
+])  # fmt: skip
+def test_the_count_of_steps_is_the_place_in_the_schedule(mode, updates, total):
+    position = Parameter(Tensor([0], ms.int32), name="global_step")
+
+    class Once(Update):
+        def construct(self, loss, gradients):
+            return ops.depend(loss, ops.assign_add(position, Tensor([1], ms.int32)))
+
+    part = FasterSchedule(Once(nn.Identity()), position, updates, total)
+    for made in [*range(min(updates, 12)), max(updates - 2, 0), updates - 1]:
+        position.set_data(Tensor([made * total // updates], ms.int32))
+        part.remainder.set_data(Tensor([made * total % updates], ms.int32))
+        part(Tensor(0.0), ())
+        assert int(position.asnumpy()[0]) == min((made + 1) * total // updates, total - 1), made
+        assert int(part.remainder.asnumpy()[0]) == (made + 1) * total % updates, made
+
+
+def epochs(count):
+    inputs, labels = map(np.concatenate, zip(*nets.batches(count)))
+    return ms.dataset.NumpySlicesDataset((inputs, labels), shuffle=False).batch(nets.BATCH)
+
+
+class Count(ms.train.Callback):
+    """Counts steps and epochs, and whether the training was ended as usual."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = self.epochs = self.ends = 0
+
+    def on_train_step_end(self, run_context):
+        self.steps += 1
+
+    def on_train_epoch_end(self, run_context):
+        self.epochs += 1
+
+    def on_train_end(self, run_context):
+        self.ends += 1
+
+
+@pytest.mark.parametrize("how", ["one call", "a call an epoch", "fit"])
+def test_a_model_stops_at_the_end_of_the_schedule(mode, how):
+    model, count = model_of(on_list, nets.MLP()), Count()
+    if how == "one call":
+        model.train(5, epochs(3), callbacks=count, dataset_sink_mode=False)
+    elif how == "fit":
+        model.fit(5, epochs(3), epochs(1), callbacks=[count], dataset_sink_mode=False)
+    else:
+        for _ in range(2):
+            model.train(1, epochs(3), callbacks=(count,), dataset_sink_mode=False)
+    assert (count.steps, count.epochs) == (4, 2)
+    before = nets.weights(model.train_network)
+    with pytest.warns(NoEffectWarning, match="the schedule of this training is over"):
+        model.train(1, epochs(3), callbacks=count, dataset_sink_mode=False)
+    assert count.steps == 4
+    for name, value in nets.weights(model.train_network).items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_a_loop_over_epochs_stops_there_too(mode):
+    net, count = nets.MLP(), Count()
+    optimizer = on_list(net.trainable_params())
+    config = config_of(short_schedule={})
+    step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config)
+    batches = [(Tensor(x), Tensor(y)) for x, y in nets.batches(3)]
+    for batch in step.over(batches, 5, [count]):
+        step(*batch)
+    assert (count.steps, count.epochs, count.ends) == (4, 2, 1)
+    with pytest.warns(NoEffectWarning, match="the schedule of this training is over"):
+        assert list(step.over(batches, 5, [count])) == []
+
+
+def test_steps_behind_the_end_keep_the_last_rate(mode):
+    net = nets.MLP()
+    model = model_of(on_list, net)
+    for x, y in nets.batches(7):
+        model.train_network(Tensor(x), Tensor(y))
+    assert model.train_network.optimizer.global_step.asnumpy().tolist() == [TOTAL - 1]
+
+
+def test_what_does_not_update_does_not_advance(mode):
+    manager = ms.DynamicLossScaleManager(2.0**10, 2, 1000)
+    model = model_of(on_list, nets.MLP(), manager, grad_accumulation={"grad_accumulation_step": 2})
+    places = []
+    for number, (x, y) in enumerate(nets.batches(6)):
+        x = np.full_like(x, np.inf) if number in (2, 3) else x
+        model.train_network(Tensor(x), Tensor(y))
+        places.append(int(model.train_network.optimizer.global_step.asnumpy()[0]))
+    assert places == [0, 2, 2, 2, 2, 5]
+
+
+@pytest.mark.parametrize("optimizer", [
+    lambda params: nn.Momentum(params, 0.1, 0.9),
+    lambda params: nn.ASGD(params, RATES),
+])  # fmt: skip
+def test_what_has_no_schedule_is_refused_or_left_alone(mode, optimizer):
+    net = nets.MLP()
+    with pytest.raises(ValueError, match=r"short_schedule .* leave short_schedule away"):
+        model_of(optimizer, net)
+    model = model_of(optimizer, net, short_schedule={"if_unfit": "skip"})
+    assert model.train_network.report()["short_schedule"].status == "skipped"
+    count = Count()
+    model.train(2, epochs(3), callbacks=count, dataset_sink_mode=False)
+    assert count.steps == 6
+
+
+def test_it_needs_to_know_the_whole_training():
+    with pytest.raises(BoostConfigError, match=r"needs short_schedule\.total_steps"):
+        BoostConfig.parse("O1", {"short_schedule": {"share": 0.5}})
+    plan = BoostConfig.parse("O1", {"short_schedule": {"share": 0.9, "total_steps": 2}}).plan()
+    (found,) = (one for one in plan if one.algorithm == "short_schedule")
+    assert (found.wanted, found.reason) == (False, "short_schedule.share leaves all updates")
+
+
+BESIDE = {
+    "grad_freeze": {"grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "total_steps": 3}},
+    "less_bn": {"less_bn": {"heads": ["second"], "multiplier": 4.0}},
+    "gradients": {"gradients": {"clip_norm": 0.1}},
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_other_algorithms_stand_on_the_same_rates(mode, name):
+    """With what counts steps of its own the rates alone differ from those of a list of them."""
+    ends = []
+    short = model_of(on_list, nets.Deep(), **BESIDE[name])
+    config = config_of(**BESIDE[name])
+    del config["short_schedule"], config["boost"]["short_schedule"]
+    net = nets.Deep()
+    own = nn.Momentum(net.trainable_params(), [RATES[one] for one in AT], 0.9)
+    picked = ms.Model(net, nets.loss_fn(), own, boost_level="O1", boost_config_dict=config)
+    for model in (short, picked):
+        for x, y in nets.batches(len(AT)):
+            model.train_network(Tensor(x), Tensor(y))
+        report = model.train_network.report()
+        assert name == "gradients" or report[name].status == "applied"
+        ends.append(nets.weights(model.train_network.network))
+    for weight, value in ends[1].items():
+        np.testing.assert_array_equal(ends[0][weight], value, err_msg=weight)
