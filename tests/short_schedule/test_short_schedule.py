@@ -206,7 +206,7 @@ def test_it_needs_to_know_the_whole_training():
 
 BESIDE = {
     "grad_freeze": {"grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "total_steps": 3}},
-    "less_bn": {"less_bn": {"heads": ["second"], "multiplier": 4.0}},
+    "less_bn": {"less_bn": {"heads": ["last"], "multiplier": 4.0}},
     "gradients": {"gradients": {"clip_norm": 0.1}},
 }
 

@@ -1,0 +1,228 @@
+"""What a step costs on 8 to 4,096 workers, on paper, with constants measured on 2, 4 and 8.
+
+    python examples/benchmarks/scale.py                 # measures, checks, prints: 3 minutes
+    python examples/benchmarks/scale.py --assume 5 12.5 100   # us, GB/s, TFLOP/s of a cluster
+
+*Measured*: AllReduce and AllGather of MindSpore between processes of this machine. A collective is
+taken to need ``latency * messages + bytes / bandwidth``, in a ring, on every core in turn where
+processes share it. The constants are fitted to two counts of processes, and checked on the third.
+
+*On paper*: a step of ResNet-50 (batch 32 a worker) and of a transformer with 7 billion weights
+(2,048 tokens a worker) is its arithmetic plus its collectives, one after the other. AdaSum has
+servers of 8 devices, and sends pieces as Ascend does; it pays where it needs at most the printed
+share of the rounds that the mean needs (``adasum.py`` counts rounds). Accumulation sends once in
+four batches; "gain" is plain's time for a batch over its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from harness import print_table
+from ranks import run_ranks
+
+COUNTS = (2, 4, 8)
+SIZES = tuple(4 * 2**power for power in (8, 12, 16, 18, 20, 22))  # bytes of a float32 buffer
+WORKERS = (8, 16, 64, 256, 1024, 4096)
+DEVICES, WINDOW = 8, 4
+REPEATS = 15
+
+
+class Machine(NamedTuple):
+    """What a step's time is made of: seconds a message, bytes a second, operations a second."""
+
+    latency: float
+    bandwidth: float
+    speed: float
+
+    def ring(self, messages: float, sent: float) -> float:
+        """Return the seconds of a collective: messages one after the other, and bytes."""
+        return messages * self.latency + sent / self.bandwidth
+
+    def all_reduce(self, workers: int, size: float) -> float:
+        """Return the seconds of an AllReduce of ``size`` bytes."""
+        return self.ring(2 * (workers - 1), 2 * size * (workers - 1) / workers)
+
+    def all_gather(self, workers: int, size: float) -> float:
+        """Return the seconds of an AllGather of ``size`` bytes of every worker."""
+        return self.ring(workers - 1, size * (workers - 1))
+
+
+class Model(NamedTuple):
+    """What is trained: weights, tensors, operations of a batch on a worker."""
+
+    name: str
+    weights: float
+    tensors: int
+    operations: float
+
+
+# Forward and backward; 4.1e9 multiply-adds an image (He et al., 2016), 6 operations a weight and
+# token (Kaplan et al., 2020).
+MODELS = (
+    Model("ResNet-50", 25.6e6, 161, 3 * 2 * 4.1e9 * 32),
+    Model("7 billion", 7e9, 291, 6 * 7e9 * 2048),
+)
+
+
+def adasum(machine: Machine, model: Model, workers: int) -> float:
+    """Return the seconds of AdaSum: mean in a server, swaps of halves, sums, the last gather."""
+    size, servers = 4 * model.weights, workers // DEVICES
+    levels = round(math.log2(servers))
+    sums = 4 * (model.tensors + 1) * 6  # two squares and a product of each tensor, and scales
+    swapped = size / DEVICES * (1 - 1 / servers)
+    return (
+        machine.all_reduce(DEVICES, size)
+        + machine.ring(levels, swapped)
+        + levels * machine.all_gather(workers, sums)
+        + machine.all_gather(workers, size / workers)
+    )
+
+
+def table(title: str, machine: Machine) -> None:
+    """Print a step's time for every model and number of workers."""
+    rows = []
+    for model in MODELS:
+        work, size = model.operations / machine.speed, 4 * model.weights
+        for workers in WORKERS:
+            sent = machine.all_reduce(workers, size)
+            plain, windowed = work + sent, work + sent / WINDOW
+            share = "-"
+            if workers > DEVICES:
+                share = f"{plain / (work + adasum(machine, model, workers)):.2f}"
+            gain = f"{plain / windowed:.2f}"
+            row = (model.name, workers, f"{plain:.3g}", f"{sent / plain:.2f}", gain, share)
+            rows.append(row)
+    headings = ("network", "workers", "plain step, s", "of it AllReduce")
+    print_table(
+        f"{title}: {machine.latency * 1e6:.3g} us, {machine.bandwidth / 1e9:.3g} GB/s, "
+        f"{machine.speed / 1e12:.3g} TFLOP/s a worker",
+        (*headings, f"accumulation of {WINDOW}: gain", "AdaSum pays up to, of the mean's rounds"),
+        rows,
+    )
+
+
+# ---- Measured here ----
+
+
+def times(answer: str) -> None:
+    """Time collectives on this rank; rank 0 writes the medians, in seconds."""
+    import mindspore as ms
+    from mindspore import Tensor, nn, ops
+    from mindspore.communication import get_rank, init
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    init()
+
+    class Collective(nn.Cell):
+        def __init__(self, operator: object) -> None:
+            super().__init__()
+            self.operator = operator
+
+        def construct(self, value: Tensor) -> Tensor:
+            return self.operator(value)  # type: ignore[operator]
+
+    found = []
+    for name, operator in (("AllReduce", ops.AllReduce()), ("AllGather", ops.AllGather())):
+        cell = Collective(operator)
+        for size in SIZES:
+            value, seconds = Tensor(np.ones(size // 4, np.float32)), []
+            for _ in range(REPEATS + 3):
+                begin = time.perf_counter()
+                cell(value).asnumpy()
+                seconds.append(time.perf_counter() - begin)
+            found.append((name, size, float(np.median(seconds[3:]))))
+    if get_rank() == 0:
+        Path(answer).write_text(json.dumps(found), encoding="utf-8")
+
+
+def measured(count: int) -> list[tuple[str, int, float]]:
+    """Return operator, bytes and seconds of every collective between so many processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer"
+        run_ranks(__file__, count, ("--rank-job", str(answer)))
+        return [tuple(one) for one in json.loads(answer.read_text())]
+
+
+def needs(name: str, count: int, size: int) -> tuple[float, float]:
+    """Return the messages and bytes of a collective here, where processes take turns on a core."""
+    unit, turns = Machine(1.0, 1.0, 1.0), max(1.0, count / (os.cpu_count() or 1))
+    if name == "AllReduce":
+        return 2 * (count - 1) * turns, (unit.all_reduce(count, size) - 2 * (count - 1)) * turns
+    return (count - 1) * turns, (unit.all_gather(count, size) - (count - 1)) * turns
+
+
+def fitted(found: dict[int, list[tuple[str, int, float]]]) -> tuple[float, float]:
+    """Return latency and bandwidth: the least squares of relative errors."""
+    rows = [
+        (np.array(needs(name, count, size)) / seconds)
+        for count, runs in found.items()
+        for name, size, seconds in runs
+    ]
+    latency, per_byte = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
+    return float(latency), float(1 / per_byte)
+
+
+def speed_here() -> float:
+    """Return the operations a second of a matrix product on this machine."""
+    import mindspore as ms
+    from mindspore import Tensor, ops
+
+    one = Tensor(np.ones((1024, 1024), np.float32), ms.float32)
+    seconds = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        ops.matmul(one, one).asnumpy()
+        seconds.append(time.perf_counter() - begin)
+    return float(2 * 1024**3 / np.median(seconds))
+
+
+def check() -> Machine:
+    """Measure, print the model beside what was measured, and return the constants of all."""
+    found = {count: measured(count) for count in COUNTS}
+    rows = []
+    for count, runs in found.items():
+        others = {other: found[other] for other in COUNTS if other != count}
+        latency, bandwidth = fitted(others)
+        for name, size, seconds in runs:
+            messages, sent = needs(name, count, size)
+            model = messages * latency + sent / bandwidth
+            figures = (f"{seconds * 1e3:.3f}", f"{model * 1e3:.3f}", f"{model / seconds:.2f}")
+            rows.append((count, name, size, *figures))
+    headings = ("processes", "collective", "bytes", "measured, ms", "model, ms", "model / measured")
+    print_table("Collectives here; the model knows the other two counts alone", headings, rows)
+    return Machine(*fitted(found), speed_here())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print, or print for an assumed cluster."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--assume",
+        nargs=3,
+        type=float,
+        metavar=("LATENCY_US", "GB_PER_S", "TFLOP_PER_S"),
+        help="of one worker; measures nothing",
+    )
+    parser.add_argument("--rank-job", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.rank_job:
+        times(args.rank_job)
+    elif args.assume:
+        latency, bandwidth, speed = args.assume
+        table("Assumed", Machine(latency * 1e-6, bandwidth * 1e9, speed * 1e12))
+    else:
+        table("With what was measured here", check())
+
+
+if __name__ == "__main__":
+    main()
