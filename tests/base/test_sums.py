@@ -1,4 +1,4 @@
-"""Sums as matrix products, against NumPy in float64."""
+"""Sums over all values, against NumPy in float64."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from mindspore_boost_ext.base.products import finite_sums, sum_of_squares
+from mindspore_boost_ext.base.sums import finite_sums, sum_of_squares
 
-SHAPES = [(), (1,), (7,), (3, 5), (4, 2, 3, 3), (1000, 1000)]
+SHAPES = [(), (1,), (7,), (3, 5), (4, 2, 3, 3), (1000, 1000), (8191, 3)]
 
 
 class Sums(nn.Cell):
@@ -27,9 +27,16 @@ def test_the_sum_of_squares(mode, shape):
     value = values(shape)
     squares, sums = Sums()(Tensor(value))
     assert squares.shape == ()
-    # float32 rounds each addition by 6e-8; a kernel that adds blocks loses far less than all.
-    np.testing.assert_allclose(squares.asnumpy(), np.square(value, dtype=np.float64).sum(), 1e-5)
+    # 6e-8 an addition of float32, of up to 1,000 in a row.
+    np.testing.assert_allclose(squares.asnumpy(), np.square(value, dtype=np.float64).sum(), 2e-6)
     assert np.isfinite(sums.asnumpy()).all()
+
+
+def test_equal_squares_lose_no_digits(mode):
+    """Added up one after the other, those of 2 ** 24 equal values would lose two per cent."""
+    value = np.full((2**12, 2**12), 0.1, np.float32)
+    squares, _ = Sums()(Tensor(value))
+    np.testing.assert_allclose(squares.asnumpy(), 2**24 * np.float64(np.float32(0.1)) ** 2, 2e-6)
 
 
 def test_the_largest_values_have_a_finite_sum(mode):
