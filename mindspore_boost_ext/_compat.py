@@ -15,15 +15,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 import mindspore.boost
-from mindspore import Parameter, nn
+from mindspore import Parameter, nn, ops
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 from mindspore.train.train_thor.convert_utils import (
     ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
 )
+
+if TYPE_CHECKING:
+    from mindspore.amp import LossScaleManager
 
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
 PREPARE_METHOD = "_build_boost_network"
@@ -95,7 +98,7 @@ class ModelUnderConstruction:
     )
 
     @property
-    def loss_scale_manager(self) -> Any:
+    def loss_scale_manager(self) -> LossScaleManager | None:
         """The manager given by the user, else the one that the amp level brings, or None."""
         if self._model._loss_scale_manager_set:
             return self._model._loss_scale_manager
@@ -120,7 +123,7 @@ class ModelUnderConstruction:
                 setattr(self._model, name, value)
 
 
-def default_loss_scale_manager(amp_level: str) -> Any:
+def default_loss_scale_manager(amp_level: str) -> LossScaleManager | None:
     """Return the loss-scale manager that MindSpore uses at an amp level when none is given."""
     return ms.amp.DynamicLossScaleManager() if amp_level == "O2" else None
 
@@ -153,7 +156,7 @@ def upstream_names() -> Iterator[tuple[str, str, list[Any]]]:
     yield "integration.convert", "ConvertModelUtils", [sys.modules[one] for one in _CONVERSIONS]
 
 
-def built_in_thor(optimizer: Any) -> Any:
+def built_in_thor(optimizer: nn.Cell) -> nn.Cell | None:
     """Return MindSpore's own THOR: the optimizer itself, or the one it wraps; None if neither."""
     module = sys.modules[_THOR_MODULE]
     while optimizer is not None and not isinstance(optimizer, (module.ThorGpu, module.ThorAscend)):
@@ -193,7 +196,7 @@ def float_status_register() -> tuple[Any, Any]:
     return math_ops.NPUGetFloatStatusV2(), math_ops.NPUClearFloatStatusV2()
 
 
-def all_finite_operator() -> Any:
+def all_finite_operator() -> ops.Primitive:
     """Return AllFinite: one kernel for a tuple of tensors, True when something is NOT finite."""
     from mindspore.ops.operations import nn_ops
 
@@ -206,7 +209,9 @@ def all_finite_operator() -> Any:
 _TRACES = frozenset(("_mutable_flags", "_Cell__compile_cell_hook__", "__parse_method__"))
 
 
-def im2col(kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]) -> Any:
+def im2col(
+    kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
+) -> ops.Primitive:
     """Return the operator behind ``ops.unfold``: [N, C, H, W] -> [N, C, kernel, positions]."""
     from mindspore.ops.operations import array_ops
 
@@ -219,7 +224,7 @@ def own_attributes(cell: nn.Cell) -> dict[str, Any]:
     return {name: value for name, value in vars(cell).items() if name not in machinery}
 
 
-def shallow_copy(cell: nn.Cell, kind: Any = None) -> Any:
+def shallow_copy(cell: nn.Cell, kind: Any = None) -> nn.Cell:
     """Return a Cell over the same Parameters, Cells and attributes, of its class or ``kind``.
 
     It has an identity and a compile cache of its own; changing its attributes leaves ``cell``
@@ -243,12 +248,12 @@ def children(cell: nn.Cell) -> dict[str, Any]:
     return held
 
 
-def set_child(cell: nn.Cell, name: str, child: Any) -> None:
+def set_child(cell: nn.Cell, name: str, child: nn.Cell) -> None:
     """Put a Cell under a name, without new names for its parameters."""
     cell._cells[name] = child
 
 
-def wrapped_optimizer(optimizer: Any) -> Any:
+def wrapped_optimizer(optimizer: nn.Cell) -> nn.Cell | None:
     """Return the optimizer in one that wraps it (``FreezeOpt``, ``nn.LARS``); None if none is."""
     return vars(optimizer).get("_cells", {}).get("opt")
 
@@ -358,7 +363,7 @@ def running_eagerly() -> Iterator[None]:
         context.set_mode(mode)
 
 
-def _graph_api() -> Any:
+def _graph_api() -> ModuleType:
     """Return ``mindspore.common.api`` up to 2.8, later ``mindspore.graph.api``."""
     executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
     return sys.modules[type(executor).__module__]

@@ -77,7 +77,7 @@ class Algorithm:
         """Return why it cannot act in this process, with the remedy; empty if it can."""
         return ""
 
-    def check_loss_scale(self, manager: Any, boost: AutoBoost) -> None:
+    def check_loss_scale(self, manager: object, boost: AutoBoost) -> None:
         """Raise a ``ValueError`` if a loss-scale manager and the settings do not fit.
 
         Args:
@@ -115,7 +115,7 @@ class Algorithm:
         """Return what says after each step whether the training is over; None: the script does."""
         return None
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Raise a ``ValueError`` if state that was loaded does not go with the settings.
 
         Called before the first step.

@@ -11,7 +11,11 @@ from mindspore_boost_ext.compiled_step.algorithm import CompiledStepAlgorithm
 from mindspore_boost_ext.dim_reduce.algorithm import DimReduceAlgorithm
 from mindspore_boost_ext.grad_accumulation.algorithm import AccumulationAlgorithm
 from mindspore_boost_ext.grad_freeze.algorithm import FreezeAlgorithm
+from mindspore_boost_ext.gradient_centralization.algorithm import (
+    GradientCentralizationAlgorithm,
+)
 from mindspore_boost_ext.group_loss_scale_manager.algorithm import GroupedScaleAlgorithm
+from mindspore_boost_ext.label_smoothing.algorithm import LabelSmoothingAlgorithm
 from mindspore_boost_ext.less_batch_normalization.algorithm import LessBNAlgorithm
 from mindspore_boost_ext.progressive_resizing.algorithm import ResizingAlgorithm
 from mindspore_boost_ext.seq_length_warmup.algorithm import SeqLengthAlgorithm
@@ -20,6 +24,7 @@ from mindspore_boost_ext.thor.algorithm import ThorAlgorithm
 
 ALGORITHMS: tuple[type[Algorithm], ...] = (
     LessBNAlgorithm,
+    GradientCentralizationAlgorithm,
     ThorAlgorithm,  # over the layers of the rewritten network
     FreezeAlgorithm,  # around the optimizer that trains
     DimReduceAlgorithm,
@@ -29,6 +34,7 @@ ALGORITHMS: tuple[type[Algorithm], ...] = (
     ResizingAlgorithm,  # counts updates, whatever updates
     SeqLengthAlgorithm,
     ShortScheduleAlgorithm,
+    LabelSmoothingAlgorithm,
     CompiledStepAlgorithm,
 )
 

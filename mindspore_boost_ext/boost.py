@@ -68,7 +68,7 @@ class AutoBoost:
         False
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> AutoBoost:
+    def __new__(cls, *args: object, **kwargs: object) -> AutoBoost:
         """Make an object; without arguments it will share the configuration being built."""
         instance = super().__new__(cls)
         current = _BUILDING.get()
@@ -203,7 +203,7 @@ class AutoBoost:
             setattr(build.optimizer, _TAG, self)
         return build.network, build.optimizer
 
-    def _build(self, network: nn.Cell, optimizer: Any = None) -> Build:
+    def _build(self, network: nn.Cell, optimizer: nn.Optimizer | None = None) -> Build:
         return Build(
             network,
             optimizer,

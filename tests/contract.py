@@ -11,6 +11,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
+from models import loss_of, model_of
 
 from mindspore_boost_ext import AutoBoost, GroupLossScaleManager
 
@@ -160,7 +161,7 @@ ALGORITHMS += [
 ]
 
 
-class Pooled(nn.Cell):
+class MeanOfPlaces(nn.Cell):
     """Dense, tanh, the mean over all places, Dense: for images and sequences of any size."""
 
     def __init__(self, places, channels_first):
@@ -184,7 +185,7 @@ ALGORITHMS += [
             "progressive_resizing": {"phases": [[0.3, 0.5], [0.3, 0.75]], "total_steps": 15},
         },
         "progressive_resizing",
-        net=lambda: Pooled((1, 2), channels_first=True),
+        net=lambda: MeanOfPlaces((1, 2), channels_first=True),
         inputs=lambda x: np.multiply.outer(x, np.linspace(0, 2, 16, dtype="f").reshape(4, 4)),
     ),
     Algorithm(
@@ -194,7 +195,7 @@ ALGORITHMS += [
             "seq_length_warmup": {"phases": [[0.3, 0.25], [0.3, 0.5]], "total_steps": 15},
         },
         "seq_length_warmup",
-        net=lambda: Pooled(1, channels_first=False),
+        net=lambda: MeanOfPlaces(1, channels_first=False),
         inputs=lambda x: x[:, None] * np.linspace(0.5, 2, 4, dtype="f")[:, None],
     ),
     Algorithm(
@@ -203,6 +204,12 @@ ALGORITHMS += [
         "short_schedule",
         model=lambda net: {"optimizer": nn.Momentum(net.trainable_params(), FALLING, 0.9)},
     ),
+    Algorithm("label_smoothing", switched(label_smoothing=True), "label_smoothing"),
+    Algorithm(
+        "gradient_centralization",
+        switched(gradient_centralization=True),
+        "gradient_centralization",
+    ),
     Algorithm("compiled_step", switched(compiled_step=True), "compiled_step"),
 ]
 
@@ -210,16 +217,10 @@ ALGORITHMS += [
 everyone = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: one.name)
 
 
-def build(algorithm, config, level="O1", model_arguments=None):
+def build(algorithm, config, model_arguments=None):
     ms.set_seed(3)
     net = algorithm.net()
-    arguments = {
-        "optimizer": nets.momentum(net.trainable_params()),
-        "boost_level": level,
-        "boost_config_dict": config,
-    }
-    arguments.update(model_arguments(net) if model_arguments else {})
-    return net, ms.Model(net, nets.loss_fn(), **arguments)
+    return net, model_of(net, config, **(model_arguments(net) if model_arguments else {}))
 
 
 def switched_on(algorithm):
@@ -227,8 +228,4 @@ def switched_on(algorithm):
 
 
 def run(model, steps):
-    losses = []
-    for x, y in steps:
-        output = model.train_network(Tensor(x), Tensor(y))
-        losses.append(float((output[0] if isinstance(output, tuple) else output).asnumpy()))
-    return losses
+    return [loss_of(model.train_network(Tensor(x), Tensor(y))) for x, y in steps]

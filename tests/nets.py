@@ -66,6 +66,29 @@ class ConvNet(nn.Cell):
         return self.head(self.flatten(self.relu(self.norm(self.conv(x)))))
 
 
+class Pooled(nn.Cell):
+    """A convolution and a pooled head: for images of any size."""
+
+    def __init__(self, channels=2, classes=CLASSES):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, channels, 3), nn.Dense(channels, classes)
+
+    def construct(self, x):
+        return self.head(self.conv(x).mean((2, 3)))
+
+
+class Lookup(nn.Cell):
+    """An embedding whose gradient is row-sparse in GRAPH_MODE."""
+
+    def __init__(self, rows, width, outputs):
+        super().__init__()
+        self.table = nn.EmbeddingLookup(rows, width, sparse=True)
+        self.head = nn.Dense(width, outputs)
+
+    def construct(self, rows):
+        return self.head(self.table(rows)).sum()
+
+
 class Outer(nn.Cell):
     """Runs a step inside its own graph, as MindSpore does in sink mode."""
 

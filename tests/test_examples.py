@@ -150,7 +150,7 @@ def test_the_resnets_are_the_published_ones(name, norms, weights, monkeypatch):
 
 def test_resnet_trains_by_a_recipe(tmp_path):
     printed, _ = run(tmp_path, "resnet.py", "--max-images", 64, "--epochs", 2)
-    row = next(line for line in printed.splitlines() if line.startswith("progressive_resizing"))
+    row = next(line for line in printed.splitlines() if line.startswith("short_schedule"))
     assert "applied" in row
 
 

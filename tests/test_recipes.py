@@ -12,6 +12,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
+from models import model_of
 
 from mindspore_boost_ext import AutoBoost, recipe
 from mindspore_boost_ext.bundled import LeNet5
@@ -37,26 +38,15 @@ def test_each_call_makes_a_dict_of_its_own():
     [
         (
             ("quick", 100),
-            "recipe.name must be one of 'fast', 'fastest', 'large-batch', got 'quick'",
+            "recipe.name must be one of 'fast', 'fastest', 'large-batch', 'fp16', got 'quick'",
         ),
-        (("fast", 0), "recipe.total_steps must be an int from 1 to 2147483647, got 0"),
+        (("fast", 0), "recipe.total_steps must be an int from 1 to 1073741824, got 0"),
         (("fast", 2.5), "recipe.total_steps must be an int"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         recipe(*arguments)
-
-
-class Pooled(nn.Cell):
-    """A convolution and a pooled head: for images of any size."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(1, 2, 3), nn.Dense(2, nets.CLASSES)
-
-    def construct(self, x):
-        return self.head(self.conv(x).mean((2, 3)))
 
 
 class Tokens(nn.Cell):
@@ -80,28 +70,30 @@ class EachPlace(nn.Cell):
 IMAGES = np.random.default_rng(0).normal(size=(4, 1, 32, 32)).astype(np.float32)
 LABELS = np.array([0, 1, 2, 0], np.int32)
 SEQUENCES = np.random.default_rng(0).integers(0, 5, (4, 8)).astype(np.int32)
-RESIZING, WARMUP = "progressive_resizing", "seq_length_warmup"
+SHORT, WARMUP, SMOOTHING = "short_schedule", "seq_length_warmup", "label_smoothing"
+FALLING = [0.1 - 0.004 * step for step in range(20)]
 
 
 @pytest.mark.parametrize(
-    ("net", "batch", "applied"),
+    ("net", "loss", "batch", "applied"),
     [
-        (Pooled, (IMAGES, LABELS), {RESIZING}),
-        (Tokens, (SEQUENCES, SEQUENCES % nets.CLASSES), {WARMUP}),
-        (LeNet5, (IMAGES, LABELS), set()),
+        (Tokens, EachPlace(), (SEQUENCES, SEQUENCES % nets.CLASSES), {WARMUP}),
+        (Tokens, nets.loss_fn(), (SEQUENCES, SEQUENCES.ravel() % nets.CLASSES), {WARMUP}),
+        (LeNet5, EachPlace(), (IMAGES, LABELS), {SHORT}),
+        (LeNet5, nets.loss_fn(), (IMAGES, LABELS), {SHORT, SMOOTHING}),
     ],
 )
-def test_what_fast_does_to_which_network(mode, net, batch, applied):
+def test_what_fast_does_to_which_network(mode, net, loss, batch, applied):
     net = net()
     step = ms.Model(
         net,
-        EachPlace(),
-        nets.momentum(net.trainable_params()),
+        loss,
+        nn.Momentum(net.trainable_params(), FALLING, 0.9),
         boost_level="O1",
         boost_config_dict=recipe("fast", 20),
     ).train_network
     assert np.isfinite(step(*map(Tensor, batch)).asnumpy())
-    rows = {one: step.report()[one].status for one in (RESIZING, WARMUP)}
+    rows = {one: step.report()[one].status for one in (SHORT, WARMUP, SMOOTHING)}
     assert {one for one, status in rows.items() if status == "applied"} == applied
 
 
@@ -111,13 +103,7 @@ def test_what_fast_does_to_which_network(mode, net, batch, applied):
 def test_fastest_makes_half_of_the_updates_of_a_schedule(mode, rate, status):
     net = LeNet5()
     optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
-    model = ms.Model(
-        net,
-        nets.loss_fn(),
-        optimizer,
-        boost_level="O1",
-        boost_config_dict=recipe("fastest", 8),
-    )
+    model = model_of(net, recipe("fastest", 8), optimizer)
     data = ms.dataset.NumpySlicesDataset((IMAGES, LABELS), shuffle=False).batch(2)
     steps = []
     model.train(4, data, callbacks=ms.train.LambdaCallback(on_train_step_end=steps.append))
@@ -144,15 +130,16 @@ def test_the_launcher_gives_a_script_a_recipe(tmp_path):
         "                        nn.Dense(2, 2))\n"
         "x, y = np.ones((8, 1, 8, 8), 'f'), np.zeros((8, 2), 'f')\n"
         "data = ms.dataset.NumpySlicesDataset((x, y), shuffle=False).batch(2)\n"
-        "model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))\n"
+        "optimizer = nn.SGD(net.trainable_params(), [0.1, 0.08, 0.05, 0.02])\n"
+        "model = ms.Model(net, nn.MSELoss(), optimizer)\n"
         "model.train(1, data, dataset_sink_mode=False)\n",
         encoding="utf-8",
     )
     done = launched("--recipe", "fast", "--total-steps", 4, script)
     assert done.returncode == 0, done.stderr
-    row = next(line for line in done.stderr.splitlines() if line.startswith(RESIZING))
+    row = next(line for line in done.stderr.splitlines() if line.startswith(SHORT))
     assert "applied" in row
-    assert "of 4, then full size" in row
+    assert "the schedule of 4 updates in 3" in row
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ SWITCHES = (
     "progressive_resizing",
     "seq_length_warmup",
     "short_schedule",
+    "label_smoothing",
+    "gradient_centralization",
     "compiled_step",
 )
 

@@ -78,8 +78,8 @@ def course_of(task: Task, run: str, seed: int) -> Course:
     model = ms.Model(network, loss_of(task), optimizer, **boost)
     step, evaluated = model.train_network.set_train(), Course([], [])
     generator, seconds, order = np.random.default_rng(seed), 0.0, np.empty(0, int)
-    updates = updates_of(step, task)
-    for number in range(1, updates + 1):
+    updates = task.steps
+    for number in range(1, task.steps + 1):
         if len(order) < task.batch:
             order = generator.permutation(len(train[0]))
         chosen, order = order[: task.batch], order[task.batch :]
@@ -87,10 +87,14 @@ def course_of(task: Task, run: str, seed: int) -> Course:
         start = time.perf_counter()
         step(*batch).asnumpy()
         seconds += time.perf_counter() - start
+        if number == 1:
+            updates = updates_of(step, task)  # a language model's first batch may change it
         if number * EVALUATIONS // updates > (number - 1) * EVALUATIONS // updates:
             evaluated.seconds.append(seconds)
             evaluated.results.append(result_of(task, network, test))
             step.set_train()
+        if number == updates:
+            break
     print(step.report(), file=sys.stderr)
     return evaluated
 

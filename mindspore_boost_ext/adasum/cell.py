@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
@@ -287,7 +288,7 @@ def has_partial_server(device_number: int) -> bool:
     return ranks > device_number and ranks % device_number > 0
 
 
-def server_reducer(weights: Any, rank: int, device_number: int) -> nn.Cell:
+def server_reducer(weights: Sequence[Parameter], rank: int, device_number: int) -> nn.Cell:
     """Return the Cell that averages gradients over the devices of the server of a rank.
 
     Args:

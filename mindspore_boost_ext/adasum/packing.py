@@ -52,13 +52,13 @@ class Packing(nn.Cell):
         owners[: sum(blocks)] = np.repeat(np.arange(self.count, dtype=np.int32), blocks)
         self.__dict__["owners"] = owners
 
-    def pack(self, tensors: Any) -> Tensor:
+    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return float32 ``[blocks, width]`` with the values of the tensors."""
         pieces = each(ops.partial(self._piece, tensors), self.pieces)
         flat = pieces[0] if len(pieces) == 1 else ops.concat(pieces)
         return ops.reshape(flat, (self.blocks, self.width))
 
-    def _piece(self, tensors: Any, piece: int) -> Tensor:
+    def _piece(self, tensors: Sequence[Tensor], piece: int) -> Tensor:
         if piece < 0:
             return ops.zeros((-piece,), ms.float32)
         return ops.reshape(ops.cast(tensors[piece], ms.float32), (-1,))

@@ -255,7 +255,7 @@ def _or_one(largest: Tensor) -> Tensor:
     return ops.select(largest > 0, largest, ops.ones_like(largest))
 
 
-def pair_sum(first: Any, second: Any, wide: bool = True) -> Tensor:
+def pair_sum(first: Tensor, second: Tensor, wide: bool = True) -> Tensor:
     """Return A(a, b) of two whole tensors, float32, of their shape.
 
     Args:

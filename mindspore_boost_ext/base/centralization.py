@@ -79,7 +79,7 @@ def _centralize_dense(output_axis: int, gradient: Tensor) -> Tensor:
 
 
 @_centralize_one.register("Number", "RowTensor")
-def _centralize_rows(output_axis: int, gradient: Any) -> Any:
+def _centralize_rows(output_axis: int, gradient: Tensor) -> Tensor:
     # A row that is not stored is zero, and so is its mean.
     if output_axis != 0:
         return gradient

@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 
-def read_learning_rate(optimizer: Any) -> float | list[float] | None:
+def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
     """Read the learning rate that the next update of `optimizer` will use, and change nothing.
 
     Args:
@@ -42,7 +42,7 @@ def read_learning_rate(optimizer: Any) -> float | list[float] | None:
     return _rate_at(rate, optimizer)
 
 
-def _rate_at(rate: Any, optimizer: Any) -> float:
+def _rate_at(rate: Any, optimizer: nn.Optimizer) -> float:
     if isinstance(rate, nn.Cell):
         # `construct` runs the operators eagerly in both modes; calling the Cell would compile a
         # second graph for it. A copy of the step keeps the optimizer's own Parameter out of it.
@@ -50,7 +50,7 @@ def _rate_at(rate: Any, optimizer: Any) -> float:
     return float(np.reshape(host_array(rate), ()))
 
 
-def host_array(value: Any) -> Any:
+def host_array(value: object) -> np.ndarray:
     """Return a Tensor or number as a NumPy array; bfloat16 becomes float32."""
     if isinstance(value, Tensor) and value.dtype == ms.bfloat16:
         value = value.astype(ms.float32)  # NumPy has no bfloat16

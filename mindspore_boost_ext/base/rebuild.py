@@ -115,7 +115,7 @@ def _holds(container: Container[Any], parameter: Parameter) -> bool:
     return parameter.name in container
 
 
-def _is_name(one: Any, parameter: Parameter) -> bool:
+def _is_name(one: object, parameter: Parameter) -> bool:
     return isinstance(one, str) and one == parameter.name
 
 
@@ -366,8 +366,8 @@ class ParameterProcess:
         return [{ORDER: new} if ORDER in group else group for group in groups]
 
     def assign_parameter_group(
-        self, parameters: Any, split_point: int | Sequence[int] | None = None
-    ) -> Any:
+        self, parameters: Sequence[Parameter], split_point: int | Sequence[int] | None = None
+    ) -> Sequence[Parameter]:
         """Divide parameters into fusion groups, whose gradients are reduced over ranks together.
 
         A further call goes on counting: its parameters are in other groups.

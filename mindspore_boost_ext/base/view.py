@@ -109,7 +109,9 @@ def _checked(indices: Iterable[int], count: int) -> tuple[int, ...]:
     return positions
 
 
-def _restricted(name: str, value: Any, optimizer: nn.Optimizer, positions: Sequence[int]) -> Any:
+def _restricted(
+    name: str, value: object, optimizer: nn.Optimizer, positions: Sequence[int]
+) -> object:
     """Return what the view holds under ``name`` where the optimizer holds ``value``."""
     count = len(optimizer.parameters)
     if name in COUNTS:

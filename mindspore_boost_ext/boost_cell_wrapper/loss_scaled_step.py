@@ -108,7 +108,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""
         if self.choice_part is not None:
-            return self.gradient_freeze_process(*inputs)  # type: ignore[no-any-return]
+            return self.gradient_freeze_process(*inputs)
         if self.batch_part is not None:
             inputs = self.batch_part(*inputs)
         loss = self.network(*inputs)
@@ -183,10 +183,10 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
                 loss = self.update(loss, gradients, *inputs)
         return loss
 
-    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+    def __call__(self, *inputs: Tensor, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:
         """Run a step; from time to time look whether the scale sits at its minimum."""
         with self.scale_part.recording() if self.runs_eagerly() else contextlib.nullcontext():
-            outputs = super().__call__(*inputs, **kwargs)
+            outputs: tuple[Tensor, Tensor, Tensor] = super().__call__(*inputs, **kwargs)
         self._steps_run += 1
         if self._steps_run == 1:
             self.scale_part.after_first_step()

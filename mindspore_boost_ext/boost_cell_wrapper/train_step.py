@@ -149,7 +149,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         """The window, or None."""
         return self.window_part
 
-    def construct(self, *inputs: Tensor) -> Any:
+    def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Train one step and return the loss."""
         if self.choice_part is not None:
             return self.gradient_freeze_process(*inputs)
@@ -211,7 +211,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         loss = self.update(loss, gradients, *inputs)
         return ops.depend(loss, self.window_part.clear())
 
-    def gradient_freeze_process(self, *inputs: Tensor) -> Any:
+    def gradient_freeze_process(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the variant whose turn it is, chosen in the graph."""
         if len(inputs) > 0:
             inputs = (connected(inputs[0], self._state), *inputs[1:])
@@ -226,12 +226,12 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         """
         return self.update_part(loss, grads)
 
-    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+    def __call__(self, *inputs: Tensor, **kwargs: object) -> Tensor:
         """Run a step, while no step of another thread runs."""
         with ONE_AT_A_TIME:
             return self._run(*inputs, **kwargs)
 
-    def _run(self, *inputs: Any, **kwargs: Any) -> Any:
+    def _run(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         """Run a step on the state that the host has set."""
         if not self._has_run:
             for algorithm in self.auto_boost.algorithms:
@@ -241,7 +241,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         with self._host_writes.followed():
             return self._run_chosen(*inputs, **kwargs)
 
-    def _run_chosen(self, *inputs: Any, **kwargs: Any) -> Any:
+    def _run_chosen(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         """Run a step, or that variant of it whose turn it is.
 
         The variant is chosen here on the host, so that only those whose turn has come are ever
@@ -401,7 +401,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         """Return whether no subclass has put a ``construct`` of its own in place of ours."""
         return type(self).construct is self._library_class().construct
 
-    def _library_class(self) -> Any:
+    def _library_class(self) -> type[nn.Cell]:
         """Return the class of this package that the object is of, not the user's subclass."""
         own = __name__.partition(".")[0]
         return next(kind for kind in type(self).__mro__ if kind.__module__.startswith(own))

@@ -28,7 +28,7 @@ _FIRST = b'{"event"'  # what every record begins with
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def strict_json(value: Any) -> Any:
+def strict_json(value: object) -> object:
     """Turn `value` into what strict JSON can hold: scalars, lists, dicts; arrays become lists."""
     if hasattr(value, "asnumpy"):
         value = value.asnumpy()
@@ -161,7 +161,7 @@ def _parse(line: bytes) -> Record | None:
         return None
 
 
-def _restore(value: Any) -> Any:
+def _restore(value: object) -> Any:
     if isinstance(value, str):
         return _NON_FINITE.get(value, value)
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
 import numpy as np
@@ -29,6 +29,9 @@ from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
 from mindspore_boost_ext.runtime.ranks import launched_rank
 
+if TYPE_CHECKING:
+    from mindspore.dataset import Dataset
+
 __all__ = [
     "BoostMonitor",
     "plot_history",
@@ -40,7 +43,7 @@ __all__ = [
 _SMOOTHING = 0.9
 
 
-def _loss_value(outputs: Any) -> float | None:
+def _loss_value(outputs: object) -> float | None:
     """The loss in a step's outputs: the value, or the first of ``(loss, overflow, scale)``."""
     if isinstance(outputs, (tuple, list)):
         outputs = outputs[0] if outputs else None
@@ -310,7 +313,7 @@ class BoostMonitor(Callback):
 
 
 def _check_arguments(
-    history_path: Any, progress: Any, log_interval: Any, tensorboard_dir: Any
+    history_path: object, progress: object, log_interval: object, tensorboard_dir: object
 ) -> None:
     name = "BoostMonitor"
     for which, path in (("history_path", history_path), ("tensorboard_dir", tensorboard_dir)):
@@ -332,12 +335,12 @@ def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator > 0 else None
 
 
-def _batch_size(dataset: Any) -> int | None:
+def _batch_size(dataset: Dataset | None) -> int | None:
     read = getattr(dataset, "get_batch_size", None)
     return read() if callable(read) else None
 
 
-def _start_record(params: Any, run: _Run) -> Record:
+def _start_record(params: RunContext, run: _Run) -> Record:
     mode = ms.get_context("mode")
     record: Record = {
         "event": "start",

@@ -10,7 +10,7 @@ import mindspore_boost_ext
 CARDS = {
     "less_bn": "less_batch_normalization/README.md",
     "normalised_head": "less_batch_normalization/head.md",
-    "gradient_centralization": "base/centralization.md",
+    "gradient_centralization": "gradient_centralization/README.md",
     "grad_freeze": "grad_freeze/README.md",
     "adasum": "adasum/README.md",
     "grad_accumulation": "grad_accumulation/README.md",
@@ -21,6 +21,7 @@ CARDS = {
     "progressive_resizing": "progressive_resizing/README.md",
     "seq_length_warmup": "seq_length_warmup/README.md",
     "short_schedule": "short_schedule/README.md",
+    "label_smoothing": "label_smoothing/README.md",
     "compiled_step": "compiled_step/README.md",
 }
 # Other names of the same: a setting, a class, a run of compare.
@@ -40,6 +41,7 @@ OTHER_NAMES = {
     "ResizedImages": "progressive_resizing",
     "ShortSequences": "seq_length_warmup",
     "FasterSchedule": "short_schedule",
+    "SmoothedLoss": "label_smoothing",
     "GroupLossScaleManager": "loss_scale_group",
     "DynamicLossScaleManager": "loss_scale",
     "FixedLossScaleManager": "loss_scale",

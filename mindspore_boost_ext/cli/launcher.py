@@ -8,7 +8,6 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any
 
 
 def run_script(script: str, args: Sequence[str]) -> None:
@@ -32,7 +31,9 @@ def _hide_launcher_frames(script: str) -> None:
     """Let an uncaught error show the script's frames only, as plain Python does."""
     show = sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+    ) -> None:
         while trace is not None and trace.tb_frame.f_code.co_filename != script:
             trace = trace.tb_next
         show(kind, error.with_traceback(trace), trace)

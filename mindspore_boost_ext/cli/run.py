@@ -144,7 +144,7 @@ def _with_settings(construct: Callable[..., None], trial: Trial) -> Callable[...
     named = list(inspect.signature(construct).parameters)  # "self" is the first
 
     @functools.wraps(construct)
-    def constructor(model: ms.Model, *args: Any, **kwargs: Any) -> None:
+    def constructor(model: ms.Model, *args: object, **kwargs: object) -> None:
         kwargs.update(zip(named[1:], args))  # the level may have come by position
         kwargs.pop("acc_level", None)
         settings = json.loads(trial.config) if trial.config[:1] == "{" else trial.config
@@ -185,7 +185,7 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
     signature = inspect.signature(method)
 
     @functools.wraps(method)
-    def monitored(*args: Any, **kwargs: Any) -> Any:
+    def monitored(*args: object, **kwargs: object) -> object:
         call = signature.bind(*args, **kwargs)
         given = call.arguments.get("callbacks") or []
         own = list(given) if isinstance(given, (list, tuple)) else [given]

@@ -127,9 +127,7 @@ class TrialSettings:
 
 
 def _recipe(name: str) -> TrialSettings:
-    return TrialSettings(
-        lambda setup: recipe(name, setup.steps), networks=(RESNET,), unsuited=_FIXED_SIZE
-    )
+    return TrialSettings(lambda setup: recipe(name, setup.steps))
 
 
 def _freezing(setup: Setup) -> Mapping[str, Any]:
@@ -174,6 +172,8 @@ TRIAL_SETTINGS: dict[str, TrialSettings] = {
         unsuited="images are no sequences: see examples/benchmarks/time_to_accuracy.py",
     ),
     "short_schedule": TrialSettings(lambda setup: {"short_schedule": {"total_steps": setup.steps}}),
+    "label_smoothing": TrialSettings(),
+    "gradient_centralization": TrialSettings(),
     "compiled_step": TrialSettings(
         modes=("pynative",), unsuited="in GRAPH_MODE every step is compiled: take --mode pynative"
     ),

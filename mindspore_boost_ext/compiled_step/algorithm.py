@@ -52,7 +52,7 @@ class StepGraph:
         """Return the same for a variant of the step."""
         return StepGraph(step)
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the step.
 
         Raises:
@@ -89,7 +89,7 @@ class _WholeStep(nn.Cell):
         self.step = step
         self.branches = ms.get_context("device_target") == "CPU"
 
-    def construct(self, *inputs: Tensor) -> Any:
+    def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         outputs = self.step.construct(*inputs)
         if not self.branches:
             return outputs

@@ -42,6 +42,8 @@ ALGORITHMS = (
     "progressive_resizing",
     "seq_length_warmup",
     "short_schedule",
+    "label_smoothing",
+    "gradient_centralization",
     "compiled_step",
 )
 MODES = ("auto", "manual", "enable_all", "disable_all")
@@ -101,8 +103,9 @@ class BoostConfig:
             name and bool.
         given (frozenset(str)): names of the sections that the user gave.
         common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, progressive_resizing,
-            seq_length_warmup, short_schedule, compiled_step, gradients (Section): the settings of
-            the section of that name.
+            seq_length_warmup, short_schedule, label_smoothing, gradient_centralization,
+            compiled_step, gradients, loss_scale (Section): the settings of the section of that
+            name.
     """
 
     level: str = "O0"
@@ -118,8 +121,13 @@ class BoostConfig:
     progressive_resizing: sections.ProgressiveResizingConfig = sections.ProgressiveResizingConfig()
     seq_length_warmup: sections.SeqLengthWarmupConfig = sections.SeqLengthWarmupConfig()
     short_schedule: sections.ShortScheduleConfig = sections.ShortScheduleConfig()
+    label_smoothing: sections.LabelSmoothingConfig = sections.LabelSmoothingConfig()
+    gradient_centralization: sections.GradientCentralizationConfig = (
+        sections.GradientCentralizationConfig()
+    )
     compiled_step: sections.CompiledStepConfig = sections.CompiledStepConfig()
     gradients: sections.GradientsConfig = sections.GradientsConfig()
+    loss_scale: sections.LossScaleConfig = sections.LossScaleConfig()
 
     @property
     def switches(self) -> dict[str, bool]:

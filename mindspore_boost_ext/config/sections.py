@@ -333,7 +333,9 @@ class ShortScheduleConfig(_WholeTraining):
     )  # added up as int32
     share: float = setting(0.5, real("(0, 1)"), "of the updates that are made")
     if_unfit: str = setting(
-        "refuse", one_of(("refuse", "skip")), "a constant rate: an error, or the whole training"
+        "refuse",
+        one_of(("refuse", "skip")),
+        "a constant rate: an error, or the whole training, as then for labels of each place, too",
     )
 
     def updates(self) -> int:
@@ -344,6 +346,31 @@ class ShortScheduleConfig(_WholeTraining):
         """A share may be rounded to all of few updates."""
         whole = self.total_steps is not None and self.updates() >= self.total_steps
         return "short_schedule.share leaves all updates" if whole else ""
+
+
+@dataclass(frozen=True)
+class LabelSmoothingConfig(Section):
+    """Section ``label_smoothing``: the gradient of smoothed labels; giving it switches that on."""
+
+    path = "label_smoothing"
+    left_out_of_all = "it trains on other labels: ask for it by a section 'label_smoothing'"
+    given_means_on = True
+
+    smoothing: float = setting(0.1, real("(0, 1)"), "of each label, shared by all classes")
+    if_unfit: str = setting(
+        "refuse",
+        one_of(("refuse", "skip")),
+        "an unknown loss, or labels that are not one class a sample: an error, or plain labels",
+    )
+
+
+@dataclass(frozen=True)
+class GradientCentralizationConfig(Section):
+    """Section ``gradient_centralization``: centralized gradients; giving it switches that on."""
+
+    path = "gradient_centralization"
+    left_out_of_all = "less_bn.gc_flag has it: ask for it by a section 'gradient_centralization'"
+    given_means_on = True
 
 
 @dataclass(frozen=True)
@@ -368,6 +395,19 @@ class GradientsConfig(Section):
     )
 
 
+@dataclass(frozen=True)
+class LossScaleConfig(Section):
+    """Section ``loss_scale``: giving it scales the losses of a script that has no manager."""
+
+    path = "loss_scale"
+    for_every_step = True
+
+    # Above 2 ** 126 the inverse, which a step multiplies by, leaves the normal numbers of float32.
+    init: float = setting(2.0**16, real("[1, 8e37]"), "where the dynamic scale starts")
+    factor: int = setting(2, integer(2), "by which it grows, and shrinks at an overflow")
+    window: int = setting(1000, integer(1), "steps without overflow before it grows")
+
+
 SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
     {
         "common": CommonConfig,
@@ -379,8 +419,11 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
         "progressive_resizing": ProgressiveResizingConfig,
         "seq_length_warmup": SeqLengthWarmupConfig,
         "short_schedule": ShortScheduleConfig,
+        "label_smoothing": LabelSmoothingConfig,
+        "gradient_centralization": GradientCentralizationConfig,
         "compiled_step": CompiledStepConfig,
         "gradients": GradientsConfig,
+        "loss_scale": LossScaleConfig,
     }
 )
 

@@ -10,7 +10,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -332,7 +332,7 @@ def _layout(text: np.ndarray | None) -> Layout | None:
         raise ValueError("its layout is damaged") from None
 
 
-def _read_array(file: Any, size: int) -> np.ndarray:
+def _read_array(file: IO[bytes], size: int) -> np.ndarray:
     """Read one array in NumPy's format whose header agrees with the ``size`` bytes at hand."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):

@@ -160,8 +160,8 @@ class DimReduce(Subspace):
         loss: Tensor,
         old_grad: tuple[Tensor, ...],
         loss_scale: Tensor,
-        weight: Any,
-        weight_clone: Any,
+        weight: Sequence[Parameter],
+        weight_clone: Sequence[Tensor],
         *inputs: Tensor,
     ) -> Tensor:
         """Search along the quasi-Newton direction, step, and return the loss."""

@@ -93,12 +93,12 @@ class Subspace(nn.Cell):
     def __call__(
         self,
         loss: Tensor,
-        old_grad: Any,
-        loss_scale: Any,
-        weight: Any,
-        weight_clone: Any,
-        *inputs: Any,
-    ) -> Any:
+        old_grad: Sequence[Tensor],
+        loss_scale: Tensor,
+        weight: Sequence[Parameter],
+        weight_clone: Sequence[Tensor],
+        *inputs: Tensor,
+    ) -> Tensor | tuple[Tensor, ...]:
         """Run the step; GRAPH_MODE takes no Parameters as inputs, and they are known anyway."""
         if not isinstance(loss_scale, Tensor):
             loss_scale = Tensor(float(loss_scale), ms.float32)
@@ -163,8 +163,8 @@ class ProjectedGradient(Subspace):
         loss: Tensor,
         old_grad: tuple[Tensor, ...],
         loss_scale: Tensor,
-        weight: Any,
-        weight_clone: Any,
+        weight: Sequence[Parameter],
+        weight_clone: Sequence[Tensor],
         *inputs: Tensor,
     ) -> Tensor:
         """Project the gradient and run the optimizer."""
@@ -219,6 +219,6 @@ def _checked_rows(
     return rows
 
 
-def state(name: str, value: Any) -> Parameter:
+def state(name: str, value: np.ndarray | float) -> Parameter:
     """Return a float32 Parameter that training changes but no optimizer does."""
     return Parameter(Tensor(np.asarray(value, np.float32)), PREFIX + name, requires_grad=False)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from typing import Any
 
 import mindspore as ms
+from mindspore import nn
 from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext.config.rules import (
@@ -149,7 +149,7 @@ class TrajectorySampler(Callback):
         if there:
             self._next = int(there[-1].rpartition("-")[2].partition(".")[0]) + 1
 
-    def _save(self, network: Any) -> None:
+    def _save(self, network: nn.Cell) -> None:
         if not is_main_process():
             return
         name = f"{self.prefix}-{self._next:05d}.{self.format}"

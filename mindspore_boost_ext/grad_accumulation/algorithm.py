@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.grad_accumulation.window import DROP_WINDOW, GradientAccumulation
@@ -30,7 +30,7 @@ class AccumulationAlgorithm(Algorithm):
         )
         step.window_part.drops_on_overflow = settings.on_overflow == DROP_WINDOW
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Refuse a window that micro-batches of the other weighting have filled."""
         if step.use_grad_accumulation and len(inputs) > 0:
             step.window_part.check_weighting(step.window_part.weight_of(*inputs))

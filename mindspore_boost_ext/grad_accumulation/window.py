@@ -7,7 +7,6 @@ runs once for each such window, as if the batch had been that much larger.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -26,12 +25,12 @@ DROP_MICRO_BATCH, DROP_WINDOW = "drop_micro_batch", "drop_window"
 
 def gradient_accumulation_op(
     accumulation_step: int, cumulative: Parameter, gradient: Tensor
-) -> Any:
+) -> Tensor:
     """Add ``gradient / accumulation_step`` to one buffer, for ``ops.HyperMap``; return it."""
     return ops.assign_add(cumulative, ops.cast(gradient / accumulation_step, cumulative.dtype))
 
 
-def gradient_clear_op(cumulative: Parameter) -> Any:
+def gradient_clear_op(cumulative: Parameter) -> Tensor:
     """Set one buffer to zero, for ``ops.HyperMap``; return the buffer."""
     return ops.assign(cumulative, ops.zeros_like(cumulative))
 
@@ -98,7 +97,7 @@ class GradientAccumulation(nn.Cell):
         self._total_weight = _counter("total_weight", ms.float32)
         self.__dict__["_state"] = state_of(self)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Let a subclass write ``self._accumulation_step = 0`` in PYNATIVE_MODE too."""
         if name == "_accumulation_step" and hasattr(self, name):
             if not isinstance(value, Parameter):
@@ -218,7 +217,7 @@ def _buffer(parameter: Parameter) -> Parameter:
     return Parameter(Tensor(zeros), name=name, requires_grad=False)
 
 
-def _counter(name: str, dtype: Any) -> Parameter:
+def _counter(name: str, dtype: ms.Type) -> Parameter:
     return Parameter(Tensor(0, dtype), name=f"boost.grad_accumulation.{name}", requires_grad=False)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.rebuild import Centralize, rebuilt
 from mindspore_boost_ext.base.view import optimizer_view, parameter_positions
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.schedule import Strategy, as_schedule, check_highest
@@ -47,7 +48,7 @@ class GroupOptimizer(nn.Cell):
         """The parameters of the group."""
         return self.optimizer.parameters
 
-    def construct(self, gradients: tuple[Tensor, ...]) -> Any:
+    def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Update the group's parameters."""
         return ops.depend(self.optimizer(gradients), ops.assign_add(self.position, 1))
 
@@ -156,7 +157,7 @@ class FreezeOpt(nn.Optimizer):
         return self.base.learning_rate
 
     @learning_rate.setter
-    def learning_rate(self, value: Any) -> None:
+    def learning_rate(self, value: Tensor | float) -> None:
         self.base.learning_rate = value
 
     @property
@@ -262,19 +263,19 @@ class FreezeOpt(nn.Optimizer):
         other.position = self.position
         return other
 
-    def get_lr(self) -> Any:
+    def get_lr(self) -> Tensor | tuple[Tensor, ...]:
         """Return the learning rate of this step, as the plain optimizer does."""
         return self.base.get_lr()
 
-    def get_lr_parameter(self, param: Any) -> Any:
+    def get_lr_parameter(self, param: Parameter | Sequence[Parameter]) -> Tensor | list[Tensor]:
         """Return the learning rate that belongs to a parameter, or to each of a list."""
         return self.base.get_lr_parameter(param)
 
-    def get_weight_decay(self) -> Any:
+    def get_weight_decay(self) -> Tensor | tuple[Tensor, ...]:
         """Return the weight decay of this step, as the plain optimizer does."""
         return self.opt.get_weight_decay()
 
-    def construct(self, gradients: tuple[Tensor, ...]) -> Any:
+    def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Update all parameters, as the plain optimizer does."""
         return self.opt(gradients)
 
@@ -332,4 +333,17 @@ def _flat(group: Iterable[Any]) -> list[Parameter]:
     return flat
 
 
-__all__ = ["FreezeOpt", "GroupOptimizer", "prepare_first_step"]
+def rebuilt_with_groups(
+    optimizer: nn.Optimizer,
+    removed: Iterable[Parameter] = (),
+    added: Iterable[Parameter] = (),
+    centralize: Centralize = None,
+) -> nn.Optimizer:
+    """Return ``base.rebuild.rebuilt`` with the state of an optimizer, and a FreezeOpt's groups."""
+    if isinstance(optimizer, FreezeOpt):
+        plain = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
+        return optimizer.over_other_parameters(plain)
+    return rebuilt(optimizer, removed, added, centralize, carry_state=True)
+
+
+__all__ = ["FreezeOpt", "GroupOptimizer", "prepare_first_step", "rebuilt_with_groups"]

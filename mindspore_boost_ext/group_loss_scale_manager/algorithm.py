@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.config.rules import shown
@@ -17,7 +17,7 @@ class GroupedScaleAlgorithm(Algorithm):
 
     switch = "loss_scale_group"
 
-    def check_loss_scale(self, manager: Any, boost: AutoBoost) -> None:
+    def check_loss_scale(self, manager: object, boost: AutoBoost) -> None:
         """Refuse the switch without a manager of groups, and the other way round."""
         grouped = isinstance(manager, GroupLossScaleManager)
         if not grouped:

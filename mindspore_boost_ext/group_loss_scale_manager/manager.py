@@ -136,7 +136,7 @@ class GroupLossScaleManager(nn.Cell):
         self.__dict__["count"] = len(self._groups)
         self.__dict__["picks"], self.__dict__["rows"] = marker_constants(len(values))
 
-    def add_flags_recursive(self, **flags: Any) -> GroupLossScaleManager:
+    def add_flags_recursive(self, **flags: object) -> GroupLossScaleManager:
         """Stay in float32 inside a network of lower precision, and hand on what that one uses.
 
         A manager that was cast with its network would hold its scales in float16, where 65504 is
@@ -343,7 +343,7 @@ class GroupLossScaleManager(nn.Cell):
         return ops.assign(self.scales, ops.concat((ends, scales, ends)))
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise TypeError(
             f"GroupLossScaleManager: {name} must be a finite number, got {shown(value)}"
@@ -351,7 +351,7 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _check(name: str, value: Any, good: bool, rule: str) -> None:
+def _check(name: str, value: object, good: bool, rule: str) -> None:
     if not good:
         raise ValueError(f"GroupLossScaleManager: {name} must be {rule}, got {shown(value)}")
 

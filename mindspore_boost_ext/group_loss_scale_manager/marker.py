@@ -42,7 +42,7 @@ class Marker(nn.Cell):
 
 @ms.jit  # one by one, these operators would cost more in PYNATIVE_MODE than the layers around them
 def scaled_and_recorded(
-    dout: Tensor, scales: Tensor, pick: Tensor, rows: Tensor, dtype: Any
+    dout: Tensor, scales: Tensor, pick: Tensor, rows: Tensor, dtype: ms.Type
 ) -> tuple[Any, ...]:
     """Scale in float32: no large ratio and no small gradient is lost before the product."""
     ends = ops.matmul(pick, scales)

@@ -8,7 +8,7 @@ Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 from mindspore import nn
@@ -18,6 +18,9 @@ from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOn
 from mindspore_boost_ext.config.rules import check, integer, optional
 from mindspore_boost_ext.integration.model import BoostModel
 from mindspore_boost_ext.thor.optimizer import THOR, thor_of
+
+if TYPE_CHECKING:
+    from mindspore.amp import LossScaleManager
 
 
 class ConvertModelUtils:
@@ -46,9 +49,9 @@ class ConvertModelUtils:
         network: nn.Cell,
         loss_fn: nn.Cell | None = None,
         optimizer: nn.Cell | None = None,
-        metrics: Any = None,
+        metrics: object = None,
         amp_level: str = "O0",
-        loss_scale_manager: Any = None,
+        loss_scale_manager: LossScaleManager | None = None,
         keep_batchnorm_fp32: bool = False,
         frequency: int | None = None,
     ) -> ms.Model:

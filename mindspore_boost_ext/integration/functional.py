@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 from mindspore import Tensor, nn
@@ -20,6 +20,10 @@ from mindspore_boost_ext.integration.model import (
     expect_training,
 )
 from mindspore_boost_ext.report import Report
+
+if TYPE_CHECKING:
+    from mindspore.amp import LossScaleManager
+    from mindspore.dataset import Dataset
 
 
 class TrainStep:
@@ -50,7 +54,7 @@ class TrainStep:
         )
         self._last: Any = None
 
-    def __call__(self, *batch: Any) -> Any:
+    def __call__(self, *batch: Tensor) -> Tensor:
         """Train on one batch of Tensors; return the loss, as the network gives it."""
         if not self._network.training:  # left so by an evaluation
             self.train_network.set_train()
@@ -78,7 +82,7 @@ class TrainStep:
 
     def over(
         self,
-        dataset: Any,
+        dataset: Dataset,
         epochs: int,
         callbacks: Sequence[Callback] = (),
         *,
@@ -123,7 +127,7 @@ class TrainStep:
         return self._run(dataset, state, callbacks)
 
     def _run(
-        self, dataset: Any, state: _State, callbacks: Sequence[Callback]
+        self, dataset: Dataset, state: _State, callbacks: Sequence[Callback]
     ) -> Iterator[tuple[Any, ...]]:
         context = RunContext(state)
         with contextlib.ExitStack() as stack:
@@ -157,7 +161,7 @@ class _State(dict[str, Any]):
         except KeyError:
             raise AttributeError(name) from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
 
@@ -166,7 +170,7 @@ def _call(callbacks: Sequence[Callback], event: str, context: RunContext) -> Non
         getattr(one, event)(context)
 
 
-def _size(dataset: Any) -> int:
+def _size(dataset: Dataset) -> int:
     """Return how many batches an epoch has."""
     if hasattr(dataset, "get_dataset_size"):
         return int(dataset.get_dataset_size())
@@ -179,7 +183,7 @@ def _size(dataset: Any) -> int:
         ) from None
 
 
-def _batches(dataset: Any) -> Any:
+def _batches(dataset: Dataset) -> Any:
     if hasattr(dataset, "create_tuple_iterator"):
         return dataset.create_tuple_iterator(num_epochs=1)
     return dataset
@@ -192,7 +196,7 @@ def make_train_step(
     *,
     level: str | None = None,
     config: ConfigSource = None,
-    loss_scale_manager: Any = None,
+    loss_scale_manager: LossScaleManager | None = None,
     amp_level: str = "O0",
     algorithms: Sequence[Algorithm] = (),
 ) -> TrainStep:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 from mindspore import nn
@@ -33,7 +33,15 @@ from mindspore_boost_ext.integration.outside import (
     level_and_settings,
     take_down,
 )
-from mindspore_boost_ext.report import LOGGER, NoEffectWarning, is_main_process, warn
+from mindspore_boost_ext.report import (
+    APPLIED,
+    LOGGER,
+    SKIPPED,
+    NoEffectWarning,
+    Row,
+    is_main_process,
+    warn,
+)
 from mindspore_boost_ext.runtime.release import release_dropped, release_with
 from mindspore_boost_ext.runtime.threads import (
     ONE_AT_A_TIME,
@@ -43,8 +51,16 @@ from mindspore_boost_ext.runtime.threads import (
 )
 from mindspore_boost_ext.thor.optimizer import thor_of
 
+if TYPE_CHECKING:
+    from mindspore.amp import LossScaleManager
+    from mindspore.dataset import Dataset
 
-def make_step_cell(network: nn.Cell, optimizer: nn.Cell, loss_scale_manager: Any) -> nn.Cell:
+LOSS_SCALE = "loss_scale"
+
+
+def make_step_cell(
+    network: nn.Cell, optimizer: nn.Cell, loss_scale_manager: LossScaleManager | None
+) -> nn.Cell:
     """Return the step cell for a network with its loss, as the loss-scale manager demands.
 
     Args:
@@ -62,7 +78,7 @@ def make_step_cell(network: nn.Cell, optimizer: nn.Cell, loss_scale_manager: Any
     return BoostTrainOneStepWithLossScaleCell(network, optimizer, update).set_train()
 
 
-def check_loss_scale_manager(manager: Any, boost: AutoBoost) -> None:
+def check_loss_scale_manager(manager: object, boost: AutoBoost) -> None:
     """Check that a manager is one, and that it and the settings go together.
 
     Raises:
@@ -75,6 +91,19 @@ def check_loss_scale_manager(manager: Any, boost: AutoBoost) -> None:
         )
     for algorithm in boost.algorithms:
         algorithm.check_loss_scale(manager, boost)
+
+
+def manager_of(given: LossScaleManager | None, boost: AutoBoost) -> LossScaleManager | None:
+    """Return a script's own loss-scale manager; without one that of the section ``loss_scale``."""
+    if LOSS_SCALE not in boost.config.given or boost.level == "O0":
+        return given
+    asked_by, section = f"section {LOSS_SCALE}", boost.config.loss_scale
+    if given is not None:
+        reason = "the script has a loss-scale manager of its own"
+        boost.report().put(Row(LOSS_SCALE, asked_by, SKIPPED, reason))
+        return given
+    boost.report().put(Row(LOSS_SCALE, asked_by, APPLIED, f"dynamic, from {section.init:g} on"))
+    return ms.amp.DynamicLossScaleManager(section.init, section.factor, section.window)
 
 
 def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
@@ -103,11 +132,12 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
             NoEffectWarning,
         )
         return
-    check_loss_scale_manager(parts.loss_scale_manager, boost)
+    manager = manager_of(parts.loss_scale_manager, boost)
+    check_loss_scale_manager(manager, boost)
     boost.loss_fn = parts.loss_fn
     with ONE_AT_A_TIME, boost.building():
         trained = boost.network_auto_process_train(parts.network, parts.optimizer)
-        boost.fit_groups(parts.loss_scale_manager)
+        boost.fit_groups(manager)
         if parts.eval_network is not None:
             parts.eval_network = boost.network_auto_process_eval(parts.eval_network)
     parts.network, parts.optimizer = trained
@@ -122,7 +152,8 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     with ONE_AT_A_TIME, parts.boost.building():
         release_dropped()
         plain = parts.plain_train_network(plain_build)
-    step = boosted_step(plain, parts.optimizer, parts.loss_scale_manager, parts.boost)
+    manager = manager_of(parts.loss_scale_manager, parts.boost)
+    step = boosted_step(plain, parts.optimizer, manager, parts.boost)
     release_with(model, step)
     return step
 
@@ -136,7 +167,9 @@ def with_report(plain: nn.Cell) -> nn.Cell:
     return plain
 
 
-def boosted_step(plain: nn.Cell, optimizer: nn.Cell, manager: Any, boost: AutoBoost) -> nn.Cell:
+def boosted_step(
+    plain: nn.Cell, optimizer: nn.Cell, manager: LossScaleManager | None, boost: AutoBoost
+) -> nn.Cell:
     """Return our step cell in place of ``plain``, MindSpore's own without loss scaling.
 
     Where MindSpore needs a step cell of another kind, that one is returned, with a warning.
@@ -169,7 +202,7 @@ def boosted_build_train_network(
     boost_level: str | None = None,
     boost_config_dict: ConfigSource = None,
     algorithms: Sequence[Algorithm] = (),
-    **kwargs: Any,
+    **kwargs: object,
 ) -> nn.Cell:
     """``mindspore.amp.build_train_network`` with the accelerators of ``boost_level``.
 
@@ -195,6 +228,7 @@ def boosted_build_train_network(
         manager = kwargs.pop("loss_scale_manager")
     else:
         manager = _compat.default_loss_scale_manager(level)
+    manager = manager_of(manager, boost)
     check_loss_scale_manager(manager, boost)
     boost.loss_fn, given = loss_fn, network
     with ONE_AT_A_TIME, boost.building():
@@ -257,10 +291,10 @@ def train_model(
     plain_train: Callable[..., Any],
     model: ms.Model,
     epoch: int,
-    train_dataset: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+    train_dataset: Dataset,
+    *args: object,
+    **kwargs: object,
+) -> object:
     """Train as ``plain_train`` does, after a look at how long the training is."""
     step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
     if not isinstance(step, BoostTrainOneStepCell) or is_starting():  # a BoostModel, installed too
@@ -268,7 +302,7 @@ def train_model(
     with start_of_training():
         given = inspect.signature(plain_train).bind(model, epoch, train_dataset, *args, **kwargs)
         if isinstance(epoch, int):
-            first = kwargs.get("initial_epoch", given.arguments.get("initial_epoch"))
+            first: Any = kwargs.get("initial_epoch", given.arguments.get("initial_epoch"))
             expect_training(step, epoch - int(first or 0), size() if callable(size) else None)
         end = EndOfTraining(step)
         if end.was_before():
@@ -280,7 +314,9 @@ def train_model(
         return plain_train(*given.args, **given.kwargs)
 
 
-def open_data(plain: Callable[..., Any], model: ms.Model, *args: Any, **kwargs: Any) -> Any:
+def open_data(
+    plain: Callable[..., Any], model: ms.Model, *args: object, **kwargs: object
+) -> object:
     """Open the data of a training or an evaluation as ``plain`` does; then its start is over."""
     opened = plain(model, *args, **kwargs)
     end_of_start()
@@ -315,7 +351,9 @@ class BoostModel(ms.Model):
         'BoostTrainOneStepCell'
     """
 
-    def __init__(self, *args: Any, algorithms: Sequence[Algorithm] = (), **kwargs: Any) -> None:
+    def __init__(
+        self, *args: object, algorithms: Sequence[Algorithm] = (), **kwargs: object
+    ) -> None:
         """Build the Model."""
         self.algorithms = tuple(algorithms)
         construct_model(ms.Model.__init__, self, *args, **kwargs)
@@ -326,15 +364,15 @@ class BoostModel(ms.Model):
     def _build_train_network(self) -> nn.Cell:
         return build_model(ms.Model._build_train_network, self)
 
-    def train(self, epoch: int, train_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+    def train(self, epoch: int, train_dataset: Dataset, *args: object, **kwargs: object) -> object:
         """Train as ``ms.Model.train`` does."""
         return train_model(ms.Model.train, self, epoch, train_dataset, *args, **kwargs)
 
-    def fit(self, epoch: int, train_dataset: Any, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, epoch: int, train_dataset: Dataset, *args: object, **kwargs: object) -> object:
         """Train and validate as ``ms.Model.fit`` does."""
         return train_model(ms.Model.fit, self, epoch, train_dataset, *args, **kwargs)
 
-    def _exec_preprocess(self, *args: Any, **kwargs: Any) -> Any:
+    def _exec_preprocess(self, *args: object, **kwargs: object) -> object:
         return open_data(ms.Model._exec_preprocess, self, *args, **kwargs)
 
 

@@ -43,7 +43,7 @@ def settings_from_outside() -> dict[str, str]:
     return {"boost_level": level, "boost_config_dict": config}
 
 
-def without_level(construct: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+def without_level(construct: Callable[..., Any], *args: object, **kwargs: object) -> bool:
     """Return whether a call of ``construct`` gives neither a level nor settings."""
     given = inspect.signature(construct).bind_partial(*args, **kwargs)
     names = {*given.arguments, *given.arguments.get("kwargs", ())}
@@ -65,7 +65,7 @@ class Built:
     own_steps: list[str] = field(default_factory=list)
     last: Any = None
 
-    def add(self, network: nn.Cell, step: Any, has_optimizer: bool) -> None:
+    def add(self, network: nn.Cell, step: nn.Cell, has_optimizer: bool) -> None:
         """Take down what was built for a network, once."""
         if step is self.last:
             return
@@ -106,7 +106,7 @@ BUILT: list[Built] = []  # one, where the launcher wants a summary
 
 
 def construct_model(
-    construct: Callable[..., None], model: ms.Model, *args: Any, **kwargs: Any
+    construct: Callable[..., None], model: ms.Model, *args: object, **kwargs: object
 ) -> None:
     """Construct a Model as ``construct`` does; one without a level gets that from outside."""
     given = inspect.signature(construct).bind_partial(model, *args, **kwargs).arguments

@@ -40,7 +40,7 @@ class _Session:
         self.active = True
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
-    def replace(self, holder: Any, name: str, ours: Any) -> None:
+    def replace(self, holder: object, name: str, ours: object) -> None:
         """Put ``ours`` in place of ``holder.name``, or where nothing is."""
         self._replaced.append((holder, name, ours, vars(holder).get(name, _NOTHING)))
         setattr(holder, name, ours)
@@ -60,7 +60,7 @@ class _Session:
         """Return ``ours`` with ``original`` as its first argument while the session is active."""
 
         @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: object, **kwargs: object) -> object:
             if self.active:
                 return ours(original, *args, **kwargs)
             return original(*args, **kwargs)
@@ -181,7 +181,7 @@ def installed() -> Iterator[None]:
                 _plug_in()
 
 
-def _own(module: str, name: str) -> Any:
+def _own(module: str, name: str) -> object:
     """Return the object with a public name of MindSpore in this package's ``module``."""
     return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
 

@@ -7,9 +7,9 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
-from mindspore_boost_ext.base.centralization import output_axes
-from mindspore_boost_ext.base.rebuild import ParameterProcess, rebuilt
-from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
+from mindspore_boost_ext.base.rebuild import ParameterProcess
+from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
+from mindspore_boost_ext.gradient_centralization.algorithm import centralized_weights
 from mindspore_boost_ext.less_batch_normalization.head import no_classes
 from mindspore_boost_ext.less_batch_normalization.rewrite import (
     KEPT,
@@ -17,7 +17,7 @@ from mindspore_boost_ext.less_batch_normalization.rewrite import (
     less_bn,
     warn_without_effect,
 )
-from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.report import APPLIED, Row
 from mindspore_boost_ext.thor.optimizer import thor_of
 
 
@@ -34,7 +34,10 @@ class LessBNAlgorithm(Algorithm):
         for row in rewriting.rows(build.report[self.switch].asked_by):
             build.report.put(row)
         self._check_preconditioner(build.optimizer, rewriting)
-        build.optimizer = rebuild_for(build.optimizer, rewriting, self._centralized(build))
+        centralize = {}
+        if build.config.less_bn.gc_flag:
+            centralize = centralized_weights(build, "gradient centralization", self.switch)
+        build.optimizer = rebuild_for(build.optimizer, rewriting, centralize)
         points = build.config.common.gradient_split_groups
         ParameterProcess().assign_parameter_group(build.network.trainable_params(), points)
 
@@ -72,22 +75,6 @@ class LessBNAlgorithm(Algorithm):
                 "'thor' with a plain optimizer, or rewrite with LessBN(network) before THOR"
             )
 
-    @staticmethod
-    def _centralized(build: Build) -> dict[str, int]:
-        """Return the weights whose gradients are to be centralized, and put a row for it."""
-        if not build.config.less_bn.gc_flag:
-            return {}
-        names = {parameter.name for parameter in getattr(build.optimizer, "parameters", ())}
-        axes = output_axes(build.network)
-        found = {name: axis for name, axis in axes.items() if name in names}
-        reason = "" if found else "no weight has more than one input for an output"
-        if build.switches["thor"] or thor_of(build.optimizer) is not None:
-            found, reason = {}, "THOR has a rule of its own for each weight"
-        status = SKIPPED if reason else APPLIED
-        counts = {"weights": len(found)}
-        build.report.put(Row("gradient centralization", "less_bn", status, reason, counts))
-        return found
-
 
 def rebuild_for(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> nn.Cell:
     """Return an optimizer over the parameters that a rewritten network has.
@@ -108,10 +95,7 @@ def rebuild_for(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None
     added = [one for one in rewriting.added_parameters if id(one) not in trained]
     if not (removed or added or centralize):
         return optimizer
-    if isinstance(optimizer, FreezeOpt):
-        plain = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
-        return optimizer.over_other_parameters(plain)
-    return rebuilt(optimizer, removed, added, centralize, carry_state=True)
+    return rebuilt_with_groups(optimizer, removed, added, centralize)
 
 
 __all__ = ["LessBNAlgorithm", "rebuild_for"]

@@ -30,7 +30,7 @@ class _Head(nn.Cell):
         return results
 
     def bprop(
-        self, rows: Tensor, weight: Tensor, multiplier: Tensor, out: Any, dout: Any
+        self, rows: Tensor, weight: Tensor, multiplier: Tensor, out: Tensor, dout: Tensor
     ) -> tuple[Tensor, ...]:
         found: tuple[Tensor, ...] = _gradients(rows, weight, multiplier, out[1], dout[0])
         return found
@@ -46,7 +46,13 @@ class _BiasedHead(nn.Cell):
         return results
 
     def bprop(
-        self, rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor, out: Any, dout: Any
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        multiplier: Tensor,
+        bias: Tensor,
+        out: Tensor,
+        dout: Tensor,
     ) -> tuple[Tensor, ...]:
         found: tuple[Tensor, ...] = _gradients(rows, weight, multiplier, out[1], dout[0], bias)
         return found
@@ -279,7 +285,7 @@ _NOT_OVER_CLASSES = tuple(
 )
 
 
-def no_classes(network: nn.Cell, loss_fn: Any = None) -> str:
+def no_classes(network: nn.Cell, loss_fn: object = None) -> str:
     """Return why a network has no classifier to normalise: no loss of it is over classes; or empty.
 
     Cosines are bounded: a head of them cannot reach targets of any size, and where outputs do not

@@ -383,7 +383,7 @@ class LessBN(nn.Cell):
         self.__dict__["rewriting"] = rewriting
         warn_without_effect(rewriting)
 
-    def construct(self, *inputs: Any) -> Any:
+    def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the network."""
         return self.network(*inputs)
 

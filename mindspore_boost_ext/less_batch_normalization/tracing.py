@@ -144,7 +144,7 @@ class _Tracer:
         self.graph.nodes.append(node)
         return Value(self, node)
 
-    def call_cell(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_cell(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Trace into a Cell; one that is a leaf, or not understood, becomes a node."""
         inputs = tuple(_values((args, kwargs)))
         if _is_leaf(cell):
@@ -161,7 +161,7 @@ class _Tracer:
             self.graph.failures[cell] = reason[:160]
             return self.record(type(cell).__name__, inputs, cell)
 
-    def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a Python function with proxies for what it finds in its surroundings."""
         while hasattr(function, "__wrapped__") and _is_mindspore(function.__code__.co_filename):
             function = function.__wrapped__  # ms.jit and the like
@@ -188,7 +188,7 @@ class _Tracer:
         except ValueError:  # still empty
             return cell
 
-    def wrap(self, thing: Any) -> Any:
+    def wrap(self, thing: Any) -> object:
         """Return what stands for ``thing`` in traced code."""
         if isinstance(thing, (Value, _CellStandIn, _Recorder)):
             return thing
@@ -207,7 +207,7 @@ class _Tracer:
             return {name: self.wrap(one) for name, one in thing.items()}
         return self._wrap_code(thing)
 
-    def _wrap_code(self, thing: Any) -> Any:
+    def _wrap_code(self, thing: object) -> object:
         module = getattr(thing, "__module__", None) or ""
         if isinstance(thing, ModuleType):
             foreign = thing.__name__.partition(".")[0] in _OPAQUE_MODULES
@@ -235,7 +235,7 @@ class Value:
 
     __class__ = property(lambda self: Tensor)  # for isinstance
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         if name in _ONLY_THE_FORM or name == "T":
@@ -248,7 +248,7 @@ class Value:
     def __iter__(self) -> Iterator[Any]:
         raise NotUnderstoodError("it takes a tensor or its shape apart")
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         raise NotUnderstoodError("it writes into a tensor")
 
     def __hash__(self) -> int:
@@ -275,7 +275,7 @@ def _add_operators() -> None:
     names.update({f"__{name}__": name for name in single})
     for special, name in names.items():
 
-        def operator(self: Value, *others: Any, _name: str = name) -> Value:
+        def operator(self: Value, *others: object, _name: str = name) -> Value:
             return self.tracer.record(_name, (self, *_values(others)))
 
         setattr(Value, special, operator)
@@ -288,11 +288,15 @@ class _Recorder:
     """Stands for an operator or a function of MindSpore, or for a method of a tensor."""
 
     def __init__(
-        self, tracer: _Tracer, name: str, real: Any = None, owner: Value | None = None
+        self,
+        tracer: _Tracer,
+        name: str,
+        real: Callable[..., object] | None = None,
+        owner: Value | None = None,
     ) -> None:
         self._tracer, self._name, self._real, self._owner = tracer, name, real, owner
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         values = tuple(_values((args, kwargs)))
         if self._real is not None and not values:
             return self._tracer.wrap(self._real(*args, **kwargs))
@@ -307,10 +311,10 @@ class _ClassStandIn:
     def __init__(self, tracer: _Tracer, kind: type) -> None:
         self._tracer, self._kind = tracer, kind
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self._tracer.wrap(self._kind(*args, **kwargs))
 
-    def __instancecheck__(self, instance: Any) -> bool:
+    def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, self._kind)
 
 
@@ -320,7 +324,7 @@ class _ModuleStandIn:
     def __init__(self, tracer: _Tracer, module: ModuleType) -> None:
         self._tracer, self._module = tracer, module
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return self._tracer.wrap(getattr(self._module, name))
 
 
@@ -332,7 +336,7 @@ class _CellStandIn:
 
     __class__ = property(lambda self: type(self._real))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self._tracer.call_cell(self._real, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -354,7 +358,7 @@ class _CellStandIn:
             return lambda *args, **kwargs: tracer.wrap(_listed(held(cell, *args, **kwargs)))
         return tracer.wrap(getattr(cell, name))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise NotUnderstoodError(f"it writes into its attribute {name!r}")
 
     def __bool__(self) -> bool:
@@ -366,7 +370,7 @@ class _CellStandIn:
     def __iter__(self) -> Iterator[Any]:
         return (self._tracer.wrap(one) for one in iter(self._real))
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> object:
         return self._tracer.wrap(self._real[index])
 
 
@@ -376,7 +380,7 @@ class _SuperStandIn:
     def __init__(self, kind: type, stand_in: _CellStandIn) -> None:
         self._kind, self._stand_in = kind, stand_in
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         line = type(self._stand_in._real).__mro__
         above = line[line.index(self._kind) + 1 :]
         held = next(vars(one)[name] for one in above if name in vars(one))
@@ -384,7 +388,7 @@ class _SuperStandIn:
         return lambda *args, **kwargs: tracer.call(held, (self._stand_in, *args), kwargs)
 
 
-def _listed(result: Any) -> Any:
+def _listed(result: Any) -> object:
     """Return the views of a dict, as ``Cell.cells()`` gives them, as a list."""
     return list(result) if type(result).__name__.endswith(("dict_values", "dict_items")) else result
 

@@ -44,7 +44,7 @@ class ResizedImages(nn.Cell):
         super().__init__(auto_prefix=False)
         self.scale, self.multiple = scale, multiple
 
-    def construct(self, images: Tensor, *rest: Tensor) -> Any:
+    def construct(self, images: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """Resize the first input."""
         height = scaled(images.shape[2], self.scale, self.multiple)
         width = scaled(images.shape[3], self.scale, self.multiple)
@@ -64,7 +64,7 @@ class ResizingAlgorithm(GrowingInputs):
         """Return what resizes images."""
         return ResizedImages(scale, settings.multiple)
 
-    def check_inputs(self, *inputs: Any) -> None:
+    def check_inputs(self, *inputs: object) -> None:
         """Refuse a first input that is no batch of images."""
         images = inputs[0] if inputs else None
         found = shown(images)

@@ -45,7 +45,7 @@ def _holds(thing: Any, table: Mapping[int, nn.Cell]) -> bool:
     return id(thing) in table
 
 
-def _exchanged(thing: Any, table: Mapping[int, nn.Cell]) -> Any:
+def _exchanged(thing: object, table: Mapping[int, nn.Cell]) -> object:
     if isinstance(thing, dict):
         return {name: _exchanged(one, table) for name, one in thing.items()}
     if isinstance(thing, (list, tuple)):

@@ -63,7 +63,7 @@ class _Copier:
             made.add_flags(training=False)
         return made
 
-    def _replaced(self, value: Any) -> Any:
+    def _replaced(self, value: Any) -> object:
         """Return what an attribute holds, with copies in place of the Cells that have one."""
         if isinstance(value, nn.Cell):
             return self.done.get(id(value), value)
@@ -73,10 +73,10 @@ class _Copier:
 
 
 @functools.cache
-def _locked(kind: Any) -> Any:
+def _locked(kind: type[nn.Cell]) -> type[nn.Cell]:
     """Return the subclass of ``kind`` that never trains."""
 
-    def add_flags(self: Any, **flags: Any) -> Any:
+    def add_flags(self: nn.Cell, **flags: object) -> nn.Cell:
         if "training" in flags:
             flags["training"] = False
         return kind.add_flags(self, **flags)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 from mindspore import nn
 
@@ -12,7 +11,7 @@ from mindspore_boost_ext import _compat
 _DROPPED: list[nn.Cell] = []
 
 
-def release_with(owner: Any, step: nn.Cell) -> None:
+def release_with(owner: object, step: nn.Cell) -> None:
     """Let :func:`release_dropped` free what was compiled for a step once its Model is dropped.
 
     MindSpore itself frees it when the Cell is dropped, which never happens: its compiler keeps hold

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 import numpy as np
@@ -23,10 +23,13 @@ from mindspore_boost_ext.runtime.ranks import rank_and_count
 from mindspore_boost_ext.selftest import oracle
 from mindspore_boost_ext.selftest.oracle import Array, Batch, Weights
 
+if TYPE_CHECKING:
+    from mindspore.amp import LossScaleManager
+
 STEPS = 4
 _OVERFLOWS = 2  # the batch whose labels hold inf, from 0
 _HALF_AT_FIRST = {"phases": [[0.5, 0.5]], "total_steps": STEPS}
-_CLIP, _DAMPING, _MULTIPLIER, _COMPONENTS = 0.3, 0.1, 2.0, 2
+_CLIP, _DAMPING, _MULTIPLIER, _COMPONENTS, _SMOOTHING = 0.3, 0.1, 2.0, 2, 0.2
 
 
 class NotPossible(Exception):
@@ -93,7 +96,9 @@ def train(
     data: Sequence[Batch],
     switches: Sequence[str] = (),
     net: nn.Cell | None = None,
-    manager: Any = None,
+    manager: LossScaleManager | None = None,
+    loss: nn.Cell | None = None,
+    rate: float | list[float] = oracle.RATE,
     **sections: Mapping[str, Any],
 ) -> tuple[Weights, nn.Cell]:
     """Train by momentum with some switches on; return weights and training step."""
@@ -101,8 +106,8 @@ def train(
     boost = {one: one in switches for one in AutoBoost().boost_config}
     model = BoostModel(
         net,
-        nn.MSELoss(),
-        nn.Momentum(net.trainable_params(), oracle.RATE, oracle.MOMENTUM),
+        loss or nn.MSELoss(),
+        nn.Momentum(net.trainable_params(), rate, oracle.MOMENTUM),
         boost_level="O1",
         boost_config_dict={"boost": {"mode": "manual", **boost}, **sections},
         **({} if manager is None else {"loss_scale_manager": manager}),
@@ -179,9 +184,10 @@ def small_images() -> float:
     size = (oracle.BATCH, oracle.FEATURES, 4, 4)
     images = [generator.normal(size=size).astype(np.float32) for _ in range(STEPS)]
     targets = [y[:, None, None] for _, y in oracle.batches(STEPS)]
-    settings = {"progressive_resizing": _HALF_AT_FIRST}
     data = list(zip(images, targets))
-    found, _ = train(data, ["progressive_resizing"], PerPixel(), **settings)
+    found, _ = train(
+        data, ["progressive_resizing"], PerPixel(), progressive_resizing=_HALF_AT_FIRST
+    )
     means = [one.reshape(*size[:2], 2, 2, 2, 2).mean(axis=(3, 5)) for one in images[: STEPS // 2]]
     rows = [_pixels(*batch) for batch in zip([*means, *images[STEPS // 2 :]], targets)]
     return furthest(found, oracle.trained(rows))
@@ -192,6 +198,28 @@ def _pixels(images: Array, targets: Array) -> Batch:
     rows = images.transpose(0, 2, 3, 1)
     target = np.broadcast_to(targets, (*rows.shape[:3], targets.shape[-1]))
     return rows.reshape(-1, rows.shape[-1]), target.reshape(-1, target.shape[-1])
+
+
+def short_schedule() -> float:
+    """Make half of the updates of a schedule; the rates of the others would go astray."""
+    data, section = oracle.batches(STEPS), {"share": 0.5, "total_steps": 2 * STEPS}
+    rates = [oracle.RATE, 10.0] * STEPS
+    found, _ = train(data, ["short_schedule"], rate=rates, short_schedule=section)
+    return furthest(found, oracle.trained(data))
+
+
+def smoothed_labels() -> float:
+    """Take a step of a Dense layer on classes, a share of which belongs to all of them."""
+    features, values = oracle.batches(1)[0]
+    labels, cell = values.argmax(axis=1).astype(np.int32), nn.Dense(oracle.FEATURES, oracle.OUTPUTS)
+    start = {one.name: one.asnumpy().copy() for one in cell.trainable_params()}
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    section = {"smoothing": _SMOOTHING}
+    found, _ = train(
+        [(features, labels)], ["label_smoothing"], cell, loss=loss, label_smoothing=section
+    )
+    step = oracle.step_on_smoothed_labels(start, features, labels, _SMOOTHING)
+    return furthest(found, {name: start[name] - oracle.RATE * step[name] for name in step}, start)
 
 
 def freezing() -> float:
@@ -205,7 +233,7 @@ def freezing() -> float:
 def centralization() -> float:
     """Train with centralized gradients."""
     data = oracle.batches(STEPS)
-    found, _ = train(data, ["less_bn"], less_bn={"fn_flag": False, "gc_flag": True})
+    found, _ = train(data, ["gradient_centralization"])
     return furthest(found, oracle.trained(data, oracle.centralized))
 
 
@@ -230,7 +258,9 @@ def fewer_norms() -> float:
     images = generator.normal(size=(oracle.BATCH, 1, 4, 4)).astype(np.float32)
     written, made = Residual(fewer=True), Residual(fewer=False)
     start = {one.name: one.asnumpy().copy() for one in written.get_parameters()}
-    ms.load_param_into_net(made, {one.name: one for one in written.get_parameters()})
+    for name, one in made.parameters_dict().items():  # loading would share the memory
+        if name in start:
+            one.set_data(Tensor(start[name].copy()))
     data = [(images + number, target) for number in range(STEPS)]
     found, _ = train(data, ["less_bn"], made, less_bn={"fn_flag": False, "gc_flag": False})
     optimizer = nn.Momentum(written.trainable_params(), oracle.RATE, oracle.MOMENTUM)
@@ -330,13 +360,15 @@ CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
         "grad_accumulation": accumulation,
         "grad_freeze": freezing,
         "less_bn": fewer_norms,
-        "gradient centralization": centralization,
+        "gradient_centralization": centralization,
         "CommonHeadLastFN": head,
         "dynamic loss scale": dynamic_scale,
         "loss_scale_group": grouped_scale,
         "thor": thor,
         "progressive_resizing": small_images,
         "seq_length_warmup": short_sequences,
+        "short_schedule": short_schedule,
+        "label_smoothing": smoothed_labels,
         "adasum": adasum,
         "dim_reduce": dim_reduce,
     }

@@ -175,6 +175,18 @@ def cosine_outputs(features: Array, weight: Array, multiplier: float) -> Array:
     return np.asarray(multiplier * unit(features) @ unit(weight).T)
 
 
+def step_on_smoothed_labels(
+    weights: Weights, features: Array, labels: Array, smoothing: float
+) -> Weights:
+    """Return the gradients of a layer's mean cross-entropy, labels being smoothed."""
+    logits = wide(features) @ wide(weights["weight"]).T + wide(weights["bias"])
+    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    classes = logits.shape[1]
+    wanted = (1 - smoothing) * np.eye(classes)[labels] + smoothing / classes
+    delta = (shares - wanted) / len(labels)
+    return {"weight": delta.T @ wide(features), "bias": delta.sum(axis=0)}
+
+
 def adasum(steps: Sequence[Array]) -> Array:
     """Return the AdaSum of the steps of a power of two ranks, of one tensor, by neighbours."""
     level = [wide(one) for one in steps]

@@ -51,7 +51,7 @@ class ShortSequences(nn.Cell):
         self.scale, self.multiple = scale, multiple
         self.reshapes = method == RESHAPE
 
-    def construct(self, *inputs: Tensor) -> Any:
+    def construct(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Shorten every input that is as long as the first."""
         length = inputs[0].shape[1]
         short = scaled(length, self.scale, self.multiple)
@@ -76,7 +76,7 @@ class SeqLengthAlgorithm(GrowingInputs):
         """Return what shortens sequences."""
         return ShortSequences(scale, settings.multiple, settings.method)
 
-    def check_inputs(self, *inputs: Any) -> None:
+    def check_inputs(self, *inputs: object) -> None:
         """Refuse a first input that is no batch of sequences."""
         first = inputs[0] if inputs else None
         if isinstance(first, Tensor) and first.ndim in (2, 3):

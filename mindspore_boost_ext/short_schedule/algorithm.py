@@ -11,6 +11,8 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.runtime.cells import layers_of
+from mindspore_boost_ext.stages.labels import no_class_a_sample
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
 if TYPE_CHECKING:
@@ -44,21 +46,36 @@ class ShortScheduleAlgorithm(Algorithm):
         reason = f"the schedule of {total} updates in {updates}"
         report.put(Row(self.switch, asked_by, APPLIED, reason, {"updates": updates}))
 
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+        """Leave a language model alone where a recipe asks: to it every step counts."""
+        settings: Any = step.auto_boost.config.short_schedule
+        if not self._is_applied(step) or settings.if_unfit != SKIP or not inputs:
+            return
+        reason = no_class_a_sample(*inputs)
+        if reason:
+            for each in layers_of(step, (FasterSchedule,)):  # every variant of the step has one
+                each.leave_alone()
+            report = step.report()
+            report.put(Row(self.switch, report[self.switch].asked_by, SKIPPED, reason))
+
+    def _is_applied(self, step: BoostTrainOneStepCell) -> bool:
+        return self.is_on(step) and step.report()[self.switch].status == APPLIED
+
     def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
         """Return what says whether the schedule has come to its end."""
-        if not self.is_on(step) or step.report()[self.switch].status != APPLIED:
+        if not self._is_applied(step):
             return None
         settings: Any = step.auto_boost.config.short_schedule
         position, last = _innermost(step.optimizer).global_step, settings.total_steps - 1
-        return lambda: bool(position.asnumpy()[0] >= last)
+        return lambda: self._is_applied(step) and bool(position.asnumpy()[0] >= last)
 
 
-def _innermost(optimizer: Any) -> Any:
+def _innermost(optimizer: nn.Cell) -> nn.Cell:
     inner = _compat.wrapped_optimizer(optimizer)
     return optimizer if inner is None else _innermost(inner)
 
 
-def _unfit(optimizer: Any) -> str:
+def _unfit(optimizer: nn.Cell) -> str:
     """Return why the schedule of an optimizer cannot be compressed; empty if it can."""
     if isinstance(optimizer, _COUNTING):
         return f"advances the count of steps, by which {type(optimizer).__name__} updates"
@@ -90,6 +107,10 @@ class FasterSchedule(UpdateAround):
         self.position, self.updates = position, updates
         self.whole, self.rest = divmod(total, updates)
         self.last = Tensor([total - 1], ms.int32)
+
+    def leave_alone(self) -> None:
+        """Go through the schedule as ever, from the first step on."""
+        self.whole, self.rest, self.last = 1, 0, Tensor([2**31 - 1], ms.int32)
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update, then go on in the schedule."""

@@ -54,7 +54,7 @@ class StepChoice(nn.Cell):
         self.only = variants[0] if len(variants) == 1 else None
         self.chooser = chooser
 
-    def construct(self, *inputs: Tensor) -> Any:
+    def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the variant whose turn it is."""
         if self.only is not None:
             return self.only(*inputs)

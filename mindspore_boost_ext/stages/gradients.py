@@ -24,7 +24,7 @@ def _filled(value: float, output: Tensor) -> Tensor:
     return ops.fill(output.dtype, output.shape, value)
 
 
-def multiplied(factor: Tensor, gradient: Any) -> Any:
+def multiplied(factor: Tensor, gradient: Tensor) -> Tensor:
     """Return one gradient times a factor, in the dtype of the gradient.
 
     Multiplied in float32: one over a large loss scale is 0 in float16.

@@ -38,7 +38,7 @@ class GrowingInputs(Algorithm):
         """
         raise NotImplementedError
 
-    def check_inputs(self, *inputs: Any) -> None:
+    def check_inputs(self, *inputs: object) -> None:
         """Raise a ``ValueError`` if a batch holds nothing that could be made smaller."""
 
     def join(self, step: BoostTrainOneStepCell) -> None:
@@ -84,7 +84,7 @@ class GrowingInputs(Algorithm):
         names = [*(f"scale {scale:g}" for _, scale in settings.phases), "full size"]
         return StepChoice(steps, PhaseChooser(phases_of(step.update_part, self.switch)), names)
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: Any) -> None:
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Try every size on the first batch; refuse a network that one of them does not fit."""
         if not self.is_on(step):
             return
@@ -98,7 +98,7 @@ class GrowingInputs(Algorithm):
             phases_of(step.update_part, self.switch).skipped = True
             self._put_row(step, SKIPPED, str(error).partition(": leave ")[0])
 
-    def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: Any) -> None:
+    def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
         """Run the network in evaluation mode, which leaves no mark on it."""
         with _compat.running_eagerly():
             try:
@@ -110,7 +110,7 @@ class GrowingInputs(Algorithm):
                 self._try(network, self.smaller(settings, scale), scale, expected, *inputs)
 
     def _try(
-        self, network: nn.Cell, smaller: nn.Cell, scale: float, expected: Any, *inputs: Any
+        self, network: nn.Cell, smaller: nn.Cell, scale: float, expected: object, *inputs: object
     ) -> None:
         """Raise a ``ValueError`` unless the network gives losses of the same shapes."""
         cause = None
@@ -166,7 +166,7 @@ def _behind(first: nn.Cell | None, second: nn.Cell) -> nn.Cell:
     return second if first is None else _Behind(first, second)
 
 
-def _shapes(outputs: Any) -> list[tuple[int, ...]]:
+def _shapes(outputs: object) -> list[tuple[int, ...]]:
     """Return the shapes of what a network returned, when it has been computed."""
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     return [one.asnumpy().shape for one in outputs]

@@ -60,7 +60,7 @@ class OneScale(nn.Cell):
         """Return gradients as they go into the reduction over ranks."""
         return unscaled_all(gradients, scale)
 
-    def of_layers(self, scale: Tensor) -> Any:
+    def of_layers(self, scale: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the scale of each layer that captures, or one for all."""
         return scale
 

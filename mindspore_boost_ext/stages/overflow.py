@@ -104,7 +104,7 @@ def values_of(gradients: tuple[Any, ...]) -> tuple[Tensor, ...]:
     return values
 
 
-def _values(gradient: Any) -> Tensor:
+def _values(gradient: Tensor) -> Tensor:
     return gradient if isinstance(gradient, Tensor) else gradient.values
 
 
@@ -119,7 +119,7 @@ def _late_dense(so_far: Tensor, gradient: Tensor) -> Tensor:
 
 
 @_late_non_finite.register("Tensor", "RowTensor")
-def _late_row_sparse(so_far: Tensor, gradient: Any) -> Tensor:
+def _late_row_sparse(so_far: Tensor, gradient: Tensor) -> Tensor:
     return ops.logical_or(so_far, ops.logical_not(_finite_flags((gradient.values,))))
 
 
@@ -259,7 +259,7 @@ class FiniteDetector(OverflowDetector):
             return _late_any_non_finite(gradients)
         return self.any_value_non_finite(values_of(gradients))
 
-    def is_finite(self, gradient: Any) -> Tensor:
+    def is_finite(self, gradient: Tensor) -> Tensor:
         """Return bool, shape (): True when one gradient is finite. This rank only."""
         return ops.logical_not(self.any_non_finite((gradient,)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -15,7 +14,7 @@ def state_of(cell: nn.Cell) -> ParameterTuple:
     return ParameterTuple(list({id(one): one for one in cell.get_parameters()}.values()))
 
 
-def connected(value: Tensor, state: tuple[Parameter, ...]) -> Any:
+def connected(value: Tensor, state: tuple[Parameter, ...]) -> Tensor:
     """Return ``value``; graphs that branch behind it keep hold of the Parameters of ``state``.
 
     A graph of MindSpore reads a Parameter again that the host has set only if a part that always

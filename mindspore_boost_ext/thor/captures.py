@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
@@ -41,7 +40,9 @@ class FactorCaptures(nn.Cell):
         """The weight of each layer that captures."""
         return [plan.weight for plan in self.thor.curvature.plans]
 
-    def prepared(self, captured: tuple[Tensor, ...], scales: Any) -> tuple[Tensor, ...]:
+    def prepared(
+        self, captured: tuple[Tensor, ...], scales: Tensor | tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         """Return captured factors without the loss scale, averaged over ranks.
 
         Args:

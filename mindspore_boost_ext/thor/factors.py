@@ -34,11 +34,11 @@ class CurvatureSettings:
     moving_average: float = 0.0
 
 
-def _state(name: str, values: Any, requires_grad: bool = False) -> Parameter:
+def _state(name: str, values: np.ndarray | float, requires_grad: bool = False) -> Parameter:
     return Parameter(Tensor(values), name=f"boost.thor.{name}", requires_grad=requires_grad)
 
 
-def _identity(shape: tuple[int, ...]) -> Any:
+def _identity(shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) == 1:
         return np.ones(shape, np.float32)
     return np.broadcast_to(np.eye(shape[-1], dtype=np.float32), shape).copy()
@@ -65,7 +65,7 @@ def _mean(old: float, first: Tensor, kept: Tensor, new: Tensor) -> Tensor:
     return kept * share + new * (1.0 - share)
 
 
-def _renewed(layer: Any, *inputs: Tensor) -> Tensor:
+def _renewed(layer: nn.Cell, *inputs: Tensor) -> Tensor:
     return layer.renew(*inputs)
 
 
@@ -148,7 +148,7 @@ class LayerFactors(nn.Cell):
 
     def _inverse_of_a(self, a: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.diagonal:
-            return self.inverse(a, damping)  # type: ignore[no-any-return]
+            return self.inverse(a, damping)
         used = ops.maximum(damping, a.max() * 1e-6)
         return 1.0 / (a + used), used, _ALL(ops.isfinite(a))
 
@@ -218,7 +218,9 @@ class Curvature(nn.Cell):
         """
         self.reducer = MeanOverRanks(degree, split_indices, len(self.plans))
 
-    def prepared(self, factor_gradients: tuple[Tensor, ...], scales: Any) -> tuple[Tensor, ...]:
+    def prepared(
+        self, factor_gradients: tuple[Tensor, ...], scales: Tensor | tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         """Divide the loss scale out of new factors and average them over the ranks.
 
         Args:
@@ -229,7 +231,9 @@ class Curvature(nn.Cell):
         result: tuple[Tensor, ...] = each(divide, self.places, factor_gradients)
         return result if self.reducer is None else self.reducer(result)
 
-    def _without_scale(self, scales: Any, place: int, factor: Tensor) -> Tensor:
+    def _without_scale(
+        self, scales: Tensor | tuple[Tensor, ...], place: int, factor: Tensor
+    ) -> Tensor:
         if place % 2 == 0:
             return factor  # an A
         scale = scales[place // 2] if isinstance(scales, tuple) else scales

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import mindspore as ms
 import numpy as np
@@ -15,7 +15,7 @@ _RESHAPE = ops.Reshape()
 _SMALL = 64  # below that size a triangular matrix is inverted as any other
 
 
-def inverse_for_device() -> Any:
+def inverse_for_device() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     """Return what inverts on this device: a function or a Cell, called as :func:`by_lu`."""
     return ByCholesky() if ms.get_context("device_target") == "CPU" else by_lu
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
@@ -253,7 +252,7 @@ _TAPS = {DENSE: _Tap, CONV: _ConvTap, EMBEDDING: _EmbeddingTap}
 # ---- layers that carry a tap; these functions stand in for the layer's own construct ----
 
 
-def _through_tap(layer: Any, out: Tensor, x: Tensor) -> Tensor:
+def _through_tap(layer: nn.Cell, out: Tensor, x: Tensor) -> Tensor:
     """Return ``out``; casts of its own, so that its gradient comes back in its own dtype."""
     wide = layer.thor_tap(
         ops.cast(out, ms.float32), ops.stop_gradient(x), layer.thor_a, layer.thor_g
@@ -261,15 +260,15 @@ def _through_tap(layer: Any, out: Tensor, x: Tensor) -> Tensor:
     return ops.cast(wide, out.dtype)
 
 
-def _tapped(self: Any, x: Tensor) -> Tensor:
+def _tapped(self: nn.Cell, x: Tensor) -> Tensor:
     return _through_tap(self, self.thor_plain(x), x)
 
 
-def _tapped_embedding(self: Any, ids: Tensor) -> Tensor:
+def _tapped_embedding(self: nn.Cell, ids: Tensor) -> Tensor:
     return _through_tap(self, self.thor_plain(ids), ids)
 
 
-def _tapped_dense_with_activation(self: Any, x: Tensor) -> Tensor:
+def _tapped_dense_with_activation(self: nn.Cell, x: Tensor) -> Tensor:
     """The operators of ``nn.Dense``, with the tap in front of the activation."""
     shape = x.shape
     rows = self.reshape(x, (-1, shape[-1])) if len(shape) != 2 else x

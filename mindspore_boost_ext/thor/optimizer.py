@@ -190,7 +190,7 @@ class THOR(nn.Optimizer):
         """Return the steps from one refresh to the next."""
         return self.frequency
 
-    def get_weight_decay(self) -> Any:
+    def get_weight_decay(self) -> Tensor | tuple[Tensor, ...]:
         """Return the weight decay of this step; MindSpore keeps it times ``loss_scale``."""
         held = super().get_weight_decay()
         if not self.need_scale:  # gradients are divided by it before they decay
@@ -268,7 +268,9 @@ class THOR(nn.Optimizer):
         done = ops.assign_sub(weight, rate * (gradient + self.momentum * following))
         return ops.depend(done, ops.assign(moment, following))
 
-    def _directions(self, gradients: tuple[Tensor, ...], rate: Any) -> tuple[Tensor, ...]:
+    def _directions(
+        self, gradients: tuple[Tensor, ...], rate: Tensor | tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         """Return the gradients with curvature taken out, in the dtypes of the parameters."""
         found = each(self._direction, self.layer_of, self.normed, gradients)
         if self.kl_clip is not None:
@@ -285,7 +287,12 @@ class THOR(nn.Optimizer):
             return gradient / curvature
         return gradient
 
-    def _clipped(self, found: tuple[Tensor, ...], gradients: Any, rate: Any) -> tuple[Tensor, ...]:
+    def _clipped(
+        self,
+        found: tuple[Tensor, ...],
+        gradients: tuple[Tensor, ...],
+        rate: Tensor | tuple[Tensor, ...],
+    ) -> tuple[Tensor, ...]:
         """Shrink the preconditioned directions so that the predicted KL divergence is bounded."""
         total = ops.addn(self._each(self._product, rate, self.layer_of, found, gradients))
         factor = ops.clamp(ops.sqrt(self.kl_clip / ops.clamp(total, 1e-30, None)), None, 1.0)
@@ -394,7 +401,7 @@ def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(str(size) for size in shape)
 
 
-def thor_of(optimizer: Any) -> THOR | None:
+def thor_of(optimizer: nn.Cell) -> THOR | None:
     """Return the THOR in an optimizer: itself, or the one that FreezeOpt or LARS wraps."""
     while optimizer is not None and not isinstance(optimizer, THOR):
         optimizer = _compat.wrapped_optimizer(optimizer)

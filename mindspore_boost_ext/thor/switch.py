@@ -99,7 +99,7 @@ def _own_momentum(optimizer: nn.Optimizer) -> float:
     return _MOMENTUM
 
 
-def _replace(cell: nn.Cell, name: str, value: Any) -> None:
+def _replace(cell: nn.Cell, name: str, value: object) -> None:
     """Set an attribute whatever kind it was before: a Cell keeps Parameters and Cells apart."""
     if hasattr(cell, name):
         delattr(cell, name)

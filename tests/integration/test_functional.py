@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 from mindspore.train import Callback
+from models import model_of
 
 from mindspore_boost_ext import (
     BoostCheckpoint,
@@ -31,12 +32,6 @@ def make(algorithm):
     return make_train_step(net, nets.loss_fn(), level="O1", config=algorithm.on, **arguments)
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
 OFF = {"boost": {"mode": "disable_all"}}
 IN_GRAPHS = ("nothing", "dynamic loss scale", "grad_freeze")  # compiling costs seconds each
 
@@ -57,7 +52,7 @@ def test_it_trains_as_a_model_does(mode, algorithm):
     step = make(algorithm)
     found = [float(step(Tensor(x), Tensor(y)).asnumpy()) for x, y in algorithm.batches(4)]
     assert found == losses
-    assert_equal(nets.weights(step.train_network), nets.weights(model.train_network))
+    nets.assert_same(nets.weights(step.train_network), nets.weights(model.train_network))
     reports = step.report(), model.train_network.report()
     rows = [[one for one in report.rows if one.algorithm != "first steps"] for report in reports]
     assert rows[0] == rows[1]  # how long the first steps took is never the same twice
@@ -110,27 +105,27 @@ def test_training_goes_on_in_training_mode_after_an_evaluation(mode):
     assert (net.norm.moving_mean.asnumpy() != before).any()
 
 
-class Halved(Update):
+class HalvedUpdate(Update):
     """Takes half of the loss out of the report of the step, to be seen."""
 
     def construct(self, loss, gradients, *inputs):
         return super().construct(loss, gradients, *inputs) / 2
 
 
-class Halving(Algorithm):
+class HalvedReports(Algorithm):
     """An algorithm of the user's own."""
 
     switch = "halving"
 
     def join(self, step):
-        step.update_part = Halved(step.optimizer)
+        step.update_part = HalvedUpdate(step.optimizer)
 
 
 @pytest.mark.parametrize("level", ["O0", "O1"])
 def test_an_algorithm_of_ones_own_joins(mode, level):
     config = OFF if level == "O1" else None
     losses = []
-    for algorithms in ((), (Halving(),)):
+    for algorithms in ((), (HalvedReports(),)):
         net = nets.MLP()
         step = make_train_step(
             net,
@@ -170,14 +165,13 @@ def loop(step, epochs, callbacks=(), done=0, data=None):
 def test_callbacks_see_what_they_see_under_a_model(mode, tmp_path):
     """Progress, records, the flush of a window, a file an epoch: the very same records."""
     net = nets.MLP()
-    optimizer = nets.momentum(net.trainable_params())
-    model = ms.Model(net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=WINDOW)
+    model = model_of(net, WINDOW)
     paths = tmp_path / "model.jsonl", tmp_path / "loop.jsonl"
     callbacks = [[FlushAccumulation(), BoostMonitor(path, progress=False)] for path in paths]
     model.train(2, nets.dataset(3), callbacks[0], dataset_sink_mode=False)
     step = accumulating()
     loop(step, 2, callbacks[1])
-    assert_equal(nets.weights(step.train_network), nets.weights(model.train_network))
+    nets.assert_same(nets.weights(step.train_network), nets.weights(model.train_network))
     timed = ("seconds", "samples_per_second", "time")  # of their own
 
     def records(path):

@@ -7,6 +7,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
+from models import model_of
 
 from mindspore_boost_ext import AutoBoost, BoostConfigError, NoEffectWarning, make_train_step
 from mindspore_boost_ext.config.parse import BoostConfig
@@ -33,18 +34,11 @@ def config_of(**sections):
     return {"boost": {"mode": "manual", **off, **on}, "short_schedule": section, **sections}
 
 
-def model_of(optimizer, net, manager=None, **sections):
+def shortened(optimizer, net, manager=None, **sections):
     sections.setdefault("short_schedule", {})
     scale = {} if manager is None else {"loss_scale_manager": manager}
-    return ms.Model(
-        net,
-        nets.loss_fn(),
-        optimizer(net.trainable_params()),
-        boost_level="O1",
-        boost_config_dict=config_of(**sections),
-        metrics={"loss"},
-        **scale,
-    )
+    own = optimizer(net.trainable_params())
+    return model_of(net, config_of(**sections), own, metrics={"loss"}, **scale)
 
 
 def on_list(params):
@@ -74,7 +68,7 @@ def _two_groups(params, rates):
 def test_it_is_plain_training_on_some_of_the_rates(mode, kind):
     ours, plain = OPTIMIZERS[kind]
     net, expected = nets.MLP(), nets.MLP()
-    model = model_of(ours, net)
+    model = shortened(ours, net)
     step = nn.TrainOneStepCell(
         nn.WithLossCell(expected, nets.loss_fn()), plain(expected.trainable_params())
     ).set_train()
@@ -132,7 +126,7 @@ class Count(ms.train.Callback):
 
 @pytest.mark.parametrize("how", ["one call", "a call an epoch", "fit"])
 def test_a_model_stops_at_the_end_of_the_schedule(mode, how):
-    model, count = model_of(on_list, nets.MLP()), Count()
+    model, count = shortened(on_list, nets.MLP()), Count()
     if how == "one call":
         model.train(5, epochs(3), callbacks=count, dataset_sink_mode=False)
     elif how == "fit":
@@ -164,7 +158,7 @@ def test_a_loop_over_epochs_stops_there_too(mode):
 
 def test_steps_behind_the_end_keep_the_last_rate(mode):
     net = nets.MLP()
-    model = model_of(on_list, net)
+    model = shortened(on_list, net)
     for x, y in nets.batches(7):
         model.train_network(Tensor(x), Tensor(y))
     assert model.train_network.optimizer.global_step.asnumpy().tolist() == [TOTAL - 1]
@@ -172,7 +166,7 @@ def test_steps_behind_the_end_keep_the_last_rate(mode):
 
 def test_what_does_not_update_does_not_advance(mode):
     manager = ms.DynamicLossScaleManager(2.0**10, 2, 1000)
-    model = model_of(on_list, nets.MLP(), manager, grad_accumulation={"grad_accumulation_step": 2})
+    model = shortened(on_list, nets.MLP(), manager, grad_accumulation={"grad_accumulation_step": 2})
     places = []
     for number, (x, y) in enumerate(nets.batches(6)):
         x = np.full_like(x, np.inf) if number in (2, 3) else x
@@ -188,8 +182,8 @@ def test_what_does_not_update_does_not_advance(mode):
 def test_what_has_no_schedule_is_refused_or_left_alone(mode, optimizer):
     net = nets.MLP()
     with pytest.raises(ValueError, match=r"short_schedule .* leave short_schedule away"):
-        model_of(optimizer, net)
-    model = model_of(optimizer, net, short_schedule={"if_unfit": "skip"})
+        shortened(optimizer, net)
+    model = shortened(optimizer, net, short_schedule={"if_unfit": "skip"})
     assert model.train_network.report()["short_schedule"].status == "skipped"
     count = Count()
     model.train(2, epochs(3), callbacks=count, dataset_sink_mode=False)
@@ -215,12 +209,12 @@ BESIDE = {
 def test_other_algorithms_stand_on_the_same_rates(mode, name):
     """With what counts steps of its own the rates alone differ from those of a list of them."""
     ends = []
-    short = model_of(on_list, nets.Deep(), **BESIDE[name])
+    short = shortened(on_list, nets.Deep(), **BESIDE[name])
     config = config_of(**BESIDE[name])
     del config["short_schedule"], config["boost"]["short_schedule"]
     net = nets.Deep()
     own = nn.Momentum(net.trainable_params(), [RATES[one] for one in AT], 0.9)
-    picked = ms.Model(net, nets.loss_fn(), own, boost_level="O1", boost_config_dict=config)
+    picked = model_of(net, config, own)
     for model in (short, picked):
         for x, y in nets.batches(len(AT)):
             model.train_network(Tensor(x), Tensor(y))
@@ -229,3 +223,37 @@ def test_other_algorithms_stand_on_the_same_rates(mode, name):
         ends.append(nets.weights(model.train_network.network))
     for weight, value in ends[1].items():
         np.testing.assert_array_equal(ends[0][weight], value, err_msg=weight)
+
+
+class EachPlace(nn.Cell):
+    """Logits for each place of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep = nets.Deep()
+
+    def construct(self, x):
+        return self.deep(x.reshape((-1, nets.FEATURES)))
+
+
+@pytest.mark.parametrize("beside", ["nothing", "grad_freeze"])  # freezing: a variant of the step
+@pytest.mark.parametrize("if_unfit", ["refuse", "skip"])
+def test_a_recipe_leaves_labels_of_each_place_alone(mode, if_unfit, beside):
+    """Asked for by itself it shortens the training of a language model, too."""
+    sections, rng = BESIDE.get(beside, {}), np.random.default_rng(2)
+    inputs = rng.normal(size=(TOTAL, 2, 3, nets.FEATURES)).astype(np.float32)
+    data = list(zip(inputs, rng.integers(0, nets.CLASSES, (TOTAL, 6)).astype(np.int32)))
+    ours, others, made = EachPlace(), EachPlace(), Count()
+    model = shortened(on_list, ours, short_schedule={"if_unfit": if_unfit}, **sections)
+    batches = ms.dataset.GeneratorDataset(data, ["x", "y"], shuffle=False)
+    model.train(1, batches, callbacks=made, dataset_sink_mode=False)
+    assert made.steps == (4 if if_unfit == "refuse" else TOTAL)
+
+    whole = config_of(**sections)
+    del whole["short_schedule"], whole["boost"]["short_schedule"]
+    plain = model_of(others, whole, on_list(others.trainable_params()))
+    for x, y in data:
+        plain.train_network(Tensor(x), Tensor(y))
+    for one, other in zip(ours.trainable_params(), others.trainable_params()):
+        same = np.array_equal(one.asnumpy(), other.asnumpy())
+        assert same == (if_unfit == "skip"), one.name

@@ -1,0 +1,47 @@
+"""The switch ``gradient_centralization``: the optimizer made anew, with centralized gradients."""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.base.centralization import output_axes
+from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
+from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.thor.optimizer import thor_of
+
+
+class GradientCentralizationAlgorithm(Algorithm):
+    """Centralized gradients, without fewer BatchNorms."""
+
+    switch = "gradient_centralization"
+
+    def build(self, build: Build) -> None:
+        """Make the optimizer anew."""
+        if not isinstance(build.optimizer, nn.Optimizer):
+            raise TypeError(f"{self.switch} needs an nn.Optimizer, got {type(build.optimizer)}")
+        found = centralized_weights(build, self.switch, build.report[self.switch].asked_by)
+        if found:
+            build.optimizer = rebuilt_with_groups(build.optimizer, centralize=found)
+
+
+def centralized_weights(build: Build, row: str, asked_by: str) -> dict[str, int]:
+    """Return whose gradients are to be centralized, with their output axes, and put a row for it.
+
+    Args:
+        build (Build): the Model under construction.
+        row (str): name of the row.
+        asked_by (str): what asks for it.
+    """
+    names = {parameter.name for parameter in getattr(build.optimizer, "parameters", ())}
+    axes = output_axes(build.network)
+    found = {name: axis for name, axis in axes.items() if name in names}
+    reason = "" if found else "no weight has more than one input for an output"
+    if build.switches["thor"] or thor_of(build.optimizer) is not None:
+        found, reason = {}, "THOR has a rule of its own for each weight"
+    status = SKIPPED if reason else APPLIED
+    build.report.put(Row(row, asked_by, status, reason, {"weights": len(found)}))
+    return found
+
+
+__all__ = ["GradientCentralizationAlgorithm", "centralized_weights"]

@@ -1,0 +1,111 @@
+"""The switch ``label_smoothing``: the gradient is that of the loss of smoothed labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.runtime.cells import exchange, layers_of
+from mindspore_boost_ext.stages.labels import no_class_a_sample
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+SKIP = "skip"
+
+
+class LabelSmoothingAlgorithm(Algorithm):
+    """Smoothed labels."""
+
+    switch = "label_smoothing"
+
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Put a smoothed loss between the user's network and the user's loss."""
+        if not self.is_on(step):
+            return
+        # A loss that the network holds is the user's, in other Models and without a Model, too.
+        loss: Any = step.auto_boost.loss_fn
+        share = step.auto_boost.config.label_smoothing.smoothing
+        if _is_known(loss):
+            exchange(step.network, {id(loss): SmoothedLoss(loss, share)})
+        if layers_of(step.network, (SmoothedLoss,)):
+            self._put_row(step, APPLIED, f"{share:g} of each label")
+        else:
+            self._unfit(
+                step,
+                "needs an nn.SoftmaxCrossEntropyWithLogits, or an nn.CrossEntropyLoss without a "
+                "label_smoothing of its own, given as the loss_fn, and not held by the network",
+            )
+
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+        """Refuse labels that are not one class of each sample, as those of a language model."""
+        losses = layers_of(step.network, (SmoothedLoss,)) if self.is_on(step) else []
+        reason = no_class_a_sample(*inputs) if losses and inputs else ""
+        if reason:
+            self._unfit(step, reason)
+            losses[0].share = 0.0
+
+    def _unfit(self, step: BoostTrainOneStepCell, reason: str) -> None:
+        if step.auto_boost.config.label_smoothing.if_unfit != SKIP:
+            raise ValueError(f"label_smoothing {reason}: leave label_smoothing away")
+        self._put_row(step, SKIPPED, reason)
+
+    def _put_row(self, step: BoostTrainOneStepCell, status: str, reason: str) -> None:
+        report = step.report()
+        report.put(Row(self.switch, report[self.switch].asked_by, status, reason))
+
+
+def _is_known(loss: Any) -> bool:
+    """Return whether a loss is one of MindSpore's, and not smoothed already."""
+    if type(loss) is nn.CrossEntropyLoss:
+        return not loss.label_smoothing
+    return type(loss) is nn.SoftmaxCrossEntropyWithLogits
+
+
+class SmoothedLoss(nn.Cell):
+    r"""A cross-entropy with the gradient of smoothed labels; its value stays that of the labels.
+
+    Of :math:`K` classes each gets :math:`\epsilon / K`, and the right one :math:`1 - \epsilon` more
+    (Szegedy et al., Rethinking the Inception Architecture, 2016). In evaluation it is the loss that
+    it stands for.
+
+    Args:
+        plain (Cell): an ``nn.SoftmaxCrossEntropyWithLogits`` or an ``nn.CrossEntropyLoss``.
+        share (float): :math:`\epsilon`, in [0, 1); 0 for none. Fixed by the first step.
+
+    Inputs:
+        - **logits** (Tensor) - as ``plain`` takes them.
+        - **labels** (Tensor) - as ``plain`` takes them.
+
+    Outputs:
+        Tensor, the loss of ``plain``.
+    """
+
+    def __init__(self, plain: nn.LossBase, share: float) -> None:
+        super().__init__(auto_prefix=False)
+        self.plain, self.share = plain, share
+        self.weighted = isinstance(plain, nn.CrossEntropyLoss)
+
+    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of the labels."""
+        loss = self.plain(logits, labels)
+        if not self.training or self.share == 0.0:
+            return loss
+        change = self.smoothed(loss, logits, labels) - loss
+        return loss + (change - ops.stop_gradient(change))
+
+    def smoothed(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of smoothed labels."""
+        if self.weighted:  # by class, and some labels may be ignored: MindSpore's own rule
+            one = self.plain
+            return ops.cross_entropy(
+                logits, labels, one.weight, one.ignore_index, one.reduction, self.share
+            )
+        of_all_classes = -ops.log_softmax(logits, -1).mean(-1)
+        return (1 - self.share) * loss + self.share * self.plain.get_loss(of_all_classes)
+
+
+__all__ = ["LabelSmoothingAlgorithm", "SmoothedLoss"]

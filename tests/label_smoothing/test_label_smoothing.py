@@ -1,0 +1,218 @@
+"""Smoothed labels: gradients against float64, the loss that is shown, what is left alone."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext import AutoBoost, make_train_step
+
+SHARE = 0.2
+RNG = np.random.default_rng(5)
+X, SPARSE = RNG.normal(size=(6, 4)).astype("f"), np.array([0, 2, 1, 2, 2, 0], np.int32)
+ROWS = RNG.dirichlet(np.ones(3), 6).astype("f")
+WEIGHTS = np.array([0.5, 1.0, 3.0], "f")
+
+
+def softmax_loss(sparse, reduction="mean"):
+    return nn.SoftmaxCrossEntropyWithLogits(sparse=sparse, reduction=reduction)
+
+
+# loss, labels, and the weight of each sample in the loss that is differentiated.
+LOSSES = {
+    "sparse": (softmax_loss(True), SPARSE, np.full(6, 1 / 6)),
+    "sparse, sum": (softmax_loss(True, "sum"), SPARSE, np.ones(6)),
+    "rows": (softmax_loss(False), ROWS, np.full(6, 1 / 6)),
+    "classes": (nn.CrossEntropyLoss(), SPARSE, np.full(6, 1 / 6)),
+    "ignored": (
+        nn.CrossEntropyLoss(ignore_index=2),
+        SPARSE,
+        np.where(SPARSE == 2, 0, 1 / 3),
+    ),
+}
+
+
+def config_of(**section):
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    return {
+        "boost": {"mode": "manual", **off, "label_smoothing": True},
+        "label_smoothing": {"smoothing": SHARE, **section},
+    }
+
+
+def step_of(loss, net=None, optimizer=None, **section):
+    net = net or nn.Dense(4, 3)
+    optimizer = optimizer or nn.SGD(net.trainable_params(), 1.0)
+    on = {"level": "O1", "config": config_of(**section)} if section is not None else {}
+    return net, make_train_step(net, loss, optimizer, **on)
+
+
+def float64_step(net, labels, of_samples):
+    """Return the weights after one step of SGD at rate 1 on smoothed labels, by hand."""
+    weight, bias = (one.asnumpy().astype(np.float64) for one in net.trainable_params())
+    logits = X.astype(np.float64) @ weight.T + bias
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    rows = labels if labels.ndim == 2 else np.eye(3)[labels]
+    smooth = (1 - SHARE) * rows + SHARE / 3
+    gradient = of_samples[:, None] * (shares * smooth.sum(1, keepdims=True) - smooth)
+    return weight - gradient.T @ X, bias - gradient.sum(0)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_step_is_that_of_smoothed_labels(mode, kind):
+    loss, labels, of_samples = LOSSES[kind]
+    net, step = step_of(loss)
+    expected = float64_step(net, labels, of_samples)
+    step(Tensor(X), Tensor(labels))
+    for one, by_hand in zip(net.trainable_params(), expected):
+        # float32 of values near 1, six samples summed
+        np.testing.assert_allclose(one.asnumpy(), by_hand, rtol=2e-6, atol=2e-6, err_msg=kind)
+
+
+def test_weights_of_classes_follow_the_operator(mode):
+    """MindSpore weighs the share of each class; the oracle is its operator on smoothed labels."""
+    net, step = step_of(nn.CrossEntropyLoss(weight=Tensor(WEIGHTS)))
+    twin = nn.Dense(4, 3)
+    nets.set_weights(twin, nets.weights(net))
+
+    class Weighted(nn.Cell):
+        def construct(self, logits, labels):
+            return ops.cross_entropy(logits, labels, Tensor(WEIGHTS), label_smoothing=SHARE)
+
+    plain = make_train_step(twin, Weighted(), nn.SGD(twin.trainable_params(), 1.0), level="O0")
+    step(Tensor(X), Tensor(SPARSE))
+    plain(Tensor(X), Tensor(SPARSE))
+    for one, other in zip(net.trainable_params(), twin.trainable_params()):
+        np.testing.assert_allclose(one.asnumpy(), other.asnumpy(), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_loss_that_is_shown_stays_that_of_the_labels(mode, kind):
+    loss, labels, _ = LOSSES[kind]
+    net, step = step_of(loss)
+    expected = loss(net(Tensor(X)), Tensor(labels)).asnumpy()
+    # the same operators, in a graph of their own
+    np.testing.assert_allclose(
+        step(Tensor(X), Tensor(labels)).asnumpy(), expected, rtol=1e-6, err_msg=kind
+    )
+
+
+def test_a_later_model_over_the_same_objects_trains_as_ever(mode):
+    """Neither the user's network nor the user's loss is left smoothed."""
+    net, loss = nn.Dense(4, 3), softmax_loss(True)
+    start = nets.weights(net)
+    ends = []
+    for level, config in (("O0", None), ("O1", config_of()), ("O0", None)):
+        nets.set_weights(net, start)
+        optimizer = nn.SGD(net.trainable_params(), 1.0)
+        make_train_step(net, loss, optimizer, level=level, config=config)(Tensor(X), Tensor(SPARSE))
+        ends.append(nets.weights(net)["weight"])
+    np.testing.assert_array_equal(ends[0], ends[2])
+    assert not np.allclose(ends[0], ends[1], atol=1e-3)
+
+
+class WithLoss(nn.Cell):
+    """A network of the user's that holds its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.loss = nn.Dense(4, 3), softmax_loss(True)
+
+    def construct(self, x, labels):
+        return self.loss(self.dense(x), labels)
+
+
+def test_a_loss_that_the_network_holds_is_refused_or_left_alone(mode):
+    with pytest.raises(ValueError, match="given as the loss_fn, and not held by the network"):
+        step_of(None, WithLoss())
+    _, step = step_of(None, WithLoss(), if_unfit="skip")
+    assert step.train_network.report()["label_smoothing"].status == "skipped"
+
+
+class Own(nn.Cell):
+    """A loss of the user's own."""
+
+    def construct(self, logits, labels):
+        return ops.cross_entropy(logits, labels)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [Own(), nn.MSELoss(), nn.CrossEntropyLoss(label_smoothing=0.1)],
+    ids=lambda one: one.cls_name,
+)
+def test_an_unknown_loss_is_refused_or_left_alone(loss):
+    with pytest.raises(ValueError, match=r"label_smoothing needs an .*leave label_smoothing away"):
+        step_of(loss)
+    _, step = step_of(loss, if_unfit="skip")
+    assert step.train_network.report()["label_smoothing"].status == "skipped"
+
+
+class EachPlace(nn.Cell):
+    """A language model: logits for each place of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 4), nn.Dense(4, 3)
+
+    def construct(self, tokens):
+        return self.head(self.table(tokens)).reshape((-1, 3))
+
+
+def test_a_language_model_is_refused_or_trains_as_ever(mode):
+    loss, labels = softmax_loss(True), np.arange(12, dtype=np.int32) % 3
+    tokens = Tensor(np.arange(12, dtype=np.int32).reshape(2, 6) % 5)
+    with pytest.raises(ValueError, match="one class a sample, but the labels have the shape"):
+        step_of(loss, EachPlace())[1](tokens, Tensor(labels))
+    ms.set_seed(1)
+    net, step = step_of(loss, EachPlace(), if_unfit="skip")
+    twin = EachPlace()
+    nets.set_weights(twin, nets.weights(net))
+    plain = make_train_step(twin, loss, nn.SGD(twin.trainable_params(), 1.0), level="O0")
+    for one in (step, plain):
+        one(tokens, Tensor(labels))
+    assert step.train_network.report()["label_smoothing"].status == "skipped"
+    for one, other in zip(net.trainable_params(), twin.trainable_params()):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy(), err_msg=one.name)
+
+
+def test_it_goes_with_a_loss_scale_accumulation_and_freezing(mode):
+    """Two micro-batches of three samples each make the step of the six."""
+    net = nn.Dense(4, 3)
+    config = config_of()
+    config["boost"]["grad_accumulation"] = True
+    config["grad_accumulation"] = {"grad_accumulation_step": 2}
+    step = make_train_step(
+        net,
+        softmax_loss(True),
+        nn.SGD(net.trainable_params(), 1.0),
+        level="O1",
+        config=config,
+        loss_scale_manager=ms.DynamicLossScaleManager(2**8, 2, 100),
+    )
+    expected = float64_step(net, SPARSE, np.full(6, 1 / 6))
+    for half in (slice(0, 3), slice(3, 6)):
+        step(Tensor(X[half]), Tensor(SPARSE[half]))
+    for one, by_hand in zip(net.trainable_params(), expected):
+        np.testing.assert_allclose(one.asnumpy(), by_hand, rtol=2e-6, atol=2e-6)
+
+
+def test_the_users_loss_stays_as_it_is(mode):
+    """Metrics of the loss are taken on the labels as they are."""
+    loss, net = softmax_loss(True), nn.Dense(4, 3)
+    model = ms.Model(
+        net,
+        loss,
+        nets.momentum(net.trainable_params()),
+        metrics={"loss"},
+        boost_level="O1",
+        boost_config_dict=config_of(),
+    )
+    data = ms.dataset.NumpySlicesDataset((X, SPARSE), shuffle=False).batch(6)
+    model.train(2, data)
+    expected = loss(net(Tensor(X)), Tensor(SPARSE)).asnumpy()
+    assert model.eval(data)["loss"] == pytest.approx(float(expected), rel=1e-6)
