@@ -8,6 +8,7 @@ import time
 import mindspore as ms
 import nets
 from mindspore import Tensor, nn
+from models import model_of
 
 from mindspore_boost_ext import AutoBoost, BoostModel
 
@@ -15,7 +16,7 @@ STEPS, K = 6, 5  # 5 rows: 3 and 2 on two ranks
 CASES = ("p-bfgs", "p-sgd", "scaled", "accumulated")
 
 
-def build(name, folder, timeout=120):
+def built_case(name, folder, timeout=120):
     """Return the network and the step of one case."""
     switches = dict.fromkeys(AutoBoost().boost_config, False)
     config = {
@@ -32,15 +33,12 @@ def build(name, folder, timeout=120):
         config["grad_accumulation"] = {"grad_accumulation_step": 2}
     net = nets.MLP()
     optimizer = nn.SGD(net.trainable_params(), 0.1)
-    model = BoostModel(
-        net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=config, **settings
-    )
-    return net, model.train_network
+    return net, model_of(net, config, optimizer, BoostModel, **settings).train_network
 
 
 def result(name, folder, rows=slice(None)):
     """Train on some rows of each batch; return weights and observations."""
-    net, step = build(name, folder)
+    net, step = built_case(name, folder)
     for x, y in nets.batches(STEPS):
         step(Tensor(x[rows].copy()), Tensor(y[rows].copy()))
     weights = {key: value.tolist() for key, value in nets.weights(net).items()}
@@ -49,7 +47,7 @@ def result(name, folder, rows=slice(None)):
 
 def refusal(folder, timeout=120):
     try:
-        build("p-bfgs", folder, timeout)
+        built_case("p-bfgs", folder, timeout)
     except (TimeoutError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"

@@ -20,6 +20,7 @@ import thor_worker
 import unequal_worker
 from mindspore import Parameter, Tensor, nn
 from mindspore.communication import get_group_size, get_rank, init
+from models import model_of
 
 import mindspore_boost_ext
 from mindspore_boost_ext import AdaSum, GroupLossScaleManager, _compat
@@ -93,7 +94,7 @@ def case(name, with_adasum=True):
     switches = dict.fromkeys(mindspore_boost_ext.AutoBoost().boost_config, False)
     config = {"boost": {"mode": "manual", **switches}}
     manager = None
-    net = network(name)
+    net = network_of(name)
     if name.startswith("adasum") and with_adasum:
         config["boost"]["adasum"] = True
         config["common"] = {"device_number": devices(name)}
@@ -115,18 +116,11 @@ def case(name, with_adasum=True):
     if "clipped" in name:
         config["gradients"] = {"clip_norm": 0.1}
     settings = {} if manager is None else {"loss_scale_manager": manager}
-    model = ms.Model(
-        net,
-        nets.loss_fn(),
-        optimizer(name, net.trainable_params()),
-        boost_level="O1",
-        boost_config_dict=config,
-        **settings,
-    )
-    return net, model.train_network
+    own = optimizer(name, net.trainable_params())
+    return net, model_of(net, config, own, **settings).train_network
 
 
-def network(name):
+def network_of(name):
     if name.endswith("norm"):
         return NormNet()
     small = name.startswith("adasum") and not name.endswith("freezing")
@@ -157,7 +151,7 @@ def steps_of(name):
     return nets.batches(STEPS_OF.get(name, STEPS))
 
 
-def train(name, mode, folder):
+def train_case(name, mode, folder):
     """Train one case; return what this rank ends with."""
     ms.set_auto_parallel_context(
         parallel_mode="data_parallel", gradients_mean=not name.endswith("sum")
@@ -171,11 +165,11 @@ def train(name, mode, folder):
         run(name, step, slice(0, SAVED_AT))
         ms.save_checkpoint(step, path)
         run(name, step, slice(SAVED_AT, STEPS))
-        result["uninterrupted"] = state(step)
+        result["uninterrupted"] = lists_of(step)
         net, step = halved_case(name)
         ms.load_param_into_net(step, ms.load_checkpoint(path))
         run(name, step, slice(SAVED_AT, STEPS))
-        result["resumed"] = state(step)
+        result["resumed"] = lists_of(step)
     else:
         run(name, step)
     counted = getattr(step.window_reducer, "calls", None)
@@ -210,7 +204,7 @@ def run(name, step, part=slice(None)):
         step(Tensor(x), Tensor(y))
 
 
-def state(step):
+def lists_of(step):
     return {one.name: one.asnumpy().tolist() for one in step.get_parameters()}
 
 
@@ -239,7 +233,7 @@ def results_of(mode, folder):
     """Return what this rank found in one mode, by case."""
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     ranks = get_group_size()
-    results = {name: train(name, mode, folder) for name in CASES.get((ranks, mode), ())}
+    results = {name: train_case(name, mode, folder) for name in CASES.get((ranks, mode), ())}
     if (ranks, mode) in CLASS_RUNS:
         adasum_class(mode, folder)
     if ranks == 2:

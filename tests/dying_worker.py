@@ -48,7 +48,7 @@ def await_a_look_of(launcher):
         time.sleep(0.01)
 
 
-def train(step, folder, first, victim=None):
+def train_from(step, folder, first, victim=None):
     """Make the steps from ``first`` on, save after each if there is a victim, which dies."""
     rank = get_rank()
     for index, (x, y) in list(enumerate(nets.batches(STEPS)))[first:]:
@@ -68,9 +68,9 @@ def resumed(folder):
     _, second = distributed_worker.case("adasum")
     values = ms.load_checkpoint(str(checkpoint(folder, get_rank(), saved[-1])))
     missing, _ = ms.load_param_into_net(second, values)
-    train(second, folder, saved[-1])
+    train_from(second, folder, saved[-1])
     _, whole = distributed_worker.case("adasum")
-    train(whole, folder, 0)
+    train_from(whole, folder, 0)
     different = fault_worker.different(second, whole)
     return {"resumed_at": saved[-1], "missing": missing, "different": different}
 
@@ -85,7 +85,7 @@ def main(mode, folder, victim=None):
     if victim is None:
         (folder / f"rank{get_rank()}.json").write_text(json.dumps(resumed(folder)))
     else:
-        train(distributed_worker.case("adasum")[1], folder, 0, int(victim))
+        train_from(distributed_worker.case("adasum")[1], folder, 0, int(victim))
 
 
 if __name__ == "__main__":

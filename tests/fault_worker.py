@@ -41,7 +41,7 @@ def file_of(folder, algorithm, suffix):
     return os.path.join(folder, f"{algorithm.name.replace(' ', '_')}.{suffix}")
 
 
-def train(folder, algorithm, model, done, until):
+def train_until(folder, algorithm, model, done, until):
     """Make the steps after ``done``, each with its record and its checkpoint."""
     writer = HistoryWriter(file_of(folder, algorithm, "jsonl"))
     step_cell = model.train_network
@@ -62,7 +62,7 @@ def killed(everyone, folder, seed):
     turns = draw.randint(len(models) * STEPS // 3, len(models) * STEPS // 2)
     for _ in range(turns):
         one = draw.choice([index for index, steps in enumerate(done) if steps < STEPS])
-        train(folder, everyone[one], models[one], done[one], done[one] + 1)
+        train_until(folder, everyone[one], models[one], done[one], done[one] + 1)
         done[one] += 1
     # The dying step: trained and written down, its checkpoint is not saved any more.
     one = draw.choice([index for index, steps in enumerate(done) if steps < STEPS])
@@ -82,7 +82,7 @@ def resumed(everyone, folder, _):
             done = int(saved.pop(DONE).asnumpy())
             missing, _ = ms.load_param_into_net(second.train_network, saved)
             assert not missing, missing
-        train(folder, algorithm, second, done, STEPS)
+        train_until(folder, algorithm, second, done, STEPS)
 
         _, whole = contract.switched_on(algorithm)
         losses = contract.run(whole, algorithm.batches(STEPS))

@@ -17,6 +17,7 @@ import nets
 import numpy as np
 import random_nets
 from mindspore import Tensor
+from models import model_of
 
 from mindspore_boost_ext import AutoBoost, GroupLossScaleManager
 
@@ -120,15 +121,7 @@ def step_of(combination):
         config |= {key: dict(one) for key, one in PARTS.get(name, {}).items()}
     if "dim_reduce" in config:
         config["dim_reduce"]["pca_mat_path"] = nets.basis_file(plain_net, 4)
-    model = ms.Model(
-        net,
-        nets.loss_fn(),
-        nets.momentum(net.trainable_params()),
-        boost_level="O1",
-        boost_config_dict=config,
-        **arguments,
-    )
-    return model.train_network
+    return model_of(net, config, **arguments).train_network
 
 
 def run(step, batches):

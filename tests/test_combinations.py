@@ -10,6 +10,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
+from models import loss_of, model_of
 
 from mindspore_boost_ext import AutoBoost, FreezeOpt, GroupLossScaleManager, LessBN, NoEffectWarning
 from mindspore_boost_ext._compat import COMPILES_END_OF_STEP, compiled_graphs
@@ -19,7 +20,7 @@ OFF = dict.fromkeys(AutoBoost().boost_config, False)
 UPDATES, OVERFLOWS, ROLLED_BACK = 5, (2, 3), 2
 
 
-class Net(nn.Cell):
+class Layered(nn.Cell):
     """Three Dense layers, two parts for freezing; what is not finite goes through to the loss."""
 
     def __init__(self):
@@ -38,7 +39,7 @@ def grouped():
     """The same with markers, and a manager whose scales stay powers of two."""
     manager = GroupLossScaleManager([256.0, 16.0], [], growth_factor=1.0, shrink_factor=0.5)
 
-    class Marked(Net):
+    class Marked(Layered):
         def construct(self, x):
             x = self.first(manager(x, 0, 1))
             return manager(self.third(manager(x + self.second(x), 1, 2)), 2, 3)
@@ -50,7 +51,7 @@ def grouped():
 
 
 def dim_reduce(method):
-    section = {"method": method, "n_components": 4, "pca_mat_path": nets.basis_file(Net, 4)}
+    section = {"method": method, "n_components": 4, "pca_mat_path": nets.basis_file(Layered, 4)}
     return {"dim_reduce": True}, {"dim_reduce": section}
 
 
@@ -71,13 +72,13 @@ ALGORITHMS = {
     "p-sgd": dim_reduce("p-sgd"),
 }
 SCALES = {
-    "no scale": lambda: (Net(), {}),
-    "dynamic": lambda: (Net(), {"loss_scale_manager": ms.DynamicLossScaleManager(256, 2, 100)}),
+    "no scale": lambda: (Layered(), {}),
+    "dynamic": lambda: (Layered(), {"loss_scale_manager": ms.DynamicLossScaleManager(256, 2, 100)}),
     "grouped": grouped,
 }
 
 
-def build(algorithm, scale="no scale", window=1, clip_norm=None):
+def combined(algorithm, scale="no scale", window=1, clip_norm=None):
     switches, sections = ALGORITHMS[algorithm]
     switches = {**OFF, **switches, "loss_scale_group": scale == "grouped"}
     config = {"boost": {"mode": "manual", **switches, "grad_accumulation": window > 1}, **sections}
@@ -88,23 +89,13 @@ def build(algorithm, scale="no scale", window=1, clip_norm=None):
     return model_of(net, config, **arguments).train_network
 
 
-def model_of(net, config, optimizer=None, level="O1", **arguments):
-    optimizer = optimizer or nets.momentum(net.trainable_params())
-    arguments.update(boost_level=level, boost_config_dict=config)
-    return ms.Model(net, nets.loss_fn(), optimizer, **arguments)
-
-
 def batch(number):
     """Return one of two batches whose labels can be learned."""
     x = nets.batches(2)[number % 2][0]
     return Tensor(x), Tensor(x.argmax(axis=1).astype(np.int32))
 
 
-def loss_of(output):
-    return float((output[0] if isinstance(output, tuple) else output).asnumpy())
-
-
-def state(step):
+def state_that_must_agree(step):
     """Return all that training changes, but for the scales and what the window holds."""
     passing = ("boost.loss_scale", "boost.grad_accumulation", "current_it", "last_overflow_it")
     return {name: one for name, one in nets.weights(step).items() if not name.startswith(passing)}
@@ -136,7 +127,7 @@ def trained(mode, algorithm, scale, window, clip_norm):
     The micro-batches of a window are equal, so that any window and any scale by a power of two
     must give the very bits of the run without.
     """
-    step, losses = build(algorithm, scale, window, clip_norm), []
+    step, losses = combined(algorithm, scale, window, clip_norm), []
     saved = nets.weights(step)
     for update in range(UPDATES):
         graphs = compiled_graphs()
@@ -148,7 +139,7 @@ def trained(mode, algorithm, scale, window, clip_norm):
             loss = loss_of(step(*batch(update)))
         losses.append(loss)
     assert compiled_graphs() == graphs  # every group and variant has run by then
-    return losses, state(step)
+    return losses, state_that_must_agree(step)
 
 
 # Scale, window and clipping of each run, which all say what the runs without scale and window do.
@@ -205,7 +196,7 @@ def test_what_dim_reduce_excludes_is_told():
         pytest.raises(ValueError, match="dim_reduce excludes all others, so give another manager"),
     ):
         model_of(net, config, **arguments)
-    net = Net()
+    net = Layered()
     own = FreezeOpt(nets.momentum(net.trainable_params()))
     with pytest.warns(NoEffectWarning), pytest.raises(ValueError, match="optimizer is a FreezeOpt"):
         model_of(net, config, own)
@@ -216,7 +207,7 @@ def test_what_dim_reduce_excludes_is_told():
 
 @pytest.mark.parametrize("combination", [("all three", "dynamic"), ("p-bfgs", "dynamic")], ids=str)
 def test_a_combination_resumes_in_the_middle_of_a_window(mode, combination, tmp_path):
-    whole, first, second = (build(*combination, 2, 0.1) for _ in range(3))
+    whole, first, second = (combined(*combination, 2, 0.1) for _ in range(3))
     expected = [loss_of(whole(*batch(number))) for number in range(9)]
     for number in range(5):
         first(*batch(number))
@@ -228,7 +219,7 @@ def test_a_combination_resumes_in_the_middle_of_a_window(mode, combination, tmp_
 
 
 def test_in_a_graph_around_the_step_the_choices_are_the_same(graph_mode):
-    step, inner = (build("all three", "dynamic", 2) for _ in range(2))
+    step, inner = (combined("all three", "dynamic", 2) for _ in range(2))
     outer = nets.Outer(inner).set_train()
     saved = nets.weights(inner)
     for number in range(8):
@@ -251,7 +242,7 @@ def test_frozen_layers_at_rest_bring_thor_their_factors(mode):
     for freezing in (FREEZE, RESTING):
         switches = {**OFF, "grad_freeze": True, "thor": True}
         config = {"boost": {"mode": "manual", **switches}, **freezing, "thor": {"frequency": 1}}
-        step = model_of(Net(), config).train_network
+        step = model_of(Layered(), config).train_network
         for number in range(3):
             step(*batch(number))
         runs.append(nets.weights(step))
@@ -261,11 +252,11 @@ def test_frozen_layers_at_rest_bring_thor_their_factors(mode):
 
 def test_less_bn_lets_a_frozen_thor_be():
     config = {"boost": {"mode": "enable_all"}, "less_bn": {"gc_flag": True, "heads": ["third"]}}
-    net = Net()
+    net = Layered()
     own = FreezeOpt(THOR(net, 0.1, 0.1, 0.9))
     with pytest.raises(ValueError, match="less_bn has changed the network after THOR was made"):
         model_of(net, config, own)
-    net = Net()
+    net = Layered()
     LessBN(net, fn_flag=True)
     every = net.trainable_params()
     thor = THOR(net, 0.1, 0.1, 0.9, split_indices=list(range(len(every))))
@@ -279,7 +270,7 @@ def test_less_bn_lets_a_frozen_thor_be():
 
 
 def test_a_rebuilt_freeze_opt_goes_on_where_it_was():
-    net = Net()
+    net = Layered()
     every = net.trainable_params()
     own = FreezeOpt(nets.momentum(every), [every, every[4:]], [0, 1, 1])
     ms.ops.assign(own.position, Tensor(2, ms.int32))
@@ -291,7 +282,7 @@ def test_a_rebuilt_freeze_opt_goes_on_where_it_was():
 
 
 def test_thor_goes_on_with_the_schedule_of_the_optimizer():
-    net = Net()
+    net = Layered()
     plain = nn.Momentum(net.trainable_params(), [0.4, 0.2, 0.1], 0.9)
     ms.ops.assign(plain.global_step, Tensor([2], ms.int32))
     config = {"boost": {"mode": "manual", **OFF, "thor": True}}
@@ -302,7 +293,7 @@ def test_thor_goes_on_with_the_schedule_of_the_optimizer():
 def test_p_sgd_hands_the_gradient_to_thor(mode):
     switches, sections = dim_reduce("p-sgd")
     config = {"boost": {"mode": "manual", **OFF, **switches}, **sections}
-    net = Net()
+    net = Layered()
     thor = THOR(net, 0.05, 0.1, 0.9, frequency=2)
     manager = ms.DynamicLossScaleManager(256, 2, 100)
     step = model_of(net, config, thor, loss_scale_manager=manager).train_network
@@ -323,7 +314,7 @@ def test_only_known_optimizers_are_compiled_with_the_end_of_the_step():
         THOR: lambda net: FreezeOpt(THOR(net, 0.1, 0.1, 0.9)),
     }
     for kind, make in makers.items():
-        net = Net()
+        net = Layered()
         step = model_of(
             net,
             {"boost": {"mode": "manual", **OFF}},
@@ -337,7 +328,7 @@ def test_levels_on_one_process_leave_adasum_out(graph_mode):
     sections = {**LESS_BN, **FREEZE, "grad_accumulation": {"grad_accumulation_step": 2}}
     boosts = [({"boost": {"mode": "enable_all"}, **sections}, True), ({**LESS_BN, **FREEZE}, False)]
     for config, everything in boosts:
-        step = model_of(Net(), config, level="O2").train_network
+        step = model_of(Layered(), config, boost_level="O2").train_network
         status = {row.algorithm: row.status for row in step.report().rows}
         assert [status[name] for name in ("less_bn", "grad_freeze")] == ["applied"] * 2
         assert status["adasum"] == "skipped"

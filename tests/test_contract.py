@@ -28,7 +28,7 @@ def test_off_is_bit_identical_to_plain_training(mode, algorithm):
         del off[name]
     steps = algorithm.batches(STEPS)
     net, model = build(algorithm, off)
-    plain_net, plain = build(algorithm, None, level="O0")
+    plain_net, plain = build(algorithm, None)
     assert run(model, steps) == run(plain, steps)
     nets.assert_same_weights(net, plain_net)
 
@@ -93,7 +93,7 @@ def test_a_run_goes_on_bit_identically_from_its_state(mode, algorithm, tmp_path)
 @everyone
 def test_state_has_stable_names(algorithm):
     """User parameters keep their names; own state is named ``boost.<algorithm>.<name>``."""
-    plain_net, plain = build(algorithm, None, level="O0")
+    plain_net, plain = build(algorithm, None)
     net, model = switched_on(algorithm)
     names = [name for name in nets.weights(net) if name not in algorithm.gains]
     assert names == list(nets.weights(plain_net))

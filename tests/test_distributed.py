@@ -98,7 +98,7 @@ def simulated(name, ranks):
     devices = distributed_worker.devices(name)
     servers = [distributed_worker.case(name, with_adasum=False) for _ in range(ranks // devices)]
     for index, (x, y) in enumerate(distributed_worker.steps_of(name)):
-        old = trained(servers[0][0])
+        old = in_float64(servers[0][0])
         for number, (_, step) in enumerate(servers):
             parts = [
                 [distributed_worker.share(one, number * devices + c, ranks) for c in range(devices)]
@@ -109,16 +109,16 @@ def simulated(name, ranks):
                 data[0, 0] = np.inf
             step(Tensor(data), Tensor(labels))
         steps = [
-            {key: old[key] - value for key, value in trained(net).items()} for net, _ in servers
+            {key: old[key] - value for key, value in in_float64(net).items()} for net, _ in servers
         ]
         new = {key: old[key] - oracles.adasum([step[key] for step in steps]) for key in old}
         for net, _ in servers:
             for one in net.trainable_params():
                 ms.ops.assign(one, Tensor(new[one.name].astype(np.float32)))
-    return [trained(net) for net, _ in servers], servers
+    return [in_float64(net) for net, _ in servers], servers
 
 
-def trained(net):
+def in_float64(net):
     return {one.name: np.float64(one.asnumpy()) for one in net.trainable_params()}
 
 

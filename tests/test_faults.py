@@ -32,6 +32,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 from mindspore.dataset.engine import iterators
+from models import loss_of
 
 from mindspore_boost_ext import (
     BoostConfig,
@@ -324,7 +325,7 @@ def test_a_history_whose_numbers_are_no_numbers_is_not_drawn(tmp_path):
 # ---- two Models in two threads ----
 
 
-class Losses(ms.train.Callback):
+class StepLosses(ms.train.Callback):
     """Keeps the loss of every step, and lets the other thread in."""
 
     def __init__(self):
@@ -332,9 +333,7 @@ class Losses(ms.train.Callback):
         self.values = []
 
     def on_train_step_end(self, run_context):
-        outputs = run_context.original_args().net_outputs
-        loss = outputs[0] if isinstance(outputs, tuple) else outputs
-        self.values.append(float(loss.asnumpy()))
+        self.values.append(loss_of(run_context.original_args().net_outputs))
         time.sleep(0.001)
 
 
@@ -383,7 +382,7 @@ class Two:
         wait()
         _, model = contract.switched_on(self.chosen[index])
         wait()
-        self.losses[index] = Losses()
+        self.losses[index] = StepLosses()
         accumulates = self.chosen[index].name == "grad_accumulation"
         flush = [FlushAccumulation()] if accumulates else []  # of 7 steps one is left over
         callbacks = [self.losses[index], Waits(wait), *flush]

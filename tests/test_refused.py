@@ -9,6 +9,7 @@ import pytest
 import residual_nets as zoo
 from mindspore import Tensor, nn
 from mindspore.experimental import optim
+from models import model_of
 
 from mindspore_boost_ext import AutoBoost, NoEffectWarning
 from mindspore_boost_ext.stages.gradients import check_dense
@@ -93,10 +94,7 @@ def late_freezing():
     net = nets.Deep()
     switches = {"mode": "manual", "less_bn": False}
     config = {"boost": switches, "grad_freeze": {"schedule": "cubic", "param_groups": 3}}
-    optimizer = nets.momentum(net.trainable_params())
-    return ms.Model(
-        net, nets.loss_fn(), optimizer, {"loss"}, boost_level="O1", boost_config_dict=config
-    )
+    return model_of(net, config, metrics={"loss"})
 
 
 @pytest.mark.parametrize("call", ["train", "fit"])

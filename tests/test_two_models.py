@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import residual_nets
 from mindspore import Tensor, nn, ops
+from models import model_of
 
 from mindspore_boost_ext import BoostWarning, FreezeOpt, OptimizerProcess
 from mindspore_boost_ext.base.rebuild import rebuilt
@@ -36,11 +37,6 @@ def grouped(net, rate):
     first = list(net.first.trainable_params())
     rest = [one for one in net.trainable_params() if all(one is not other for other in first)]
     return [{"params": first, "lr": rate}, {"params": rest}]
-
-
-def model_of(net, optimizer, config=LESS_BN, **arguments):
-    arguments = {"boost_level": "O1", "boost_config_dict": config, **arguments}
-    return ms.Model(net, nets.loss_fn(), optimizer, **arguments)
 
 
 class ByHand:
@@ -103,11 +99,11 @@ def test_moments_steps_and_rates_go_on_in_the_second_model(mode, name, rate):
     oracle = ByHand(by_hand, optimizer_of(by_hand))
     own = optimizer_of(net)
     oracle.run(steps[:2])
-    contract.run(model_of(net, own), steps[:2])
+    contract.run(model_of(net, LESS_BN, own), steps[:2])
     assert int(own.global_step.asnumpy()[0]) == 2
     halve(oracle.optimizer, in_place=True)
     halve(own)
-    second = model_of(net, own)
+    second = model_of(net, LESS_BN, own)
     oracle.run(steps[2:4])
     contract.run(second, steps[2:4])
     halve(oracle.optimizer, in_place=True)  # while it trains
@@ -162,12 +158,12 @@ def parts(name):
     if name in FURTHER:
         config, make_net, make_optimizer = FURTHER[name]
         net = make_net()
-        return net, make_optimizer(net), lambda own: model_of(net, own, config)
+        return net, make_optimizer(net), lambda own: model_of(net, config, own)
     algorithm = BY_ALGORITHM[name]
     net = algorithm.net()
     arguments = algorithm.model(net)
     own = arguments.pop("optimizer", None) or nn.Momentum(net.trainable_params(), 0.05, 0.9)
-    return net, own, lambda own: model_of(net, own, algorithm.on, **arguments)
+    return net, own, lambda own: model_of(net, algorithm.on, own, **arguments)
 
 
 BEGIN_ANEW = ("grad_freeze, adaptive",)  # the looks at weights belong to a Model
@@ -222,10 +218,10 @@ def test_only_what_is_added_starts_afresh(graph_mode):
     net = residual_nets.ZooResNet()
     own = nn.Momentum(net.trainable_params(), 0.05, 0.9)
     x, y = residual_nets.images()
-    model_of(net, own, contract.switched()).train_network(x, y)
+    model_of(net, contract.switched(), own).train_network(x, y)
     before = nets.weights(own)
     config = {**contract.switched(less_bn=True), "less_bn": {"fn_flag": True}}
-    second = model_of(net, own, config).train_network.optimizer
+    second = model_of(net, config, own).train_network.optimizer
     names = {one.name for one in second.parameters}
     gained = names - {one.name for one in own.parameters}
     assert names == {one.name for one in net.trainable_params()}
@@ -236,7 +232,7 @@ def test_only_what_is_added_starts_afresh(graph_mode):
         np.testing.assert_array_equal(moment.asnumpy(), expected, err_msg=weight.name)
     assert second.global_step is own.global_step
     assert second.learning_rate is own.learning_rate
-    third = model_of(net, own, config).train_network.optimizer
+    third = model_of(net, config, own).train_network.optimizer
     assert third is not second
     assert [id(one) for one in third.moments] == [id(one) for one in second.moments]
 
@@ -271,7 +267,7 @@ def test_the_process_alone_goes_on(mode):
         process = OptimizerProcess(own)
         process.add_grad_centralization(net)
         new = process.generate_new_optimizer(carry_state=True)
-        contract.run(model_of(net, new, contract.switched()), part)
+        contract.run(model_of(net, contract.switched(), new), part)
         oracle.run(part)
         halve(own)
         halve(oracle.optimizer, in_place=True)
@@ -281,7 +277,7 @@ def test_the_process_alone_goes_on(mode):
 def test_a_rate_set_on_the_users_optimizer_reaches_thor(mode):
     net = nets.MLP()
     own = nn.Momentum(net.trainable_params(), 0.1, 0.9)
-    model = model_of(net, own, {**contract.switched(thor=True), "thor": {"damping": 0.1}})
+    model = model_of(net, {**contract.switched(thor=True), "thor": {"damping": 0.1}}, own)
     contract.run(model, nets.batches(1))
     before = nets.weights(net)
     own.learning_rate.set_data(Tensor(0.0, ms.float32))
@@ -295,11 +291,11 @@ def test_thor_with_another_section_warns_that_it_begins_anew(graph_mode):
     own = nn.Momentum(net.trainable_params(), 0.1, 0.9)
     sections = [{"frequency": 1}, {"frequency": 100}]
     models = [{**contract.switched(thor=True), "thor": one} for one in sections]
-    first = model_of(net, own, models[0]).train_network.optimizer
+    first = model_of(net, models[0], own).train_network.optimizer
     with pytest.warns(
         BoostWarning, match=r"thor begins anew, .* both Models one THOR\(net, \.\.\.\)"
     ):
-        second = model_of(net, own, models[1]).train_network.optimizer
+        second = model_of(net, models[1], own).train_network.optimizer
     assert second is not first
     assert second.global_step is first.global_step is own.global_step
-    assert model_of(net, own, models[1]).train_network.optimizer is second
+    assert model_of(net, models[1], own).train_network.optimizer is second

@@ -28,7 +28,7 @@ def random(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def train(steps, mode_settings=None, net=None, step=None, **settings):
+def train_layer(steps, mode_settings=None, net=None, step=None, **settings):
     """Train a fixed linear layer for some steps; return its step cell and optimizer."""
     net = Weighted(nn.Dense(3, 2, has_bias=False)) if net is None else net
     nets.fill(net)
@@ -45,7 +45,7 @@ def pairs(count):
 
 
 def reference(steps, frequency=1, rho=0.0, dampings=(DAMPING,), decay=0.0, nesterov=False):
-    """Return the weight of ``train`` by float64: the loss is linear, so gradients are known."""
+    """Return the weight of ``train_layer`` by float64: the loss is linear, gradients are known."""
     weight = nets.fill(nn.Dense(3, 2, has_bias=False)).weight.asnumpy().astype(np.float64)
     moment, a, g = 0.0, None, None
     for number, (x, target) in enumerate(steps):

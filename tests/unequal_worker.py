@@ -26,7 +26,7 @@ def settings(rank, name):
     return {"boost_level": level, "boost_config_dict": config}
 
 
-def model_of(rank, name):
+def model_of_rank(rank, name):
     """Build the Model of a case; ``net`` is trained by it."""
     ms.set_seed(rank if name == "seed" else 7)
     hidden = 5 if name == "shape" and rank == 1 else 6
@@ -49,7 +49,7 @@ def outcome(rank, name):
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            model, net = model_of(rank, name)
+            model, net = model_of_rank(rank, name)
             weights = nets.weights(net)
             batches = 2 + rank if name == "batches" else 2
             model.train(1, nets.dataset(batches), dataset_sink_mode=False)

@@ -11,6 +11,7 @@ import numpy as np
 import oracles
 import pytest
 from mindspore import Parameter, Tensor, nn
+from models import model_of
 
 from mindspore_boost_ext import AdaSum, AutoBoost
 from mindspore_boost_ext.adasum import cell as adasum
@@ -197,10 +198,8 @@ def test_a_snapshot_is_a_copy(mode):
 
 @pytest.fixture
 def pynative_mode():
-    before = ms.get_context("mode")
+    """Run the test in PYNATIVE_MODE only; ``conftest.py`` puts back the mode after each test."""
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    yield
-    ms.set_context(mode=before)
 
 
 class Recorder(nn.Cell):
@@ -266,13 +265,7 @@ def model(mode_of_boost, level="O2", **switches):
     net = nets.MLP()
     switches = {"less_bn": False, "grad_freeze": False, **switches}
     boost = {"mode": "manual", **switches} if mode_of_boost == "manual" else {"mode": mode_of_boost}
-    return net, ms.Model(
-        net,
-        nets.loss_fn(),
-        nets.momentum(net.trainable_params()),
-        boost_level=level,
-        boost_config_dict={"boost": boost},
-    )
+    return net, model_of(net, {"boost": boost}, boost_level=level)
 
 
 def test_one_process_trains_plainly_and_says_so(mode):

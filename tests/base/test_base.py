@@ -31,7 +31,7 @@ def parameters():
     ]
 
 
-def train(optimizer, steps, start=0):
+def update(optimizer, steps, start=0):
     """Give every parameter gradients that depend on its name and the step only."""
     for step in range(start, start + steps):
         gradients = [
@@ -41,13 +41,8 @@ def train(optimizer, steps, start=0):
         optimizer(tuple(Tensor(one.astype(np.float32)) for one in gradients))
 
 
-def state(optimizer):
-    """Everything an optimizer would put into a checkpoint, by name."""
-    return {one.name: one.asnumpy().copy() for one in optimizer.get_parameters()}
-
-
 def assert_same_state(one, two):
-    first, second = state(one), state(two)
+    first, second = nets.weights(one), nets.weights(two)
     assert sorted(first) == sorted(second)
     assert len(first) == len(list(two.get_parameters()))
     for name, value in first.items():
@@ -88,8 +83,8 @@ def test_new_one_trains_as_one_made_by_hand(name, graph_mode):
     assert new.exec_weight_decay == fresh.exec_weight_decay
     if hasattr(fresh, "init_args"):
         assert new.init_args == fresh.init_args
-    train(fresh, 3)
-    train(new, 3)
+    update(fresh, 3)
+    update(new, 3)
     assert_same_state(fresh, new)
 
 
@@ -97,11 +92,11 @@ def test_new_one_trains_as_one_made_by_hand(name, graph_mode):
 def test_state_goes_on_when_asked(name, mode):
     make = PLAIN[name]
     through, first = make(parameters()), make(parameters())
-    train(through, 3)
-    train(first, 2)
+    update(through, 3)
+    update(first, 2)
     second = rebuilt(first, carry_state=True)
     assert int(second.global_step.asnumpy()[0]) == 2
-    train(second, 1, start=2)
+    update(second, 1, start=2)
     assert_same_state(through, second)
     assert_same_state(through, first)  # one state
     assert int(rebuilt(first).global_step.asnumpy()[0]) == 0
@@ -109,12 +104,12 @@ def test_state_goes_on_when_asked(name, mode):
 
 def test_without_its_state_the_old_one_is_left_alone():
     old = PLAIN["Adam"](parameters())
-    train(old, 1)
-    before = state(old)
+    update(old, 1)
+    before = nets.weights(old)
     new = rebuilt(old, centralize=["weight"])
-    train(new, 1)
+    update(new, 1)
     for name in ("moment1.weight", "global_step", "beta1_power"):
-        np.testing.assert_array_equal(state(old)[name], before[name])
+        np.testing.assert_array_equal(nets.weights(old)[name], before[name])
 
 
 def test_a_rate_changed_by_hand_counts():
@@ -182,8 +177,8 @@ def test_groups_keep_their_settings(name, kind, graph_mode):
     make = GROUPED[name]
     fresh = make(groups(kind))
     new = rebuilt(make(iter(groups(kind))))
-    train(fresh, 3)
-    train(new, 3)
+    update(fresh, 3)
+    update(new, 3)
     assert_same_state(fresh, new)
 
 
@@ -217,8 +212,8 @@ def test_removing_a_whole_group_leaves_the_others(name, graph_mode):
     fresh = make(kept)
     new = rebuilt(make(groups("schedules")), removed=["gamma", "bias"])
     assert [one.name for one in new.parameters] == ["weight", "extra"]
-    train(fresh, 2)
-    train(new, 2)
+    update(fresh, 2)
+    update(new, 2)
     for one, two in zip(fresh.parameters, new.parameters):
         np.testing.assert_array_equal(one.asnumpy(), two.asnumpy())
 
@@ -239,7 +234,7 @@ def test_parameters_without_decay_stay_without():
 
 def test_an_added_parameter_takes_the_place_of_its_namesake():
     old = GROUPED["Momentum"](groups("lists"))
-    train(old, 1)
+    update(old, 1)
     new_weight = Parameter(Tensor(np.zeros((2, 3), np.float32)), name="weight")
     other = Parameter(Tensor(np.zeros((5, 2), np.float32)), name="other")
     new = rebuilt(old, [old.parameters[0]], [new_weight, other], carry_state=True)
@@ -255,7 +250,7 @@ def test_an_added_parameter_takes_the_place_of_its_namesake():
 
 def test_state_of_another_shape_starts_afresh():
     old = PLAIN["Momentum"](parameters())
-    train(old, 1)
+    update(old, 1)
     wider = Parameter(Tensor(np.zeros((4, 3), np.float32)), name="weight")
     new = rebuilt(old, ["weight"], [wider], carry_state=True)
     assert new.moments[0].shape == (4, 3)
@@ -341,8 +336,8 @@ def test_lars(grouped):
 def test_centralized_state_has_the_plain_names(name, tmp_path):
     plain = PLAIN[name](parameters())
     centralized = rebuilt(PLAIN[name](parameters()), centralize=["weight", "extra"])
-    train(plain, 1)
-    train(centralized, 1)
+    update(plain, 1)
+    update(centralized, 1)
     for source, target in ((plain, centralized), (centralized, plain)):
         ms.save_checkpoint(source, str(tmp_path / "one.ckpt"))
         missing, surplus = ms.load_param_into_net(
@@ -355,13 +350,13 @@ def test_centralized_state_has_the_plain_names(name, tmp_path):
 # ---- The classes of mindspore.boost ----
 
 
-def network():
+def conv_and_norm():
     net = nn.SequentialCell(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Dense(8, 2))
     return nets.fill(net)
 
 
 def test_params_dict_finds_the_cells():
-    net = network()
+    net = conv_and_norm()
     found = OptimizerProcess.build_params_dict(net)
     assert found[id(net[0].weight)] is net[0]
     assert found[id(net[1].moving_mean)] is net[1]
@@ -369,7 +364,7 @@ def test_params_dict_finds_the_cells():
 
 
 def test_groups_are_split_for_centralization():
-    net = network()
+    net = conv_and_norm()
     conv, gamma, beta, weight, bias = net.trainable_params()
     order = {"order_params": net.trainable_params()}
     schedule = nn.ExponentialDecayLR(0.1, 0.5, 2)
@@ -406,7 +401,7 @@ def test_groups_leave_transposed_convolutions_alone():
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_process_centralizes(grouped, mode):
-    net = network()
+    net = conv_and_norm()
     params = net.trainable_params()
     given = [{"params": params[::-1], "lr": 0.1}, {"order_params": params}] if grouped else params
     process = OptimizerProcess(nn.SGD(given, 0.1))
@@ -415,7 +410,7 @@ def test_process_centralizes(grouped, mode):
     assert type(optimizer) is process.opt_class is nn.SGD
     assert optimizer.grad_centralization_flags == (True, False, False, True, False)
     before = nets.weights(net)
-    train(optimizer, 2)
+    update(optimizer, 2)
     after = nets.weights(net)
     for name in output_axes(net):
         axes = tuple(range(1, before[name].ndim))
@@ -428,7 +423,7 @@ def test_groups_that_ask_for_it_get_it_on_every_device():
     old = nn.SGD([{"params": [weight, bias], "grad_centralization": True}], 0.1)
     new = OptimizerProcess(old).generate_new_optimizer()
     before = weight.asnumpy().copy()
-    train(new, 1)
+    update(new, 1)
     np.testing.assert_allclose(weight.asnumpy().sum(1), before.sum(1), atol=1e-6)
     assert (weight.asnumpy() != before).any()
 

@@ -13,6 +13,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
+from models import model_of
 
 from mindspore_boost_ext import BoostModel, FreezeOpt
 from mindspore_boost_ext.base.centralization import (
@@ -281,21 +282,8 @@ def test_nan_gradients_pass_through(mode):
     assert np.isfinite(weight[1]).all()
 
 
-class Lookup(nn.Cell):
-    """An embedding whose gradient is row-sparse in GRAPH_MODE."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.EmbeddingLookup(4, 3, sparse=True, target="CPU")
-        self.head = nn.Dense(3, 2)
-        nets.fill(self)
-
-    def construct(self, rows):
-        return self.head(self.table(rows)).sum()
-
-
 def test_row_sparse_gradients(graph_mode):
-    net = Lookup()
+    net = nets.fill(nets.Lookup(4, 3, 2))
     plain = nn.LazyAdam(net.trainable_params(), learning_rate=0.1, beta1=1e-6, beta2=1e-6, eps=1.0)
     plain.target = "CPU"
     before = net.table.embedding_table.asnumpy().copy()
@@ -384,14 +372,8 @@ def test_row_sums_stay_in_a_boosted_model(mode):
         "gradients": {"clip_norm": 1.0},
     }
     before = nets.weights(net)
-    model = BoostModel(
-        net,
-        nets.loss_fn(),
-        frozen,
-        loss_scale_manager=ms.DynamicLossScaleManager(2**10, 2, 5),
-        boost_level="O1",
-        boost_config_dict=config,
-    )
+    manager = ms.DynamicLossScaleManager(2**10, 2, 5)
+    model = model_of(net, config, frozen, BoostModel, loss_scale_manager=manager)
     model.train(4, nets.dataset(4))
     after = nets.weights(net)
     for name in output_axes(net):

@@ -15,6 +15,7 @@ puts back.
 from __future__ import annotations
 
 import mindspore as ms
+import nets
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
@@ -101,22 +102,11 @@ def tensors(arrays):
     return tuple(Tensor(array) for array in arrays)
 
 
-def state(optimizer):
-    """All Parameters of an optimizer as a dict name -> value."""
-    return {one.name: one.asnumpy().copy() for one in optimizer.get_parameters()}
-
-
 def put_back(optimizer, frozen, before):
     """Give the parameters called ``frozen``, and whatever is named after them, their old values."""
     for one in optimizer.get_parameters():
         if any(one.name.endswith(name) for name in frozen):
             ops.assign(one, Tensor(before[one.name]))
-
-
-def assert_same_state(got, wanted):
-    assert got.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(got[name], value, err_msg=name)
 
 
 def compare(make, steps=STEPS):
@@ -126,11 +116,11 @@ def compare(make, steps=STEPS):
     views = {positions: optimizer_view(optimizer, positions) for positions in set(steps)}
     views[EVERYTHING] = optimizer
     for step, positions in enumerate(steps):
-        every, before = gradients(step), state(reference)
+        every, before = gradients(step), nets.weights(reference)
         reference(tensors(every))
         put_back(reference, [NAMES[i] for i in EVERYTHING if i not in positions], before)
         views[positions](tensors(every[i] for i in positions))
-        assert_same_state(state(optimizer), state(reference))
+        nets.assert_same(nets.weights(optimizer), nets.weights(reference))
         assert int(optimizer.global_step.asnumpy()[0]) == step + 1
     assert [one.name for one in optimizer.get_parameters()] == names
 
@@ -151,7 +141,7 @@ def test_a_view_of_everything_is_the_plain_optimizer(mode):
     for step in range(2):
         view(tensors(gradients(step)))
         reference(tensors(gradients(step)))
-    assert_same_state(state(optimizer), state(reference))
+    nets.assert_same(nets.weights(optimizer), nets.weights(reference))
 
 
 def test_a_view_is_compiled_once_beside_the_plain_optimizer():
@@ -274,11 +264,11 @@ def test_a_new_rate_and_a_loaded_checkpoint_reach_the_view(mode, tmp_path):
     ms.load_param_into_net(optimizer, ms.load_checkpoint(str(tmp_path / "source.ckpt")))
     ops.assign(optimizer.learning_rate, Tensor(0.25, ms.float32))
     ops.assign(source.learning_rate, Tensor(0.25, ms.float32))
-    before = state(source)
+    before = nets.weights(source)
     source(tensors(gradients(5)))
     put_back(source, NAMES[:2], before)
     view(tensors(gradients(5)[2:]))
-    assert_same_state(state(optimizer), state(source))
+    nets.assert_same(nets.weights(optimizer), nets.weights(source))
 
 
 def test_positions_of_parameters_rise_and_count_once():

@@ -5,22 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import nets
 import numpy as np
-from mindspore import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "benchmarks"))
 
 import tasks
 import time_to_accuracy
-
-
-class Pooled(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Dense(4, 2)
-
-    def construct(self, x):
-        return self.head(self.conv(x).mean((2, 3)))
 
 
 def data():
@@ -30,7 +21,7 @@ def data():
 
 
 def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
-    tiny = tasks.Task(data, Pooled, tasks.momentum(0.1), 8, 40)
+    tiny = tasks.Task(data, lambda: nets.Pooled(4, 2), tasks.momentum(0.1), 8, 40)
     monkeypatch.setitem(tasks.TASKS, "tiny", tiny)
     monkeypatch.setattr(  # in this process: a task of the test's own is unknown to another one
         time_to_accuracy,

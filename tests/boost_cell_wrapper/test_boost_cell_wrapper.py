@@ -17,7 +17,7 @@ from mindspore_boost_ext import (
 from mindspore_boost_ext.boost_cell_wrapper import tensor_grad_scale
 
 
-def train(cell_class, optimizer, steps=20, seed=0, sens=None, **optimizer_settings):
+def train_cell(cell_class, optimizer, steps=20, seed=0, sens=None, **optimizer_settings):
     net = nets.MLP(seed)
     cell = cell_class(
         nn.WithLossCell(net, nets.loss_fn()),
@@ -31,8 +31,8 @@ def train(cell_class, optimizer, steps=20, seed=0, sens=None, **optimizer_settin
 
 @pytest.mark.parametrize("name", nets.OPTIMIZERS)
 def test_every_optimizer_gives_the_weights_of_the_plain_step(mode, name):
-    plain, plain_losses = train(nn.TrainOneStepCell, nets.OPTIMIZERS[name])
-    boosted, losses = train(BoostTrainOneStepCell, nets.OPTIMIZERS[name])
+    plain, plain_losses = train_cell(nn.TrainOneStepCell, nets.OPTIMIZERS[name])
+    boosted, losses = train_cell(BoostTrainOneStepCell, nets.OPTIMIZERS[name])
     nets.assert_same_weights(boosted, plain)  # moments and global step are among these
     np.testing.assert_array_equal(losses, plain_losses)
     assert losses[0] != losses[-1]
@@ -57,8 +57,8 @@ def test_statistics_and_random_numbers_are_those_of_the_plain_step(mode):
 @pytest.mark.parametrize("sens", [None, 1, 1.0, 8.0, 1024])
 def test_loss_is_returned_unscaled_for_every_sens(mode, sens):
     settings = {"loss_scale": float(sens or 1.0)}
-    _, plain = train(nn.TrainOneStepCell, nets.momentum, steps=2, sens=None)
-    _, losses = train(BoostTrainOneStepCell, nets.momentum, steps=2, sens=sens, **settings)
+    _, plain = train_cell(nn.TrainOneStepCell, nets.momentum, steps=2, sens=None)
+    _, losses = train_cell(BoostTrainOneStepCell, nets.momentum, steps=2, sens=sens, **settings)
     # A power of two scales fp32 without rounding, so even the second loss is bit-identical.
     np.testing.assert_array_equal(losses, plain)
 
@@ -107,8 +107,8 @@ def test_names_that_public_subclasses_use_are_there(mode):
                 done = self.optimizer(slopes)
             return ops.depend(value, done)
 
-    _, losses = train(Clipped, nets.momentum, steps=3)
-    _, plain = train(nn.TrainOneStepCell, nets.momentum, steps=3)
+    _, losses = train_cell(Clipped, nets.momentum, steps=3)
+    _, plain = train_cell(nn.TrainOneStepCell, nets.momentum, steps=3)
     # The bound on the norm is never reached, but clipping may reorder one multiplication.
     np.testing.assert_allclose(losses, plain, rtol=1e-6)
 

@@ -8,6 +8,7 @@ import numpy as np
 import oracles
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
+from models import model_of
 
 from mindspore_boost_ext import (
     AutoBoost,
@@ -186,18 +187,6 @@ def test_the_smallest_scale_is_told_once(mode):
     step(x)  # warnings are errors here: a second one would fail the test
 
 
-def build(net, amp_level="O0", config=None, optimizer=None, **kwargs):
-    return ms.Model(
-        net,
-        nets.loss_fn(),
-        optimizer or nets.momentum(net.trainable_params()),
-        amp_level=amp_level,
-        boost_level="O1",
-        boost_config_dict=config or OFF,
-        **kwargs,
-    )
-
-
 MANAGERS = {
     "default of the level": lambda: {},
     "none": lambda: {"loss_scale_manager": None},
@@ -213,7 +202,7 @@ def test_managers_and_amp_levels_train(mode, amp_level, manager):
     net = nets.ConvNet()
     own = 1024.0 if manager == "fixed, not dropping" else 1.0
     optimizer = nets.momentum(net.trainable_params(), loss_scale=own)
-    model = build(net, amp_level, optimizer=optimizer, **MANAGERS[manager]())
+    model = model_of(net, OFF, optimizer, amp_level=amp_level, **MANAGERS[manager]())
     scaled = isinstance(model.train_network, BoostTrainOneStepWithLossScaleCell)
     dropping = manager in ("dynamic", "fixed, dropping")
     assert scaled == (dropping or (manager == "default of the level" and amp_level == "O2"))
@@ -231,14 +220,14 @@ def test_managers_and_amp_levels_train(mode, amp_level, manager):
 
 def test_fixed_scale_that_drops_equals_no_scale_in_fp32(mode):
     plain, boosted = nets.MLP(), nets.MLP()
-    build(plain).train(1, nets.dataset(), dataset_sink_mode=False)
-    model = build(boosted, loss_scale_manager=ms.FixedLossScaleManager(1024.0))
+    model_of(plain, OFF).train(1, nets.dataset(), dataset_sink_mode=False)
+    model = model_of(boosted, OFF, loss_scale_manager=ms.FixedLossScaleManager(1024.0))
     model.train(1, nets.dataset(), dataset_sink_mode=False)
     nets.assert_same_weights(plain, boosted)
 
 
 def test_two_models_at_amp_o2_do_not_share_their_scale():
-    first, second = (build(nets.MLP(), "O2").train_network for _ in range(2))
+    first, second = (model_of(nets.MLP(), OFF, amp_level="O2").train_network for _ in range(2))
     first.scale_sense.set_data(Tensor(2.0))
     assert second.observations()["loss_scale"] == 2.0**24
 
@@ -276,7 +265,7 @@ def test_an_overflow_is_skipped_before_it_is_clipped(mode):
     np.testing.assert_array_equal(step.weights[0].asnumpy(), [1.0])
 
 
-class Lookup(nn.Cell):
+class RowsTimes(nn.Cell):
     """Rows of a table, whose gradient is row-sparse in GRAPH_MODE."""
 
     def __init__(self):
@@ -290,7 +279,7 @@ class Lookup(nn.Cell):
 @pytest.mark.parametrize("value", [3.0, np.inf])
 def test_row_sparse_gradients(graph_mode, value):
     """In GRAPH_MODE only: in PYNATIVE_MODE no optimizer of MindSpore runs on this gradient."""
-    net = Lookup()
+    net = RowsTimes()
     step = scaled_step(net, Tensor(8.0), nn.LazyAdam(net.trainable_params(), 0.1))
     _, overflow, _ = step(Tensor([1, 4], ms.int32), Tensor([[value], [1.0]], ms.float32))
     assert bool(overflow.asnumpy()) == np.isinf(value)
@@ -300,7 +289,7 @@ def test_row_sparse_gradients(graph_mode, value):
 
 def test_monitor_shows_scale_and_skipped_steps(mode, tmp_path):
     net = nets.MLP()
-    model = build(net, loss_scale_manager=ms.DynamicLossScaleManager(2**8, 2, 2))
+    model = model_of(net, OFF, loss_scale_manager=ms.DynamicLossScaleManager(2**8, 2, 2))
     path = tmp_path / "history.jsonl"
     monitor = BoostMonitor(path, progress=False)
     model.train(1, nets.dataset(4), callbacks=[monitor], dataset_sink_mode=False)
@@ -310,7 +299,7 @@ def test_monitor_shows_scale_and_skipped_steps(mode, tmp_path):
 
 
 def test_report_names_the_detector():
-    model = build(nets.MLP(), loss_scale_manager=ms.DynamicLossScaleManager())
+    model = model_of(nets.MLP(), OFF, loss_scale_manager=ms.DynamicLossScaleManager())
     row = model.train_network.report()["overflow detection"]
     assert row.status == "applied"
     assert row.reason.startswith("cpu_finite: CPU")

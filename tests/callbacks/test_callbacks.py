@@ -54,7 +54,7 @@ def dataset(shuffle=False, rows=11):
     return ms.dataset.NumpySlicesDataset((inputs, labels), shuffle=shuffle).batch(4)
 
 
-def network():
+def dense_of_seed():
     rng = np.random.default_rng(1)
     net = nn.Dense(4, 1)
     for parameter in net.trainable_params():
@@ -63,12 +63,12 @@ def network():
 
 
 def model(rate=0.1, metrics=None, net=None):
-    net = net or network()
+    net = net or dense_of_seed()
     optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
     return ms.Model(net, nn.MSELoss(), optimizer, metrics=metrics)
 
 
-def train(path=None, epochs=1, rate=0.1, extra=(), progress=False, **monitor_arguments):
+def train_monitored(path=None, epochs=1, rate=0.1, extra=(), progress=False, **monitor_arguments):
     monitor = BoostMonitor(path, progress=progress, **monitor_arguments)
     model(rate).train(epochs, dataset(), callbacks=[monitor, *extra])
 
@@ -126,7 +126,7 @@ def at_step(optimizer, step):
 @pytest.mark.parametrize("name", RATES)
 def test_learning_rate_is_the_one_of_the_coming_step(mode, name):
     make, expected = RATES[name]
-    optimizer = nn.SGD(network().trainable_params(), make())
+    optimizer = nn.SGD(dense_of_seed().trainable_params(), make())
     assert [at_step(optimizer, step) for step in range(4)] == expected
     assert int(optimizer.global_step.asnumpy()[0]) == 3  # reading does not count as a step
 
@@ -149,7 +149,7 @@ def test_learning_rate_of_groups(mode, default, expected):
 
 
 def test_learning_rate_behind_a_wrapper():
-    inner = nn.Momentum(network().trainable_params(), 0.25, 0.9)
+    inner = nn.Momentum(dense_of_seed().trainable_params(), 0.25, 0.9)
     assert read_learning_rate(types.SimpleNamespace(opt=inner)) == 0.25
     assert read_learning_rate(types.SimpleNamespace(optimizer=inner, learning_rate=0.0)) == 0.25
 
@@ -163,7 +163,7 @@ def test_learning_rate_unknown():
 @pytest.mark.parametrize("name", RATES)
 def test_history_holds_the_rate_each_step_used(mode, tmp_path, name):
     make, expected = RATES[name]
-    train(tmp_path / "h", rate=make())
+    train_monitored(tmp_path / "h", rate=make())
     steps = events(tmp_path / "h", "step")
     assert [step["learning_rate"] for step in steps] == expected[:STEPS]
 
@@ -177,7 +177,7 @@ def test_rate_when_the_update_is_skipped(tmp_path):
             # Not set_data, which cuts a Parameter off from operators that have run.
             ms.ops.assign(network.optimizer.global_step, Tensor([0], ms.int32))
 
-    train(tmp_path / "h", rate=TABLE, extra=[Rewind()])
+    train_monitored(tmp_path / "h", rate=TABLE, extra=[Rewind()])
     assert [step["learning_rate"] for step in events(tmp_path / "h", "step")] == [0.5] * STEPS
 
 
@@ -186,7 +186,7 @@ def test_unreadable_rate_is_logged_once(tmp_path, log, monkeypatch):
         raise RuntimeError("table too short")
 
     monkeypatch.setattr(callbacks, "read_learning_rate", fail)
-    train(tmp_path / "h")
+    train_monitored(tmp_path / "h")
     assert [step["learning_rate"] for step in events(tmp_path / "h", "step")] == [None] * STEPS
     messages = [record.getMessage() for record in log.records]
     assert messages == ["BoostMonitor cannot read the learning rate: table too short"]
@@ -196,7 +196,7 @@ def test_unreadable_rate_is_logged_once(tmp_path, log, monkeypatch):
 
 
 def test_history_of_train(mode, tmp_path):
-    train(tmp_path / "h", epochs=2)
+    train_monitored(tmp_path / "h", epochs=2)
     records = strict_lines(tmp_path / "h")
     one_epoch = ["step"] * STEPS + ["epoch"]
     assert [record["event"] for record in records] == ["start", *one_epoch, *one_epoch]
@@ -223,7 +223,7 @@ def test_history_of_train(mode, tmp_path):
 
 
 def test_loss_equals_loss_monitor(mode, tmp_path, capsys):
-    train(tmp_path / "h", extra=[LossMonitor()])
+    train_monitored(tmp_path / "h", extra=[LossMonitor()])
     printed = [line.split("loss is ")[1] for line in capsys.readouterr().out.splitlines()]
     assert printed == [str(step["loss"]) for step in events(tmp_path / "h", "step")]
 
@@ -232,7 +232,7 @@ def test_monitor_does_not_change_training(mode, tmp_path):
     weights = []
     for monitors in ([], [BoostMonitor(tmp_path / "h", progress=False)]):
         ms.set_seed(3)
-        net = network()
+        net = dense_of_seed()
         model(Nested(), net=net).train(2, dataset(shuffle=True), callbacks=monitors)
         weights.append([p.asnumpy().tobytes() for p in net.trainable_params()])
     assert weights[0] == weights[1]
@@ -252,7 +252,7 @@ def test_history_of_fit_has_metrics(mode, tmp_path, capsys):
 
 
 def test_resumed_run_appends_and_counts_on(tmp_path):
-    train(tmp_path / "h")
+    train_monitored(tmp_path / "h")
     monitor = BoostMonitor(tmp_path / "h", progress=False)
     model().train(2, dataset(), callbacks=[monitor], initial_epoch=1)
     assert [step["step"] for step in events(tmp_path / "h", "step")] == [1, 2, 3, 4, 5, 6]
@@ -274,7 +274,7 @@ class ScaledCell(nn.TrainOneStepCell):
 
 
 def test_tuple_outputs_observations_and_report(mode, tmp_path):
-    net = network()
+    net = dense_of_seed()
     loss = nn.WithLossCell(net, nn.MSELoss())
     cell = ScaledCell(loss, nn.SGD(net.trainable_params(), 0.125)).set_train()
     ms.Model(cell).train(1, dataset(), callbacks=[BoostMonitor(tmp_path / "h", progress=False)])
@@ -314,7 +314,7 @@ def test_loss_value(outputs, loss):
 
 
 def test_not_a_number_is_strict_json(tmp_path):
-    train(tmp_path / "h", rate=1e30, epochs=3)
+    train_monitored(tmp_path / "h", rate=1e30, epochs=3)
     written = [line["loss"] for line in strict_lines(tmp_path / "h") if line["event"] == "step"]
     assert {"nan", "inf"} & set(written)
     assert any(not math.isfinite(step["loss"]) for step in events(tmp_path / "h", "step"))
@@ -349,7 +349,7 @@ def test_rank_before_init(monkeypatch, variable, rank):
 
 def test_other_ranks_do_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RANK_ID", "1")
-    train(tmp_path / "missing" / "h", progress=True)
+    train_monitored(tmp_path / "missing" / "h", progress=True)
     assert not list(tmp_path.iterdir())
     assert capsys.readouterr().err == ""
 
@@ -365,7 +365,7 @@ def without_rich(monkeypatch):
 
 def test_plain_lines_without_rich(monkeypatch, capsys):
     without_rich(monkeypatch)
-    train(progress=True, log_interval=2)
+    train_monitored(progress=True, log_interval=2)
     step, epoch = capsys.readouterr().err.splitlines()
     assert step.startswith("epoch 1/1  step 2/3  loss ")
     assert "  lr 0.1" in step
@@ -387,7 +387,7 @@ def test_broken_standard_error_does_not_stop_training(monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
-    train(progress=True)
+    train_monitored(progress=True)
 
 
 def test_rich_bar_on_a_terminal(monkeypatch):
@@ -398,7 +398,7 @@ def test_rich_bar_on_a_terminal(monkeypatch):
     terminal = Console(file=screen, force_terminal=True, width=120, _environ={"TERM": "xterm"})
     monkeypatch.setattr("rich.console.Console", lambda stderr: terminal)
     monkeypatch.setattr(_display, "_REFRESH_SECONDS", 0.0)
-    train(progress=True, epochs=2)
+    train_monitored(progress=True, epochs=2)
     shown = screen.getvalue()
     assert "3/3" in shown
     assert "epoch 1/2  loss " in shown
@@ -442,7 +442,7 @@ def test_argument_errors(arguments, error, message):
 
 
 def test_unwritable_path_stops_before_the_first_step(tmp_path):
-    net = network()
+    net = dense_of_seed()
     before = net.weight.asnumpy().tobytes()
     for path in (tmp_path, tmp_path / "missing" / "h"):
         monitor = BoostMonitor(path, progress=False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 from mindspore.train import CheckpointConfig, ModelCheckpoint
+from models import model_of
 
 from mindspore_boost_ext import (
     AutoBoost,
@@ -24,7 +25,7 @@ from mindspore_boost_ext.callbacks import resume
 STEPS = 3  # in an epoch: a window of two is half full at its end
 
 
-def build(weighting="equal", window=2, level="O1", net=None, **more):
+def accumulating(weighting="equal", window=2, level="O1", net=None, **more):
     """Return a Model that accumulates; at level O0 a plain one."""
     net = net or nets.MLP()
     optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
@@ -34,8 +35,8 @@ def build(weighting="equal", window=2, level="O1", net=None, **more):
         "grad_accumulation": {"grad_accumulation_step": window, "weighting": weighting},
         **more,
     }
-    settings = {"boost_level": level, "boost_config_dict": config} if level != "O0" else {}
-    return BoostModel(net, nets.loss_fn(), optimizer, **settings)
+    config = None if level == "O0" else config
+    return model_of(net, config, optimizer, BoostModel, boost_level=level)
 
 
 def train(model, epochs, *callbacks, done=0):
@@ -44,40 +45,34 @@ def train(model, epochs, *callbacks, done=0):
     return nets.weights(model.train_network)
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-
-
 @pytest.mark.parametrize("level", ["O0", "O1"])
 def test_a_restored_run_ends_bit_identically(mode, level, tmp_path):
     """The half-full window, the moments and the counters included."""
-    whole = train(build(level=level), 3)
+    whole = train(accumulating(level=level), 3)
     path = tmp_path / "run"
-    train(build(level=level), 1, BoostCheckpoint(path))
-    second = build(level=level)
+    train(accumulating(level=level), 1, BoostCheckpoint(path))
+    second = accumulating(level=level)
     done = restore(second.train_network, path)
     assert done == 1
-    assert_equal(train(second, 3, done=done), whole)
+    nets.assert_same(train(second, 3, done=done), whole)
     assert os.listdir(tmp_path) == ["run.ckpt"]
 
 
 def test_a_file_of_mindspores_callback_is_restored(tmp_path):
     config = CheckpointConfig(save_checkpoint_steps=STEPS, append_info=["epoch_num", "step_num"])
-    train(build(), 2, ModelCheckpoint("run", str(tmp_path), config))
-    second = build()
+    train(accumulating(), 2, ModelCheckpoint("run", str(tmp_path), config))
+    second = accumulating()
     assert restore(second.train_network, tmp_path / f"run-2_{STEPS}.ckpt") == 2
-    assert_equal(train(second, 4, done=2), train(build(), 4))
+    nets.assert_same(train(second, 4, done=2), train(accumulating(), 4))
 
 
 def test_only_every_second_epoch_is_saved(tmp_path):
     path = tmp_path / "run.ckpt"
-    model = build()
+    model = accumulating()
     train(model, 1, BoostCheckpoint(path, epochs=2))
     assert not path.exists()
     train(model, 3, BoostCheckpoint(path, epochs=2))
-    assert restore(build().train_network, path) == 2
+    assert restore(accumulating().train_network, path) == 2
 
 
 # ---- what does not fit ----
@@ -86,7 +81,7 @@ def test_only_every_second_epoch_is_saved(tmp_path):
 @pytest.fixture
 def saved(tmp_path):
     """Return the path of a run of one epoch."""
-    train(build(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
+    train(accumulating(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
     return tmp_path / "run.ckpt"
 
 
@@ -94,7 +89,7 @@ def assert_refused(step, path, message):
     before = nets.weights(step)
     with pytest.raises(ValueError, match=message):
         restore(step, path)
-    assert_equal(nets.weights(step), before)
+    nets.assert_same(nets.weights(step), before)
 
 
 OTHERS = {
@@ -110,7 +105,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_settings_are_named_and_nothing_is_loaded(saved, name):
     settings, message = OTHERS[name]
-    step = build(**settings).train_network
+    step = accumulating(**settings).train_network
     assert_refused(step, saved, message)
 
 
@@ -123,13 +118,13 @@ def test_a_file_from_before_there_was_a_switch_fits_while_it_is_off(tmp_path, mo
         return found
 
     monkeypatch.setattr(AutoBoost, "settings_in_force", older)
-    train(build(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
+    train(accumulating(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
     monkeypatch.undo()
-    assert restore(build().train_network, tmp_path / "run.ckpt") == 1
+    assert restore(accumulating().train_network, tmp_path / "run.ckpt") == 1
 
 
 def test_other_settings_may_be_allowed(saved):
-    step = build(gradients={"clip_norm": 1.0}).train_network
+    step = accumulating(gradients={"clip_norm": 1.0}).train_network
     with pytest.warns(BoostWarning, match=r"clip_norm was None and is 1\.0; training goes on"):
         assert restore(step, saved, allow_other_settings=True) == 1
     moments = ms.load_checkpoint(str(saved))["moments.first.weight"].asnumpy()
@@ -145,18 +140,18 @@ def test_other_settings_may_be_allowed(saved):
     ],
 )
 def test_other_parameters_are_named_and_nothing_is_loaded(saved, settings, message):
-    step = build(**settings).train_network
+    step = accumulating(**settings).train_network
     assert_refused(step, saved, message)
 
 
 def test_a_shape_that_differs_is_named(saved):
     message = rf"first\.weight is Float32 \({nets.HIDDEN}, .* in the file and Float32 \(9, "
     with pytest.raises(ValueError, match=message):
-        restore(build(net=nets.MLP(hidden=9)).train_network, saved)
+        restore(accumulating(net=nets.MLP(hidden=9)).train_network, saved)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    step = build().train_network
+    step = accumulating().train_network
     with pytest.raises(ValueError, match=r"none\.ckpt' cannot be read as a checkpoint"):
         restore(step, tmp_path / "none.ckpt")
     (tmp_path / "text.ckpt").write_text("no checkpoint")
@@ -172,7 +167,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 @pytest.mark.parametrize(("one", "other"), [("equal", "samples"), ("samples", "equal")])
 def test_a_window_of_the_other_weighting_is_refused_before_it_is_used(mode, one, other, tmp_path):
-    first, second = build(one), build(other)
+    first, second = accumulating(one), accumulating(other)
     train(first, 1)
     ms.save_checkpoint(first.train_network, str(tmp_path / "run.ckpt"))
     ms.load_param_into_net(second.train_network, ms.load_checkpoint(str(tmp_path / "run.ckpt")))
@@ -207,14 +202,14 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, monkeypatch):
     callback = BoostCheckpoint(tmp_path / "run.ckpt")
     monkeypatch.setattr(resume, "save_checkpoint", full)
     with pytest.warns(BoostWarning, match="No space left on device; training goes on"):
-        found = train(build(), 1, callback)
-    assert_equal(found, train(build(), 1))
+        found = train(accumulating(), 1, callback)
+    nets.assert_same(found, train(accumulating(), 1))
 
 
 def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
     with pytest.raises(ValueError, match=r"each of the 2 ranks .*run\.rank\{rank\}\.ckpt"):
-        train(build(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
-    train(build(), 1, BoostCheckpoint(tmp_path / "run{rank}.ckpt"))
+        train(accumulating(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
+    train(accumulating(), 1, BoostCheckpoint(tmp_path / "run{rank}.ckpt"))
     assert os.listdir(tmp_path) == ["run1.ckpt"]
-    assert restore(build().train_network, tmp_path / "run{rank}.ckpt") == 1
+    assert restore(accumulating().train_network, tmp_path / "run{rank}.ckpt") == 1

@@ -24,7 +24,7 @@ def pynative():
     ms.set_context(mode=ms.PYNATIVE_MODE)
 
 
-def trained(algorithm, compiled, steps=6):
+def losses_and_state(algorithm, compiled, steps=6):
     """Return losses and all state after some steps."""
     ms.set_seed(1)
     on = {**algorithm.on, "boost": {**algorithm.on["boost"], SWITCH: compiled}}
@@ -41,8 +41,8 @@ def cases():
 
 @pytest.mark.parametrize("algorithm", list(cases()))
 def test_it_trains_as_the_step_operator_by_operator(algorithm):
-    expected, plain_state, _ = trained(algorithm, compiled=False)
-    losses, state, model = trained(algorithm, compiled=True)
+    expected, plain_state, _ = losses_and_state(algorithm, compiled=False)
+    losses, state, model = losses_and_state(algorithm, compiled=True)
     assert model.train_network.report()["compiled_step"].status == "applied"
     assert len(compiled_parts(model.train_network)) > 0
     # float32, six steps; fused operators of a graph round otherwise.
@@ -66,7 +66,7 @@ def compiled(network, optimizer=None, **config):
     )
 
 
-class Loss(nn.Cell):
+class MeanOfSquares(nn.Cell):
     """A mean of squares, with dropout or statistics that differ in evaluation."""
 
     def __init__(self):
@@ -82,7 +82,7 @@ X = Tensor(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32))
 
 
 def test_what_is_set_between_two_steps_acts_in_the_next():
-    net = Loss()
+    net = MeanOfSquares()
     step = compiled(net)
     step(X)
     weights = {one.name: one.asnumpy().copy() for one in net.trainable_params()}
@@ -96,7 +96,7 @@ def test_what_is_set_between_two_steps_acts_in_the_next():
 
 def test_a_layer_set_to_evaluation_between_two_steps_is_in_evaluation():
     """GRAPH_MODE trains on as before; here it costs one more graph."""
-    net = Loss()
+    net = MeanOfSquares()
     step = compiled(net)
     step(X)
     moved = net.norm.moving_mean.asnumpy().copy()
@@ -175,7 +175,7 @@ def test_functions_of_jit_in_the_network_may_freeze():
 
 def test_graph_mode_has_it_already():
     ms.set_context(mode=ms.GRAPH_MODE)
-    step = compiled(Loss())
+    step = compiled(MeanOfSquares())
     step(X)
     row = step.report()["compiled_step"]
     assert (row.status, row.reason) == ("inactive", "in GRAPH_MODE every step is one graph")

@@ -14,6 +14,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from models import loss_of, model_of
 
 from mindspore_boost_ext import AutoBoost, BoostModel, DimReduce
 from mindspore_boost_ext.cli.run import peak_mib
@@ -140,13 +141,8 @@ def peaks_of_searches(mode, folder):
     np.save(f"{folder}/basis.npy", np.full((1, size), size**-0.5, np.float32))
     switches = {"mode": "manual", "less_bn": False, "grad_freeze": False, "dim_reduce": True}
     section = {"pca_mat_path": f"{folder}/basis.npy", "n_components": 1}
-    model = ms.Model(
-        net,
-        nets.loss_fn(),
-        nn.SGD(net.trainable_params(), 1.0),
-        boost_level="O1",
-        boost_config_dict={"boost": switches, "dim_reduce": section},
-    )
+    settings = {"boost": switches, "dim_reduce": section}
+    model = model_of(net, settings, nn.SGD(net.trainable_params(), 1.0))
     (x, y), found = nets.batches(1)[0], []
     for _ in range(3):
         for _ in range(150):
@@ -201,28 +197,20 @@ def config(section=None, accumulation=0, net=nets.MLP):
     return whole
 
 
-def build(section=None, accumulation=0, net=nets.MLP, optimizer=nets.momentum, **arguments):
+def reduced(section=None, accumulation=0, net=nets.MLP, optimizer=nets.momentum, **arguments):
     ms.set_seed(1)
     made = net()
-    model = BoostModel(
-        made,
-        nets.loss_fn(),
-        optimizer(made.trainable_params()),
-        boost_level="O1",
-        boost_config_dict=config(section, accumulation, net),
-        **arguments,
-    )
-    return made, model.train_network
+    own, settings = optimizer(made.trainable_params()), config(section, accumulation, net)
+    return made, model_of(made, settings, own, BoostModel, **arguments).train_network
 
 
 def run(step, batches):
-    outputs = [step(Tensor(x), Tensor(y)) for x, y in batches]
-    return [float((one[0] if isinstance(one, tuple) else one).asnumpy()) for one in outputs]
+    return [loss_of(step(Tensor(x), Tensor(y))) for x, y in batches]
 
 
 def test_every_loss_scale_gives_the_unscaled_run(mode):
     batches = nets.batches(5)
-    net, step = build()
+    net, step = reduced()
     expected = run(step, batches)
     for manager in (
         ms.FixedLossScaleManager(1024, drop_overflow_update=False),
@@ -230,13 +218,13 @@ def test_every_loss_scale_gives_the_unscaled_run(mode):
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # no word of an optimizer that does not divide
-            scaled_net, scaled = build(loss_scale_manager=manager)
+            scaled_net, scaled = reduced(loss_scale_manager=manager)
         assert run(scaled, batches) == expected
         nets.assert_same_weights(net, scaled_net)
 
 
 def test_an_overflow_leaves_everything_as_it_was(mode):
-    _, step = build(loss_scale_manager=ms.DynamicLossScaleManager(1024, 2, 3))
+    _, step = reduced(loss_scale_manager=ms.DynamicLossScaleManager(1024, 2, 3))
     batches = nets.batches(4)
     run(step, batches[:3])
     before = nets.weights(step)
@@ -250,7 +238,7 @@ def test_an_overflow_leaves_everything_as_it_was(mode):
 
 
 def test_a_window_steps_once_and_a_flush_closes_it(mode):
-    _, step = build(accumulation=2)
+    _, step = reduced(accumulation=2)
     run(step, nets.batches(5))
     searches = ("dim_reduce.accepted_steps", "dim_reduce.failed_searches")
     assert sum(step.observations()[name] for name in searches) == 2
@@ -260,9 +248,9 @@ def test_a_window_steps_once_and_a_flush_closes_it(mode):
 
 def test_a_window_of_equal_batches_is_the_plain_step(mode):
     batches = nets.batches(2)
-    net, step = build()
+    net, step = reduced()
     run(step, batches)
-    twice, accumulated = build(accumulation=2)
+    twice, accumulated = reduced(accumulation=2)
     run(accumulated, [one for one in batches for _ in range(2)])
     for name, value in nets.weights(net).items():
         np.testing.assert_allclose(nets.weights(twice)[name], value, atol=1e-6)  # a sum's rounding
@@ -286,7 +274,7 @@ def test_trials_leave_statistics_and_random_state_alone(mode):
     for trials in (1, 6):
         # No step is ever accepted: the weights of both runs stay together.
         section = {"trials": trials, "sigma": 0.99999, "alpha": 0.0, "stall_limit": None}
-        net, step = build(section, net=Noisy, optimizer=nets.momentum)
+        net, step = reduced(section, net=Noisy, optimizer=nets.momentum)
         state, generator = ms.get_rng_state().asnumpy(), np.random.get_state()[1].copy()
         losses = run(step, nets.batches(4))
         assert np.array_equal(ms.get_rng_state().asnumpy(), state)
@@ -301,7 +289,7 @@ def test_trials_leave_statistics_and_random_state_alone(mode):
 
 
 def test_dropout_rests_in_the_trials_and_batch_norm_does_not(graph_mode):
-    net, step = build(net=Noisy)
+    net, step = reduced(net=Noisy)
     trial = step.dim_reduce.trial_network
     kinds = {type(one).__name__: one.training for _, one in trial.cells_and_names()}
     assert kinds["Dropout"] is False
@@ -311,7 +299,7 @@ def test_dropout_rests_in_the_trials_and_batch_norm_does_not(graph_mode):
 
 def test_p_sgd_gives_the_optimizer_the_projected_gradient(mode):
     batches = nets.batches(1)
-    net, step = build({"method": "p-sgd"}, optimizer=lambda params: nn.SGD(params, 0.1))
+    net, step = reduced({"method": "p-sgd"}, optimizer=lambda params: nn.SGD(params, 0.1))
     before = np.concatenate([one.asnumpy().reshape(-1) for one in net.trainable_params()])
     network = nn.WithLossCell(net, nets.loss_fn())
     grad = ops.GradOperation(get_by_list=True)
@@ -328,8 +316,8 @@ def test_groups_in_another_order_keep_their_columns():
         params = list(params)
         return nn.SGD([{"params": params[2:]}, {"params": params[:2]}], 0.1)
 
-    plain, plain_step = build({"method": "p-sgd"}, optimizer=lambda params: nn.SGD(params, 0.1))
-    other, other_step = build({"method": "p-sgd"}, optimizer=grouped)
+    plain, plain_step = reduced({"method": "p-sgd"}, optimizer=lambda params: nn.SGD(params, 0.1))
+    other, other_step = reduced({"method": "p-sgd"}, optimizer=grouped)
     for step in (plain_step, other_step):
         run(step, nets.batches(3))
     for name, value in nets.weights(plain).items():
@@ -341,7 +329,7 @@ def test_twa_starts_at_the_mean_of_the_snapshots(tmp_path):
     for index in range(count):
         ms.save_checkpoint(nets.MLP(seed=index), str(tmp_path / f"run-{index}.ckpt"))
     section = {"method": "twa", "pca_mat_path": None, "weight_load_dir": tmp_path}
-    net, _ = build(section)
+    net, _ = reduced(section)
     mean = np.mean([nets.MLP(seed=index).first.weight.asnumpy() for index in range(count)], axis=0)
     np.testing.assert_allclose(net.first.weight.asnumpy(), mean, atol=1e-6)
 
@@ -350,13 +338,15 @@ def test_twa_needs_the_mean(tmp_path):
     basis = load_basis(nets.basis_file(), 7)
     save_basis(tmp_path / "basis.npy", basis)
     with pytest.raises(ValueError, match="starts at the mean of the snapshots"):
-        build({"method": "twa", "pca_mat_path": tmp_path / "basis.npy"})
+        reduced({"method": "twa", "pca_mat_path": tmp_path / "basis.npy"})
 
 
 def test_the_report_says_what_became_of_the_optimizer(tmp_path):
     for index in range(9):
         ms.save_checkpoint(nets.MLP(seed=index), str(tmp_path / f"run-{index}.ckpt"))
-    _, step = build({"pca_mat_path": None, "weight_load_dir": str(tmp_path), "memory_limit": 1e-9})
+    _, step = reduced(
+        {"pca_mat_path": None, "weight_load_dir": str(tmp_path), "memory_limit": 1e-9}
+    )
     row = step.report()["dim_reduce"]
     assert row.status == "applied"
     assert row.reason.startswith("Momentum is replaced by SGD(1.0), as upstream does; p-bfgs in 7")
@@ -366,10 +356,10 @@ def test_the_report_says_what_became_of_the_optimizer(tmp_path):
 
 
 def test_a_loaded_state_of_another_basis_is_refused(tmp_path):
-    _, step = build()
+    _, step = reduced()
     ms.save_checkpoint(step, str(tmp_path / "run.ckpt"))
     other = nets.basis_file(seed=1)
-    _, second = build({"pca_mat_path": other})
+    _, second = reduced({"pca_mat_path": other})
     ms.load_param_into_net(second, ms.load_checkpoint(str(tmp_path / "run.ckpt")))
     with pytest.raises(ValueError, match="belongs to another basis"):
         run(second, nets.batches(1))
@@ -431,7 +421,7 @@ class WithInputs(nn.Cell):
 
 
 def test_a_search_takes_one_loss_only(mode):
-    _, step = build()
+    _, step = reduced()
     step.network = WithInputs(step.network)
     with pytest.raises(TypeError, match="let the network return only that"):
         run(step, nets.batches(1))
@@ -450,7 +440,7 @@ def test_ranks_take_their_rows_padded_or_not():
 def test_too_few_snapshots(tmp_path):
     ms.save_checkpoint(nets.MLP(), str(tmp_path / "one.ckpt"))
     with pytest.raises(ValueError, match=r"takes at least 8 snapshots, but .* holds 1"):
-        build({"pca_mat_path": None, "weight_load_dir": str(tmp_path)})
+        reduced({"pca_mat_path": None, "weight_load_dir": str(tmp_path)})
 
 
 def test_a_rank_that_does_not_answer_is_named(monkeypatch):

@@ -13,7 +13,7 @@ from mindspore_boost_ext import BoostModel, TrajectorySampler
 from mindspore_boost_ext.dim_reduce.snapshots import layout_of, read_snapshots, snapshot_files
 
 
-def train(sampler, epochs=3, batches=2):
+def train_sampled(sampler, epochs=3, batches=2):
     net = nets.MLP()
     model = BoostModel(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
     model.train(epochs, nets.dataset(batches), callbacks=[sampler], dataset_sink_mode=False)
@@ -30,7 +30,7 @@ def read(folder, limit=100):
 
 @pytest.mark.parametrize("format", ["ckpt", "safetensors"])
 def test_the_first_and_the_last_weights_are_there(mode, format, tmp_path):
-    net = train(TrajectorySampler(tmp_path / "run", format=format))
+    net = train_sampled(TrajectorySampler(tmp_path / "run", format=format))
     matrix = read(tmp_path / "run")
     assert matrix.shape == (4, 17)
     assert np.array_equal(matrix[0], flat(nets.MLP()))
@@ -50,15 +50,15 @@ def test_the_first_and_the_last_weights_are_there(mode, format, tmp_path):
     ],
 )
 def test_when_and_how_many(settings, numbers, tmp_path):
-    train(TrajectorySampler(tmp_path, **settings))
+    train_sampled(TrajectorySampler(tmp_path, **settings))
     assert sorted(os.listdir(tmp_path)) == [f"snapshot-{number:05d}.ckpt" for number in numbers]
 
 
 def test_a_second_run_is_refused_or_goes_on(tmp_path):
-    train(TrajectorySampler(tmp_path), epochs=1)
+    train_sampled(TrajectorySampler(tmp_path), epochs=1)
     with pytest.raises(ValueError, match="it holds 2 snapshots of another run"):
-        train(TrajectorySampler(tmp_path), epochs=1)
-    train(TrajectorySampler(tmp_path, resume=True), epochs=1)
+        train_sampled(TrajectorySampler(tmp_path), epochs=1)
+    train_sampled(TrajectorySampler(tmp_path, resume=True), epochs=1)
     assert len(os.listdir(tmp_path)) == 3
 
 
@@ -68,13 +68,13 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ms, "save_checkpoint", fail)
     with pytest.raises(OSError, match="disk full"):
-        train(TrajectorySampler(tmp_path), epochs=1)
+        train_sampled(TrajectorySampler(tmp_path), epochs=1)
     assert os.listdir(tmp_path) == []
 
 
 def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK_ID", "1")
-    train(TrajectorySampler(tmp_path / "run"), epochs=1)
+    train_sampled(TrajectorySampler(tmp_path / "run"), epochs=1)
     assert not (tmp_path / "run").exists()
 
 
@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_used(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     for name, reason in (("file", "File exists|Not a directory"), ("link", "symbolic link")):
         with pytest.raises(ValueError, match=f"TrajectorySampler cannot use .*: .*({reason})"):
-            train(TrajectorySampler(tmp_path / name), epochs=1)
+            train_sampled(TrajectorySampler(tmp_path / name), epochs=1)
 
 
 @pytest.mark.parametrize(

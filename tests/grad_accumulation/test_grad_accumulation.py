@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import CheckpointConfig, ModelCheckpoint
+from models import model_of
 
 from mindspore_boost_ext import (
     BoostModel,
@@ -42,13 +43,6 @@ def config(**settings):
     return {"boost": switches, "grad_accumulation": section}
 
 
-def build(net, optimizer, boost_config=None, **kwargs):
-    level = "O0" if boost_config is None else "O1"
-    return ms.Model(
-        net, nets.loss_fn(), optimizer, boost_level=level, boost_config_dict=boost_config, **kwargs
-    )
-
-
 def assert_close(one, two, tolerance=1e-6):
     for name, value in nets.weights(one).items():
         np.testing.assert_allclose(value, nets.weights(two)[name], rtol=0, atol=tolerance)
@@ -59,8 +53,8 @@ def assert_close(one, two, tolerance=1e-6):
 def test_fifty_updates_equal_those_of_the_big_batch(mode, name, rate):
     """The demand is 1e-6: sums of three float32 means instead of one mean, weights of size 1."""
     big, small = nets.MLP(), nets.MLP()
-    plain = build(big, OPTIMIZERS[name](big.trainable_params(), RATES[rate]()))
-    model = build(small, OPTIMIZERS[name](small.trainable_params(), RATES[rate]()), config())
+    plain = model_of(big, optimizer=OPTIMIZERS[name](big.trainable_params(), RATES[rate]()))
+    model = model_of(small, config(), OPTIMIZERS[name](small.trainable_params(), RATES[rate]()))
     micro = nets.batches(50 * WINDOW)
     for start in range(0, len(micro), WINDOW):
         window = micro[start : start + WINDOW]
@@ -74,7 +68,7 @@ def test_fifty_updates_equal_those_of_the_big_batch(mode, name, rate):
 
 def test_weights_change_once_in_a_window_only(mode):
     net = nets.MLP()
-    model = build(net, nets.momentum(net.trainable_params()), config())
+    model = model_of(net, config())
     before, changed = nets.weights(net), []
     for x, y in nets.batches(2 * WINDOW):
         model.train_network(Tensor(x), Tensor(y))
@@ -93,9 +87,9 @@ def test_micro_batches_of_unequal_size(mode, weighting):
     y = generator.integers(0, nets.CLASSES, sum(sizes)).astype(np.int32)
     big, small = nets.MLP(), nets.MLP()
     first = nets.weights(big)
-    plain = build(big, nn.SGD(big.trainable_params(), 1.0))
+    plain = model_of(big, optimizer=nn.SGD(big.trainable_params(), 1.0))
     settings = config(grad_accumulation_step=len(sizes), weighting=weighting)
-    model = build(small, nn.SGD(small.trainable_params(), 1.0), settings)
+    model = model_of(small, settings, nn.SGD(small.trainable_params(), 1.0))
     plain.train_network(Tensor(x), Tensor(y))
     edges = np.cumsum((0, *sizes))
     for start, end in zip(edges, edges[1:]):
@@ -106,7 +100,7 @@ def test_micro_batches_of_unequal_size(mode, weighting):
     means = {name: np.zeros_like(value, np.float64) for name, value in first.items()}
     for start, end in zip(edges, edges[1:]):
         part = nets.MLP()
-        alone = build(part, nn.SGD(part.trainable_params(), 1.0))
+        alone = model_of(part, optimizer=nn.SGD(part.trainable_params(), 1.0))
         alone.train_network(Tensor(x[start:end]), Tensor(y[start:end]))
         for name, value in nets.weights(part).items():
             means[name] += (first[name] - value) / len(sizes)
@@ -118,10 +112,10 @@ def test_micro_batches_of_unequal_size(mode, weighting):
 def test_last_window_of_an_epoch_carries_or_is_flushed(mode, flush):
     """4 micro-batches, windows of 3: the fourth waits, or makes an update of its own."""
     net, reference = nets.MLP(), nets.MLP()
-    model = build(net, nn.SGD(net.trainable_params(), 0.1), config())
+    model = model_of(net, config(), nn.SGD(net.trainable_params(), 0.1))
     callbacks = [FlushAccumulation()] if flush else []
     model.train(1, nets.dataset(4), callbacks=callbacks, dataset_sink_mode=False)
-    plain = build(reference, nn.SGD(reference.trainable_params(), 0.1))
+    plain = model_of(reference, optimizer=nn.SGD(reference.trainable_params(), 0.1))
     micro = nets.batches(4)
     x, y = (np.concatenate(part) for part in zip(*micro[:3]))
     plain.train_network(Tensor(x), Tensor(y))
@@ -134,7 +128,7 @@ def test_last_window_of_an_epoch_carries_or_is_flushed(mode, flush):
 
 def test_the_window_is_flushed_before_a_checkpoint_and_a_validation_look(mode, tmp_path):
     net = nets.MLP()
-    model = build(net, nn.SGD(net.trainable_params(), 0.1), config(), metrics={"loss"})
+    model = model_of(net, config(), nn.SGD(net.trainable_params(), 0.1), metrics={"loss"})
     monitor = BoostMonitor(tmp_path / "history.jsonl", progress=False)
     saving = ModelCheckpoint("run", str(tmp_path), CheckpointConfig(save_checkpoint_steps=4))
     callbacks = [FlushAccumulation(), saving, monitor]
@@ -149,7 +143,7 @@ def test_the_window_is_flushed_before_a_checkpoint_and_a_validation_look(mode, t
 
 def test_flushing_behind_a_checkpoint_is_told(tmp_path):
     net = nets.MLP()
-    model = build(net, nn.SGD(net.trainable_params(), 0.1), config())
+    model = model_of(net, config(), nn.SGD(net.trainable_params(), 0.1))
     callbacks = [ModelCheckpoint("run", str(tmp_path)), FlushAccumulation()]
     with pytest.warns(BoostWarning, match="behind ModelCheckpoint.*put it in front"):
         model.train(1, nets.dataset(4), callbacks=callbacks, dataset_sink_mode=False)
@@ -164,7 +158,7 @@ def test_parameters_may_be_called_like_the_counters():
 
 def test_flushing_without_accumulation_is_told():
     net = nets.MLP()
-    model = build(net, nets.momentum(net.trainable_params()))
+    model = model_of(net)
     with pytest.warns(NoEffectWarning, match="gradients are not accumulated"):
         model.train(1, nets.dataset(1), callbacks=[FlushAccumulation()], dataset_sink_mode=False)
 
@@ -190,7 +184,7 @@ def test_a_window_longer_than_an_epoch_is_told_once_without_any_callback(kind, c
 
 def test_a_window_that_fits_into_an_epoch_is_not_told():
     net = nets.MLP()
-    model = build(net, nets.momentum(net.trainable_params()), config())
+    model = model_of(net, config())
     model.train(epoch=1, train_dataset=nets.dataset(3), dataset_sink_mode=False)
 
 
@@ -199,10 +193,10 @@ def test_overflow_drops_the_micro_batch_or_the_window(mode, policy):
     """Micro-batches 0, 1, inf, 2, 3, 4: the windows are (0 1 2) or (2 3 4)."""
     net, reference = nets.MLP(), nets.MLP()
     manager = ms.FixedLossScaleManager(64.0)
-    model = build(
+    model = model_of(
         net,
-        nn.SGD(net.trainable_params(), 0.1),
         config(on_overflow=policy),
+        nn.SGD(net.trainable_params(), 0.1),
         loss_scale_manager=manager,
     )
     micro = nets.batches(5)
@@ -211,7 +205,7 @@ def test_overflow_drops_the_micro_batch_or_the_window(mode, policy):
         model.train_network(Tensor(x), Tensor(y))
     kept = micro[:3] if policy == "drop_micro_batch" else micro[2:]
     x, y = (np.concatenate(part) for part in zip(*kept))
-    plain = build(reference, nn.SGD(reference.trainable_params(), 0.1))
+    plain = model_of(reference, optimizer=nn.SGD(reference.trainable_params(), 0.1))
     plain.train_network(Tensor(x), Tensor(y))
     assert_close(net, reference)
     assert model.train_network.observations()["skipped_steps"] == 1
@@ -304,7 +298,7 @@ def test_mindcvs_own_subclass_in_its_training_step(graph_mode):
         scale_sense=Tensor(1.0),
         gradient_accumulation_steps=WINDOW,
     ).set_train()
-    plain = build(reference, nn.SGD(reference.trainable_params(), 0.1))
+    plain = model_of(reference, optimizer=nn.SGD(reference.trainable_params(), 0.1))
     micro = nets.batches(2 * WINDOW)
     for start in (0, WINDOW):
         x, y = (np.concatenate(part) for part in zip(*micro[start : start + WINDOW]))

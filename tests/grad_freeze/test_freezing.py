@@ -7,6 +7,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
+from models import model_of
 
 from mindspore_boost_ext import (
     AutoBoost,
@@ -29,15 +30,9 @@ def config(accumulate=1, clip_norm=None, **settings):
     return full
 
 
-def build(net, boost_config, optimizer=None, **kwargs):
-    return ms.Model(
-        net,
-        nets.loss_fn(),
-        optimizer or nets.momentum(net.trainable_params(), weight_decay=1e-3),
-        boost_level="O1",
-        boost_config_dict=boost_config,
-        **kwargs,
-    )
+def decaying(net, boost_config, optimizer=None, **kwargs):
+    optimizer = optimizer or nets.momentum(net.trainable_params(), weight_decay=1e-3)
+    return model_of(net, boost_config, optimizer, **kwargs)
 
 
 def trained_in(optimizer, update):
@@ -54,7 +49,7 @@ def put_back(net, optimizer, before, trained):
             ms.ops.assign(parameter, Tensor(before[parameter.name]))
 
 
-def state(net, optimizer):
+def state_of_both(net, optimizer):
     return {**nets.weights(net), **nets.weights(optimizer)}
 
 
@@ -74,12 +69,12 @@ def test_frozen_parameters_stay_and_the_others_train_as_plain(mode, scale, accum
     plain_config = config(accumulate)
     plain_config["boost"]["grad_freeze"] = False
     del plain_config["grad_freeze"]
-    plain = build(plain_net, plain_config, plain_optimizer)
-    model = build(net, config(accumulate), **SCALES[scale](net))
+    plain = decaying(plain_net, plain_config, plain_optimizer)
+    model = decaying(net, config(accumulate), **SCALES[scale](net))
     optimizer = model.train_network.optimizer
     assert isinstance(optimizer, FreezeOpt)
     for update, start in enumerate(range(0, 7 * accumulate, accumulate)):
-        before = state(plain_net, plain_optimizer)
+        before = state_of_both(plain_net, plain_optimizer)
         for x, y in nets.batches(7 * accumulate)[start : start + accumulate]:
             plain.train_network(Tensor(x), Tensor(y))
             model.train_network(Tensor(x), Tensor(y))
@@ -94,7 +89,7 @@ def test_frozen_parameters_stay_and_the_others_train_as_plain(mode, scale, accum
 
 def test_only_groups_whose_turn_has_come_are_compiled(graph_mode):
     net = nets.Deep()
-    model = build(net, config(schedule=[0, 0, 1, 1, 2]))
+    model = decaying(net, config(schedule=[0, 0, 1, 1, 2]))
     counts = []
     for x, y in nets.batches(5):
         model.train_network(Tensor(x), Tensor(y))
@@ -106,8 +101,8 @@ def test_inside_another_graph_the_choice_is_made_in_the_graph(mode):
     """As in sink mode, where nothing on the host runs between two steps."""
 
     inner, outer = nets.Deep(), nets.Deep()
-    step = build(inner, config()).train_network
-    wrapped_step = build(outer, config()).train_network
+    step = decaying(inner, config()).train_network
+    wrapped_step = decaying(outer, config()).train_network
     wrapped = nets.Outer(wrapped_step)
     for x, y in nets.batches(6):
         step(Tensor(x), Tensor(y))
@@ -132,14 +127,14 @@ def test_a_skipped_step_does_not_move_the_schedule(mode, grouped):
         boost_config["boost"]["loss_scale_group"] = True
     else:
         manager, boost_config = ms.DynamicLossScaleManager(64, 2, 100), config()
-    model = build(net, boost_config, loss_scale_manager=manager)
+    model = decaying(net, boost_config, loss_scale_manager=manager)
     optimizer = model.train_network.optimizer
     (x, y), (other, labels) = nets.batches(2)
     model.train_network(Tensor(x), Tensor(y))
-    before = state(net, optimizer)
+    before = state_of_both(net, optimizer)
     _, overflow, _ = model.train_network(Tensor(np.full_like(x, np.inf)), Tensor(y))
     assert bool(overflow.asnumpy())
-    np.testing.assert_equal(state(net, optimizer), before)
+    np.testing.assert_equal(state_of_both(net, optimizer), before)
     assert int(optimizer.position.asnumpy()) == 1
     model.train_network(Tensor(other), Tensor(labels))
     changed = {name for name, value in nets.weights(net).items() if (value != before[name]).any()}
@@ -163,14 +158,14 @@ def test_group_scales_and_freezing(mode):
         return Marked()
 
     plain = marked(None)
-    build(plain, config()).train(1, nets.dataset(5), dataset_sink_mode=False)
+    decaying(plain, config()).train(1, nets.dataset(5), dataset_sink_mode=False)
     manager = GroupLossScaleManager([64.0, 4.0], [], growth_factor=1.0)
     net = marked(manager)
     parameters = net.trainable_params()
     manager.loss_scale_groups = [parameters[:6], parameters[6:]]
     boost_config = config()
     boost_config["boost"]["loss_scale_group"] = True
-    model = build(net, boost_config, loss_scale_manager=manager)
+    model = decaying(net, boost_config, loss_scale_manager=manager)
     model.train(1, nets.dataset(5), dataset_sink_mode=False)
     nets.assert_same_weights(net, plain)
 
@@ -200,7 +195,7 @@ def test_a_subclass_with_state_over_all_weights_works(mode):
     with AutoBoost("O1", config()).building() as boost:
         _, optimizer = boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
         step = Averaged(nn.WithLossCell(net, nets.loss_fn()), optimizer)
-    reference = build(plain, config(), nets.momentum(plain.trainable_params())).train_network
+    reference = decaying(plain, config(), nets.momentum(plain.trainable_params())).train_network
     for x, y in nets.batches(5):
         loss = step(Tensor(x), Tensor(y))
         assert float(loss.asnumpy()) == float(reference(Tensor(x), Tensor(y)).asnumpy())
@@ -217,13 +212,7 @@ def test_settings_given_after_the_build_reach_the_groups(graph_mode):
     loss.set_inputs(
         Tensor(shape=[None, nets.CLASSES], dtype=ms.float32), Tensor(shape=[None], dtype=ms.int32)
     )
-    model = ms.Model(
-        net,
-        loss,
-        nets.momentum(net.trainable_params()),
-        boost_level="O1",
-        boost_config_dict=config(),
-    )
+    model = model_of(net, config(), loss_fn=loss)
     step = model.train_network
     for (x, y), size in zip(nets.batches(2), (8, 5)):
         step(Tensor(x[:size]), Tensor(y[:size]))
@@ -236,7 +225,7 @@ def test_a_freeze_opt_of_the_users_own_is_taken_as_it_is():
     net = nets.Deep()
     every = net.trainable_params()
     own = FreezeOpt(nets.momentum(every), [every, every[4:]], [1, 0])
-    assert build(net, config(), own).train_network.optimizer is own
+    assert decaying(net, config(), own).train_network.optimizer is own
     with pytest.warns(NoEffectWarning, match="boost_level O0 freezes nothing"):
         ms.Model(net, nets.loss_fn(), own)
     with pytest.raises(TypeError, match="opt is a FreezeOpt already"):
@@ -260,7 +249,7 @@ def test_dropout_between_frozen_layers_rests_when_asked(mode):
     for eval_frozen in (False, True):
         net = Net()
         settings = config(param_groups=2, schedule=[1, 1, 1, 1], eval_frozen=eval_frozen)
-        model = build(net, settings, nn.SGD(net.trainable_params(), 0.0))
+        model = decaying(net, settings, nn.SGD(net.trainable_params(), 0.0))
         ((x, y),) = nets.batches(1)
         losses[eval_frozen] = {
             float(model.train_network(Tensor(x), Tensor(y)).asnumpy()) for _ in range(4)
@@ -301,7 +290,7 @@ def test_statistics_of_frozen_layers_rest_when_asked(mode, eval_frozen, around):
             return self.blocks(x)
 
     net = Net()
-    model = build(net, config(schedule=[0, 2, 1], eval_frozen=eval_frozen))
+    model = decaying(net, config(schedule=[0, 2, 1], eval_frozen=eval_frozen))
     moved = []
     step = around(model.train_network)
     for x, y in nets.batches(3):
@@ -322,7 +311,7 @@ def test_layers_that_rest_keep_their_precision(mode, level):
     runs = []
     for eval_frozen in (False, True):
         net = nets.Deep()
-        model = build(net, config(schedule=[2, 1, 0], eval_frozen=eval_frozen), amp_level=level)
+        model = decaying(net, config(schedule=[2, 1, 0], eval_frozen=eval_frozen), amp_level=level)
         runs.append([model.train_network(Tensor(x), Tensor(y)) for x, y in nets.batches(6)])
         runs[-1] = [float(loss[0] if isinstance(loss, tuple) else loss) for loss in runs[-1]]
         runs.append(nets.weights(net))
@@ -333,7 +322,7 @@ def test_layers_that_rest_keep_their_precision(mode, level):
 
 def test_report_counts_groups():
     net = nets.Deep()
-    row = build(net, config()).train_network.report()["grad_freeze"]
+    row = decaying(net, config()).train_network.report()["grad_freeze"]
     assert row.counts["groups"] == 3
     assert row.counts["steps_training_everything_percent"] == 40  # 2 of 5
     assert row.asked_by == "level O1"
@@ -358,7 +347,7 @@ def test_both_cells_take_a_freeze_opt_directly(mode):
 # ---- Functions of ms.jit in the network ----
 
 
-class Jitted(nets.Deep):
+class JittedDeep(nets.Deep):
     """The network as one function of ``ms.jit``."""
 
     @ms.jit
@@ -372,8 +361,8 @@ class Jitted(nets.Deep):
 def test_a_compiled_network_that_is_frozen_first_is_refused():
     """MindSpore leaves the gradients that were not asked for at first out for ever."""
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    net = Jitted()
-    step = build(net, config(schedule=[1, 0])).train_network
+    net = JittedDeep()
+    step = decaying(net, config(schedule=[1, 0])).train_network
     with pytest.raises(ValueError, match=r"construct.*test_freezing.*begin with a step that"):
         step(*map(Tensor, nets.batches(1)[0]))
 
@@ -381,9 +370,9 @@ def test_a_compiled_network_that_is_frozen_first_is_refused():
 @pytest.mark.parametrize("schedule", [[0, 1, 0, 2], [0, 2, 1, 0]])
 def test_a_compiled_network_that_is_first_trained_as_a_whole_trains_as_the_other(mode, schedule):
     found = []
-    for kind in (nets.Deep, Jitted):
+    for kind in (nets.Deep, JittedDeep):
         net = kind()
-        step = build(net, config(schedule=schedule)).train_network
+        step = decaying(net, config(schedule=schedule)).train_network
         for batch in nets.batches(8):
             step(*map(Tensor, batch))
         found.append(nets.weights(net))

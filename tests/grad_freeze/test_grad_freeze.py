@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mindspore as ms
+import nets
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
@@ -67,16 +68,6 @@ def with_loss(net):
 def batch(step):
     generator = np.random.default_rng(50 + step)
     return tuple(Tensor(generator.normal(size=(3, WIDTH)).astype(np.float32)) for _ in range(2))
-
-
-def state(cell):
-    return {one.name: one.asnumpy().copy() for one in cell.get_parameters()}
-
-
-def assert_same(got, wanted):
-    assert got.keys() == wanted.keys()
-    for name, value in wanted.items():
-        np.testing.assert_array_equal(got[name], value, err_msg=name)
 
 
 def train_steps(net, optimizer, sens=1.0):
@@ -259,7 +250,7 @@ def test_freeze_opt_reads_and_updates_as_the_plain_optimizer(mode):
     gradients = tuple(Tensor(np.full(one.shape, 0.5, np.float32)) for one in plain.parameters)
     optimizer(gradients)
     reference(gradients)
-    assert_same(state(plain), state(reference))
+    nets.assert_same(nets.weights(plain), nets.weights(reference))
     optimizer.learning_rate = Tensor(0.5, ms.float32)
     assert float(plain.learning_rate.asnumpy()) == 0.5
 
@@ -315,7 +306,7 @@ def reference_step(plain, step_cell, positions, step):
     """The plain training step with the parameters outside ``positions`` put back afterwards."""
     trained = [plain.parameters[place].name for place in positions]
     frozen = [one.name for one in plain.parameters if one.name not in trained]
-    before = state(plain)
+    before = nets.weights(plain)
     loss = step_cell(*batch(step))
     for one in plain.get_parameters():
         if any(one.name.endswith(name) for name in frozen):
@@ -349,7 +340,7 @@ def test_training_by_the_schedule_is_plain_training_with_the_frozen_put_back(nam
         positions = optimizer.group_positions[optimizer.schedule.at(step)]
         expected = reference_step(reference, reference_cell, positions, step)
         np.testing.assert_array_equal(steps(*batch(step)).asnumpy(), expected)
-        assert_same(state(plain), state(reference))
+        nets.assert_same(nets.weights(plain), nets.weights(reference))
         assert int(optimizer.position.asnumpy()) == step + 1
         assert int(plain.global_step.asnumpy()[0]) == step + 1
     assert [one.name for one in net.get_parameters()] == [
@@ -379,10 +370,10 @@ def test_state_set_up_in_the_first_step_changes_nothing_for_those_trained_then(k
     gradients = tuple(Tensor(np.full(one.shape, 0.5, np.float32)) for one in plain.parameters)
     plain(gradients)
     prepared(gradients)
-    assert_same(state(prepared), state(plain))
-    after = state(plain)
+    nets.assert_same(nets.weights(prepared), nets.weights(plain))
+    after = nets.weights(plain)
     prepare_first_step(plain)
-    assert_same(state(plain), after)
+    nets.assert_same(nets.weights(plain), after)
 
 
 def test_a_resumed_training_goes_on_bit_for_bit(mode, tmp_path):
@@ -401,7 +392,7 @@ def test_a_resumed_training_goes_on_bit_for_bit(mode, tmp_path):
     for step in range(3, 6):
         whole(*batch(step))
         resumed(*batch(step))
-    assert_same(state(resumed), state(whole))
+    nets.assert_same(nets.weights(resumed), nets.weights(whole))
 
 
 def test_checkpoints_of_plain_and_frozen_training_load_into_each_other(tmp_path):
@@ -456,8 +447,8 @@ def test_a_fixed_loss_scale_is_divided_out(mode):
         step = train_steps(net, optimizer, scale)[1]
         for number in range(2):
             step(*batch(number))
-        results.append(state(net))
-    assert_same(*results)
+        results.append(nets.weights(net))
+    nets.assert_same(*results)
 
 
 # --- the user's own schedules --------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from contract import switched
 from mindspore import Tensor, nn, ops
+from models import model_of
 
 from mindspore_boost_ext import GradientFreeze
 from mindspore_boost_ext.grad_freeze.uses import in_order_of_last_use
@@ -95,9 +96,7 @@ def test_the_output_goes_on_learning_when_the_prefix_is_frozen(mode, kind):
     net = nets.fill(kind())
     config = switched(grad_freeze=True)
     config["grad_freeze"] = {"param_groups": 2, "schedule": [1], "total_steps": 1}
-    arguments = {"boost_level": "O1", "boost_config_dict": config}
-    optimizer = nets.momentum(net.trainable_params())
-    model = ms.Model(net, nets.loss_fn(), optimizer, **arguments)
+    model = model_of(net, config)
     frozen = "hidden.0.weight, hidden.0.bias, hidden.1.weight"
     assert model.train_network.report()["grad_freeze"].reason.startswith("freezes at most")
     before = nets.weights(net)

@@ -10,6 +10,7 @@ import numpy as np
 import oracles
 import pytest
 from mindspore import Parameter, Tensor, nn
+from models import model_of
 
 from mindspore_boost_ext import (
     BoostTrainOneStepWithLossScaleCell,
@@ -110,7 +111,7 @@ def test_the_first_marker_may_be_left_out(mode):
     assert [float(weight.asnumpy()[0]) for weight in step.weights] == [2 - 15.0, 3 - 10.0]
 
 
-class Skip(nn.Cell):
+class TwoWaysIn(nn.Cell):
     """Group 3 has two ways in: through group 2, and past it from group 1."""
 
     def __init__(self, manager):
@@ -130,7 +131,7 @@ class Skip(nn.Cell):
 @pytest.mark.parametrize("loud", [1.0, 60000.0])
 def test_an_overflow_on_a_branch_is_blamed_on_the_group_it_is_in(mode, loud):
     manager = GroupLossScaleManager(4.0, [])
-    net = Skip(manager)
+    net = TwoWaysIn(manager)
     manager.loss_scale_groups = [[factor] for factor in net.factors]
     optimizer = nn.SGD(list(net.factors), 0.0)
     step = BoostTrainOneStepWithLossScaleCell(net, optimizer, manager).set_train()
@@ -381,14 +382,7 @@ def test_switch_and_manager_must_go_together(switched):
     config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
     config["boost"]["loss_scale_group"] = switched
     with pytest.raises(ValueError, match=r"GroupLossScaleManager"):
-        ms.Model(
-            net,
-            nets.loss_fn(),
-            nets.momentum(net.trainable_params()),
-            loss_scale_manager=manager,
-            boost_level="O1",
-            boost_config_dict=config,
-        )
+        model_of(net, config, loss_scale_manager=manager)
 
 
 def test_scales_are_read_and_set_by_upstreams_names():

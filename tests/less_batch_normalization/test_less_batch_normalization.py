@@ -13,6 +13,7 @@ import pytest
 import residual_nets as zoo
 from mindcv.models import create_model
 from mindspore import Tensor, nn, ops
+from models import model_of
 
 from mindspore_boost_ext import (
     AutoBoost,
@@ -210,7 +211,7 @@ def test_a_network_without_classes_keeps_its_last_dense(loss, with_loss):
         boost = AutoBoost("O1", switched())
         boost.network_auto_process_train(nn.WithLossCell(net, loss()), optimizer)
     else:
-        model = ms.Model(net, loss(), optimizer, boost_level="O1", boost_config_dict=switched())
+        model = model_of(net, switched(), optimizer, loss_fn=loss())
         boost = model.train_network
     assert type(net[1]) is nn.Dense
     assert f"{loss.__name__} is not over classes" in boost.report()["less_bn head"].reason
@@ -429,17 +430,8 @@ def test_a_gamma_of_zero_makes_the_branch_zero(mode):
 # ---- Optimizer, checkpoints, ms.Model ----
 
 
-def model_of(net, optimizer=None, config=None, **arguments):
-    optimizer = optimizer or nets.momentum(net.trainable_params())
-    return ms.Model(
-        net,
-        nets.loss_fn(),
-        optimizer,
-        metrics={"loss"},
-        boost_level="O1",
-        boost_config_dict=config or switched(),
-        **arguments,
-    )
+def lessened(net, optimizer=None, config=None, **arguments):
+    return model_of(net, config or switched(), optimizer, metrics={"loss"}, **arguments)
 
 
 def test_training_evaluation_and_prediction_agree_in_both_modes(tmp_path):
@@ -452,7 +444,7 @@ def test_training_evaluation_and_prediction_agree_in_both_modes(tmp_path):
         for mode in (ms.GRAPH_MODE, ms.PYNATIVE_MODE):
             ms.set_context(mode=mode)
             net = zoo.ZooResNet()
-            model = model_of(net)
+            model = lessened(net)
             if mode == ms.GRAPH_MODE:
                 model.train(4, zoo.dataset(), dataset_sink_mode=False)
                 ms.save_checkpoint(net, path)
@@ -474,7 +466,7 @@ def test_training_evaluation_and_prediction_agree_in_both_modes(tmp_path):
 
 def test_an_evaluation_network_of_its_own_is_rewritten_too():
     net, evaluated = zoo.ZooResNet(), zoo.ZooResNet()
-    model = model_of(
+    model = lessened(
         net, eval_network=nn.WithEvalCell(evaluated, nets.loss_fn()), eval_indexes=[0, 1, 2]
     )
     assert norms(net) == norms(evaluated) == 3
@@ -486,7 +478,7 @@ def test_the_parameters_of_removed_layers_are_gone_everywhere():
     net = zoo.ZooResNet()
     optimizer = nets.momentum(net.trainable_params())
     trained = len(optimizer.parameters)
-    model = model_of(net, optimizer)
+    model = lessened(net, optimizer)
     step = model.train_network
     names = set(nets.weights(step))
     assert not [name for name in names if "layer1.0.bn1" in name or "layer1.0.bn2" in name]
@@ -497,7 +489,7 @@ def test_the_parameters_of_removed_layers_are_gone_everywhere():
         one.name for one in net.trainable_params()
     }
     assert len(optimizer.parameters) == trained
-    assert model_of(net, optimizer).train_network.weights[-1].name == "end_point.multiplier"
+    assert lessened(net, optimizer).train_network.weights[-1].name == "end_point.multiplier"
 
 
 def test_every_parameter_keeps_its_weight_decay():
@@ -511,7 +503,7 @@ def test_every_parameter_keeps_its_weight_decay():
             {"params": others, "weight_decay": 0.0},
         ]
         optimizer = nn.Momentum(groups, 0.1, 0.9)
-        fitted = model_of(net, optimizer, switched(fn_flag=fn_flag)).train_network.optimizer
+        fitted = lessened(net, optimizer, switched(fn_flag=fn_flag)).train_network.optimizer
         decays = dict(zip([one.name for one in fitted.parameters], fitted.weight_decay))
         for one in net.trainable_params():
             if not one.name.endswith("multiplier"):
@@ -520,7 +512,7 @@ def test_every_parameter_keeps_its_weight_decay():
 
 
 def test_the_report_lists_every_batch_norm():
-    report = model_of(zoo.ZooResNet()).train_network.report()
+    report = lessened(zoo.ZooResNet()).train_network.report()
     row = report["less_bn"]
     assert (row.status, row.counts) == (
         "applied",
@@ -534,7 +526,7 @@ def test_the_report_lists_every_batch_norm():
 
 def test_a_model_in_which_nothing_changes_says_so():
     with pytest.warns(NoEffectWarning, match="less_bn has no effect"):
-        model = model_of(nets.MLP(), config=switched(fn_flag=False))
+        model = lessened(nets.MLP(), config=switched(fn_flag=False))
     assert model.train_network.report()["less_bn"].status == "skipped"
 
 
@@ -542,7 +534,7 @@ def test_without_a_removed_batch_norm_the_classifier_stays_unless_it_is_named():
     """The head costs accuracy: alone, it is no reason to call less_bn applied."""
     net = nets.ConvNet()
     with pytest.warns(NoEffectWarning, match="less_bn has no effect .*: no BatchNorm was removed"):
-        report = model_of(net).train_network.report()
+        report = lessened(net).train_network.report()
     assert type(net.head) is nn.Dense
     assert (report["less_bn"].status, report["less_bn"].counts["heads_normalised"]) == (
         "skipped",
@@ -553,7 +545,7 @@ def test_without_a_removed_batch_norm_the_classifier_stays_unless_it_is_named():
         "no BatchNorm was removed: name a Dense in heads to normalise it all the same",
     )
     net = nets.ConvNet()
-    report = model_of(net, config=switched(heads=["head"])).train_network.report()
+    report = lessened(net, config=switched(heads=["head"])).train_network.report()
     assert (report["less_bn"].status, type(net.head)) == ("applied", CommonHeadLastFN)
 
 
@@ -581,7 +573,7 @@ def test_a_freeze_optimizer_of_the_user_is_fitted():
     plain = nets.momentum(net.trainable_params())
     everything = list(plain.parameters)
     optimizer = FreezeOpt(plain, [everything, everything[-8:]], [0, 1])
-    model = model_of(net, optimizer)
+    model = lessened(net, optimizer)
     fitted = model.train_network.optimizer
     assert fitted.train_strategy == (0, 1)
     names = [[one.name for one in group] for group in fitted.train_parameter_groups]
@@ -616,7 +608,7 @@ def test_with_freezing_accumulation_and_loss_scaling(mode):
         assert not np.array_equal(start[name], after[name]), name
 
 
-class Marked(zoo.ZooResNet):
+class MarkedResNet(zoo.ZooResNet):
     """Two groups of loss scales: everything, and the classifier."""
 
     def __init__(self, manager):
@@ -636,10 +628,10 @@ class Marked(zoo.ZooResNet):
 
 def test_with_grouped_loss_scales(mode):
     manager = GroupLossScaleManager([64.0, 4.0], [])
-    net = Marked(manager)
+    net = MarkedResNet(manager)
     config = switched()
     config["boost"]["loss_scale_group"] = True
-    model = model_of(net, config=config, loss_scale_manager=manager)
+    model = lessened(net, config=config, loss_scale_manager=manager)
     names = [[one.name for one in group] for group in manager.loss_scale_groups]
     assert names[1] == ["end_point.weight", "end_point.bias", "end_point.multiplier"]
     assert not [name for name in names[0] if "layer1.0.bn1" in name]
@@ -653,7 +645,7 @@ def test_with_grouped_loss_scales(mode):
 def test_with_mixed_precision(mode, level):
     net = zoo.ZooResNet()
     manager = ms.FixedLossScaleManager(1.0, False)
-    model = model_of(net, amp_level=level, loss_scale_manager=manager)
+    model = lessened(net, amp_level=level, loss_scale_manager=manager)
     start = nets.weights(net)
     x, y = zoo.images()
     losses = [float(model.train_network(x, y).asnumpy()) for _ in range(3)]
@@ -671,7 +663,7 @@ def test_with_mixed_precision(mode, level):
 def test_level_o1_trains_mindcv_networks(mode, name):
     net = create_model(name, num_classes=10)
     config = {"grad_freeze": {"param_groups": 2, "total_steps": 10}}
-    model = model_of(net, config=config)
+    model = lessened(net, config=config)
     x, _ = zoo.images(2, 3, 32)
     losses = [float(model.train_network(x, Tensor([1, 2], ms.int32)).asnumpy()) for _ in range(2)]
     assert np.isfinite(losses).all()

@@ -9,6 +9,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
+from models import model_of
 
 from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell, NoEffectWarning
 from mindspore_boost_ext.progressive_resizing import ResizedImages
@@ -76,7 +77,7 @@ def batches(count, size=8):
     ]
 
 
-def model_of(net, loss_fn=None, boost=None, **arguments):
+def resizing(net, loss_fn=None, boost=None, **arguments):
     off = dict.fromkeys(AutoBoost().boost_config, False)
     section = {"phases": PHASES, "total_steps": TOTAL, **(arguments.pop("section", {}))}
     config = {
@@ -84,14 +85,7 @@ def model_of(net, loss_fn=None, boost=None, **arguments):
         "progressive_resizing": section,
         **arguments.pop("sections", {}),
     }
-    return ms.Model(
-        net,
-        loss_fn,
-        nets.momentum(net.trainable_params()),
-        boost_level="O1",
-        boost_config_dict=config,
-        **arguments,
-    )
+    return model_of(net, config, loss_fn=loss_fn, **arguments)
 
 
 @pytest.mark.parametrize(("scale", "multiple", "sizes"), [
@@ -138,7 +132,7 @@ def assert_close(found, expected):
 
 def test_a_training_is_plain_training_on_growing_images(mode):
     net, steps = Net(), batches(10)
-    model = model_of(net, nets.loss_fn())
+    model = resizing(net, nets.loss_fn())
     losses, scales = [], []
     for x, y in steps:
         scales.append(model.train_network.observations()["progressive_resizing_scale"])
@@ -165,7 +159,7 @@ def test_what_is_tried_makes_ms_jit_forget_no_gradients(mode):
     trained = []
     for kind in (Net, Compiled):
         net = kind()
-        step = model_of(net, nets.loss_fn()).train_network
+        step = resizing(net, nets.loss_fn()).train_network
         for x, y in batches(6):
             step(Tensor(x), Tensor(y))
         trained.append(nets.weights(net))
@@ -176,7 +170,7 @@ def test_a_window_is_of_one_size(mode):
     """Updates are counted, not micro-batches: those of a window are equal here."""
     net, steps = Net(), batches(5)
     sections = {"grad_accumulation": {"grad_accumulation_step": 2}}
-    model = model_of(net, nets.loss_fn(), {"grad_accumulation": True}, sections=sections)
+    model = resizing(net, nets.loss_fn(), {"grad_accumulation": True}, sections=sections)
     for x, y in steps:
         for _ in range(2):
             model.train_network(Tensor(x), Tensor(y))
@@ -188,7 +182,7 @@ def test_a_window_is_of_one_size(mode):
 def test_a_step_that_overflows_is_not_counted(mode):
     net, steps = Net(), batches(5)
     scale = ms.DynamicLossScaleManager(2**10, 2, 100)
-    step = model_of(net, nets.loss_fn(), loss_scale_manager=scale).train_network
+    step = resizing(net, nets.loss_fn(), loss_scale_manager=scale).train_network
     for number, (x, y) in enumerate(steps):
         if number == 2:
             statistics = nets.weights(net.norm)
@@ -208,7 +202,7 @@ def test_with_freezing_and_thor(mode):
         "thor": {"damping": 0.1, "frequency": 2},
     }
     switches = {"grad_freeze": True, "thor": True}
-    step = model_of(net, nets.loss_fn(), switches, sections=sections).train_network
+    step = resizing(net, nets.loss_fn(), switches, sections=sections).train_network
     scales = []
     for number, (x, y) in enumerate(batches(6)):
         scales.append(step.observations()["progressive_resizing_scale"])
@@ -224,7 +218,7 @@ def test_inside_another_graph_the_size_is_chosen_in_the_graph(graph_mode):
     trained = []
     for wrap in (nets.Outer, lambda step: step):
         net = Net()
-        step = wrap(model_of(net, nets.loss_fn()).train_network)
+        step = wrap(resizing(net, nets.loss_fn()).train_network)
         for x, y in batches(7):
             step(Tensor(x), Tensor(y))
         trained.append(nets.weights(net))
@@ -237,7 +231,7 @@ def test_inside_another_graph_the_size_is_chosen_in_the_graph(graph_mode):
 )
 def test_a_network_that_fixes_the_size_is_refused_before_training(mode, net, loss_fn, reason):
     net = net()
-    step = model_of(net, loss_fn).train_network
+    step = resizing(net, loss_fn).train_network
     inputs = [Tensor(one) for one in batches(1)[0]][: 1 if loss_fn is None else 2]
     before = nets.weights(step)
     with pytest.raises(ValueError, match=r"cannot train this network, .* at scale 0\.5") as raised:
@@ -256,8 +250,8 @@ def test_a_network_that_fixes_the_size_may_be_left_alone(mode, images):
     if images:
         for one in (net, plain):
             nets.fill(one)
-    step = model_of(net, nets.loss_fn(), section={"if_unfit": "skip"}).train_network
-    reference = ms.Model(plain, nets.loss_fn(), nets.momentum(plain.trainable_params()))
+    step = resizing(net, nets.loss_fn(), section={"if_unfit": "skip"}).train_network
+    reference = model_of(plain)
     for x, y in batches(3) if images else nets.batches(3):
         found = step(Tensor(x), Tensor(y)).asnumpy()
         assert found == reference.train_network(Tensor(x), Tensor(y)).asnumpy()
@@ -272,7 +266,7 @@ def test_a_network_that_fixes_the_size_may_be_left_alone(mode, images):
 def test_what_is_tried_leaves_no_mark(mode):
     """Statistics of BatchNorm, what is in training mode and the mode itself stay."""
     net = Net()
-    step = model_of(net, nets.loss_fn()).train_network
+    step = resizing(net, nets.loss_fn()).train_network
     net.norm.set_train(False)
     before, flags = nets.weights(net), [one.training for _, one in net.cells_and_names()]
     inputs = [Tensor(one) for one in batches(1)[0]]
@@ -285,7 +279,7 @@ def test_what_is_tried_leaves_no_mark(mode):
 
 @pytest.mark.parametrize("images", [np.ones((8, 3), "f"), np.ones((8, 2, 8, 8), "i")])
 def test_inputs_that_are_no_images_are_refused(images):
-    step = model_of(Net(), nets.loss_fn()).train_network
+    step = resizing(Net(), nets.loss_fn()).train_network
     with pytest.raises(ValueError, match=r"must be images: a float Tensor of shape \(N, C, H, W\)"):
         step(Tensor(images), Tensor(batches(1)[0][1]))
 
@@ -306,21 +300,21 @@ def test_a_step_with_a_construct_of_its_own_is_refused():
 def test_a_training_that_ends_on_small_images_warns():
     images, labels = map(np.concatenate, zip(*batches(4)))
     data = ms.dataset.NumpySlicesDataset((images, labels), shuffle=False).batch(nets.BATCH)
-    model = model_of(Net(), nets.loss_fn())
+    model = resizing(Net(), nets.loss_fn())
     message = r"ends at update 4, before its inputs have their full size \(from update 5 on\)"
     with pytest.warns(NoEffectWarning, match=message):
         model.train(1, data, dataset_sink_mode=False)
 
 
 def test_the_report_says_when_sizes_change():
-    row = model_of(Net(), nets.loss_fn()).train_network.report()["progressive_resizing"]
+    row = resizing(Net(), nets.loss_fn()).train_network.report()["progressive_resizing"]
     expected = "scale 0.5 until update 2, scale 0.75 until update 4 of 8, then full size"
     assert (row.reason, row.counts) == (expected, {"sizes": 3})
 
 
 def test_the_report_says_how_long_each_variant_compiled(mode):
     sections = {"grad_freeze": {"param_groups": 2, "schedule": [0, 1], "total_steps": 2}}
-    step = model_of(Net(), nets.loss_fn(), {"grad_freeze": True}, sections=sections).train_network
+    step = resizing(Net(), nets.loss_fn(), {"grad_freeze": True}, sections=sections).train_network
     for x, y in batches(3):
         step(Tensor(x), Tensor(y))
     times = step.report()["first steps"].reason.split("; ")

@@ -7,6 +7,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
+from models import model_of
 
 from mindspore_boost_ext import AutoBoost
 from mindspore_boost_ext.seq_length_warmup import ShortSequences
@@ -15,7 +16,7 @@ LENGTH, VOCABULARY, TOTAL = 8, 5, 8
 LENGTHS = [2] * 2 + [4] * 2 + [8] * 3  # of the first updates
 
 
-class Net(nn.Cell):
+class NextToken(nn.Cell):
     """Predicts each next token from all before it: takes sequences of any length."""
 
     def __init__(self):
@@ -45,10 +46,7 @@ def step_of(net, **section):
         "boost": {"mode": "manual", **off, "seq_length_warmup": True},
         "seq_length_warmup": settings,
     }
-    optimizer = nets.momentum(net.trainable_params())
-    return ms.Model(
-        net, optimizer=optimizer, boost_level="O1", boost_config_dict=config
-    ).train_network
+    return model_of(net, config, loss_fn=None).train_network
 
 
 def cut(sequences, length, method):
@@ -61,7 +59,7 @@ def cut(sequences, length, method):
 
 @pytest.mark.parametrize("method", ["truncate", "reshape"])
 def test_a_training_is_plain_training_on_growing_sequences(mode, method):
-    net, plain = Net(), Net()
+    net, plain = NextToken(), NextToken()
     step = step_of(net, method=method)
     reference = nn.TrainOneStepCell(plain, nets.momentum(plain.trainable_params())).set_train()
     for length, batch in zip(LENGTHS, batches(len(LENGTHS))):
@@ -120,12 +118,7 @@ def test_beside_progressive_resizing_each_has_its_own_counts():
     }
     net = nn.Conv2d(1, 1, 1)
     boost = {"mode": "manual", "less_bn": False, "grad_freeze": False}
-    step = ms.Model(
-        net,
-        optimizer=nets.momentum(net.trainable_params()),
-        boost_level="O1",
-        boost_config_dict={"boost": boost, **sections},
-    ).train_network
+    step = model_of(net, {"boost": boost, **sections}, loss_fn=None).train_network
     counts = [one for one in nets.weights(step) if one.endswith(".updates")]
     assert sorted(counts) == [
         "boost.progressive_resizing.updates",

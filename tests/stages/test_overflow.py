@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 
 import mindspore as ms
+import nets
 import numpy as np
 import pytest
 from mindspore import COOTensor, Tensor, nn, ops
@@ -129,16 +130,6 @@ def test_one_flag_for_each_gradient(mode):
 # ---- Row-sparse gradients ----
 
 
-class Lookup(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.EmbeddingLookup(10, 4, sparse=True)
-        self.head = nn.Dense(4, 1)
-
-    def construct(self, rows):
-        return self.head(self.table(rows)).sum()
-
-
 class GradientStep(nn.Cell):
     """Forward pass, start, backward pass, flag: the order of a loss-scaled step."""
 
@@ -157,7 +148,7 @@ class GradientStep(nn.Cell):
 
 
 def test_row_sparse_gradient_of_a_network(mode):
-    step = GradientStep(Lookup(), CPUFiniteDetector())
+    step = GradientStep(nets.Lookup(10, 4, 1), CPUFiniteDetector())
     rows = Tensor([1, 2, 1], ms.int32)
     for scale, expected in [(1.0, False), (np.inf, True)]:
         flag = step(rows, Tensor(scale, ms.float32))[1]
@@ -173,7 +164,7 @@ class FlagsStep(GradientStep):
 
 
 def test_one_flag_for_each_gradient_with_a_row_sparse_one_among_them(mode):
-    step = FlagsStep(Lookup(), CPUFiniteDetector())
+    step = FlagsStep(nets.Lookup(10, 4, 1), CPUFiniteDetector())
     rows = Tensor([1, 2, 1], ms.int32)
     assert step(rows, Tensor(1.0)).asnumpy().tolist() == [False] * 3
     # 3e38 times three rows is too much for the sum that is the bias's gradient, not for each row
@@ -451,7 +442,7 @@ def compile_all(folder):
             detector = choose_detector(distributed, facts)
             compile_one(folder / f"{name}-{distributed}", TwoLayers(), detector, ONES)
         sparse = choose_detector(facts=facts)
-        compile_one(folder / f"{name}-sparse", Lookup(), sparse, rows)
+        compile_one(folder / f"{name}-sparse", nets.Lookup(10, 4, 1), sparse, rows)
 
 
 def compile_one(folder, network, detector, inputs):

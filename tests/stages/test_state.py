@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from contract import switched
 from mindspore import Tensor, nn
+from models import model_of
 
 from mindspore_boost_ext import BoostTrainOneStepCell, GradientAccumulation
 
@@ -24,8 +25,7 @@ def train_network(scale, window):
     if window > 1:
         config["grad_accumulation"] = {"grad_accumulation_step": window}
     optimizer = nets.momentum(net.trainable_params())
-    arguments = {"boost_level": "O1", "boost_config_dict": config, **SCALES[scale]}
-    return net, optimizer, ms.Model(net, nets.loss_fn(), optimizer, **arguments).train_network
+    return net, optimizer, model_of(net, config, optimizer, **SCALES[scale]).train_network
 
 
 @pytest.mark.parametrize("window", [1, 2])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import thor_oracle as oracle
 from mindspore import Tensor, nn
-from thor_cases import DAMPING, RATE, Weighted, pairs, random, reference, train
+from thor_cases import DAMPING, RATE, Weighted, pairs, random, reference, train_layer
 
 from mindspore_boost_ext import BoostTrainOneStepCell, BoostWarning
 from mindspore_boost_ext.thor.optimizer import THOR
@@ -173,7 +173,7 @@ CASES = {
 def test_a_run_follows_the_rule(mode, case):
     settings, expected = CASES[case]
     steps = pairs(7)
-    step, _ = train(steps, **settings)
+    step, _ = train_layer(steps, **settings)
     (weight,) = step.network.trainable_params()
     # Seven updates, each with an inverse of its own in float32.
     np.testing.assert_allclose(weight.asnumpy(), reference(steps, **expected), rtol=1e-4, atol=1e-5)
@@ -182,7 +182,7 @@ def test_a_run_follows_the_rule(mode, case):
 def test_damping_by_a_schedule(mode):
     steps = pairs(4)
     schedule = nn.ExponentialDecayLR(0.4, 0.5, 1)
-    step, _ = train(steps, damping=schedule, frequency=1)
+    step, _ = train_layer(steps, damping=schedule, frequency=1)
     (weight,) = step.network.trainable_params()
     expected = reference(steps, dampings=[0.4 * 0.5**k for k in range(4)])
     np.testing.assert_allclose(weight.asnumpy(), expected, rtol=1e-4, atol=1e-5)
@@ -191,13 +191,13 @@ def test_damping_by_a_schedule(mode):
 def test_the_trace_rule_refreshes_keeps_and_stops(mode):
     """Equal batches: no change, so the first inversion is the last; then nothing is captured."""
     steps = pairs(1) * 3
-    _, optimizer = train(steps, frequency=1, trace_rule=(0.01, 0.001))
+    _, optimizer = train_layer(steps, frequency=1, trace_rule=(0.01, 0.001))
     observed = optimizer.observations()
     assert (observed["thor.refreshes"], observed["thor.inversions"]) == (2, 1)
     assert int(optimizer.next_refresh.asnumpy()) == 2**30
     # 3 % more of A changes the trace by less than 10 % and more than 1 %: the old factors stay.
     x, target = steps[0]
-    _, optimizer = train(
+    _, optimizer = train_layer(
         [(x, target), (1.015 * x, target), (2 * x, target)], frequency=1, trace_rule=(0.1, 0.01)
     )
     observed = optimizer.observations()

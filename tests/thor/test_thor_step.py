@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import thor_oracle as oracle
 from mindspore import Tensor, nn, ops
-from thor_cases import DAMPING, Weighted, pairs, reference, train
+from models import model_of
+from thor_cases import DAMPING, Weighted, pairs, reference, train_layer
 
 from mindspore_boost_ext import (
     AutoBoost,
@@ -42,9 +43,9 @@ def scaled(scale):
 
 def test_a_loss_scale_is_divided_out_of_the_factors(mode):
     steps = pairs(4)
-    step, _ = train(steps, step=scaled(2.0**10), frequency=2)
+    step, _ = train_layer(steps, step=scaled(2.0**10), frequency=2)
     np.testing.assert_allclose(weight_of(step), reference(steps, frequency=2), **TOLERANCE)
-    fixed, _ = train(
+    fixed, _ = train_layer(
         steps,
         step=lambda net, optimizer: BoostTrainOneStepCell(net, optimizer, 256.0),
         frequency=2,
@@ -55,7 +56,7 @@ def test_a_loss_scale_is_divided_out_of_the_factors(mode):
     np.testing.assert_allclose(weight_of(fixed), expected, **TOLERANCE)
 
 
-class Marked(nn.Cell):
+class MarkedLayers(nn.Cell):
     """Two Dense layers, each in a group of its own where there is a manager."""
 
     def __init__(self, manager=None):
@@ -73,11 +74,11 @@ class Marked(nn.Cell):
 
 def test_group_scales_are_divided_out_of_the_factors_layer_by_layer(graph_mode):
     """Powers of two: the run without scales is met but for the order of float32 sums."""
-    plain, _ = train(pairs(2), net=Marked(), frequency=1)
+    plain, _ = train_layer(pairs(2), net=MarkedLayers(), frequency=1)
     manager = GroupLossScaleManager([64.0, 1024.0], [])
-    net = Marked(manager)
+    net = MarkedLayers(manager)
     manager.loss_scale_groups = [[net.first.weight], [net.second.weight]]
-    grouped, optimizer = train(
+    grouped, optimizer = train_layer(
         pairs(2),
         net=net,
         step=lambda net, opt: BoostTrainOneStepWithLossScaleCell(net, opt, manager),
@@ -90,7 +91,7 @@ def test_group_scales_are_divided_out_of_the_factors_layer_by_layer(graph_mode):
 
 def test_a_skipped_step_leaves_curvature_and_weights_bit_identical(mode):
     steps = pairs(3)
-    step, optimizer = train(steps[:1], step=scaled(4.0), frequency=1)
+    step, optimizer = train_layer(steps[:1], step=scaled(4.0), frequency=1)
     before = nets.weights(step)
     x, target = (one.copy() for one in steps[1])
     x[0, 0] = np.inf
@@ -121,7 +122,7 @@ def test_accumulation_takes_the_factors_of_the_last_micro_batch(mode, scale):
         "grad_accumulation": {"grad_accumulation_step": 2},
     }
     make = BoostTrainOneStepCell if scale is None else scaled(scale)
-    step, optimizer = train(
+    step, optimizer = train_layer(
         steps, step=lambda net, opt: boosted(net, opt, config, make), frequency=2, momentum=0.0
     )
     weight = nets.fill(nn.Dense(3, 2, has_bias=False)).weight.asnumpy().astype(np.float64)
@@ -157,7 +158,7 @@ def test_frozen_layers_stay_and_their_factors_are_refreshed(mode):
 
 def test_inside_another_graph_the_refresh_is_chosen_there(mode):
     steps = pairs(4)
-    step, optimizer = train([], frequency=2)
+    step, optimizer = train_layer([], frequency=2)
     outer = nets.Outer(step)
     outer.set_train()
     for x, target in steps:
@@ -169,7 +170,7 @@ def test_inside_another_graph_the_refresh_is_chosen_there(mode):
 def test_a_factor_that_is_not_positive_definite_raises_the_damping(mode):
     """Averaged with a broken old factor; the damping is raised, told once, and nothing is NaN."""
     steps = pairs(3)
-    step, optimizer = train(steps[:1], frequency=1, moving_average=0.5, damping=1e-6)
+    step, optimizer = train_layer(steps[:1], frequency=1, moving_average=0.5, damping=1e-6)
     ms.ops.assign(optimizer.factors[0], Tensor(np.diag([-9.0, 1.0, 1.0]).astype(np.float32)))
     with pytest.warns(BoostWarning, match="weight: its damping was raised: a factor was not pos"):
         step(*map(Tensor, steps[1]))
@@ -181,7 +182,7 @@ def test_a_factor_that_is_not_positive_definite_raises_the_damping(mode):
 
 def test_a_factor_that_is_not_finite_keeps_the_old_inverse(mode):
     steps = pairs(2)
-    step, optimizer = train(steps[:1], frequency=1)
+    step, optimizer = train_layer(steps[:1], frequency=1)
     before = nets.weights(optimizer.curvature)
     x, target = steps[1][0] * 1e25, steps[1][1] * 1e-20  # squares of x leave float32
     with pytest.warns(BoostWarning, match="keeps its last inverse: a factor was not finite"):
@@ -289,7 +290,7 @@ def test_outputs_are_those_of_the_plain_network(mode):
 
 @pytest.mark.parametrize(("variant", "tapped"), [(ORDINARY, False), (CAPTURING, True)])
 def test_only_a_capturing_step_has_taps_to_compile(mode, variant, tapped):
-    step, _ = train(pairs(1))
+    step, _ = train_layer(pairs(1))
     layer = step.network.layer
     with step.choice_part.chooser.running(variant):
         assert (layer.construct.__func__ is not nn.Dense.construct) == tapped
@@ -302,7 +303,7 @@ def test_a_section_is_all_it_takes(graph_mode):
         "thor": {"frequency": 2},
     }
     optimizer = nn.Momentum(net.trainable_params(), [0.1, 0.1, 0.05], 0.8, weight_decay=0.01)
-    model = BoostModel(net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=config)
+    model = model_of(net, config, optimizer, BoostModel)
     thor = model.train_network.optimizer
     assert isinstance(thor, THOR)
     assert float(thor.momentum.asnumpy()) == pytest.approx(0.8)
@@ -326,7 +327,7 @@ def test_groups_of_parameters_keep_their_settings(graph_mode):
     ]
     config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "thor": True}}
     optimizer = nn.Momentum(groups, 0.25, 0.0)
-    model = BoostModel(net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=config)
+    model = model_of(net, config, optimizer, BoostModel)
     thor = model.train_network.optimizer
     rates = {one.name: float(rate.asnumpy()) for one, rate in zip(thor.parameters, thor.get_lr())}
     assert rates == {"first.weight": 0.25, "second.weight": 0.5}
@@ -409,16 +410,10 @@ def test_thor_does_not_take_the_place_of_a_wrapper():
     net = nets.MLP()
     config = {"boost": {"mode": "manual", "less_bn": False}, "thor": {"frequency": 2}}
     with pytest.raises(ValueError, match="thor takes the place of the optimizer, but FreezeOpt"):
-        BoostModel(
-            net,
-            nets.loss_fn(),
-            FreezeOpt(nets.momentum(net.trainable_params())),
-            boost_level="O1",
-            boost_config_dict=config,
-        )
+        model_of(net, config, FreezeOpt(nets.momentum(net.trainable_params())), BoostModel)
 
 
-class Jitted(nets.MLP):
+class JittedMLP(nets.MLP):
     """The network as one function of ``ms.jit``."""
 
     @ms.jit
@@ -431,14 +426,7 @@ def test_a_compiled_network_that_goes_on_between_two_refreshes_is_refused():
     ms.set_context(mode=ms.PYNATIVE_MODE)
     config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, "thor": {}}
 
-    def step():
-        net = Jitted()
-        optimizer = nets.momentum(net.trainable_params())
-        return ms.Model(
-            net, nets.loss_fn(), optimizer, boost_level="O1", boost_config_dict=config
-        ).train_network
-
-    first, second = step(), step()
+    first, second = (model_of(JittedMLP(), config).train_network for _ in range(2))
     batches = [tuple(map(Tensor, one)) for one in nets.batches(3)]
     for batch in batches:  # begins with a refresh
         first(*batch)
