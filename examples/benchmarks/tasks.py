@@ -26,6 +26,7 @@ from mindspore_boost_ext.bundled import enlarge, load_digits, stratified_split
 from mindspore_boost_ext.cli.trial_settings import warmed_up
 
 Arrays = tuple[np.ndarray, ...]
+MakesOptimizer = Callable[[list[Parameter], int], nn.Optimizer]  # for a number of steps
 MNIST_TRAIN = 4000  # of 5,000; the rest is for the test
 CONTEXT, WIDTH, LAYERS, HEADS = 128, 128, 4, 4
 TEXT_TEST = 128  # windows
@@ -46,7 +47,7 @@ class Task:
 
     data: Callable[[], tuple[Arrays, Arrays]]
     network: Callable[[], nn.Cell]
-    optimizer: Callable[[list[Parameter], int], nn.Optimizer]
+    optimizer: MakesOptimizer
     batch: int
     steps: int
     is_loss: bool = False
@@ -161,23 +162,26 @@ def rates(highest: float, steps: int) -> list[float]:
     return (highest * warmed_up(steps)).astype(np.float32).tolist()
 
 
-def momentum(highest: float) -> Callable[[list[Parameter], int], nn.Optimizer]:
+def momentum(highest: float) -> MakesOptimizer:
     """Return what makes a momentum optimizer with weight decay and such rates."""
     return lambda parameters, steps: nn.Momentum(
         parameters, rates(highest, steps), 0.9, weight_decay=5e-4
     )
 
 
-def adamw(parameters: list[Parameter], steps: int) -> nn.Optimizer:
-    """Return AdamWeightDecay with warm-up."""
-    return nn.AdamWeightDecay(parameters, rates(5e-3, steps), beta2=0.95, weight_decay=0.01)
+def adamw(highest: float) -> MakesOptimizer:
+    """Return what makes AdamWeightDecay with such rates."""
+    return lambda parameters, steps: nn.AdamWeightDecay(
+        parameters, rates(highest, steps), beta2=0.95, weight_decay=0.01
+    )
 
 
+OPTIMIZERS = {"momentum": momentum, "adamw": adamw}
 TASKS = {
     "ResNet-20, MNIST": Task(mnist, ResNet20, momentum(0.1), 64, 500),
     "small ResNet, digits": Task(digits, lambda: SmallResNet(16), momentum(0.1), 32, 440),
     "LeNet, digits": Task(digits, LeNet5, momentum(0.03), 32, 880),
-    "transformer, text": Task(text, Transformer, adamw, 16, 400, is_loss=True),
+    "transformer, text": Task(text, Transformer, adamw(5e-3), 16, 400, is_loss=True),
 }
 
 

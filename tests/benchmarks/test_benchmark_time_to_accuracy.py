@@ -29,10 +29,13 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
         lambda name, run, seed, core: time_to_accuracy.course_of(tasks.TASKS[name], run, seed),
     )
     files = {name: str(tmp_path / f"race.{name}") for name in ("png", "json")}
-    words = ["--task", "tiny", "--run", "fast", "--seeds", "1"]
+    adam = '{"optimizer": {"adamw": 0.01}, "boost": {"less_bn": false, "grad_freeze": false}}'
+    words = ["--task", "tiny", "--run", "fast", "--run", adam, "--seeds", "1"]
     words += ["--plot", files["png"], "--json", files["json"]]
     assert time_to_accuracy.main(words) == 0
-    assert "| tiny | fast | " in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "| tiny | fast | " in printed.out
+    assert f"| tiny | {adam} | " in printed.out
     assert Path(files["png"]).read_bytes().startswith(b"\x89PNG")
     assert time_to_accuracy.main(words) == 0  # goes on from the file: nothing is run again
 
