@@ -29,7 +29,7 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
         lambda name, run, seed, core: time_to_accuracy.course_of(tasks.TASKS[name], run, seed),
     )
     files = {name: str(tmp_path / f"race.{name}") for name in ("png", "json")}
-    adam = '{"optimizer": {"adamw": 0.01}, "boost": {"less_bn": false, "grad_freeze": false}}'
+    adam = '{"optimizer": {"adamw": 0.01}, "boost": {"mode": "disable_all"}}'
     words = ["--task", "tiny", "--run", "fast", "--run", adam, "--seeds", "1"]
     words += ["--plot", files["png"], "--json", files["json"]]
     assert time_to_accuracy.main(words) == 0
