@@ -31,7 +31,8 @@ from harness import print_table
 from ranks import run_ranks
 
 COUNTS = (2, 4, 8)
-SIZES = tuple(4 * 2**power for power in (8, 12, 16, 18, 20, 22))  # bytes of a float32 buffer
+# Bytes of a float32 buffer; MindSpore's AllGather on CPU has failed at 16 MiB.
+SIZES = tuple(4 * 2**power for power in (8, 12, 16, 18, 20))
 WORKERS = (8, 16, 64, 256, 1024, 4096)
 DEVICES, WINDOW = 8, 4
 REPEATS = 15
