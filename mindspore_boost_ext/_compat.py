@@ -248,8 +248,14 @@ def children(cell: nn.Cell) -> dict[str, Any]:
     return held
 
 
-def set_child(cell: nn.Cell, name: str, child: nn.Cell) -> None:
-    """Put a Cell under a name, without new names for its parameters."""
+def set_child(cell: nn.Cell, name: str, child: Any) -> None:
+    """Put a Cell or an operator under a name, without new names for its parameters."""
+    if isinstance(child, ops.Primitive):
+        cell._cells.pop(name, None)
+        setattr(cell, name, child)
+        return
+    if cell._primitives.pop(name, None) is not None:
+        del vars(cell)[name]  # an attribute would hide the Cell
     cell._cells[name] = child
 
 
@@ -269,9 +275,10 @@ def set_own_parameters(cell: nn.Cell, parameters: dict[str, Parameter]) -> None:
     vars(cell)["_params"] = parameters
 
 
-def primitives(cell: nn.Cell) -> list[Any]:
-    """Return the operators that a Cell itself holds as attributes."""
-    return list(cell._primitives.values())
+def primitives(cell: nn.Cell) -> dict[str, Any]:
+    """Return the operators that a Cell itself holds as attributes, by name; to be read only."""
+    held: dict[str, Any] = cell._primitives
+    return held
 
 
 def name_trained(optimizer: nn.Optimizer) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.cheaper_operators.algorithm import CheaperOperatorsAlgorithm
 from mindspore_boost_ext.compiled_step.algorithm import CompiledStepAlgorithm
 from mindspore_boost_ext.dim_reduce.algorithm import DimReduceAlgorithm
 from mindspore_boost_ext.grad_accumulation.algorithm import AccumulationAlgorithm
@@ -24,6 +25,7 @@ from mindspore_boost_ext.thor.algorithm import ThorAlgorithm
 
 ALGORITHMS: tuple[type[Algorithm], ...] = (
     LessBNAlgorithm,
+    CheaperOperatorsAlgorithm,  # LessBN knows the layers as MindSpore has them
     GradientCentralizationAlgorithm,
     ThorAlgorithm,  # over the layers of the rewritten network
     FreezeAlgorithm,  # around the optimizer that trains

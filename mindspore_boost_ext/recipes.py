@@ -20,12 +20,18 @@ def _fast(total_steps: int, devices: int) -> dict[str, Any]:
         "short_schedule": {"share": 0.65, **common},
         "label_smoothing": {**_LABELS},
         "seq_length_warmup": {"phases": phases, "method": "reshape", **common},
+        "cheaper_operators": {},
     }
 
 
 def _fastest(total_steps: int, devices: int) -> dict[str, Any]:
     half = {"share": 0.5, "total_steps": total_steps, "if_unfit": "skip"}
-    return {"boost": {**_ALL_OFF}, "short_schedule": half, "label_smoothing": {**_LABELS}}
+    return {
+        "boost": {**_ALL_OFF},
+        "short_schedule": half,
+        "label_smoothing": {**_LABELS},
+        "cheaper_operators": {},
+    }
 
 
 def _fp16(total_steps: int, devices: int) -> dict[str, Any]:

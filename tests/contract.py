@@ -211,6 +211,12 @@ ALGORITHMS += [
         "gradient_centralization",
     ),
     Algorithm("compiled_step", switched(compiled_step=True), "compiled_step"),
+    Algorithm(
+        "cheaper_operators",
+        switched(cheaper_operators=True),
+        "cheaper_operators",
+        net=nets.Normalised,
+    ),
 ]
 
 

@@ -50,6 +50,19 @@ class Deep(nn.Cell):
         return self.last(x)
 
 
+class Normalised(nn.Cell):
+    """Dense, LayerNorm, GELU, Dense, softmax: layers that are slow on CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Dense(FEATURES, HIDDEN), nn.Dense(HIDDEN, CLASSES)
+        self.norm, self.gelu, self.softmax = nn.LayerNorm((HIDDEN,)), nn.GELU(), nn.Softmax()
+        fill(self)
+
+    def construct(self, x):
+        return self.softmax(self.second(self.gelu(self.norm(self.first(x)))))
+
+
 class ConvNet(nn.Cell):
     """Convolution, BatchNorm, dropout, Dense: statistics and random numbers in the step."""
 

@@ -19,6 +19,7 @@ FLOORS = [
     {"runtime", "stages", "base", "bundled", "algorithm"},
     {
         "adasum",
+        "cheaper_operators",
         "compiled_step",
         "dim_reduce",
         "grad_accumulation",

@@ -71,6 +71,7 @@ IMAGES = np.random.default_rng(0).normal(size=(4, 1, 32, 32)).astype(np.float32)
 LABELS = np.array([0, 1, 2, 0], np.int32)
 SEQUENCES = np.random.default_rng(0).integers(0, 5, (4, 8)).astype(np.int32)
 SHORT, WARMUP, SMOOTHING = "short_schedule", "seq_length_warmup", "label_smoothing"
+CHEAPER = "cheaper_operators"
 FALLING = [0.1 - 0.004 * step for step in range(20)]
 
 
@@ -79,8 +80,8 @@ FALLING = [0.1 - 0.004 * step for step in range(20)]
     [
         (Tokens, EachPlace(), (SEQUENCES, SEQUENCES % nets.CLASSES), {WARMUP}),
         (Tokens, nets.loss_fn(), (SEQUENCES, SEQUENCES.ravel() % nets.CLASSES), {WARMUP}),
-        (LeNet5, EachPlace(), (IMAGES, LABELS), {SHORT}),
-        (LeNet5, nets.loss_fn(), (IMAGES, LABELS), {SHORT, SMOOTHING}),
+        (LeNet5, EachPlace(), (IMAGES, LABELS), {SHORT, CHEAPER}),
+        (LeNet5, nets.loss_fn(), (IMAGES, LABELS), {SHORT, SMOOTHING, CHEAPER}),
     ],
 )
 def test_what_fast_does_to_which_network(mode, net, loss, batch, applied):
@@ -93,7 +94,7 @@ def test_what_fast_does_to_which_network(mode, net, loss, batch, applied):
         boost_config_dict=recipe("fast", 20),
     ).train_network
     assert np.isfinite(step(*map(Tensor, batch)).asnumpy())
-    rows = {one: step.report()[one].status for one in (SHORT, WARMUP, SMOOTHING)}
+    rows = {one: step.report()[one].status for one in (SHORT, WARMUP, SMOOTHING, CHEAPER)}
     assert {one for one, status in rows.items() if status == "applied"} == applied
 
 

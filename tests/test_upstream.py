@@ -78,6 +78,7 @@ SWITCHES = (
     "label_smoothing",
     "gradient_centralization",
     "compiled_step",
+    "cheaper_operators",
 )
 
 

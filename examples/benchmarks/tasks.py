@@ -119,6 +119,7 @@ class Layer(nn.Cell):
         self.norm1, self.norm2 = nn.LayerNorm((WIDTH,)), nn.LayerNorm((WIDTH,))
         self.qkv, self.out = nn.Dense(WIDTH, 3 * WIDTH), nn.Dense(WIDTH, WIDTH)
         self.up, self.down = nn.Dense(WIDTH, 4 * WIDTH), nn.Dense(4 * WIDTH, WIDTH)
+        self.gelu, self.softmax = nn.GELU(), nn.Softmax(-1)
         self.mask = Tensor(np.triu(np.full((CONTEXT, CONTEXT), -1e9, np.float32), 1))
 
     def construct(self, x: Tensor) -> Tensor:
@@ -127,10 +128,10 @@ class Layer(nn.Cell):
         parts = self.qkv(self.norm1(x)).reshape(batch, length, 3, HEADS, WIDTH // HEADS)
         parts = parts.transpose(2, 0, 3, 1, 4)
         scores = ops.matmul(parts[0], parts[1].swapaxes(-1, -2)) / math.sqrt(WIDTH // HEADS)
-        shares = ops.softmax(scores + self.mask[:length, :length], -1)
+        shares = self.softmax(scores + self.mask[:length, :length])
         mixed = ops.matmul(shares, parts[2]).transpose(0, 2, 1, 3).reshape(batch, length, WIDTH)
         x = x + self.out(mixed)
-        return x + self.down(ops.gelu(self.up(self.norm2(x))))
+        return x + self.down(self.gelu(self.up(self.norm2(x))))
 
 
 class Transformer(nn.Cell):

@@ -23,6 +23,7 @@ CARDS = {
     "short_schedule": "short_schedule/README.md",
     "label_smoothing": "label_smoothing/README.md",
     "compiled_step": "compiled_step/README.md",
+    "cheaper_operators": "cheaper_operators/README.md",
 }
 # Other names of the same: a setting, a class, a run of compare.
 OTHER_NAMES = {

@@ -70,6 +70,7 @@ def candidates(updates: int, eager: bool = False) -> list[Racer]:
     compiled = [Racer("compiled step", "O1", alone("compiled_step"))] if eager else []
     return [
         *compiled,
+        Racer("cheaper operators", "O1", alone("cheaper_operators")),
         Racer("level O1", "O1", {"grad_freeze": {"total_steps": updates}}),
         Racer("cubic prefix", "O1", alone("grad_freeze", grad_freeze=prefix)),
         Racer("half frozen from 10 % on", "O1", alone("grad_freeze", grad_freeze=half)),

@@ -177,6 +177,7 @@ TRIAL_SETTINGS: dict[str, TrialSettings] = {
     "compiled_step": TrialSettings(
         modes=("pynative",), unsuited="in GRAPH_MODE every step is compiled: take --mode pynative"
     ),
+    "cheaper_operators": TrialSettings(),
     "loss_scale_group": TrialSettings(
         parts=_grouped_parts, networks=(LENET,), unsuited="its markers are in the bundled LeNet-5"
     ),

@@ -45,6 +45,7 @@ ALGORITHMS = (
     "label_smoothing",
     "gradient_centralization",
     "compiled_step",
+    "cheaper_operators",
 )
 MODES = ("auto", "manual", "enable_all", "disable_all")
 LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -104,8 +105,8 @@ class BoostConfig:
         given (frozenset(str)): names of the sections that the user gave.
         common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, progressive_resizing,
             seq_length_warmup, short_schedule, label_smoothing, gradient_centralization,
-            compiled_step, gradients, loss_scale (Section): the settings of the section of that
-            name.
+            compiled_step, cheaper_operators, gradients, loss_scale (Section): the settings of the
+            section of that name.
     """
 
     level: str = "O0"
@@ -126,6 +127,7 @@ class BoostConfig:
         sections.GradientCentralizationConfig()
     )
     compiled_step: sections.CompiledStepConfig = sections.CompiledStepConfig()
+    cheaper_operators: sections.CheaperOperatorsConfig = sections.CheaperOperatorsConfig()
     gradients: sections.GradientsConfig = sections.GradientsConfig()
     loss_scale: sections.LossScaleConfig = sections.LossScaleConfig()
 

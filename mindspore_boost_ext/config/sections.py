@@ -161,7 +161,7 @@ class DimReduceConfig(Section):
 
     path = "dim_reduce"
     left_out_of_all = "it excludes all others: ask for it alone, in mode manual"
-    goes_with = frozenset({"grad_accumulation", "compiled_step"})
+    goes_with = frozenset({"grad_accumulation", "compiled_step", "cheaper_operators"})
     of_one_host = frozenset({"pca_mat_path", "weight_load_dir", "timeout", "memory_limit"})
 
     rho: float = setting(0.55, real("(0, 1)"), "factor from one tried step length to the next")
@@ -383,6 +383,15 @@ class CompiledStepConfig(Section):
 
 
 @dataclass(frozen=True)
+class CheaperOperatorsConfig(Section):
+    """Section ``cheaper_operators``: what is slow on CPU in another form; giving it means on."""
+
+    path = "cheaper_operators"
+    left_out_of_all = "it rounds otherwise: ask for it by a section 'cheaper_operators'"
+    given_means_on = True
+
+
+@dataclass(frozen=True)
 class GradientsConfig(Section):
     """Section ``gradients``: for every step at levels O1 and O2, whatever is switched on."""
 
@@ -422,22 +431,10 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
         "label_smoothing": LabelSmoothingConfig,
         "gradient_centralization": GradientCentralizationConfig,
         "compiled_step": CompiledStepConfig,
+        "cheaper_operators": CheaperOperatorsConfig,
         "gradients": GradientsConfig,
         "loss_scale": LossScaleConfig,
     }
 )
 
-__all__ = [
-    "SECTIONS",
-    "CommonConfig",
-    "CompiledStepConfig",
-    "DimReduceConfig",
-    "GradAccumulationConfig",
-    "GradFreezeConfig",
-    "GradientsConfig",
-    "LessBNConfig",
-    "ProgressiveResizingConfig",
-    "SeqLengthWarmupConfig",
-    "ShortScheduleConfig",
-    "ThorConfig",
-]
+__all__ = ["SECTIONS", *(kind.__name__ for kind in SECTIONS.values())]

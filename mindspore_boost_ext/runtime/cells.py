@@ -21,31 +21,31 @@ def name_of(parameter: Parameter) -> str:
     return str(parameter.name.rpartition(".")[0] or parameter.name)
 
 
-def exchange(network: nn.Cell, table: Mapping[int, nn.Cell]) -> None:
-    """Put other Cells in the places of some, wherever the network holds them.
+def exchange(network: nn.Cell, table: Mapping[int, Any]) -> None:
+    """Put Cells or operators in the places of others, wherever the network holds them.
 
     Args:
         network (Cell): the network.
-        table: from the id of a Cell to the Cell that takes its place.
+        table: from the id of a Cell or an operator to what takes its place.
     """
     for _, cell in list(network.cells_and_names()) if table else ():
         _compat.forget_compiled(cell)  # graphs compiled before are those of the other network
-        for name, inner in list(_compat.children(cell).items()):
+        for name, inner in [*_compat.children(cell).items(), *_compat.primitives(cell).items()]:
             if id(inner) in table:
-                cell.insert_child_to_cell(name, table[id(inner)])
+                _compat.set_child(cell, name, table[id(inner)])
         for name, held in list(vars(cell).items()):
             if type(held) in (list, tuple, dict) and _holds(held, table):
                 setattr(cell, name, _exchanged(held, table))
 
 
-def _holds(thing: Any, table: Mapping[int, nn.Cell]) -> bool:
+def _holds(thing: Any, table: Mapping[int, Any]) -> bool:
     if type(thing) in (list, tuple, dict):
         inner = thing.values() if isinstance(thing, dict) else thing
         return any(_holds(one, table) for one in inner)
     return id(thing) in table
 
 
-def _exchanged(thing: object, table: Mapping[int, nn.Cell]) -> object:
+def _exchanged(thing: object, table: Mapping[int, Any]) -> object:
     if isinstance(thing, dict):
         return {name: _exchanged(one, table) for name, one in thing.items()}
     if isinstance(thing, (list, tuple)):

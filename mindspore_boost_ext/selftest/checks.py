@@ -263,14 +263,39 @@ def fewer_norms() -> float:
             one.set_data(Tensor(start[name].copy()))
     data = [(images + number, target) for number in range(STEPS)]
     found, _ = train(data, ["less_bn"], made, less_bn={"fn_flag": False, "gc_flag": False})
-    optimizer = nn.Momentum(written.trainable_params(), oracle.RATE, oracle.MOMENTUM)
-    step = nn.TrainOneStepCell(nn.WithLossCell(written, nn.MSELoss()), optimizer).set_train()
-    for batch in data:
-        step(*(Tensor(one) for one in share(batch)))
-    expected = {one.name: one.asnumpy() for one in written.trainable_params()}
+    expected = _by_mindspore(written, data)
     if found.keys() != expected.keys():
         raise AssertionError(f"trained are {', '.join(found)}, not {', '.join(expected)}")
     return furthest(found, expected, start)
+
+
+def _by_mindspore(net: nn.Cell, data: Sequence[Batch]) -> Weights:
+    """Return the weights after plain MindSpore's steps."""
+    optimizer = nn.Momentum(net.trainable_params(), oracle.RATE, oracle.MOMENTUM)
+    step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer).set_train()
+    for batch in data:
+        step(*(Tensor(one) for one in share(batch)))
+    return {one.name: one.asnumpy() for one in net.trainable_params()}
+
+
+def cheaper() -> float:
+    """Train by cheaper operators, and by MindSpore with its own."""
+    target = ms.get_context("device_target")
+    if target != "CPU":
+        raise NotPossible(f"{target} keeps its own operators")
+
+    def net() -> nn.Cell:
+        layers = [nn.LayerNorm((oracle.HIDDEN,)), nn.GELU(), nn.LeakyReLU(), nn.Softmax()]
+        made = nn.SequentialCell(nn.Dense(oracle.FEATURES, oracle.HIDDEN), *layers)
+        made.trainable_params()[0].set_data(Tensor(oracle.first_weights()["first.weight"]))
+        return made
+
+    x, _ = oracle.batches(1)[0]
+    target_shares = np.random.default_rng(3).dirichlet(np.ones(oracle.HIDDEN), len(x))
+    data = [(x * (1 + number), target_shares.astype(np.float32)) for number in range(STEPS)]
+    start = {one.name: one.asnumpy().copy() for one in net().trainable_params()}
+    found, _ = train(data, ["cheaper_operators"], net())
+    return furthest(found, _by_mindspore(net(), data), start)
 
 
 def dynamic_scale() -> float:
@@ -356,6 +381,7 @@ CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
     {
         "plain step": plain,
         "compiled_step": compiled_step,
+        "cheaper_operators": cheaper,
         "gradients.clip_norm": clipping,
         "grad_accumulation": accumulation,
         "grad_freeze": freezing,

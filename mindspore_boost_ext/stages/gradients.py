@@ -79,7 +79,7 @@ def check_dense(network: nn.Cell, asked_by: str) -> None:
         ValueError: if the network looks rows up sparsely.
     """
     for name, cell in network.cells_and_names():
-        if any(one.name == "SparseGatherV2" for one in _compat.primitives(cell)):
+        if any(one.name == "SparseGatherV2" for one in _compat.primitives(cell).values()):
             raise ValueError(
                 f"{asked_by} needs dense gradients, but {name or 'the network'} "
                 f"({type(cell).__name__}) looks up sparsely, so that its gradient holds rows: "

@@ -148,8 +148,10 @@ def test_every_algorithm_of_the_configuration_can_be_chosen():
 )
 def test_each_trial_is_a_valid_configuration_of_that_algorithm_alone(name):
     recipes = {
-        "fast": {"short_schedule", "seq_length_warmup", "label_smoothing"},
-        "fastest": {"short_schedule", "label_smoothing"},
+        "fast": {
+            *("short_schedule", "seq_length_warmup", "label_smoothing", "cheaper_operators"),
+        },
+        "fastest": {"short_schedule", "label_smoothing", "cheaper_operators"},
     }
     expected = {name} if name in ALGORITHMS else recipes.get(name, set())
     for network in trial_settings.NETWORKS:

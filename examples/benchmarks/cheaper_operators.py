@@ -1,0 +1,134 @@
+"""What cheaper operators save: each alone, forward and backward, and in a training step.
+
+    taskset -c 0 python examples/benchmarks/cheaper_operators.py
+    taskset -c 0 python examples/benchmarks/cheaper_operators.py --mode PYNATIVE --pairs 10
+    taskset -c 0 python examples/benchmarks/cheaper_operators.py --only none --mindcv swin_tiny
+
+Both kinds take turns in one process. Prints medians of the ratios, and MindSpore's own time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+
+import mindspore as ms
+import numpy as np
+from harness import MODES, paired, print_table
+from mindspore import Parameter, Tensor, nn
+from tasks import TASKS, loss_of
+
+from mindspore_boost_ext import make_train_step
+
+ON = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, "cheaper_operators": {}}
+HIDDEN, SCORES, IMAGES = (16, 128, 512), (16, 4, 128, 128), (32, 6, 28, 28)
+OPERATORS: dict[str, tuple[Callable[[], nn.Cell], tuple[int, ...]]] = {
+    "nn.GELU": (nn.GELU, HIDDEN),
+    "nn.LayerNorm": (lambda: nn.LayerNorm((HIDDEN[-1],)), HIDDEN),
+    "nn.Softmax": (nn.Softmax, SCORES),
+    "nn.LeakyReLU": (nn.LeakyReLU, HIDDEN),
+    "nn.MaxPool2d(2, 2)": (lambda: nn.MaxPool2d(2, 2), IMAGES),
+}
+
+
+class One(nn.Cell):
+    """A layer whose inputs are weights, so that a step goes through it forward and backward."""
+
+    def __init__(self, layer: nn.Cell, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+        self.layer, self.values = layer, Parameter(values, name="values")
+
+    def construct(self, factor: Tensor) -> Tensor:
+        """Return the outputs of the layer, times the factor."""
+        return self.layer(self.values) * factor
+
+
+class Sum(nn.Cell):
+    """Returns the sum of all outputs as the loss."""
+
+    def construct(self, outputs: Tensor, factor: Tensor) -> Tensor:
+        """Return the sum, shape ()."""
+        return (outputs * factor).sum()
+
+
+Steps = tuple[Callable[[], object], Callable[[], object]]
+
+
+def steps(make: Callable[[], tuple[nn.Cell, nn.Cell, nn.Cell]], batch: Sequence[Tensor]) -> Steps:
+    """Return a step with cheaper operators, and one with MindSpore's."""
+
+    def one(level: str) -> Callable[[], object]:
+        network, loss, optimizer = make()
+        config = ON if level == "O1" else None
+        step = make_train_step(network, loss, optimizer, level=level, config=config)
+        return lambda: step(*batch).asnumpy()
+
+    return one("O1"), one("O0")
+
+
+def operator(name: str) -> Steps:
+    """Return the two steps of one operator."""
+    layer, shape = OPERATORS[name]
+
+    def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
+        network = One(layer(), shape)
+        return network, Sum(), nn.SGD([network.values], 1e-6)
+
+    return steps(make, [Tensor(1.0, ms.float32), Tensor(1.0, ms.float32)])
+
+
+def training(name: str) -> Steps:
+    """Return the two steps of a task."""
+    task = TASKS[name]
+    train, _ = task.data()
+
+    def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
+        network = task.network()
+        return network, loss_of(task), task.optimizer(network.trainable_params(), task.steps)
+
+    return steps(make, [Tensor(one[: task.batch]) for one in train])
+
+
+def of_mindcv(name: str) -> Steps:
+    """Return the two steps of a network of MindCV, on four images of noise."""
+    import mindcv
+
+    generator = np.random.default_rng(0)
+    images = generator.normal(size=(4, 3, 224, 224)).astype(np.float32)
+    labels = np.arange(4, dtype=np.int32)
+
+    def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
+        network = mindcv.create_model(name, num_classes=10)
+        loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        return network, loss, nn.Momentum(network.trainable_params(), 1e-4, 0.9)
+
+    return steps(make, [Tensor(images), Tensor(labels)])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Cheaper operators, alone and in a step.")
+    parser.add_argument("--mode", default="GRAPH", choices=list(MODES))
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--only", default="", help="the beginning of a name")
+    parser.add_argument("--mindcv", nargs="*", default=[], help="networks of MindCV, too")
+    options = parser.parse_args(argv)
+    ms.set_context(mode=MODES[options.mode])
+    made = {name: (operator, name) for name in OPERATORS}
+    made |= {f"step of {name}": (training, name) for name in TASKS if "ResNet" not in name}
+    made = {title: one for title, one in made.items() if title.startswith(options.only)}
+    made |= {f"step of {name}": (of_mindcv, name) for name in options.mindcv}
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        for title, (make, name) in made.items():
+            found = paired(*make(name), options.pairs, steps=3, warm_up=2)
+            spread = f"{found.low:.2f} to {found.high:.2f}"
+            yield title, f"{found.reference_ms:.1f}", f"{found.median:.2f}", spread
+
+    headings = ("what", "MindSpore's own, ms", "ratio", "quartiles")
+    print_table(f"Cheaper operators, {options.mode}_MODE", headings, rows())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Cells with the values and the gradients of MindSpore's operators, to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+# gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)
+_LINEAR = 1.5957691216057308  # 2 * sqrt(2 / pi)
+_CUBIC = 0.044715 * _LINEAR
+
+
+def _row_means(rows: Tensor) -> Tensor:
+    """Return the mean of each row, shape (n, 1): a matrix product is faster than a reduction."""
+    width = rows.shape[1]
+    return ops.MatMul()(rows, ops.fill(ms.float32, (width, 1), 1 / width))
+
+
+class CheaperCell(nn.Cell):
+    """An operator by other operators, for float32; other dtypes take MindSpore's own.
+
+    Args:
+        plain: the operator or Cell that it stands for.
+    """
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.plain = plain
+
+
+class CheaperGelu(CheaperCell):
+    """The tanh form of GELU by a sigmoid; MindSpore's tanh there is computed value by value."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the activation, of the shape of ``x``."""
+        if x.dtype != ms.float32:
+            return self.plain(x)
+        return x * ops.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
+
+
+class CheaperLeakyRelu(CheaperCell):
+    """A leaky ReLU by a ReLU, whose gradient is vectorised.
+
+    At 0 its slope is that of the negative side; MindSpore's is the mean of both.
+    """
+
+    def __init__(self, plain: nn.LeakyReLU) -> None:
+        super().__init__(plain)
+        self.slope = plain.alpha
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the activation, of the shape of ``x``."""
+        if x.dtype != ms.float32:
+            return self.plain(x)
+        return (1 - self.slope) * ops.relu(x) + self.slope * x
+
+
+class CheaperSoftmax(CheaperCell):
+    """A softmax over the last axis, whose gradient sums up by a matrix product."""
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__(plain)
+        self.of_rows = _SoftmaxOfRows(plain)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the shares, of the shape of ``x``."""
+        if x.dtype != ms.float32 or x.ndim == 0:
+            return self.plain(x)
+        return self.of_rows(x)
+
+
+class _SoftmaxOfRows(nn.Cell):
+    def __init__(self, plain: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.plain = plain
+
+    def construct(self, x: Tensor) -> Tensor:
+        return self.plain(x)
+
+    def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
+        product, width = out * dout, x.shape[-1]
+        means = _row_means(product.reshape((-1, width)))
+        return (product - out * (width * means).reshape((*x.shape[:-1], 1)),)
+
+
+class CheaperLayerNorm(CheaperCell):
+    """A LayerNorm over the last axis; its outputs are those of ``ops.LayerNorm`` on CPU."""
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__(plain)
+        self.epsilon = plain.epsilon
+
+    def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the normalised values, and mean and variance with a last axis of 1."""
+        if x.dtype != ms.float32 or gamma.dtype != ms.float32:
+            outputs: tuple[Tensor, Tensor, Tensor] = self.plain(x, gamma, beta)
+            return outputs
+        of_rows = (*x.shape[:-1], 1)
+        rows = x.reshape((-1, x.shape[-1]))
+        mean = _row_means(rows)
+        centered = rows - mean
+        variance = _row_means(centered * centered)
+        values = centered * ops.rsqrt(variance + self.epsilon) * gamma + beta
+        return values.reshape(x.shape), mean.reshape(of_rows), variance.reshape(of_rows)
+
+
+class CheaperMaxPool(CheaperCell):
+    """A maximum pooling that remembers where the maxima lay, for the gradient."""
+
+    def __init__(self, plain: Any) -> None:
+        super().__init__(plain)
+        self.kernel: tuple[int, int] = plain.kernel_size[2:]
+        self.strides: tuple[int, int] = plain.strides[2:]
+        self.pads = plain.pad_mode == "SAME"
+        self.pool = ops.MaxPoolWithArgmax(self.kernel, self.strides, plain.pad_mode)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the maxima, [N, C, H, W]."""
+        if x.dtype != ms.float32 or (self.pads and self._pads_in_front(x.shape)):
+            return self.plain(x)
+        return self.pool(x)[0]
+
+    def _pads_in_front(self, shape: tuple[int, ...]) -> bool:
+        """Return whether padding comes first: MaxPoolWithArgmax on CPU puts it all to the end."""
+        rows = _padding(shape[2], self.kernel[0], self.strides[0])
+        columns = _padding(shape[3], self.kernel[1], self.strides[1])
+        return rows > 1 or columns > 1
+
+
+def _padding(size: int, kernel: int, stride: int) -> int:
+    """Return by how much "same" enlarges an axis; the smaller half of it comes first."""
+    outputs = (size + stride - 1) // stride
+    return (outputs - 1) * stride + kernel - size
+
+
+def _is_over_last_axis(plain: Any) -> bool:
+    return plain.axis in (-1, (-1,))
+
+
+def _is_of_last_axis(plain: Any) -> bool:
+    return plain.begin_norm_axis == plain.begin_params_axis == -1
+
+
+def _is_channels_first(plain: Any) -> bool:
+    return bool(plain.format == "NCHW")
+
+
+class Known(NamedTuple):
+    """An operator that is replaced.
+
+    Attributes:
+        name: in the report.
+        fits: whether it is one whose values the replacement has.
+        replacement: the Cell that takes its place.
+    """
+
+    name: str
+    fits: Callable[[Any], bool]
+    replacement: type[CheaperCell]
+
+
+# By exact type: a subclass of the user's may compute something else.
+KNOWN: Mapping[type, Known] = MappingProxyType(
+    {
+        nn.GELU: Known("gelu", lambda plain: plain.approximate == "tanh", CheaperGelu),
+        ops.GeLU: Known("gelu", lambda plain: True, CheaperGelu),
+        nn.LeakyReLU: Known("leaky_relu", lambda plain: True, CheaperLeakyRelu),
+        ops.Softmax: Known("softmax", _is_over_last_axis, CheaperSoftmax),
+        ops.LayerNorm: Known("layer_norm", _is_of_last_axis, CheaperLayerNorm),
+        ops.MaxPool: Known("max_pool", _is_channels_first, CheaperMaxPool),
+    }
+)
+
+__all__ = ["KNOWN", "CheaperCell", "Known"]

@@ -1,0 +1,255 @@
+"""Cheaper operators: values and gradients against float64, and what is left alone."""
+
+from __future__ import annotations
+
+import contract
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from models import model_of
+
+from mindspore_boost_ext import Algorithm, AutoBoost
+
+ON = contract.switched(cheaper_operators=True)
+NAME = "cheaper_operators"
+EPSILON = 1e-5
+RNG = np.random.default_rng(4)
+
+
+class Of(nn.Cell):
+    """Calls one layer or operator, and multiplies what it returns by weights."""
+
+    def __init__(self, inner, outputs):
+        super().__init__()
+        self.inner = inner
+        self.weights = Tensor(np.random.default_rng(7).normal(size=outputs).astype("f"))
+
+    def construct(self, x):
+        return (self.inner(x) * self.weights).sum()
+
+
+def replaced(net):
+    """Return the row of the report after AutoBoost has seen a network that trains nothing."""
+    boost = AutoBoost("O1", ON)
+    with_weight = nn.CellList([net, nn.Dense(2, 2)])
+    boost.network_auto_process_train(with_weight, nets.momentum(with_weight.trainable_params()))
+    return boost.report()[NAME]
+
+
+def gelu(x):
+    return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def softmax(x):
+    shares = np.exp(x - x.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True)
+
+
+def layer_norm(x):
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + EPSILON)
+
+
+def max_pool(size, step):
+    def rule(x):
+        rows, columns = ((length - size) // step + 1 for length in x.shape[2:])
+        windows = [
+            x[:, :, i * step : i * step + size, j * step : j * step + size].max((2, 3))
+            for i in range(rows)
+            for j in range(columns)
+        ]
+        return np.stack(windows, -1).reshape(*x.shape[:2], rows, columns)
+
+    return rule
+
+
+WIDE, IMAGES = RNG.normal(size=(3, 2, 70)).astype("f") * 3, RNG.normal(size=(2, 3, 7, 9))
+CASES = {
+    "nn.GELU": (nn.GELU, gelu, WIDE, "gelu"),
+    "ops.GeLU": (ops.GeLU, gelu, WIDE, "gelu"),
+    "nn.LeakyReLU": (lambda: nn.LeakyReLU(0.3), lambda x: np.where(x > 0, x, 0.3 * x), WIDE, None),
+    "nn.Softmax": (nn.Softmax, softmax, WIDE, "softmax"),
+    "ops.Softmax": (lambda: ops.Softmax((-1,)), softmax, WIDE[0, 0], "softmax"),
+    "nn.LayerNorm": (lambda: nn.LayerNorm((70,), epsilon=EPSILON), layer_norm, WIDE, None),
+    "nn.MaxPool2d": (lambda: nn.MaxPool2d(2, 2), max_pool(2, 2), IMAGES.astype("f"), "max_pool"),
+    "ops.MaxPool": (lambda: ops.MaxPool(3, 2), max_pool(3, 2), IMAGES.astype("f"), "max_pool"),
+}
+
+
+def differences(rule, x, weights):
+    """Return the gradient of the weighted sum by central differences in float64."""
+    x, found = x.astype(np.float64), np.zeros(x.shape)
+    for place in np.ndindex(*x.shape):
+        one = np.zeros(x.shape)
+        one[place] = 1e-5
+        found[place] = ((rule(x + one) - rule(x - one)) * weights).sum() / 2e-5
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(mode, name):
+    make, rule, x, _ = CASES[name]
+    expected = rule(x.astype(np.float64))
+    net = Of(make(), expected.shape)
+    assert replaced(net).status == "applied"
+    # float32 of sums over 70 values of size 10: 1e-7 * 70 would be the worst.
+    np.testing.assert_allclose(net.inner(Tensor(x)).asnumpy(), expected, rtol=1e-5, atol=1e-6)
+    gradient = ms.grad(net)(Tensor(x)).asnumpy()
+    slope = differences(rule, x, net.weights.asnumpy().astype(np.float64))
+    # central differences of float64 at 1e-5 are good to 1e-9, float32's gradients to 1e-6
+    np.testing.assert_allclose(gradient, slope, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("size", [5, 6, 7, 8])
+@pytest.mark.parametrize("kernel", [2, 3, 4])
+def test_padded_pooling_is_mindspores_with_ties(graph_mode, kernel, size):
+    """With one row of padding, which comes last, and with several, of which some come first."""
+    x = RNG.integers(-3, 4, (2, 2, size, size + 1)).astype("f")
+    plain = nn.MaxPool2d(kernel, 2, pad_mode="same")
+    expected = plain(Tensor(x)).asnumpy()
+    net = Of(nn.MaxPool2d(kernel, 2, pad_mode="same"), expected.shape)
+    slope = ms.grad(net)(Tensor(x)).asnumpy()
+    assert dict(replaced(net).counts) == {"max_pool": 1}
+    np.testing.assert_array_equal(net.inner(Tensor(x)).asnumpy(), expected)
+    np.testing.assert_array_equal(ms.grad(net)(Tensor(x)).asnumpy(), slope)
+
+
+def test_gradients_of_scale_and_shift(mode):
+    x, weights = WIDE.reshape(6, 70), RNG.normal(size=(6, 70)).astype("f")
+    net = Of(nn.LayerNorm((70,), epsilon=EPSILON), (6, 70))
+    net.weights = Tensor(weights)
+    assert dict(replaced(net).counts) == {"layer_norm": 1}
+    gradient = ms.grad(net, None, net.trainable_params())(Tensor(x))
+    normal = layer_norm(x.astype(np.float64))
+    assert [one.name.rpartition(".")[2] for one in net.trainable_params()] == ["gamma", "beta"]
+    np.testing.assert_allclose(gradient[0].asnumpy(), (weights * normal).sum(0), atol=1e-5)
+    np.testing.assert_allclose(gradient[1].asnumpy(), weights.sum(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_extreme_values_are_mindspores(mode, name):
+    make, _, x, _ = CASES[name]
+    zero = 1.0 if name == "nn.LeakyReLU" else 0.0  # where its gradient is a matter of taste
+    x = np.resize(np.array([zero, -zero, 1e4, -1e4, 30, -30, 1e-30, 2, 2, 2], "f"), x.shape)
+    expected = make()(Tensor(x)).asnumpy()
+    net = Of(make(), expected.shape)
+    before = ms.grad(net)(Tensor(x)).asnumpy()
+    replaced(net)
+    np.testing.assert_allclose(net.inner(Tensor(x)).asnumpy(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ms.grad(net)(Tensor(x)).asnumpy(), before, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["nn.GELU", "nn.LeakyReLU", "nn.Softmax", "ops.GeLU"])
+def test_float16_is_mindspores_own(mode, name):
+    make, _, x, _ = CASES[name]
+    net, half = Of(make(), x.shape), Tensor(x.astype(np.float16))
+    expected = net.inner(half).asnumpy()
+    replaced(net)
+    np.testing.assert_array_equal(net.inner(half).asnumpy(), expected)
+
+
+class Narrow(nn.GELU):
+    """A GELU of the user's own."""
+
+
+class OverTwo(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.norm = ops.LayerNorm(1, 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.GELU(approximate=False),
+        lambda: nn.Softmax(1),
+        lambda: nn.MaxPool2d(3, 2, pad_mode="pad", padding=1),
+        Narrow,
+        OverTwo,
+        nn.ReLU,
+    ],
+)
+def test_others_stay_and_the_report_says_so(make):
+    net = nn.CellList([make()])
+    before = [type(one) for _, one in net.cells_and_names()]
+    row = replaced(net)
+    assert row.status == "skipped"
+    assert "no layer holds one of its operators" in row.reason
+    assert [type(one) for _, one in net.cells_and_names()] == before
+
+
+def all_kinds():
+    held = nn.SequentialCell(nn.LayerNorm((4,)), nn.GELU(), nn.LeakyReLU(), nn.Softmax())
+    return nn.SequentialCell(nn.Dense(3, 4), held, held[1], nn.Dense(4, nets.CLASSES))
+
+
+def test_each_place_is_counted_once_and_a_second_model_changes_nothing_more(mode):
+    net = all_kinds()
+    names = [one.name for one in net.get_parameters()]
+    x = Tensor(nets.batches(1)[0][0])
+    for _ in range(2):
+        row = model_of(net, ON).train_network.report()[NAME]
+        assert dict(row.counts) == {"layer_norm": 1, "gelu": 1, "leaky_relu": 1, "softmax": 1}
+        cells = len(list(net.cells_and_names()))
+        answer = net(x).asnumpy()
+    assert [one.name for one in net.get_parameters()] == names
+    model_of(net, ON)
+    assert len(list(net.cells_and_names())) == cells
+    np.testing.assert_array_equal(net(x).asnumpy(), answer)
+
+
+class Refusing(Algorithm):
+    switch = "refusing"
+
+    def build(self, build):
+        raise ValueError("refused")
+
+
+def test_a_refused_model_gives_layers_and_operators_back(mode):
+    net = all_kinds()
+    x = Tensor(nets.batches(1)[0][0])
+    before, answer = [type(one) for _, one in net.cells_and_names()], net(x).asnumpy()
+    boost = AutoBoost("O1", ON, algorithms=[Refusing()])
+    with pytest.raises(ValueError, match="refused"):
+        boost.network_auto_process_train(net, nets.momentum(net.trainable_params()))
+    assert [type(one) for _, one in net.cells_and_names()] == before
+    assert type(net[1][0].layer_norm) is ops.LayerNorm
+    np.testing.assert_array_equal(net(x).asnumpy(), answer)
+
+
+def test_layers_of_a_list_train_as_mindspores(mode):
+
+    class Listed(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Dense(3, 4), nn.Dense(4, nets.CLASSES)
+            self.gelus = nn.CellList([nn.GELU(), nn.GELU()])
+            self.gain = Parameter(np.ones(4, np.float32))
+
+        def construct(self, x):
+            x = self.first(x)
+            for one in self.gelus:
+                x = one(x) * self.gain
+            return self.last(x)
+
+    net, plain = Listed(), Listed()
+    for one, other in zip(net.get_parameters(), plain.get_parameters()):
+        other.set_data(Tensor(one.asnumpy().copy()))  # loading would share the memory
+    models = model_of(net, ON), model_of(plain)
+    assert dict(models[0].train_network.report()[NAME].counts) == {"gelu": 2}
+    for x, y in nets.batches(4):
+        for model in models:
+            model.train_network(Tensor(x), Tensor(y))
+    for name, value in nets.weights(plain).items():
+        np.testing.assert_allclose(nets.weights(net)[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_other_devices_keep_their_operators(monkeypatch):
+    net, before = all_kinds(), ms.get_context
+    told = {"device_target": "Ascend"}
+    monkeypatch.setattr(ms, "get_context", lambda name: told.get(name) or before(name))
+    row = replaced(net)
+    assert (row.status, row.reason[-21:]) == ("skipped", "as they are on Ascend")
+    assert type(net[1][1]) is nn.GELU
