@@ -281,6 +281,13 @@ def primitives(cell: nn.Cell) -> dict[str, Any]:
     return held
 
 
+def has_hooks(cell: nn.Cell) -> bool:
+    """Return whether somebody has put a hook on a Cell."""
+    kinds = ("forward_hook", "forward_pre_hook", "backward_hook", "backward_pre_hook")
+    held = [value for name, value in vars(cell).items() if any(kind in name for kind in kinds)]
+    return any(held)
+
+
 def name_trained(optimizer: nn.Optimizer) -> None:
     """Let an optimizer list the names of its parameters, as its constructor does."""
     optimizer._user_parameters = [parameter.name for parameter in optimizer.parameters]

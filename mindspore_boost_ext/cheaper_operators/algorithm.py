@@ -47,10 +47,11 @@ def cheaper_operators(network: nn.Cell) -> dict[int, CheaperCell]:
     """Return what takes the place of the layers and operators of a network, by their ids."""
     done = {id(one.plain) for one in layers_of(network, (CheaperCell,))}
     cells = [cell for _, cell in network.cells_and_names()]
+    layers = [cell for cell in cells if not _compat.has_hooks(cell)]
     operators = [one for cell in cells for one in _compat.primitives(cell).values()]
     return {
         id(plain): KNOWN[type(plain)].replacement(plain)
-        for plain in [*cells, *operators]
+        for plain in [*layers, *operators]
         if id(plain) not in done and type(plain) in KNOWN and KNOWN[type(plain)].fits(plain)
     }
 

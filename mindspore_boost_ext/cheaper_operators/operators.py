@@ -14,10 +14,9 @@ _LINEAR = 1.5957691216057308  # 2 * sqrt(2 / pi)
 _CUBIC = 0.044715 * _LINEAR
 
 
-def _row_means(rows: Tensor) -> Tensor:
-    """Return the mean of each row, shape (n, 1): a matrix product is faster than a reduction."""
-    width = rows.shape[1]
-    return ops.MatMul()(rows, ops.fill(ms.float32, (width, 1), 1 / width))
+def _row_sums(rows: Tensor) -> Tensor:
+    """Return the sum of each row, shape (n, 1): a matrix product is faster than a reduction."""
+    return ops.MatMul()(rows, ops.ones((rows.shape[1], 1), ms.float32))
 
 
 class CheaperCell(nn.Cell):
@@ -30,6 +29,13 @@ class CheaperCell(nn.Cell):
     def __init__(self, plain: Any) -> None:
         super().__init__(auto_prefix=False)
         self.plain = plain
+        self.fp16 = self.bf16 = False  # to_float and mixed precision set them, now or later
+        if isinstance(plain, nn.Cell):
+            self.add_flags(**plain.get_flags())
+
+    def is_plain(self, x: Tensor) -> bool:
+        """Return whether MindSpore's own operator takes an input."""
+        return x.dtype != ms.float32 or self.fp16 or self.bf16
 
 
 class CheaperGelu(CheaperCell):
@@ -37,7 +43,7 @@ class CheaperGelu(CheaperCell):
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the activation, of the shape of ``x``."""
-        if x.dtype != ms.float32:
+        if self.is_plain(x):
             return self.plain(x)
         return x * ops.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
 
@@ -54,7 +60,7 @@ class CheaperLeakyRelu(CheaperCell):
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the activation, of the shape of ``x``."""
-        if x.dtype != ms.float32:
+        if self.is_plain(x):
             return self.plain(x)
         return (1 - self.slope) * ops.relu(x) + self.slope * x
 
@@ -68,7 +74,7 @@ class CheaperSoftmax(CheaperCell):
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the shares, of the shape of ``x``."""
-        if x.dtype != ms.float32 or x.ndim == 0:
+        if self.is_plain(x) or x.ndim == 0:
             return self.plain(x)
         return self.of_rows(x)
 
@@ -82,9 +88,9 @@ class _SoftmaxOfRows(nn.Cell):
         return self.plain(x)
 
     def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
-        product, width = out * dout, x.shape[-1]
-        means = _row_means(product.reshape((-1, width)))
-        return (product - out * (width * means).reshape((*x.shape[:-1], 1)),)
+        product = out * dout
+        sums = _row_sums(product.reshape((-1, x.shape[-1])))
+        return (product - out * sums.reshape((*x.shape[:-1], 1)),)
 
 
 class CheaperLayerNorm(CheaperCell):
@@ -96,14 +102,14 @@ class CheaperLayerNorm(CheaperCell):
 
     def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised values, and mean and variance with a last axis of 1."""
-        if x.dtype != ms.float32 or gamma.dtype != ms.float32:
+        if self.is_plain(x) or self.is_plain(gamma):
             outputs: tuple[Tensor, Tensor, Tensor] = self.plain(x, gamma, beta)
             return outputs
-        of_rows = (*x.shape[:-1], 1)
-        rows = x.reshape((-1, x.shape[-1]))
-        mean = _row_means(rows)
+        of_rows, width = (*x.shape[:-1], 1), x.shape[-1]
+        rows = x.reshape((-1, width))
+        mean = _row_sums(rows) / width
         centered = rows - mean
-        variance = _row_means(centered * centered)
+        variance = _row_sums(centered * centered) / width
         values = centered * ops.rsqrt(variance + self.epsilon) * gamma + beta
         return values.reshape(x.shape), mean.reshape(of_rows), variance.reshape(of_rows)
 
@@ -120,7 +126,7 @@ class CheaperMaxPool(CheaperCell):
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the maxima, [N, C, H, W]."""
-        if x.dtype != ms.float32 or (self.pads and self._pads_in_front(x.shape)):
+        if self.is_plain(x) or (self.pads and self._pads_in_front(x.shape)):
             return self.plain(x)
         return self.pool(x)[0]
 
@@ -142,7 +148,7 @@ def _is_over_last_axis(plain: Any) -> bool:
 
 
 def _is_of_last_axis(plain: Any) -> bool:
-    return plain.begin_norm_axis == plain.begin_params_axis == -1
+    return bool(plain.begin_norm_axis == plain.begin_params_axis == -1)
 
 
 def _is_channels_first(plain: Any) -> bool:

@@ -150,6 +150,27 @@ def test_float16_is_mindspores_own(mode, name):
     np.testing.assert_array_equal(net.inner(half).asnumpy(), expected)
 
 
+@pytest.mark.parametrize("flagged", ["before", "after"])
+@pytest.mark.parametrize("name", ["nn.GELU", "nn.Softmax", "nn.LayerNorm", "nn.LeakyReLU"])
+def test_a_layer_that_computes_in_float16_goes_on_doing_so(mode, name, flagged):
+    """Sums of float16 would lose digits; mixed precision sets the dtype of all layers."""
+    net, plain = (Of(CASES[name][0](), WIDE.shape) for _ in range(2))
+    plain.inner.to_float(ms.float16)
+    if flagged == "before":
+        net.inner.to_float(ms.float16)
+    assert replaced(net).status == "applied"
+    net.inner.to_float(ms.float16)
+    found, expected = (one.inner(Tensor(WIDE)).asnumpy() for one in (net, plain))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_layer_with_a_hook_stays():
+    net, seen = nn.CellList([nn.GELU(), nn.GELU()]), []
+    net[0].register_forward_hook(lambda cell, inputs, output: seen.append(type(cell)))
+    assert dict(replaced(net).counts) == {"gelu": 1}
+    assert type(net[0]) is nn.GELU
+
+
 class Narrow(nn.GELU):
     """A GELU of the user's own."""
 
