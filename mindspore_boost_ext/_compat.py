@@ -82,10 +82,7 @@ class ModelUnderConstruction:
         lambda self, value: setattr(self._model, "_eval_network", value),
         doc="The user's network for evaluation, or None.",
     )
-    loss_fn = property(
-        lambda self: self._model._loss_fn,
-        doc="The user's loss, or None.",
-    )
+    loss_fn = property(lambda self: self._model._loss_fn, doc="The user's loss, or None.")
     boost_level = property(
         lambda self: self._model._boost_level,
         lambda self, value: setattr(self._model, "_boost_level", value),
@@ -284,8 +281,7 @@ def primitives(cell: nn.Cell) -> dict[str, Any]:
 def has_hooks(cell: nn.Cell) -> bool:
     """Return whether somebody has put a hook on a Cell."""
     kinds = ("forward_hook", "forward_pre_hook", "backward_hook", "backward_pre_hook")
-    held = [value for name, value in vars(cell).items() if any(kind in name for kind in kinds)]
-    return any(held)
+    return any(value and any(kind in name for kind in kinds) for name, value in vars(cell).items())
 
 
 def name_trained(optimizer: nn.Optimizer) -> None:
