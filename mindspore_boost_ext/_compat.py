@@ -281,7 +281,7 @@ def primitives(cell: nn.Cell) -> dict[str, Any]:
 def has_hooks(cell: nn.Cell) -> bool:
     """Return whether somebody has put a hook on a Cell."""
     kinds = ("forward_hook", "forward_pre_hook", "backward_hook", "backward_pre_hook")
-    return any(value and any(kind in name for kind in kinds) for name, value in vars(cell).items())
+    return any(vars(cell)[name] for name in vars(cell) if any(kind in name for kind in kinds))
 
 
 def name_trained(optimizer: nn.Optimizer) -> None:
