@@ -29,6 +29,7 @@ FLOORS = [
         "label_smoothing",
         "less_batch_normalization",
         "progressive_resizing",
+        "random_shift",
         "seq_length_warmup",
         "short_schedule",
         "thor",

@@ -43,6 +43,7 @@ ALGORITHMS = (
     "seq_length_warmup",
     "short_schedule",
     "label_smoothing",
+    "random_shift",
     "gradient_centralization",
     "compiled_step",
     "cheaper_operators",
@@ -103,10 +104,7 @@ class BoostConfig:
         given_switches (tuple): the switches that the user gave in section ``boost``, as pairs of
             name and bool.
         given (frozenset(str)): names of the sections that the user gave.
-        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, progressive_resizing,
-            seq_length_warmup, short_schedule, label_smoothing, gradient_centralization,
-            compiled_step, cheaper_operators, gradients, loss_scale (Section): the settings of the
-            section of that name.
+        common, and every other name in ``SECTIONS`` (Section): the settings of that section.
     """
 
     level: str = "O0"
@@ -123,6 +121,7 @@ class BoostConfig:
     seq_length_warmup: sections.SeqLengthWarmupConfig = sections.SeqLengthWarmupConfig()
     short_schedule: sections.ShortScheduleConfig = sections.ShortScheduleConfig()
     label_smoothing: sections.LabelSmoothingConfig = sections.LabelSmoothingConfig()
+    random_shift: sections.RandomShiftConfig = sections.RandomShiftConfig()
     gradient_centralization: sections.GradientCentralizationConfig = (
         sections.GradientCentralizationConfig()
     )
