@@ -61,7 +61,7 @@ class ShiftedImages(nn.Cell):
         draws = np.random.default_rng((seed, rank_and_count()[0])).integers(0, _GRID, (2, _DRAWS))
         self.draws = Tensor((draws / _GRID).astype(np.float32))
         name = "boost.random_shift.position"  # among the draws
-        self.position = Parameter(Tensor([0], ms.int32), name=name, requires_grad=False)
+        self.position = Parameter(Tensor(0, ms.int32), name=name, requires_grad=False)
 
     def construct(self, images: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """Move the first input."""
