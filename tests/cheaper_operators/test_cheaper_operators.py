@@ -141,6 +141,20 @@ def test_extreme_values_are_mindspores(mode, name):
     np.testing.assert_allclose(ms.grad(net)(Tensor(x)).asnumpy(), before, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_nan_stays_nan(mode, name):
+    """One NaN in a window: MaxPool keeps it if last, MaxPoolWithArgmax if first."""
+    make, _, x, _ = CASES[name]
+    x = x.copy()
+    x[-1:] = np.nan
+    expected = make()(Tensor(x)).asnumpy()
+    assert np.isnan(expected).any()
+    net = Of(make(), expected.shape)
+    replaced(net)
+    found = net.inner(Tensor(x)).asnumpy()
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+
+
 @pytest.mark.parametrize("name", ["nn.GELU", "nn.LeakyReLU", "nn.Softmax", "ops.GeLU"])
 def test_float16_is_mindspores_own(mode, name):
     make, _, x, _ = CASES[name]
