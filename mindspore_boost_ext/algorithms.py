@@ -19,7 +19,6 @@ from mindspore_boost_ext.group_loss_scale_manager.algorithm import GroupedScaleA
 from mindspore_boost_ext.label_smoothing.algorithm import LabelSmoothingAlgorithm
 from mindspore_boost_ext.less_batch_normalization.algorithm import LessBNAlgorithm
 from mindspore_boost_ext.progressive_resizing.algorithm import ResizingAlgorithm
-from mindspore_boost_ext.random_shift.algorithm import RandomShiftAlgorithm
 from mindspore_boost_ext.seq_length_warmup.algorithm import SeqLengthAlgorithm
 from mindspore_boost_ext.short_schedule.algorithm import ShortScheduleAlgorithm
 from mindspore_boost_ext.thor.algorithm import ThorAlgorithm
@@ -34,7 +33,6 @@ ALGORITHMS: tuple[type[Algorithm], ...] = (
     AdaSumAlgorithm,
     AccumulationAlgorithm,
     GroupedScaleAlgorithm,
-    RandomShiftAlgorithm,
     ResizingAlgorithm,  # counts updates, whatever updates
     SeqLengthAlgorithm,
     ShortScheduleAlgorithm,

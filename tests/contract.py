@@ -206,13 +206,6 @@ ALGORITHMS += [
     ),
     Algorithm("label_smoothing", switched(label_smoothing=True), "label_smoothing"),
     Algorithm(
-        "random_shift",
-        {**switched(random_shift=True), "random_shift": {"share": 0.25}},
-        "random_shift",
-        net=lambda: MeanOfPlaces((1, 2), channels_first=True),
-        inputs=lambda x: np.multiply.outer(x, np.linspace(0, 2, 16, dtype="f").reshape(4, 4)),
-    ),
-    Algorithm(
         "gradient_centralization",
         switched(gradient_centralization=True),
         "gradient_centralization",

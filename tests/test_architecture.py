@@ -29,7 +29,6 @@ FLOORS = [
         "label_smoothing",
         "less_batch_normalization",
         "progressive_resizing",
-        "random_shift",
         "seq_length_warmup",
         "short_schedule",
         "thor",

@@ -118,10 +118,7 @@ def test_moments_steps_and_rates_go_on_in_the_second_model(mode, name, rate):
 
 BY_ALGORITHM = {one.name: one for one in contract.ALGORITHMS}
 OF_THE_LOSS_SCALE = ("scale", "iterator_step")  # MindSpore's managers begin again with each Model
-SCHEDULES = (
-    *("grad_freeze.position", "random_shift.position"),
-    *("progressive_resizing.updates", "seq_length_warmup.updates"),
-)
+SCHEDULES = ("grad_freeze.position", "progressive_resizing.updates", "seq_length_warmup.updates")
 HALF = 3  # divides the window of accumulation
 
 

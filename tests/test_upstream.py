@@ -76,7 +76,6 @@ SWITCHES = (
     "seq_length_warmup",
     "short_schedule",
     "label_smoothing",
-    "random_shift",
     "gradient_centralization",
     "compiled_step",
     "cheaper_operators",

@@ -22,7 +22,6 @@ CARDS = {
     "seq_length_warmup": "seq_length_warmup/README.md",
     "short_schedule": "short_schedule/README.md",
     "label_smoothing": "label_smoothing/README.md",
-    "random_shift": "random_shift/README.md",
     "compiled_step": "compiled_step/README.md",
     "cheaper_operators": "cheaper_operators/README.md",
 }
@@ -44,7 +43,6 @@ OTHER_NAMES = {
     "ShortSequences": "seq_length_warmup",
     "FasterSchedule": "short_schedule",
     "SmoothedLoss": "label_smoothing",
-    "ShiftedImages": "random_shift",
     "GroupLossScaleManager": "loss_scale_group",
     "DynamicLossScaleManager": "loss_scale",
     "FixedLossScaleManager": "loss_scale",

@@ -173,7 +173,6 @@ TRIAL_SETTINGS: dict[str, TrialSettings] = {
     ),
     "short_schedule": TrialSettings(lambda setup: {"short_schedule": {"total_steps": setup.steps}}),
     "label_smoothing": TrialSettings(),
-    "random_shift": TrialSettings(),
     "gradient_centralization": TrialSettings(),
     "compiled_step": TrialSettings(
         modes=("pynative",), unsuited="in GRAPH_MODE every step is compiled: take --mode pynative"

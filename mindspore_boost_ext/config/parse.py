@@ -43,7 +43,6 @@ ALGORITHMS = (
     "seq_length_warmup",
     "short_schedule",
     "label_smoothing",
-    "random_shift",
     "gradient_centralization",
     "compiled_step",
     "cheaper_operators",
@@ -104,7 +103,10 @@ class BoostConfig:
         given_switches (tuple): the switches that the user gave in section ``boost``, as pairs of
             name and bool.
         given (frozenset(str)): names of the sections that the user gave.
-        common, and every other name in ``SECTIONS`` (Section): the settings of that section.
+        common, less_bn, grad_freeze, grad_accumulation, dim_reduce, thor, progressive_resizing,
+            seq_length_warmup, short_schedule, label_smoothing, gradient_centralization,
+            compiled_step, cheaper_operators, gradients, loss_scale (Section): the settings of the
+            section of that name.
     """
 
     level: str = "O0"
@@ -121,7 +123,6 @@ class BoostConfig:
     seq_length_warmup: sections.SeqLengthWarmupConfig = sections.SeqLengthWarmupConfig()
     short_schedule: sections.ShortScheduleConfig = sections.ShortScheduleConfig()
     label_smoothing: sections.LabelSmoothingConfig = sections.LabelSmoothingConfig()
-    random_shift: sections.RandomShiftConfig = sections.RandomShiftConfig()
     gradient_centralization: sections.GradientCentralizationConfig = (
         sections.GradientCentralizationConfig()
     )

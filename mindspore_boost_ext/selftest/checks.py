@@ -68,14 +68,6 @@ class PerPixel(Net):
         return super().construct(ops.transpose(x, (0, 2, 3, 1)))
 
 
-class OnePixel(Net):
-    """The oracle's network on one pixel of images ``[n, features, height, width]``."""
-
-    def construct(self, x: Tensor) -> Tensor:
-        """Return outputs ``[n, outputs]``."""
-        return super().construct(x[:, :, 1, 1])
-
-
 class Residual(nn.Cell):
     """A convolution, a residual block, and a Dense layer, for images of 4 x 4.
 
@@ -206,28 +198,6 @@ def _pixels(images: Array, targets: Array) -> Batch:
     rows = images.transpose(0, 2, 3, 1)
     target = np.broadcast_to(targets, (*rows.shape[:3], targets.shape[-1]))
     return rows.reshape(-1, rows.shape[-1]), target.reshape(-1, target.shape[-1])
-
-
-def moved_images() -> float:
-    """Train on images of 4 x 4 that move by up to one pixel, and look at the pixel (1, 1) only."""
-    size = (STEPS, oracle.BATCH, oracle.FEATURES, 4, 4)
-    images = np.random.default_rng(5).normal(size=size).astype(np.float32)
-    targets = [y for _, y in oracle.batches(STEPS)]
-    found, _ = train(
-        list(zip(images, targets)), ["random_shift"], OnePixel(), random_shift={"share": 0.25}
-    )
-    ranks = rank_and_count()[1]
-    parts = [_seen(part, rank) for rank, part in enumerate(np.array_split(images, ranks, axis=1))]
-    return furthest(found, oracle.trained(list(zip(np.concatenate(parts, axis=1), targets))))
-
-
-def _seen(images: Array, rank: int) -> Array:
-    """Return the pixels that a rank sees, ``[steps, n, features]``, of nine in the middle."""
-    draws = np.random.default_rng((0, rank)).integers(0, 2**16, (2, 8191)) * 3 // 2**16
-    steps, count = images.shape[:2]
-    rows, columns = draws[:, : steps * count]
-    flat = images.reshape(steps * count, *images.shape[2:])
-    return flat[np.arange(steps * count), :, rows, columns].reshape(steps, count, -1)
 
 
 def short_schedule() -> float:
@@ -425,7 +395,6 @@ CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
         "seq_length_warmup": short_sequences,
         "short_schedule": short_schedule,
         "label_smoothing": smoothed_labels,
-        "random_shift": moved_images,
         "adasum": adasum,
         "dim_reduce": dim_reduce,
     }

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
-from mindspore_boost_ext.stages.batch import behind
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import (
     CountedUpdate,
@@ -79,7 +78,7 @@ class GrowingInputs(Algorithm):
         steps = []
         for _, scale in settings.phases:
             variant = step.restricted(step.optimizer, everything)
-            variant.batch_part = behind(step.batch_part, self.smaller(settings, scale))
+            variant.batch_part = _behind(step.batch_part, self.smaller(settings, scale))
             steps.append(variant)
         steps.append(step.restricted(step.optimizer, everything))
         names = [*(f"scale {scale:g}" for _, scale in settings.phases), "full size"]
@@ -150,6 +149,21 @@ class GrowingInputs(Algorithm):
                 f"{self.switch}.total_steps to the updates of the training",
                 NoEffectWarning,
             )
+
+
+class _Behind(nn.Cell):
+    """Changes a batch twice."""
+
+    def __init__(self, first: nn.Cell, second: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.first, self.second = first, second
+
+    def construct(self, *inputs: Tensor) -> Any:
+        return self.second(*self.first(*inputs))
+
+
+def _behind(first: nn.Cell | None, second: nn.Cell) -> nn.Cell:
+    return second if first is None else _Behind(first, second)
 
 
 def _shapes(outputs: object) -> list[tuple[int, ...]]:
