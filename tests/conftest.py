@@ -17,11 +17,13 @@ if _worker and hasattr(os, "sched_setaffinity"):
     if len(_cores) <= int(os.environ["PYTEST_XDIST_WORKER_COUNT"]):
         os.sched_setaffinity(0, {_cores[int(_worker[2:]) % len(_cores)]})
 
+import compiling
 import mindspore as ms
 import pytest
 
 import mindspore_boost_ext
 
+compiling.spare()
 LONGEST_TEST = 900  # seconds; several times what the longest takes here
 
 

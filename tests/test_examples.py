@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import struct
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,14 +15,11 @@ import launch
 import mindspore as ms
 import numpy as np
 import pytest
+import scripts
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 CONFIGS = sorted((EXAMPLES / "configs").glob("*.json"))
-
-
-def command(name, *words):
-    return [sys.executable, str(EXAMPLES / name), *map(str, words)]
 
 
 def environment():
@@ -33,15 +29,7 @@ def environment():
 
 def run(folder, name, *words):
     """Run an example in a folder; return what it printed, and the accuracy in its last line."""
-    done = subprocess.run(
-        command(name, *words),
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = scripts.run(EXAMPLES / name, *words, cwd=folder, env=environment())
     assert done.returncode == 0, done.stderr
     return done.stdout, accuracy(done.stdout)
 
@@ -180,18 +168,13 @@ def test_a_killed_run_ends_as_one_without_the_break(tmp_path):
     whole.mkdir()
     broken.mkdir()
     expected = run(whole, "resume.py", "--epochs", 4)[1]
-    process = subprocess.Popen(
-        command("resume.py", "--epochs", 4),
-        cwd=broken,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    words = ("--epochs", 4)
+    killed = scripts.Script(EXAMPLES / "resume.py", *words, cwd=broken, env=environment())
     deadline = time.monotonic() + 200
-    while epochs(broken) < 2 and process.poll() is None and time.monotonic() < deadline:
+    while epochs(broken) < 2 and killed.process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    killed.process.kill()
+    assert killed.communicate().returncode == -signal.SIGKILL
     printed, found = run(broken, "resume.py", "--epochs", 4)
     assert re.match(r"goes on behind epoch [123]$", printed.splitlines()[0])
     assert found == expected

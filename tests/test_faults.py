@@ -18,8 +18,6 @@ import pickle
 import random
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 import zipfile
@@ -30,6 +28,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
+import scripts
 from mindspore import Tensor, nn
 from mindspore.dataset.engine import iterators
 from models import loss_of
@@ -50,9 +49,8 @@ WORKER = pathlib.Path(fault_worker.__file__)
 SEED = "20"
 
 
-def start(*words, **kwargs):
-    command = [sys.executable, str(WORKER), *(str(word) for word in words)]
-    return subprocess.Popen(command, cwd=words[-1] if len(words) == 2 else words[2], **kwargs)
+def start(*words):
+    return scripts.Script(WORKER, *words, cwd=words[-1] if len(words) == 2 else words[2])
 
 
 # ---- killed at a random step, and resumed ----
@@ -65,12 +63,10 @@ EVERY_GRAPH = pytest.param("every graph", marks=pytest.mark.slow)
 def resumed(request, tmp_path_factory):
     """Kill a run of all algorithms, resume it in a new process; return what that one found."""
     folder = tmp_path_factory.mktemp(request.param)
-    killed = start("killed", request.param, folder, SEED, stderr=subprocess.PIPE)
-    _, errors = killed.communicate(timeout=400)
-    assert killed.returncode == -signal.SIGKILL, errors.decode()[-2000:]
-    second = start("resumed", request.param, folder, SEED, stderr=subprocess.PIPE)
-    _, errors = second.communicate(timeout=400)
-    assert second.returncode == 0, errors.decode()[-2000:]
+    killed = start("killed", request.param, folder, SEED).communicate(400)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    second = start("resumed", request.param, folder, SEED).communicate(400)
+    assert second.returncode == 0, second.stderr[-2000:]
     expected = {one.name for one in fault_worker.algorithms(request.param)}
     found = json.loads((folder / "results.json").read_text())
     assert found.keys() == expected
@@ -95,7 +91,7 @@ def killed_at_random(task, folder, kills, check):
     """Let a process write without end, and kill it at a random moment; several times."""
     draw = random.Random(int(SEED))
     for _ in range(kills):
-        process = start(task, folder)
+        writing = start(task, folder)
         try:
             started = time.monotonic()
             while not os.listdir(folder) and time.monotonic() - started < 120:
@@ -104,8 +100,8 @@ def killed_at_random(task, folder, kills, check):
                 time.sleep(0.01)
             time.sleep(draw.uniform(0.0, 0.5))
         finally:
-            process.kill()
-            process.wait()
+            writing.process.kill()
+            writing.communicate()
         assert check()
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import mindspore as ms
 import nets
 import numpy as np
 import pytest
+import scripts
 from mindspore import Tensor, nn
 from models import model_of
 
@@ -113,13 +112,8 @@ def test_fastest_makes_half_of_the_updates_of_a_schedule(mode, rate, status):
 
 
 def launched(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "mindspore_boost_ext", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONWARNINGS": "default"},
-    )
+    environment = {**os.environ, "PYTHONWARNINGS": "default"}
+    return scripts.run("-m", "mindspore_boost_ext", *words, env=environment)
 
 
 def test_the_launcher_gives_a_script_a_recipe(tmp_path):

@@ -6,13 +6,12 @@ import ast
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import mindspore as ms
 import nets
 import numpy as np
 import pytest
+import scripts
 from mindspore import Tensor, nn
 
 import mindspore_boost_ext
@@ -34,13 +33,8 @@ def upstream(program, tmp_path, mode):
         f"json.dump(result, open({str(output)!r}, 'w'))\n",
         encoding="utf-8",
     )
-    subprocess.run(
-        [sys.executable, str(script)],
-        check=True,
-        timeout=300,
-        capture_output=True,
-        env={**os.environ, INSTALL_VARIABLE: "0"},
-    )
+    ended = scripts.run(script, env={**os.environ, INSTALL_VARIABLE: "0"})
+    assert ended.returncode == 0, ended.stderr
     return json.loads(output.read_text())
 
 

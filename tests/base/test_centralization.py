@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import mindspore as ms
 import nets
 import numpy as np
 import pytest
+import scripts
 from mindspore import Parameter, Tensor, nn, ops
 from models import model_of
 
@@ -327,14 +326,7 @@ optimizer(tuple(Tensor(one) for one in gradients(0)))
         "MS_DEV_SAVE_GRAPHS_PATH": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
-    run = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **variables},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    run = scripts.run("-c", script, cwd=tmp_path, env={**os.environ, **variables})
     assert f"Unsupported op [{kernel}]" in run.stderr, run.stderr
     lines = [
         line

@@ -12,6 +12,7 @@ import textwrap
 import time
 
 import pytest
+import scripts
 
 from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext.cli.cards import OTHER_NAMES
@@ -126,7 +127,7 @@ SCRIPT_FOR_UPSTREAM = """
 
 def test_an_unmodified_script_trains_with_this_package(tmp_path):
     path = write(tmp_path, "train.py", SCRIPT_FOR_UPSTREAM)
-    result = run([*LAUNCHER, path])
+    result = scripts.run("-m", "mindspore_boost_ext", path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("loss is ") == 2
     assert "None" not in result.stdout
@@ -241,8 +242,9 @@ def launched(tmp_path):
     def start(name, *words, **environment):
         write(tmp_path, "train.py", TRAINS + SCRIPTS[name])
         words = [str(config) if word == "CONFIG" else word for word in words]
+        words += ["train.py", "--level", "own"]
         variables = {**os.environ, **environment}
-        return run([*LAUNCHER, *words, "train.py", "--level", "own"], tmp_path, env=variables)
+        return scripts.run("-m", "mindspore_boost_ext", *words, cwd=tmp_path, env=variables)
 
     return start
 

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import re
-import subprocess
 import sys
 import threading
 
@@ -16,6 +15,7 @@ import mindspore.boost
 import nets
 import numpy as np
 import pytest
+import scripts
 from mindspore import Tensor, nn
 
 import mindspore_boost_ext
@@ -173,14 +173,7 @@ def test_contexts_of_several_threads_overlap():
 @pytest.mark.parametrize("variable", ["0", "1"])
 def test_environment_variable_switches_installation_off(variable):
     program = "import mindspore_boost_ext as m; print(m.is_installed())"
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, INSTALL_VARIABLE: variable},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    result = scripts.run("-c", program, env={**os.environ, INSTALL_VARIABLE: variable})
     assert result.stdout.strip() == str(variable == "1")
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pathlib
 import re
-import subprocess
-import sys
 import textwrap
 
 import pytest
+import scripts
 
 SCRIPT = """
     import sys
@@ -48,11 +47,9 @@ def test_a_script_of_mindcvs_kind_is_boosted(tmp_path, mode, kind, scale, drop, 
     pytest.importorskip("mindcv")
     script = pathlib.Path(tmp_path) / "train.py"
     script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
-    command = [sys.executable, "-m", "mindspore_boost_ext", "--level", "O1", str(script)]
+    command = ["-m", "mindspore_boost_ext", "--level", "O1", str(script)]
     words = [mode, kind, str(scale), str(drop), amp_level]
-    result = subprocess.run(
-        [*command, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600
-    )
+    result = scripts.run(*command, *words, cwd=tmp_path, timeout=600)
     assert result.returncode == 0, result.stderr[-2000:]
     losses = [float(one) for one in re.findall(r"loss is (\S+)", result.stdout)]
     assert len(losses) == 6

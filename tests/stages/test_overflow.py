@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
+import scripts
 from mindspore import COOTensor, Tensor, nn, ops
 from overflow_cases import Check, PerGradient, flags
 
@@ -458,17 +458,14 @@ def compile_one(folder, network, detector, inputs):
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory):
     folder = tmp_path_factory.mktemp("graphs")
-    run = subprocess.run(
-        [sys.executable, __file__, "compile", str(folder)],
+    run = scripts.run(
+        *(__file__, "compile", folder),
         env={
             **os.environ,
             "MS_DEV_SAVE_GRAPHS": "2",
             "MS_DEV_SAVE_GRAPHS_PATH": str(folder),
             "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",  # the helpers of the tests
         },
-        capture_output=True,
-        text=True,
-        timeout=120,
         cwd=folder,
     )
     assert run.returncode == 0, run.stderr[-2000:]

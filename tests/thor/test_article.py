@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import mindspore as ms
 import nets
 import pytest
+import scripts
 from mindspore import Tensor, nn
 
 import mindspore_boost_ext
@@ -21,14 +21,10 @@ SCRIPT = Path(__file__).parent.parent / "thor_article.py"
 
 def run(*words):
     """Run Python in a process of its own; return what it did."""
-    return subprocess.run(
-        [sys.executable, *words],
+    return scripts.run(
+        *words,
         # Not sys.path, to which MindSpore adds folders of its own that hide Python's modules.
         env={**os.environ, "PYTHONPATH": str(Path(mindspore_boost_ext.__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
 
 
