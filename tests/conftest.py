@@ -18,8 +18,10 @@ if _worker and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {_cores[int(_worker[2:]) % len(_cores)]})
 
 import compiling
+import failures
 import mindspore as ms
 import pytest
+import slow_cases
 
 import mindspore_boost_ext
 
@@ -52,6 +54,17 @@ def pytest_runtest_protocol(item):
     faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Say of a failing test in which mode, network and settings it failed."""
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed and call.excinfo is not None:
+        frames = [entry.frame.f_locals for entry in call.excinfo.traceback]
+        lines = failures.surroundings(item, frames)
+        report.sections.append(("where it failed", "\n".join(lines)))
+
+
 # Their first test takes too long for the loop of writing: real processes, whole trainings.
 NOT_QUICK = {"test_distributed", "test_dim_reduce_ranks", "test_thor_distributed", "test_faults"}
 NOT_QUICK |= {"test_examples", "test_example_resnet", "test_docs", "test_upstream"}
@@ -70,24 +83,7 @@ def pytest_collection_modifyitems(items):
     for _, found in first.values():
         for item in {*found[:1], *found[-1:]}:
             item.add_marker("quick")
-    for item in items:
-        if is_slow(getattr(item, "callspec", None)):
-            item.add_marker("slow")
-
-
-# Compiling takes the time: GRAPH_MODE has these optimizers in ``-m slow`` only, and so have 3 and 8
-# processes, which share two cores.
-RARE_OPTIMIZERS = {"RMSProp", "Adagrad", "FTRL", "LazyAdam", "AdaFactor", "AdaMax", "Adadelta"}
-RARE_OPTIMIZERS |= {"ASGD", "Rprop", "ProximalAdagrad", "AdamOffload"}
-
-
-def is_slow(case):
-    """Return whether the parameters of a test leave it to ``-m slow``."""
-    if case is None:
-        return False
-    values = [one for one in case.params.values() if isinstance(one, (str, int))]
-    rare = case.params.get("mode") == "graph" and not RARE_OPTIMIZERS.isdisjoint(values)
-    return rare or case.params.get("ranks") in (3, 8)
+    slow_cases.mark(items)
 
 
 # They read what the same real processes found, which are started once for all of them.

@@ -6,7 +6,6 @@ Where the start of the interpreter, its end or its tracebacks count, a test star
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
 import pathlib
@@ -57,9 +56,7 @@ def _run(words, folder, environment, *files):
     for number, path in zip((1, 2), files):
         file = os.open(path, os.O_WRONLY | os.O_CREAT)
         os.dup2(file, number)
-    sys.stdin = open(os.devnull)
-    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), write_through=True)
-    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), write_through=True)
+    sys.stdin.close()
     sys.argv = words[1:] if words[0] in ("-c", "-m") else words
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     own = folder if words[0] in ("-c", "-m") else os.path.dirname(os.path.abspath(words[0]))

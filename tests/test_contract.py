@@ -1,50 +1,106 @@
 """Every algorithm goes through one list of checks; a new one joins by an entry in ``ALGORITHMS``.
 
 Off is bit-identical to plain training; on, the loss falls; the report says so; a run continues
-bit-identically from its state, in fresh objects and in the same ones.
+bit-identically from its state, in fresh objects and in the same ones, and from old checkpoints.
 """
 
 from __future__ import annotations
 
-import copy
+import itertools
+import types
 
+import contract
 import mindspore as ms
 import nets
 import numpy as np
-from contract import RESUME_AT, STEPS, build, everyone, run, switched_on
-
-from mindspore_boost_ext import AutoBoost
+import old_checkpoints
+import pytest
+from contract import RESUME_AT, STEPS, build, everyone, run, switched, switched_on
 
 # Counters of MindSpore's own dynamic loss scale, under the names that MindSpore gave them.
 MINDSPORES_OWN = {"current_iterator_step", "last_overflow_iterator_step"}
+# With all switches off, algorithms differ by their networks alone.
+NETWORKS = list({one.net: one for one in reversed(contract.ALGORITHMS)}.values())
+MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
+CASES = list(itertools.product(MODES, contract.ALGORITHMS))
 
 
-@everyone
-def test_off_is_bit_identical_to_plain_training(mode, algorithm):
-    off = copy.deepcopy(algorithm.on)
-    off["boost"].update(dict.fromkeys(AutoBoost().boost_config, False))
-    sections = [name for name in off if name != "boost"]
-    for name in sections:  # a section without its switch would be told as ineffective
-        del off[name]
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1].name}")
+def trained(request, tmp_path_factory):
+    """Train with an algorithm: compiled once, for all that looks at it."""
+    mode, algorithm = request.param
+    before = ms.get_context("mode")
+    ms.set_context(mode=MODES[mode])
     steps = algorithm.batches(STEPS)
-    net, model = build(algorithm, off)
+    net, model = switched_on(algorithm)
+    start = nets.weights(model.train_network)
+    losses = run(model, steps[:RESUME_AT])
+    path = str(tmp_path_factory.mktemp("contract") / "run.ckpt")
+    ms.save_checkpoint(model.train_network, path)
+    losses += run(model, steps[RESUME_AT:])
+    end = nets.weights(model.train_network)
+    yield types.SimpleNamespace(**locals())
+    ms.set_context(mode=before)
+
+
+@pytest.mark.parametrize("algorithm", NETWORKS, ids=lambda one: one.name)
+def test_off_is_bit_identical_to_plain_training(mode, algorithm):
+    steps = algorithm.batches(STEPS)
+    net, model = build(algorithm, switched())
     plain_net, plain = build(algorithm, None)
     assert run(model, steps) == run(plain, steps)
     nets.assert_same_weights(net, plain_net)
 
 
-@everyone
-def test_on_the_loss_is_finite_and_falls(mode, algorithm):
-    net, model = switched_on(algorithm)
+def test_a_run_goes_on_bit_identically_from_its_state(trained):
+    """From a checkpoint in fresh objects, and from what is loaded into the very step that runs.
+
+    Compiled functions must not go on with the memory that the Parameters had before. So equal
+    seeds give equal weights, too: equal starts do, and all that follows.
+    """
+    _, resumed = switched_on(trained.algorithm)
+    nets.assert_same(nets.weights(resumed.train_network), trained.start)
+    saved = ms.load_checkpoint(trained.path)
+    not_loaded, _ = ms.load_param_into_net(resumed.train_network, saved)
+    assert not not_loaded
+    assert run(resumed, trained.steps[RESUME_AT:]) == trained.losses[RESUME_AT:]
+    nets.assert_same(nets.weights(resumed.train_network), trained.end)
+
+    for _ in range(2):
+        nets.set_weights(trained.model.train_network, trained.start)
+        assert run(trained.model, trained.steps) == trained.losses
+        nets.assert_same(nets.weights(trained.model.train_network), trained.end)
+
+
+def test_on_the_loss_is_finite_and_falls(trained):
+    nets.set_weights(trained.model.train_network, trained.start)
     ((x, _),) = nets.batches(1)
-    batch = algorithm.inputs(x), x.argmax(axis=1).astype(np.int32)
-    losses = run(model, [batch] * 60)
+    batch = trained.algorithm.inputs(x), x.argmax(axis=1).astype(np.int32)
+    losses = run(trained.model, [batch] * 60)
     assert np.isfinite(losses).all()
     # One batch with labels that can be learned: plain runs fall to 0.5-0.7, a prefix frozen early
     # or a window of 3 to 0.8.
     assert losses[-1] < 0.9 * losses[0]
-    model.train(1, algorithm.dataset(4), dataset_sink_mode=False)  # no window is longer
-    assert all(np.isfinite(value).all() for value in nets.weights(net).values())
+    data = trained.algorithm.dataset(4)  # no window is longer
+    trained.model.train(1, data, dataset_sink_mode=False)
+    assert all(np.isfinite(value).all() for value in nets.weights(trained.net).values())
+
+
+def test_training_goes_on_from_an_old_checkpoint(trained):
+    """It loads strictly, and the steps behind it are those of the code that wrote it."""
+    algorithm, step = trained.algorithm, trained.model.train_network
+    old = ms.load_checkpoint(old_checkpoints.path_of(algorithm, RESUME_AT))
+    ms.load_param_into_net(step, old, strict_load=True)
+    run(trained.model, trained.steps[RESUME_AT:])
+    expected = ms.load_checkpoint(old_checkpoints.path_of(algorithm, STEPS))
+    found = nets.weights(step)
+    assert found.keys() == expected.keys()
+    writer = old_checkpoints.writers()[old_checkpoints.stem_of(algorithm)]
+    same = writer == old_checkpoints.processor() and trained.mode == "graph"
+    # Else five steps of float32 with numbers around 1: some roundings of 6e-8 each.
+    tolerance = {"rtol": 0, "atol": 0} if same else {"rtol": 1e-5, "atol": 1e-6}
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value.asnumpy(), err_msg=name, **tolerance)
 
 
 @everyone
@@ -58,36 +114,6 @@ def test_report_says_what_was_applied(algorithm):
     if algorithm.row == "less_bn":
         applied.discard("gradient centralization")  # it has a switch inside that of less_bn
     assert applied == ({algorithm.row} if algorithm.row else set())
-
-
-@everyone
-def test_a_run_goes_on_bit_identically_from_its_state(mode, algorithm, tmp_path):
-    """From a checkpoint in fresh objects, and from what is loaded into the very step that runs.
-
-    Compiled functions must not go on with the memory that the Parameters had before. So equal
-    seeds give equal weights, too: equal starts do, and all that follows.
-    """
-    steps = algorithm.batches(STEPS)
-    _, model = switched_on(algorithm)
-    step = model.train_network
-    saved = nets.weights(step)
-    losses = run(model, steps[:RESUME_AT])
-    path = str(tmp_path / "run.ckpt")
-    ms.save_checkpoint(step, path)
-    expected = run(model, steps[RESUME_AT:])
-    weights = nets.weights(step)
-
-    _, resumed = switched_on(algorithm)
-    nets.assert_same(nets.weights(resumed.train_network), saved)  # equal seeds, equal starts
-    not_loaded, _ = ms.load_param_into_net(resumed.train_network, ms.load_checkpoint(path))
-    assert not not_loaded
-    assert run(resumed, steps[RESUME_AT:]) == expected
-    nets.assert_same(nets.weights(resumed.train_network), weights)
-
-    for _ in range(2):
-        nets.set_weights(step, saved)
-        assert run(model, steps) == losses + expected
-        nets.assert_same(nets.weights(step), weights)
 
 
 @everyone

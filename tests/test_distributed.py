@@ -183,7 +183,7 @@ def test_the_cell_agrees_with_the_tree_in_float64(ended, ranks, mode, devices, l
     folder, _ = ended(ranks, mode)
     names = [f"{mode}_adasum{devices}_{large}_rank{rank}.npz" for rank in range(ranks)]
     found = [np.load(folder / name) for name in names]
-    steps = adasum_cases.steps(ranks, large)
+    steps = adasum_cases.steps(ranks, large, mode)
     for index in range(len(steps[0])):
         result = found[0][str(index)]
         assert all(one[str(index)].tobytes() == result.tobytes() for one in found[1:])

@@ -56,10 +56,10 @@ def start(*words):
 # ---- killed at a random step, and resumed ----
 
 
-EVERY_GRAPH = pytest.param("every graph", marks=pytest.mark.slow)
+EVERY = [pytest.param(f"every {mode}", marks=pytest.mark.slow) for mode in ("graph", "pynative")]
 
 
-@pytest.fixture(scope="module", params=["graph", "pynative", EVERY_GRAPH])
+@pytest.fixture(scope="module", params=["graph", "pynative", *EVERY])
 def resumed(request, tmp_path_factory):
     """Kill a run of all algorithms, resume it in a new process; return what that one found."""
     folder = tmp_path_factory.mktemp(request.param)

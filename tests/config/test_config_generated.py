@@ -23,8 +23,6 @@ from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, MODES, BoostCon
 from mindspore_boost_ext.config.sections import SECTIONS
 from mindspore_boost_ext.report import BoostWarning
 
-EXAMPLES = 10_000
-
 
 def surroundings():
     """Return what a call could change outside itself."""
@@ -120,11 +118,12 @@ PAIRS = st.builds(
 LEVEL = st.sampled_from([*LEVELS, *LEVELS, *LEVELS, "O3", 1, None])
 
 
-def test_generated_configurations():
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_generated_configurations(count):
     before, outcomes, seen = surroundings(), [], set()
 
     @hypothesis.settings(
-        max_examples=EXAMPLES,
+        max_examples=count,
         deadline=None,
         database=None,
         derandomize=True,
@@ -143,7 +142,7 @@ def test_generated_configurations():
     check()
     random.setstate(state)  # hypothesis itself seeds it
     assert surroundings() == before
-    assert len(seen) >= EXAMPLES
+    assert len(seen) >= count
     # Both ends are reached often, else this says little.
     assert 0.05 < sum(outcomes) / len(outcomes) < 0.95
 
@@ -158,7 +157,8 @@ VALID = {
 }
 
 
-def test_every_flipped_bit_and_every_cut_of_a_valid_file(tmp_path):
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_flipped_bit_and_every_cut_of_a_valid_file(tmp_path, every):
     text = json.dumps(VALID).encode()
     before, path, outcomes = surroundings(), tmp_path / "boost.json", []
     flipped = [
@@ -166,7 +166,8 @@ def test_every_flipped_bit_and_every_cut_of_a_valid_file(tmp_path):
         for place in range(len(text))
         for bit in range(8)
     ]
-    for content in [*flipped, *(text[:length] for length in range(len(text)))]:
+    cut = [text[:length] for length in range(len(text))]
+    for content in [*flipped, *cut][::every]:
         path.write_bytes(content)
         outcomes.append(plan_or_clear_error("O1", str(path)) is not None)
     assert surroundings() == before

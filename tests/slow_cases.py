@@ -1,0 +1,67 @@
+"""What the default run leaves to ``-m slow``: cases that show in more places what others show."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+
+# Optimizers that differ from others in their update alone, which is MindSpore's.
+RARE = {"RMSProp", "Adagrad", "FTRL", "LazyAdam", "AdaFactor", "AdaMax", "Adadelta", "ASGD"}
+RARE |= {"Rprop", "ProximalAdagrad", "AdamOffload"}
+
+# Where every case in GRAPH_MODE is worth its compilation, or reads what is there already.
+ALL_IN_GRAPH_MODE = {"test_combinations", "test_distributed", "test_overflow", "test_examples"}
+ALL_IN_GRAPH_MODE |= {"test_thor_distributed", "test_dim_reduce_ranks", "test_agreement"}
+
+# Single cases that take seconds; what shows the same stands beside them.
+CASES = {
+    # three algorithms at once: in GRAPH_MODE the table has them, with groups, window and clipping
+    "test_table_of_combinations": ("pynative-('all three'", "pynative-('thor', 'grouped'"),
+    "test_a_combination_resumes_in_the_middle_of_a_window": ("all three", "graph-('p-bfgs'"),
+    # choices inside a graph: test_freezing and test_progressive_resizing
+    "test_in_a_graph_around_the_step_the_choices_are_the_same": ("",),
+    "test_with_freezing_and_thor": ("graph",),
+    # one start of two ranks, killed under the launcher, shows both
+    "test_a_killed_rank_is_named_ends_the_run_and_every_rank_resumes": ("graph",),
+    # ResNet-18 has the same blocks, or all but the bottleneck, whose rewriting is counted
+    "test_level_o1_trains_mindcv_networks": ("resnet50",),
+    "test_searches_leave_no_memory_behind": ("pynative",),
+    "test_with_mixed_precision": ("graph-O1", "graph-O2"),
+    "test_flag_is_exact": ("graph-fp16", "graph-bf16"),
+    "test_every_loss_scale_gives_the_unscaled_run": ("graph",),
+    "test_a_window_of_equal_batches_is_the_plain_step": ("graph",),
+    "test_trials_leave_statistics_and_random_state_alone": ("pynative",),
+    "test_group_scales_and_freezing": ("graph",),
+    "test_a_step_that_overflows_is_not_counted": ("graph",),
+    "test_a_window_is_of_one_size": ("graph",),
+    "test_float16_learns": ("words0",),
+    "test_a_long_schedule_takes_no_more_memory": ("function-10000000",),
+}
+
+
+def mark(items):
+    """Mark the cases of a run that are slow."""
+    compiled = collections.defaultdict(list)
+    for item in items:
+        parameters = getattr(getattr(item, "callspec", None), "params", {})
+        name = item.name[len(item.originalname) :]
+        words = CASES.get(item.originalname, ())
+        if any(word in name for word in words) or _is_slow(item.path.stem, parameters):
+            item.add_marker(pytest.mark.slow)
+        elif parameters.get("mode") == "graph" and item.path.stem not in ALL_IN_GRAPH_MODE:
+            compiled[item.path, item.originalname].append(item)
+    for cases in compiled.values():
+        # PYNATIVE_MODE has them all: here compiling takes the time, and two show that it is right.
+        for item in cases[1:-1]:
+            item.add_marker(pytest.mark.slow)
+
+
+def _is_slow(file, parameters):
+    """Return whether the parameters of a test leave it to ``-m slow``, whatever it tests."""
+    words = [
+        word for one in parameters.values() if isinstance(one, str) for word in one.split(", ")
+    ]
+    rare = not RARE.isdisjoint(words)
+    compiles = parameters.get("mode") == "graph" or "groups" in words or file == "test_loss_scale"
+    return (rare and compiles) or parameters.get("ranks") in (3, 8)
