@@ -6,6 +6,7 @@ import faulthandler
 import gc
 import os
 import subprocess
+import tempfile
 from typing import Any
 
 # MindSpore's threads spin while they wait: where the processes of the tests have no more cores than
@@ -16,6 +17,12 @@ if _worker and hasattr(os, "sched_setaffinity"):
     os.environ["TEST_CORES"] = ",".join(map(str, _cores))  # for ranks, which are processes too
     if len(_cores) <= int(os.environ["PYTEST_XDIST_WORKER_COUNT"]):
         os.sched_setaffinity(0, {_cores[int(_worker[2:]) % len(_cores)]})
+
+# What the package compiles to, for the processes that tests start.
+if "PYTHONPYCACHEPREFIX" not in os.environ:
+    _folder = tempfile.TemporaryDirectory(prefix="bytecode-")
+    os.environ["PYTHONPYCACHEPREFIX"] = _folder.name
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import compiling
 import failures

@@ -6,7 +6,10 @@ both modes: see ``conftest.ended``.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import pathlib
 import sys
 from unittest import mock
 
@@ -229,6 +232,21 @@ def adasum_class(mode, folder):
         np.savez(f"{folder}/{mode}_adasum{count}_{large}_rank{rank}.npz", **found)
 
 
+def example():
+    """Train as the example of many processes does; return what this rank printed."""
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "examples"))
+    import many_processes
+
+    printed, words = io.StringIO(), ["many_processes.py", "--adasum", "--epochs", "1"]
+    with (
+        mock.patch.object(sys, "argv", words),
+        mock.patch.object(many_processes, "init"),  # it was called for all cases
+        contextlib.redirect_stdout(printed),
+    ):
+        many_processes.main()
+    return printed.getvalue()
+
+
 def results_of(mode, folder):
     """Return what this rank found in one mode, by case."""
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
@@ -248,7 +266,9 @@ def results_of(mode, folder):
 def main(folder):
     init()
     results = {mode: results_of(mode, folder) for mode in ("graph", "pynative")}
-    if get_group_size() == 2:  # last, since it leaves a collective behind that nobody answers
+    if get_group_size() == 2:
+        results["graph"]["example"] = example()
+        # Last, since it leaves a collective behind that nobody answers.
         results["pynative"]["dim_reduce"].update(dim_reduce_worker.late(get_rank(), folder))
     with open(f"{folder}/rank{get_rank()}.json", "w", encoding="utf-8") as file:
         json.dump(results, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import adasum_cases
 import distributed_worker
@@ -88,6 +89,14 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ended, ranks, mode, name)
 def test_gradients_are_reduced_once_in_a_window(ended):
     _, results = ended(2, "pynative")  # where calls can be counted
     assert [result["accumulation"]["reductions"] for result in results] == [3, 3]  # 6 steps by 2
+
+
+def test_the_example_trains_together(ended):
+    _, results = ended(2, "graph")
+    shown = [result["example"] for result in results]
+    (line,) = [line for line in shown[0].splitlines() if line.startswith("test accuracy")]
+    assert re.fullmatch(r"test accuracy (0\.\d{4}|1\.0000)", line)
+    assert "test accuracy" not in shown[1]  # rank 0 speaks for all
 
 
 # ---- AdaSum ----

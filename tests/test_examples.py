@@ -11,7 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import launch
 import mindspore as ms
 import numpy as np
 import pytest
@@ -151,16 +150,6 @@ def test_a_network_of_mindcv_trains(tmp_path):
     pytest.importorskip("mindcv")
     printed, _ = run(tmp_path, "mindcv_model.py", "--epochs", 1, "--max-images", 64)
     assert re.search(r"^less_bn .* applied", printed, re.MULTILINE)
-
-
-def test_processes_train_together(tmp_path):
-    words = ("--adasum", "--epochs", "1")
-    code, logs = launch.launch(2, tmp_path, EXAMPLES / "many_processes.py", *words)
-    assert code == 0, logs
-    shown = [path.read_text(errors="replace") for path in sorted(tmp_path.glob("worker_*.log"))]
-    lines = [line for line in shown[0].splitlines() if line.startswith("test accuracy")]
-    assert 0 <= accuracy(lines[-1]) <= 1
-    assert "test accuracy" not in shown[1]  # rank 0 speaks for all
 
 
 def test_a_killed_run_ends_as_one_without_the_break(tmp_path):
