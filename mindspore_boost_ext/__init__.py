@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from mindspore_boost_ext._collector import release
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.adasum.cell import AdaSum
 from mindspore_boost_ext.algorithm import Algorithm
@@ -50,6 +51,7 @@ from mindspore_boost_ext.thor.optimizer import THOR
 tuning(at_import=True)
 if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "off"):
     install()
+release()
 
 __all__ = [
     "THOR",

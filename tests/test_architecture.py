@@ -14,7 +14,7 @@ PACKAGE = ROOT / "mindspore_boost_ext"
 # A folder, or a file that lies flat, may import from the floors below it, and from its own floor
 # where that is not a circle.
 FLOORS = [
-    {"report", "_version", "config", "recipes"},
+    {"report", "_collector", "_version", "config", "recipes"},
     {"_compat"},
     {"runtime", "stages", "base", "bundled", "algorithm"},
     {
