@@ -16,12 +16,35 @@ ALL_IN_GRAPH_MODE |= {"test_thor_distributed", "test_dim_reduce_ranks", "test_ag
 
 # Single cases that take seconds; what shows the same stands beside them.
 CASES = {
-    # three algorithms at once: in GRAPH_MODE the table has them, with groups, window and clipping
-    "test_table_of_combinations": ("pynative-('all three'", "pynative-('thor', 'grouped'"),
+    # three algorithms at once
+    "test_table_of_combinations": ("all three", "pynative-('thor', 'grouped'"),
     "test_a_combination_resumes_in_the_middle_of_a_window": ("all three", "graph-('p-bfgs'"),
     # choices inside a graph: test_freezing and test_progressive_resizing
     "test_in_a_graph_around_the_step_the_choices_are_the_same": ("",),
     "test_with_freezing_and_thor": ("graph",),
+    # what one Model hands on to the next: those that hold most of it stay
+    "test_a_second_model_goes_on_as_the_first_would_have": (
+        *("p-sgd", "twa", "label_smoothing", "gradient_centralization", "cheaper_operators"),
+        *("compiled_step", "seq_length", "prefix"),
+    ),
+    # make_train_step builds what a Model builds
+    "test_it_trains_as_a_model_does": (
+        *("dim_reduce", "trace rule", "seq_length", "resizing", "label_smoothing", "prefix"),
+        *("adaptive", "gradient_centralization", "cheaper_operators", "less_bn"),
+    ),
+    "test_frozen_parameters_stay_and_the_others_train_as_plain": ("pynative-fixed", "graph-fixed"),
+    "test_fifty_updates_equal_those_of_the_big_batch": (
+        *("pynative-SGD-list", "pynative-SGD-schedule", "Momentum-schedule", "Momentum-constant"),
+        *("pynative-Adam-list", "Adam-constant", "WeightDecay-list", "WeightDecay-constant"),
+    ),
+    "test_exit_codes_and_tracebacks_are_those_of_plain_python": (
+        *("a message", "raise SystemExit", "missing_module"),
+    ),
+    "test_managers_and_amp_levels_train": ("pynative-O1", "pynative-O3"),
+    "test_it_trains_as_the_step_operator_by_operator": ("[thor]", "progressive"),
+    "test_it_goes_on_from_a_checkpoint": ("graph-3", "graph-9", "pynative-3"),
+    "test_layers_that_rest_keep_their_precision": ("O2",),
+    "test_the_counts_in_mindcv_networks": ("dpn92", "resnext", "seresnet", "wide"),
     # one start of two ranks, killed under the launcher, shows both
     "test_a_killed_rank_is_named_ends_the_run_and_every_rank_resumes": ("graph",),
     # ResNet-18 has the same blocks, or all but the bottleneck, whose rewriting is counted

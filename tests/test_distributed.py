@@ -151,7 +151,7 @@ def test_a_model_with_adasum_trains_by_the_rule(ended, mode_of, ranks, mode, nam
 
 
 def test_statistics_differ_between_ranks(ended):
-    _, results = ended(4, "graph")
+    _, results = ended(4, "pynative")
     assert (
         len(
             {json.dumps(result["adasum clipped accumulation norm"]["others"]) for result in results}
@@ -172,11 +172,11 @@ def test_the_report_tells_servers_and_cost(ended, ranks, mode, name):
     assert f"collectives_a_step={2 * levels + 1 if halved else 1}" in counts
 
 
-@pytest.mark.parametrize("mode", ["graph", "pynative"])
-def test_a_run_resumes_bit_identically_from_a_checkpoint_of_each_rank(ended, mode):
+@pytest.mark.parametrize(("ranks", "mode"), [(2, "pynative"), (8, "graph")])
+def test_a_run_resumes_bit_identically_from_a_checkpoint_of_each_rank(ended, ranks, mode):
     """The moments, which differ between the ranks, too."""
-    _, results = ended(2, mode)
-    first, second = (result["adasum resumed"] for result in results)
+    _, results = ended(ranks, mode)
+    first, second = (result["adasum resumed"] for result in results[:2])
     assert first["resumed"] == first["uninterrupted"]
     assert second["resumed"] == second["uninterrupted"]
     assert first["resumed"]["moments.first.weight"] != second["resumed"]["moments.first.weight"]

@@ -151,6 +151,8 @@ def test_explain_shows_the_card_of_an_algorithm(capsys, name):
     printed = capsys.readouterr().out
     for part in ("When it helps", "hurts", "Measured effect", "Cost", "Reference"):
         assert part in printed, f"the card of {name} lacks: {part}"
+    effect = re.search(r"Measured effect(.*?)(\n\n|$)", printed, re.DOTALL)[1]
+    assert re.search(r"\d|not measured|recipes", effect), f"the card of {name} has no figure"
 
 
 @pytest.mark.parametrize(("name", "same"), OTHER_NAMES.items())
