@@ -111,6 +111,13 @@ class Algorithm:
         """Return what BoostMonitor shows of the last step: name -> number or bool."""
         return {}
 
+    def updates_made(self, step: BoostTrainOneStepCell) -> int | None:
+        """Return after how many updates it ends the training; None: the script does.
+
+        Asked when the step is made, and again before the first step, which may show otherwise.
+        """
+        return None
+
     def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
         """Return what says after each step whether the training is over; None: the script does."""
         return None

@@ -33,9 +33,9 @@ ALGORITHMS: tuple[type[Algorithm], ...] = (
     AdaSumAlgorithm,
     AccumulationAlgorithm,
     GroupedScaleAlgorithm,
-    ResizingAlgorithm,  # counts updates, whatever updates
-    SeqLengthAlgorithm,
     ShortScheduleAlgorithm,
+    ResizingAlgorithm,  # over the updates that are made; counts them, whatever updates
+    SeqLengthAlgorithm,
     LabelSmoothingAlgorithm,
     CompiledStepAlgorithm,
 )

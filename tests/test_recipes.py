@@ -97,6 +97,22 @@ def test_what_fast_does_to_which_network(mode, net, loss, batch, applied):
     assert {one for one, status in rows.items() if status == "applied"} == applied
 
 
+def test_fast_ends_with_its_share_at_full_length(mode):
+    """Of the updates that are made: of 13, where no batch shows that it is a language model."""
+    net = Tokens()
+    optimizer = nn.Momentum(net.trainable_params(), FALLING, 0.9)
+    step = model_of(net, recipe("fast", 20), optimizer).train_network
+    words = "scale 0.125 until update {}, scale 0.25 until update {} of {}, then full size"
+    assert step.report()[WARMUP].reason == words.format(3, 6, 13)
+    scales = []
+    for _ in range(12):
+        step(Tensor(SEQUENCES), Tensor(SEQUENCES.ravel() % nets.CLASSES))
+        scales.append(step.observations()["seq_length_warmup_scale"])  # of the next
+    assert step.report()[SHORT].status == "skipped"
+    assert step.report()[WARMUP].reason == words.format(4, 10, 20)
+    assert scales == [0.125] * 3 + [0.25] * 6 + [1.0] * 3
+
+
 @pytest.mark.parametrize(
     ("rate", "status"), [([0.1 - 0.01 * one for one in range(8)], "applied"), (0.1, "skipped")]
 )

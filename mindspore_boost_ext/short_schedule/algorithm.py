@@ -61,6 +61,11 @@ class ShortScheduleAlgorithm(Algorithm):
     def _is_applied(self, step: BoostTrainOneStepCell) -> bool:
         return self.is_on(step) and step.report()[self.switch].status == APPLIED
 
+    def updates_made(self, step: BoostTrainOneStepCell) -> int | None:
+        """Return how many updates the shorter training makes."""
+        settings: Any = step.auto_boost.config.short_schedule
+        return int(settings.updates()) if self._is_applied(step) else None
+
     def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
         """Return what says whether the schedule has come to its end."""
         if not self._is_applied(step):

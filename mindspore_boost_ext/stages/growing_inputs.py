@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
@@ -11,6 +11,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
+from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import (
@@ -50,16 +51,34 @@ class GrowingInputs(Algorithm):
                 f"{type(step).__name__} has a construct of its own, which would train at full size "
                 f"from the first step on: leave {self.switch} away"
             )
-        settings = getattr(step.auto_boost.config, self.switch)
-        firsts = first_updates([share for share, _ in settings.phases], settings.total_steps)
+        firsts = self._firsts(step)
         step.update_part = CountedUpdate(step.update_part, self.switch, firsts)
         step.choose_last(self._choice)
+        self._show(step, firsts)
+
+    def _updates(self, step: BoostTrainOneStepCell) -> int:
+        """Return the updates that phases are shares of: those that are made of the training."""
+        total: int = getattr(step.auto_boost.config, self.switch).total_steps
+        made = [one.updates_made(step) for one in step.auto_boost.algorithms]
+        return min(total, *(total if one is None else one for one in made))
+
+    def _firsts(self, step: BoostTrainOneStepCell) -> tuple[int, ...]:
+        shares = [share for share, _ in getattr(step.auto_boost.config, self.switch).phases]
+        return first_updates(shares, self._updates(step))
+
+    def _show(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
+        phases = getattr(step.auto_boost.config, self.switch).phases
         words = [
-            f"scale {scale:g} until update {end}"
-            for (_, scale), end in zip(settings.phases, firsts[1:])
+            f"scale {scale:g} until update {end}" for (_, scale), end in zip(phases, firsts[1:])
         ]
-        reason = f"{', '.join(words)} of {settings.total_steps}, then full size"
+        reason = f"{', '.join(words)} of {self._updates(step)}, then full size"
         self._put_row(step, APPLIED, reason, {"sizes": len(firsts)})
+
+    def _begin_at(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
+        """Let phases begin elsewhere, in every variant of the step."""
+        phases_of(step.update_part, self.switch).firsts = tuple(firsts)
+        for chooser in layers_of(step, (PhaseChooser,)):
+            chooser.follow()
 
     def _put_row(
         self,
@@ -95,8 +114,12 @@ class GrowingInputs(Algorithm):
         except ValueError as error:
             if settings.if_unfit != SKIP:
                 raise
-            phases_of(step.update_part, self.switch).skipped = True
+            self._begin_at(step, [0] * (len(settings.phases) + 1))  # all is behind, but full size
             self._put_row(step, SKIPPED, str(error).partition(": leave ")[0])
+            return
+        firsts = self._firsts(step)  # the batch may have shown that no update is saved
+        self._begin_at(step, firsts)
+        self._show(step, firsts)
 
     def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
         """Run the network in evaluation mode, which leaves no mark on it."""

@@ -29,12 +29,12 @@ class Phases:
 
     Args:
         count (Parameter): of updates, int32, shape ().
-        firsts (Sequence[int]): as :func:`first_updates` returns them, beginning with 0.
+        firsts (Sequence[int]): as :func:`first_updates` returns them, beginning with 0; of phases
+            that begin together the last is on.
     """
 
     def __init__(self, count: Parameter, firsts: Sequence[int]) -> None:
         self.count, self.firsts = count, tuple(firsts)
-        self.skipped = False  # whether the last phase is always on
 
     def updates(self) -> int:
         """Return how many updates have been made."""
@@ -42,8 +42,7 @@ class Phases:
 
     def now(self) -> int:
         """Return the number of the phase of the next update."""
-        last = len(self.firsts) - 1
-        return last if self.skipped else bisect.bisect_right(self.firsts, self.updates()) - 1
+        return bisect.bisect_right(self.firsts, self.updates()) - 1
 
 
 class CountedUpdate(UpdateAround):
@@ -79,8 +78,13 @@ class PhaseChooser(Chooser):
 
     def __init__(self, phases: Phases) -> None:
         super().__init__()
-        self.__dict__.update(now=phases.now)  # asked on the host alone
-        self.count, self.table = phases.count, Tensor(phases.firsts, ms.int32)
+        self.__dict__.update(now=phases.now, phases=phases)  # asked on the host alone
+        self.count = phases.count
+        self.follow()
+
+    def follow(self) -> None:
+        """Take over where the phases begin, before the first step."""
+        self.table = Tensor(self.phases.firsts, ms.int32)
 
     def index(self) -> Tensor:
         """Count the phases that have begun."""

@@ -257,3 +257,48 @@ def test_a_recipe_leaves_labels_of_each_place_alone(mode, if_unfit, beside):
     for one, other in zip(ours.trainable_params(), others.trainable_params()):
         same = np.array_equal(one.asnumpy(), other.asnumpy())
         assert same == (if_unfit == "skip"), one.name
+
+
+class Lengths(nn.Cell):
+    """The mean over a sequence, of any length."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Dense(nets.FEATURES, nets.CLASSES)
+        nets.fill(self)
+
+    def construct(self, x):
+        return self.head(x.mean(1))
+
+
+@pytest.mark.parametrize("total", [TOTAL, 4, 3])  # of the whole training, of what is made, of less
+def test_inputs_grow_within_the_updates_that_are_made(mode, total):
+    """Bit for bit plain training on the rates that are picked, on short sequences at first."""
+    net, plain = Lengths(), Lengths()
+    warmup = {"seq_length_warmup": {"phases": [[0.5, 0.5]], "total_steps": total}}
+    step = shortened(on_list, net, **warmup).train_network
+    own = nn.Momentum(plain.trainable_params(), [RATES[one] for one in AT], 0.9)
+    reference = model_of(plain, optimizer=own).train_network
+    random = np.random.default_rng(3)
+    for length in (2, 2, 4, 4):
+        x = random.normal(size=(nets.BATCH, 4, nets.FEATURES)).astype(np.float32)
+        y = Tensor(random.integers(0, nets.CLASSES, nets.BATCH).astype(np.int32))
+        found = step(Tensor(x), y).asnumpy()
+        np.testing.assert_array_equal(found, reference(Tensor(x[:, :length]), y).asnumpy())
+    nets.assert_same(nets.weights(net), nets.weights(plain))
+    made = min(total, len(AT))
+    reason = f"scale 0.5 until update 2 of {made}, then full size"
+    assert step.report()["seq_length_warmup"].reason == reason
+
+
+def test_in_a_graph_of_its_own_inputs_grow_within_them_too(graph_mode):
+    """As in sink mode, where no batch is looked at before."""
+    trained = []
+    for wrap in (nets.Outer, lambda step: step):
+        net = Lengths()
+        warmup = {"seq_length_warmup": {"phases": [[0.5, 0.5]], "total_steps": TOTAL}}
+        step = wrap(shortened(on_list, net, **warmup).train_network)
+        for x, y in nets.batches(len(AT)):
+            step(Tensor(np.stack([x, -x, x * x, x], 1)), Tensor(y))
+        trained.append(nets.weights(net))
+    nets.assert_same(*trained)
