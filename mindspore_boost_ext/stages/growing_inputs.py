@@ -69,10 +69,14 @@ class GrowingInputs(Algorithm):
     def _show(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
         phases = getattr(step.auto_boost.config, self.switch).phases
         words = [
-            f"scale {scale:g} until update {end}" for (_, scale), end in zip(phases, firsts[1:])
+            f"scale {scale:g} until update {end}"
+            for (_, scale), begin, end in zip(phases, firsts, firsts[1:])
+            if begin < end
         ]
+        if not words:
+            return self._put_row(step, SKIPPED, "every phase is rounded to full size or away")
         reason = f"{', '.join(words)} of {self._updates(step)}, then full size"
-        self._put_row(step, APPLIED, reason, {"sizes": len(firsts)})
+        return self._put_row(step, APPLIED, reason, {"sizes": len(words) + 1})
 
     def _begin_at(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
         """Let phases begin elsewhere, in every variant of the step."""
@@ -117,7 +121,8 @@ class GrowingInputs(Algorithm):
             self._begin_at(step, [0] * (len(settings.phases) + 1))  # all is behind, but full size
             self._put_row(step, SKIPPED, str(error).partition(": leave ")[0])
             return
-        firsts = self._firsts(step)  # the batch may have shown that no update is saved
+        # The batch may have shown that no update is saved, and shows the sizes.
+        firsts = _merged(self._firsts(step), self._sizes(settings, *inputs))
         self._begin_at(step, firsts)
         self._show(step, firsts)
 
@@ -131,6 +136,12 @@ class GrowingInputs(Algorithm):
                 return
             for _, scale in settings.phases:
                 self._try(network, self.smaller(settings, scale), scale, expected, *inputs)
+
+    def _sizes(self, settings: Any, *inputs: Any) -> list[list[Any]]:
+        """Return the shapes of a batch in each phase; the last is that of full size."""
+        with _compat.running_eagerly():
+            small = [self.smaller(settings, scale)(*inputs) for _, scale in settings.phases]
+        return [[getattr(one, "shape", None) for one in each] for each in (*small, inputs)]
 
     def _try(
         self, network: nn.Cell, smaller: nn.Cell, scale: float, expected: object, *inputs: object
@@ -187,6 +198,15 @@ class _Behind(nn.Cell):
 
 def _behind(first: nn.Cell | None, second: nn.Cell) -> nn.Cell:
     return second if first is None else _Behind(first, second)
+
+
+def _merged(firsts: Sequence[int], sizes: Sequence[object]) -> list[int]:
+    """Let phases of equal sizes begin together: only the last of them is on, and compiles."""
+    found = list(firsts)
+    for number in range(1, len(found)):
+        if sizes[number] == sizes[number - 1]:
+            found[number] = found[number - 1]
+    return found
 
 
 def _shapes(outputs: object) -> list[tuple[int, ...]]:

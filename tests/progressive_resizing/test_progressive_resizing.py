@@ -312,15 +312,43 @@ def test_the_report_says_when_sizes_change():
     assert (row.reason, row.counts) == (expected, {"sizes": 3})
 
 
+def first_steps(step):
+    """Return the names of the variants that have run, so have been compiled."""
+    return [one.rpartition(":")[0] for one in step.report()["first steps"].reason.split("; ")]
+
+
 def test_the_report_says_how_long_each_variant_compiled(mode):
     sections = {"grad_freeze": {"param_groups": 2, "schedule": [0, 1], "total_steps": 2}}
     step = resizing(Net(), nets.loss_fn(), {"grad_freeze": True}, sections=sections).train_network
     for x, y in batches(3):
         step(Tensor(x), Tensor(y))
     times = step.report()["first steps"].reason.split("; ")
-    names = [one.rpartition(":")[0] for one in times]
-    assert names == ["group 0, scale 0.5", "group 1, scale 0.5", "group 0, scale 0.75"]
+    assert first_steps(step) == ["group 0, scale 0.5", "group 1, scale 0.5", "group 0, scale 0.75"]
     assert all(re.fullmatch(r".*: \d+\.\d s", one) for one in times)
+
+
+@pytest.mark.parametrize(
+    ("phases", "multiple", "sizes", "variants"),
+    [
+        ([[0.25, 0.45], [0.25, 0.5]], 1, [4] * 4 + [8] * 2, ["scale 0.5", "full size"]),
+        ([[0.25, 0.5], [0.25, 0.95]], 1, [4] * 2 + [8] * 4, ["scale 0.5", "full size"]),
+        ([[0.25, 0.3], [0.25, 0.6], [0.125, 0.65]], 4, [4] * 5 + [8], ["scale 0.65", "full size"]),
+        ([[0.25, 0.9], [0.25, 0.95]], 8, [8] * 6, ["full size"]),
+    ],
+)
+def test_sizes_rounded_to_the_same_are_one_variant(mode, phases, multiple, sizes, variants):
+    net, steps = Net(), batches(6)
+    section = {"phases": phases, "multiple": multiple}
+    step = resizing(net, nets.loss_fn(), section=section).train_network
+    losses = [step(Tensor(x), Tensor(y)).asnumpy() for x, y in steps]
+    expected, weights = plain_training(sizes, steps)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert_close(nets.weights(net), weights)
+    assert first_steps(step) == variants
+    row = step.report()["progressive_resizing"]
+    assert row.reason.count("scale") == len(variants) - 1
+    assert dict(row.counts) == ({"sizes": len(variants)} if len(variants) > 1 else {})
+    assert row.status == ("applied" if len(variants) > 1 else "skipped")
 
 
 @pytest.mark.parametrize(
