@@ -130,7 +130,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         self._flushes: dict[int, Flush] = {}
         self._state: tuple[Any, ...] = ()
         self._has_run = self._asks_for_less = False
-        self._variant = ""
+        self._variant = "the step"
         self._first_runs: list[str] = []  # one list for all variants
         self._batch_numbers = itertools.count(1)  # one for all variants
         self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
@@ -344,7 +344,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
             for step in steps:
                 step.choice_part = make(step)
                 for variant, name in zip(step.choice_part.variants, step.choice_part.names):
-                    variant._variant = f"{step._variant}, {name}" if step._variant else name
+                    variant._variant = name if step is self else f"{step._variant}, {name}"
             steps = [variant for step in steps for variant in step.choice_part.variants]
             every += steps
         for step in every:

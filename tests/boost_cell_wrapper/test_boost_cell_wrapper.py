@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import mindspore as ms
 import nets
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
+from models import model_of
 
 from mindspore_boost_ext import (
     AutoBoost,
@@ -220,3 +223,13 @@ def test_configuration_follows_the_optimizer_that_autoboost_processed():
     plain = BoostTrainOneStepCell(net, nets.momentum(net.trainable_params()))
     assert plain.auto_boost.level == "O0"
     assert plain.report()["less_bn"].status == "inactive"
+
+
+@pytest.mark.parametrize("manager", [None, ms.FixedLossScaleManager(8.0)])
+def test_the_report_says_how_long_the_first_step_took(mode, manager):
+    """Also where the step has one variant; those of several have names of their own."""
+    model = model_of(nets.MLP(), {"boost": {"mode": "disable_all"}}, loss_scale_manager=manager)
+    for x, y in nets.batches(2):
+        model.train_network(Tensor(x), Tensor(y))
+    row = model.train_network.report()["first steps"]
+    assert re.fullmatch(r"the step: \d+\.\d s", row.reason)
