@@ -113,6 +113,21 @@ def test_fast_ends_with_its_share_at_full_length(mode):
     assert scales == [0.125] * 3 + [0.25] * 6 + [1.0] * 3
 
 
+@pytest.mark.parametrize("name", ["fast", "fastest"])
+def test_a_network_that_cannot_be_helped_trains_as_plain(mode, name):
+    """A constant rate cannot be shortened: neither are labels smoothed then, bit for bit."""
+    net, plain = nets.MLP(), nets.MLP()
+    step, reference = model_of(net, recipe(name, 20)).train_network, model_of(plain).train_network
+    for x, y in nets.batches(4):
+        found = step(Tensor(x), Tensor(y)).asnumpy()
+        np.testing.assert_array_equal(found, reference(Tensor(x), Tensor(y)).asnumpy())
+    nets.assert_same_weights(net, plain)
+    rows = [row for row in step.report().rows if row.asked_by.startswith("section")]
+    assert {row.algorithm for row in rows} >= {SHORT, SMOOTHING, CHEAPER}
+    assert {row.status for row in rows} == {"skipped"}
+    assert "the training is not made shorter" in step.report()[SMOOTHING].reason
+
+
 @pytest.mark.parametrize(
     ("rate", "status"), [([0.1 - 0.01 * one for one in range(8)], "applied"), (0.1, "skipped")]
 )

@@ -362,6 +362,9 @@ class LabelSmoothingConfig(Section):
         one_of(("refuse", "skip")),
         "an unknown loss, or labels that are not one class a sample: an error, or plain labels",
     )
+    when: str = setting(
+        "always", one_of(("always", "shorter")), "shorter: where `short_schedule` saves updates"
+    )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.runtime.cells import exchange, layers_of
 from mindspore_boost_ext.stages.labels import no_class_a_sample
@@ -14,7 +14,7 @@ from mindspore_boost_ext.stages.labels import no_class_a_sample
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
-SKIP = "skip"
+SKIP, SHORTER = "skip", "shorter"
 
 
 class LabelSmoothingAlgorithm(Algorithm):
@@ -25,6 +25,10 @@ class LabelSmoothingAlgorithm(Algorithm):
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Put a smoothed loss between the user's network and the user's loss."""
         if not self.is_on(step):
+            return
+        reason = self._idle(step)
+        if reason:
+            self._unfit(step, reason)
             return
         # A loss that the network holds is the user's, in other Models and without a Model, too.
         loss: Any = step.auto_boost.loss_fn
@@ -43,10 +47,19 @@ class LabelSmoothingAlgorithm(Algorithm):
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Refuse labels that are not one class of each sample, as those of a language model."""
         losses = layers_of(step.network, (SmoothedLoss,)) if self.is_on(step) else []
-        reason = no_class_a_sample(*inputs) if losses and inputs else ""
+        if not (losses and inputs):
+            return
+        reason = self._idle(step) or no_class_a_sample(*inputs)
         if reason:
             self._unfit(step, reason)
             losses[0].share = 0.0
+
+    def _idle(self, step: BoostTrainOneStepCell) -> str:
+        """Return why the training needs no smoothing; empty if it is wanted."""
+        when = step.auto_boost.config.label_smoothing.when
+        if when != SHORTER or fewest_updates(step) is not None:
+            return ""
+        return "is for a shorter training (when: 'shorter'), and the training is not made shorter"
 
     def _unfit(self, step: BoostTrainOneStepCell, reason: str) -> None:
         if step.auto_boost.config.label_smoothing.if_unfit != SKIP:

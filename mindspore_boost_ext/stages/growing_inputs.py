@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.cells import layers_of
@@ -59,8 +59,8 @@ class GrowingInputs(Algorithm):
     def _updates(self, step: BoostTrainOneStepCell) -> int:
         """Return the updates that phases are shares of: those that are made of the training."""
         total: int = getattr(step.auto_boost.config, self.switch).total_steps
-        made = [one.updates_made(step) for one in step.auto_boost.algorithms]
-        return min(total, *(total if one is None else one for one in made))
+        made = fewest_updates(step)
+        return total if made is None else min(total, made)
 
     def _firsts(self, step: BoostTrainOneStepCell) -> tuple[int, ...]:
         shares = [share for share, _ in getattr(step.auto_boost.config, self.switch).phases]

@@ -180,6 +180,31 @@ def test_a_language_model_is_refused_or_trains_as_ever(mode):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy(), err_msg=one.name)
 
 
+@pytest.mark.parametrize(
+    ("when", "rate", "refused"),
+    [("shorter", [1.0, 0.5], ""), ("shorter", 1.0, "not made shorter"), ("always", 1.0, "")],
+)
+def test_it_may_be_asked_for_in_a_shorter_training_only(when, rate, refused):
+    config = config_of(when=when)
+    config["boost"]["short_schedule"] = True
+    config["short_schedule"] = {"total_steps": 2, "if_unfit": "skip"}
+    net = nn.Dense(4, 3)
+    expected = float64_step(net, SPARSE, np.full(6, 1 / 6))
+    arguments = {"level": "O1", "config": config}
+
+    def made():
+        optimizer = nn.SGD(net.trainable_params(), rate)
+        return make_train_step(net, softmax_loss(True), optimizer, **arguments)
+
+    if refused:
+        with pytest.raises(ValueError, match=f"label_smoothing .*{refused}.*: leave label_smooth"):
+            made()
+        return
+    made()(Tensor(X), Tensor(SPARSE))
+    for one, by_hand in zip(net.trainable_params(), expected):
+        np.testing.assert_allclose(one.asnumpy(), by_hand, rtol=2e-6, atol=2e-6)
+
+
 def test_it_goes_with_a_loss_scale_accumulation_and_freezing(mode):
     """Two micro-batches of three samples each make the step of the six."""
     net = nn.Dense(4, 3)
