@@ -12,6 +12,8 @@ _ALL_OFF = MappingProxyType({"mode": "manual", "less_bn": False, "grad_freeze": 
 # Gives back some of the accuracy that fewer updates cost.
 _LABELS = MappingProxyType({"smoothing": 0.1, "if_unfit": "skip", "when": "shorter"})
 
+_WINDOW = 4  # batches of an update
+
 
 def _fast(total_steps: int, devices: int) -> dict[str, Any]:
     common = {"total_steps": total_steps, "if_unfit": "skip"}
@@ -42,8 +44,12 @@ def _fp16(total_steps: int, devices: int) -> dict[str, Any]:
 def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
     settings = {
         "boost": {**_ALL_OFF, "grad_accumulation": True, "adasum": devices > 1},
-        "grad_accumulation": {"grad_accumulation_step": 4, "weighting": "samples"},
+        "grad_accumulation": {"grad_accumulation_step": _WINDOW, "weighting": "samples"},
     }
+    updates = -(-total_steps // _WINDOW)  # of all batches; in them the rates run to their end
+    if updates < total_steps:
+        schedule = {"share": updates / total_steps, "total_steps": total_steps}
+        settings["short_schedule"] = {**schedule, "if_unfit": "skip_rate"}
     server = 1 if devices % 2 else devices // 2  # two servers, where that divides the devices
     return {**settings, "common": {"device_number": server}} if devices > 1 else settings
 
@@ -67,10 +73,12 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
             its updates, or, for a language model, with short sequences at first.
             ``"fastest"`` is meant to come close to it in half of the time. Both need falling
             learning rates, and leave a constant rate as it is. ``"large-batch"`` makes one update
-            of four batches, and over several devices combines them by AdaSum. ``"fp16"`` scales
-            the loss of a script whose network computes in float16, and that has no loss-scale
-            manager.
-        total_steps (int): updates of the whole training, from 1 to 2**30.
+            of four batches, and over several devices combines them by AdaSum; a schedule of
+            learning rates is gone through in a quarter of the updates. ``"fp16"`` scales the loss
+            of a script whose network computes in float16, and that has no loss-scale manager,
+            whatever the number of updates. Only the first two were tuned and measured.
+        total_steps (int): updates of the whole training without a recipe, which are its batches,
+            from 1 to 2**30.
         devices (int): processes that train together, from 1 on. Default: 1.
 
     Raises:

@@ -142,6 +142,53 @@ def test_fastest_makes_half_of_the_updates_of_a_schedule(mode, rate, status):
     assert model.train_network.report()["short_schedule"].status == status
 
 
+def rows_of(count, net):
+    """Return as many batches, of a class a sample or of one at each place of a sequence."""
+    if net is nets.MLP:
+        return nets.batches(count)
+    tokens = np.random.default_rng(4).integers(0, 5, (count, *SEQUENCES.shape)).astype(np.int32)
+    return [(one, one.ravel() % nets.CLASSES) for one in tokens]
+
+
+@pytest.mark.parametrize("net", [nets.MLP, Tokens])
+def test_large_batch_goes_through_the_whole_schedule(mode, net):
+    """As accumulation alone does on every fourth rate, bit for bit: one for each update."""
+    settings = recipe("large-batch", 20)
+    alone = {name: section for name, section in settings.items() if name != SHORT}
+    ends = []
+    for config, rates in ((settings, FALLING), (alone, FALLING[::4])):
+        one = nets.fill(net())
+        optimizer = nn.Momentum(one.trainable_params(), rates, 0.9)
+        step = model_of(one, config, optimizer).train_network
+        for x, y in rows_of(20, net):
+            step(Tensor(x), Tensor(y))
+        ends.append(nets.weights(one))
+    assert list(ends[0]) == list(ends[1])
+    nets.assert_same(*ends)
+
+
+@pytest.mark.parametrize(
+    ("batches", "rate", "status"),
+    [(8, FALLING[:8], "applied"), (10, FALLING[:10], "applied"), (8, 0.1, "skipped")],
+)
+def test_large_batch_trains_on_all_batches(batches, rate, status):
+    net = nets.MLP()
+    optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
+    model = model_of(net, recipe("large-batch", batches), optimizer)
+    steps = []
+    count = ms.train.LambdaCallback(on_train_step_end=steps.append)
+    model.train(2, nets.dataset(batches // 2), callbacks=count, dataset_sink_mode=False)
+    assert len(steps) == batches
+    assert model.train_network.report()[SHORT].status == status
+
+
+@pytest.mark.parametrize("total_steps", [1, 2, 3])
+def test_large_batch_is_valid_for_a_few_steps(total_steps):
+    settings = recipe("large-batch", total_steps)
+    assert AutoBoost("O1", settings).config.notices() == ()
+    assert (SHORT in settings) == (total_steps > 1)
+
+
 def launched(*words):
     environment = {**os.environ, "PYTHONWARNINGS": "default"}
     return scripts.run("-m", "mindspore_boost_ext", *words, env=environment)

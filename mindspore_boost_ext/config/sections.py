@@ -334,8 +334,8 @@ class ShortScheduleConfig(_WholeTraining):
     share: float = setting(0.5, real("(0, 1)"), "of the updates that are made")
     if_unfit: str = setting(
         "refuse",
-        one_of(("refuse", "skip")),
-        "a constant rate: an error, or the whole training, as then for labels of each place, too",
+        one_of(("refuse", "skip", "skip_rate")),
+        "a constant rate: an error, or the whole training; skip: for labels of each place, too",
     )
 
     def updates(self) -> int:

@@ -18,7 +18,7 @@ from mindspore_boost_ext.stages.update import Update, UpdateAround
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
-SKIP = "skip"
+REFUSE, SKIP = "refuse", "skip"
 # Their updates take the optimizer's count of steps for something else than rates.
 _COUNTING = (nn.Lamb, nn.ASGD)
 
@@ -37,7 +37,7 @@ class ShortScheduleAlgorithm(Algorithm):
         asked_by, optimizer = report[self.switch].asked_by, _innermost(step.optimizer)
         reason = _unfit(optimizer)
         if reason:
-            if settings.if_unfit != SKIP:
+            if settings.if_unfit == REFUSE:
                 raise ValueError(f"short_schedule {reason}: leave short_schedule away")
             report.put(Row(self.switch, asked_by, SKIPPED, reason))
             return
