@@ -281,6 +281,32 @@ def test_layers_of_a_list_train_as_mindspores(mode):
         np.testing.assert_allclose(nets.weights(net)[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_with_accumulation_and_freezing_it_trains_as_without_it(mode):
+    ends, moved = [], []
+    for cheaper in (True, False):
+        config = contract.switched(
+            cheaper_operators=cheaper, grad_accumulation=True, grad_freeze=True
+        )
+        config["grad_accumulation"] = {"grad_accumulation_step": 2}
+        config["grad_freeze"] = {"param_groups": 2, "schedule": [0, 1], "total_steps": 2}
+        net = nets.Normalised()
+        rate_of_one = nn.SGD(net.trainable_params(), 1.0)
+        step = model_of(net, config, rate_of_one).train_network
+        assert step.report()[NAME].status == ("applied" if cheaper else "inactive")
+        for number, (x, y) in enumerate(nets.batches(8)):
+            before = net.first.weight.asnumpy().copy()
+            step(Tensor(x), Tensor(y))
+            if not np.array_equal(net.first.weight.asnumpy(), before):
+                moved.append(number)
+        ends.append(nets.weights(net))
+    assert moved == [1, 5] * 2  # the windows of group 0
+    for name, value in ends[1].items():
+        # Four updates at rate 1, of gradients below 1 that differ in float32's last places; a
+        # thousandth more in the slope of GELU makes ten times this.
+        np.testing.assert_allclose(ends[0][name], value, rtol=0, atol=1e-6, err_msg=name)
+
+
 def test_other_devices_keep_their_operators(monkeypatch):
     net, before = all_kinds(), ms.get_context
     told = {"device_target": "Ascend"}

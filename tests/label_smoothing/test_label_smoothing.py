@@ -50,16 +50,16 @@ def step_of(loss, net=None, optimizer=None, **section):
     return net, make_train_step(net, loss, optimizer, **on)
 
 
-def float64_step(net, labels, of_samples):
+def float64_step(net, labels, of_samples, inputs=X):
     """Return the weights after one step of SGD at rate 1 on smoothed labels, by hand."""
     weight, bias = (one.asnumpy().astype(np.float64) for one in net.trainable_params())
-    logits = X.astype(np.float64) @ weight.T + bias
+    logits = inputs.astype(np.float64) @ weight.T + bias
     shares = np.exp(logits - logits.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
     rows = labels if labels.ndim == 2 else np.eye(3)[labels]
     smooth = (1 - SHARE) * rows + SHARE / 3
     gradient = of_samples[:, None] * (shares * smooth.sum(1, keepdims=True) - smooth)
-    return weight - gradient.T @ X, bias - gradient.sum(0)
+    return weight - gradient.T @ inputs, bias - gradient.sum(0)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -206,11 +206,15 @@ def test_it_may_be_asked_for_in_a_shorter_training_only(when, rate, refused):
 
 
 def test_it_goes_with_a_loss_scale_accumulation_and_freezing(mode):
-    """Two micro-batches of three samples each make the step of the six."""
-    net = nn.Dense(4, 3)
+    """Two micro-batches of three samples each make the step of the six; the first layer stays."""
+    net = nn.SequentialCell(nn.Dense(4, 4), nn.Dense(4, 4), nn.Dense(4, 3))
+    frozen, hidden = nets.weights(net[0]), X.astype(np.float64)
+    for layer in net[:2]:
+        hidden = hidden @ layer.weight.asnumpy().T.astype(np.float64) + layer.bias.asnumpy()
     config = config_of()
-    config["boost"]["grad_accumulation"] = True
+    config["boost"].update(grad_accumulation=True, grad_freeze=True)
     config["grad_accumulation"] = {"grad_accumulation_step": 2}
+    config["grad_freeze"] = {"param_groups": 2, "schedule": [1], "total_steps": 1}
     step = make_train_step(
         net,
         softmax_loss(True),
@@ -219,11 +223,14 @@ def test_it_goes_with_a_loss_scale_accumulation_and_freezing(mode):
         config=config,
         loss_scale_manager=ms.DynamicLossScaleManager(2**8, 2, 100),
     )
-    expected = float64_step(net, SPARSE, np.full(6, 1 / 6))
+    expected = float64_step(net[2], SPARSE, np.full(6, 1 / 6), hidden)
     for half in (slice(0, 3), slice(3, 6)):
         step(Tensor(X[half]), Tensor(SPARSE[half]))
-    for one, by_hand in zip(net.trainable_params(), expected):
-        np.testing.assert_allclose(one.asnumpy(), by_hand, rtol=2e-6, atol=2e-6)
+    assert step.report()["grad_freeze"].status == "applied"
+    nets.assert_same(nets.weights(net[0]), frozen)
+    for one, by_hand in zip(net[2].trainable_params(), expected):
+        # float32 of values near 1 behind three layers; the scale is a power of two
+        np.testing.assert_allclose(one.asnumpy(), by_hand, rtol=4e-6, atol=4e-6)
 
 
 def test_the_users_loss_stays_as_it_is(mode):

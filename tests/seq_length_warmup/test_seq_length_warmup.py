@@ -49,6 +49,17 @@ def step_of(net, **section):
     return model_of(net, config, loss_fn=None).train_network
 
 
+def window_of_two(net, **section):
+    """Return a step that updates every second time, on growing sequences if it has a section."""
+    off = dict.fromkeys(AutoBoost().boost_config, False)
+    on = {"grad_accumulation": True, "seq_length_warmup": bool(section)}
+    config = {"boost": {"mode": "manual", **off, **on}}
+    config["grad_accumulation"] = {"grad_accumulation_step": 2}
+    if section:
+        config["seq_length_warmup"] = {"total_steps": TOTAL, **section}
+    return model_of(net, config, loss_fn=None).train_network
+
+
 def cut(sequences, length, method):
     """Return sequences of another length, by plain loops."""
     if sequences.ndim == 1:
@@ -63,6 +74,21 @@ def test_a_training_is_plain_training_on_growing_sequences(mode, method):
     step = step_of(net, method=method)
     reference = nn.TrainOneStepCell(plain, nets.momentum(plain.trainable_params())).set_train()
     for length, batch in zip(LENGTHS, batches(len(LENGTHS))):
+        found = step(*map(Tensor, batch)).asnumpy()
+        expected = reference(*[Tensor(cut(one, length, method)) for one in batch]).asnumpy()
+        np.testing.assert_array_equal(found, expected)  # the same operators on the same numbers
+    nets.assert_same(nets.weights(net), nets.weights(plain))
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+@pytest.mark.parametrize("method", ["truncate", "reshape"])
+def test_a_window_is_of_one_length(mode, method):
+    """Updates are counted, not micro-batches."""
+    net, plain = NextToken(), NextToken()
+    step = window_of_two(net, phases=[[0.25, 0.25], [0.25, 0.5]], method=method)
+    reference = window_of_two(plain)
+    lengths = [length for length in LENGTHS[:5] for _ in range(2)]
+    for length, batch in zip(lengths, batches(len(lengths))):
         found = step(*map(Tensor, batch)).asnumpy()
         expected = reference(*[Tensor(cut(one, length, method)) for one in batch]).asnumpy()
         np.testing.assert_array_equal(found, expected)  # the same operators on the same numbers

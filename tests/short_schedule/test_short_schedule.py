@@ -225,6 +225,27 @@ def test_other_algorithms_stand_on_the_same_rates(mode, name):
         np.testing.assert_array_equal(ends[0][weight], value, err_msg=weight)
 
 
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_thor_refreshes_by_the_schedule(mode):
+    """Every fourth of the schedule's ten steps is every second of the four updates: 0 and 5."""
+    ends, refreshes = [], []
+    for short, frequency in ((True, 4), (False, 2)):
+        net, section = nets.MLP(), {"damping": 0.1, "frequency": frequency}
+        config = config_of(thor=section, short_schedule={})
+        if not short:
+            del config["short_schedule"], config["boost"]["short_schedule"]
+        rates = RATES if short else [RATES[one] for one in AT]
+        optimizer = nn.Momentum(net.trainable_params(), rates, 0.9)
+        step = model_of(net, config, optimizer).train_network
+        for x, y in nets.batches(len(AT)):
+            step(Tensor(x), Tensor(y))
+        assert step.report()["thor"].status == "applied"
+        refreshes.append(step.observations()["thor.refreshes"])
+        ends.append(nets.weights(net))
+    assert refreshes == [2, 2]
+    nets.assert_same(*ends)
+
+
 class EachPlace(nn.Cell):
     """Logits for each place of a sequence."""
 
