@@ -26,10 +26,10 @@ def runs(ranks):
 def steps(ranks, large, mode):
     """Return for each rank a list of arrays: kinds x sizes x dtypes, then a large one if asked.
 
-    In GRAPH_MODE, where each compiles, 2 ranks take every fourth, so that each kind, size and dtype
-    comes; PYNATIVE_MODE, and 3 and 8 ranks in ``-m slow``, take all.
+    In GRAPH_MODE, where each compiles, 2 and 4 ranks take every fourth, so that each kind, size and
+    dtype comes; PYNATIVE_MODE, and 3 and 8 ranks in ``-m slow``, take all.
     """
-    every = 4 if mode == "graph" and ranks == 2 else 1
+    every = 4 if mode == "graph" and ranks in (2, 4) else 1
     table = [[] for _ in range(ranks)]
     for group, dtype in enumerate((np.float32, np.float16)):
         for row, kind in enumerate(KINDS):

@@ -11,9 +11,11 @@ import io
 import json
 import pathlib
 import sys
+from typing import Any
 from unittest import mock
 
 import adasum_cases
+import contract
 import dim_reduce_worker
 import mindspore as ms
 import nets
@@ -32,28 +34,39 @@ from mindspore_boost_ext.adasum import cell as adasum
 STEPS, OVERFLOW_AT, SAVED_AT = 6, 2, 3
 SCALE = 64.0
 OVERFLOWING = ("dynamic", "grouped", "compiled dynamic", "adasum dynamic")
+# What is on beside data parallel training, with its settings; the network and what it takes.
+FURTHER: dict[str, dict[str, Any]] = {
+    "smoothed": {
+        "label_smoothing": {},
+        "gradient_centralization": {},
+        "cheaper_operators": {},
+        "short_schedule": {"share": 0.5, "total_steps": 2 * STEPS},
+    },
+    "growing": {"seq_length_warmup": {"phases": [[0.3, 0.25], [0.3, 0.5]], "total_steps": STEPS}},
+    "adaptive": {
+        "grad_freeze": {
+            **{"param_groups": 3, "schedule": "adaptive"},
+            **{"adaptive_window": 2, "adaptive_tolerance": 0.95},
+        }
+    },
+}
 # What compiles takes long on ranks that share cores: in GRAPH_MODE two of them do what goes another
 # way there, and the rest runs in PYNATIVE_MODE; 3 and 8 ranks are in ``-m slow``.
 CASES = {
     (2, "graph"): ("plain", "accumulation", "freezing", "grouped", "sum", "adasum adam"),
     (2, "pynative"): (
         *("plain", "accumulation", "freezing", "dynamic", "grouped", "compiled dynamic"),
-        *("adasum compiled freezing", "adasum resumed"),
+        *("adasum compiled freezing", "adasum resumed", *FURTHER),
     ),
     (3, "graph"): ("adasum",),
     (3, "pynative"): ("adasum",),
-    (4, "pynative"): (
-        *("adasum", "adasum servers", "adasum servers sum", "adasum dynamic"),
-        *("adasum clipped accumulation norm", "adasum freezing"),
-    ),
-    (8, "graph"): (
-        *("plain", "dynamic", "adasum resumed", "adasum dynamic", "adasum servers"),
-        *("adasum servers sum", "adasum clipped accumulation norm", "adasum freezing"),
-    ),
+    (4, "graph"): ("adasum servers sum", "adasum clipped accumulation norm"),
+    (4, "pynative"): ("adasum servers", "adasum dynamic"),
+    (8, "graph"): ("plain", "dynamic", "adasum resumed", "adasum servers", "adasum freezing"),
     (8, "pynative"): ("adasum", "adasum adam"),
 }
 # The Cell itself over many tensors.
-CLASS_RUNS = [one for one in CASES if one != (8, "pynative")]
+CLASS_RUNS = [one for one in CASES if one not in ((4, "pynative"), (8, "pynative"))]
 STEPS_OF = {"adasum": 20}
 # So small that all would be gathered: these are halved like large ones.
 HALVED = ("adasum servers", "adasum servers sum", "adasum dynamic")
@@ -123,6 +136,9 @@ def case(name, with_adasum=True):
     elif name == "grouped":
         config["boost"]["loss_scale_group"] = True
         net, manager = marked()
+    for section, values in FURTHER.get(name, {}).items():
+        config["boost"][section] = True
+        config[section] = values
     if "compiled" in name:
         config["boost"]["compiled_step"] = True
     if "clipped" in name:
@@ -133,6 +149,10 @@ def case(name, with_adasum=True):
 
 
 def network_of(name):
+    if name == "smoothed":
+        return nets.Normalised()
+    if name == "growing":
+        return contract.MeanOfPlaces(1, channels_first=False)
     if name.endswith("norm"):
         return NormNet()
     small = name.startswith("adasum") and not name.endswith("freezing")
@@ -150,6 +170,8 @@ def optimizer(name, parameters):
         return nn.Momentum(parameters, 0.1, 0.9, loss_scale=SCALE)
     if name.startswith("adasum"):
         return nn.Momentum(parameters, 0.1, 0.9)
+    if name == "smoothed":
+        return nn.SGD(parameters, [0.1 / (1 + step) for step in range(2 * STEPS)])
     return nn.SGD(parameters, 0.1)
 
 
@@ -160,7 +182,12 @@ def share(values, rank, ranks):
 
 
 def steps_of(name):
-    return nets.batches(STEPS_OF.get(name, STEPS))
+    """Return the batches of a case; to ``growing`` they are sequences of four places."""
+    batches = nets.batches(STEPS_OF.get(name, STEPS))
+    if name == "growing":
+        places = np.linspace(0.5, 2, 4, dtype=np.float32)[:, None]
+        return [(x[:, None] * places, y) for x, y in batches]
+    return batches
 
 
 def train_case(name, mode, folder):

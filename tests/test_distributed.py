@@ -44,7 +44,7 @@ def test_ranks_end_bitwise_equal(ended, ranks, mode, name):
 def single_process(name):
     """Train one process on the whole batches, with the overflow of rank 1."""
     net, step = distributed_worker.case(name)
-    for index, (x, y) in enumerate(nets.batches(distributed_worker.STEPS)):
+    for index, (x, y) in enumerate(distributed_worker.steps_of(name)):
         if index == distributed_worker.OVERFLOW_AT and name in distributed_worker.OVERFLOWING:
             x = np.full_like(x, np.inf)
         step(Tensor(x), Tensor(y))
@@ -151,7 +151,7 @@ def test_a_model_with_adasum_trains_by_the_rule(ended, mode_of, ranks, mode, nam
 
 
 def test_statistics_differ_between_ranks(ended):
-    _, results = ended(4, "pynative")
+    _, results = ended(4, "graph")
     assert (
         len(
             {json.dumps(result["adasum clipped accumulation norm"]["others"]) for result in results}
