@@ -96,6 +96,9 @@ def pytest_collection_modifyitems(items):
 # They read what the same real processes found, which are started once for all of them.
 OF_RANKS = ("test_distributed", "test_dim_reduce_ranks", "test_overflow", "test_thor_distributed")
 OF_RANKS += ("test_agreement",)
+LONGEST_FIRST = ("ranks", *(f"tests/test_{one}.py" for one in ("contract", "faults", "examples")))
+LONGEST_FIRST += ("tests/grad_freeze/test_freezing.py", "tests/test_combinations.py")
+LONGEST_FIRST += ("tests/thor/test_thor_step.py", "tests/thor/test_thor.py")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -109,9 +112,9 @@ def pytest_xdist_make_scheduler(config, log):
             return "ranks" if os.path.basename(file)[: -len(".py")] in OF_RANKS else file
 
         def _assign_work_unit(self, node):
-            """Begin with the ranks, which take longest, so that nobody waits for them alone."""
-            if "ranks" in self.workqueue:
-                self.workqueue.move_to_end("ranks", last=False)
+            """Begin with what takes longest, so that nobody waits for it alone at the end."""
+            for scope in [one for one in reversed(LONGEST_FIRST) if one in self.workqueue]:
+                self.workqueue.move_to_end(scope, last=False)
             super()._assign_work_unit(node)
 
     return Scheduling(config, log)
