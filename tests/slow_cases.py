@@ -16,40 +16,36 @@ PAIRS = ("less_bn", "grad_freeze")
 # In GRAPH_MODE they compile for seconds what the contract suite, the table of combinations or their
 # neighbours compile; PYNATIVE_MODE shows what they are about.
 COMPILED_ELSEWHERE = {
+    "test_a_loss_scale_is_divided_out_of_the_factors",
+    "test_a_rate_set_on_the_users_optimizer_reaches_thor",
+    "test_a_resumed_training_goes_on_bit_for_bit",
+    "test_a_skipped_step_leaves_curvature_and_weights_bit_identical",
+    "test_a_training_is_plain_training_on_growing_images",
+    "test_a_window_steps_once_and_a_flush_closes_it",
+    "test_an_overflow_leaves_everything_as_it_was",
+    "test_frozen_layers_stay_and_their_factors_are_refreshed",
+    "test_it_goes_on_from_a_checkpoint",
     "test_it_resumes_bit_for_bit",
-    *("test_with_freezing_accumulation_and_loss_scaling", "test_it_goes_on_from_a_checkpoint"),
-    *("test_steps_that_overflow_and_micro_batches_are_no_updates", "test_the_articles_four_lines"),
-    *("test_p_sgd_hands_the_gradient_to_thor", "test_row_sums_stay_in_a_boosted_model"),
-    *("test_a_loss_scale_is_divided_out_of_the_factors", "test_with_grouped_loss_scales"),
-    *(
-        "test_a_window_steps_once_and_a_flush_closes_it",
-        "test_an_overflow_leaves_everything_as_it_was",
-    ),
-    *("test_a_training_is_plain_training_on_growing_images", "test_with_mixed_precision"),
-    *(
-        "test_frozen_layers_stay_and_their_factors_are_refreshed",
-        "test_layers_that_rest_keep_their_precision",
-    ),
-    *(
-        "test_no_more_is_frozen_than_the_share_allows",
-        "test_the_trace_rule_refreshes_keeps_and_stops",
-    ),
-    *("test_a_skipped_step_leaves_curvature_and_weights_bit_identical",),
-    *(
-        "test_a_rate_set_on_the_users_optimizer_reaches_thor",
-        "test_a_resumed_training_goes_on_bit_for_bit",
-    ),
-    *(
-        "test_where_upstream_stalls_for_ever_the_default_descends",
-        "test_the_loss_scale_is_divided_out_once",
-    ),
+    "test_layers_that_rest_keep_their_precision",
+    "test_no_more_is_frozen_than_the_share_allows",
+    "test_p_sgd_hands_the_gradient_to_thor",
+    "test_row_sums_stay_in_a_boosted_model",
+    "test_steps_that_overflow_and_micro_batches_are_no_updates",
+    "test_the_articles_four_lines",
+    "test_the_loss_scale_is_divided_out_once",
+    "test_the_trace_rule_refreshes_keeps_and_stops",
+    "test_where_upstream_stalls_for_ever_the_default_descends",
+    "test_with_freezing_accumulation_and_loss_scaling",
+    "test_with_grouped_loss_scales",
+    "test_with_mixed_precision",
 }
 
 # What they find out is the same for every optimizer.
 OPTIMIZERS_ALIKE = {
-    *("test_state_goes_on_when_asked", "test_half_precision_and_scalars"),
-    *("test_after_decay_and_before_moments",),
     "test_a_view_does_what_the_plain_optimizer_does_to_its_parameters",
+    "test_after_decay_and_before_moments",
+    "test_half_precision_and_scalars",
+    "test_state_goes_on_when_asked",
 }
 
 # Where every case in GRAPH_MODE is worth its compilation, or reads what is there already.

@@ -1,0 +1,20 @@
+"""What is left to ``-m slow`` is there: a name that no test has would leave nothing out."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import slow_cases
+
+TESTS = pathlib.Path(__file__).parent
+
+
+def test_every_name_is_that_of_a_test_or_of_a_file():
+    paths = list(TESTS.rglob("test_*.py"))
+    functions = {
+        name for path in paths for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    named = {*slow_cases.CASES, *slow_cases.COMPILED_ELSEWHERE, *slow_cases.OPTIMIZERS_ALIKE}
+    assert named - functions == set()
+    assert slow_cases.ALL_IN_GRAPH_MODE - {path.stem for path in paths} == set()
