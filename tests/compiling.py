@@ -1,7 +1,4 @@
-"""MindSpore's compiler, without what it does again for every small network of the tests.
-
-Together a tenth of the time that a compilation takes here.
-"""
+"""MindSpore's compiler, without what it does again for every small network of the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from mindspore.graph import api
 
 
 def spare():
-    """Do so in this process."""
+    """Spare this process what is the same at every compilation."""
     inspect.getsourcelines = read_once(inspect.getsourcelines)
     log.debug = log.info = lambda *words, **settings: None  # for every node of a syntax tree
     # At each compilation all objects are looked at: those that are young are enough.

@@ -1,6 +1,6 @@
 """Scripts and commands in processes of their own, which need not import MindSpore again.
 
-A server that has imported it is forked for each: two seconds less than a new interpreter takes.
+A server that has imported it is forked for each, which saves most of a short script's time.
 Where the start of the interpreter, its end or its tracebacks count, a test starts a real one.
 """
 
