@@ -15,21 +15,22 @@ def sizes(ranks):
     return (20 * ranks - 17, 2 * ranks + 1, ranks + 2, 1)
 
 
-def runs(ranks):
+def runs(ranks, mode):
     """Return devices in a server, and whether the large tensor comes along: all are then halved.
 
-    With 2 ranks, 2 devices are one server of all.
+    With 2 ranks, 2 devices are one server of all, which PYNATIVE_MODE shows.
     """
-    return [(1, True), (1, False) if ranks == 3 else (2, False)]
+    second = (1, False) if ranks == 3 else (2, False)
+    return [(1, True)] if (ranks, mode) == (2, "graph") else [(1, True), second]
 
 
 def steps(ranks, large, mode):
     """Return for each rank a list of arrays: kinds x sizes x dtypes, then a large one if asked.
 
-    In GRAPH_MODE, where each compiles, 2 and 4 ranks take every fourth, so that each kind, size and
-    dtype comes; PYNATIVE_MODE, and 3 and 8 ranks in ``-m slow``, take all.
+    In GRAPH_MODE, where each compiles, 2 and 4 ranks take every fourth, and in PYNATIVE_MODE every
+    other one, so that each kind, size and dtype comes; 3 and 8 ranks, in ``-m slow``, take all.
     """
-    every = 4 if mode == "graph" and ranks in (2, 4) else 1
+    every = {"graph": 4, "pynative": 2}[mode] if ranks in (2, 4) else 1
     table = [[] for _ in range(ranks)]
     for group, dtype in enumerate((np.float32, np.float16)):
         for row, kind in enumerate(KINDS):

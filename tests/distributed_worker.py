@@ -250,7 +250,7 @@ def lists_of(step):
 def adasum_class(mode, folder):
     """Run the AdaSum Cell itself over all of Horovod's tensors at once; save the results."""
     rank, ranks = get_rank(), get_group_size()
-    for count, large in adasum_cases.runs(ranks):
+    for count, large in adasum_cases.runs(ranks, mode):
         steps = adasum_cases.steps(ranks, large, mode)[rank]
         parameters = [
             Parameter(Tensor(np.zeros_like(value)), name=f"p{index}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mindspore as ms
 from mindspore import Tensor, ops
 
+from mindspore_boost_ext.base.filled import filled
+
 _NARROWEST, _WIDEST = 64, 1024  # rows that are summed up fast, without losing digits
 # Of 2**30 finite float32 values, each times this, the sum is finite.
 _SMALL = 2.0**-40
@@ -33,7 +35,7 @@ def finite_sums(value: Tensor) -> Tensor:
         value (Tensor): float32, shape :math:`(N, ...)`, at most 2**30 values.
     """
     rows = ops.reshape(value, (value.shape[0] if value.ndim > 1 else 1, -1))
-    return ops.MatMul()(rows, ops.fill(ms.float32, (rows.shape[1], 1), _SMALL))
+    return ops.MatMul()(rows, filled(ms.float32, (rows.shape[1], 1), _SMALL))
 
 
 __all__ = ["finite_sums", "sum_of_squares"]

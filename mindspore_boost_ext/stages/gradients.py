@@ -9,6 +9,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import RowTensor
+from mindspore_boost_ext.base.filled import filled
 from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.base.sums import sum_of_squares
 
@@ -21,7 +22,7 @@ def filled_like(outputs: Any, value: float) -> Any:
 
 
 def _filled(value: float, output: Tensor) -> Tensor:
-    return ops.fill(output.dtype, output.shape, value)
+    return filled(output.dtype, output.shape, value)
 
 
 def multiplied(factor: Tensor, gradient: Tensor) -> Tensor:

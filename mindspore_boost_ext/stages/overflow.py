@@ -12,6 +12,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import functional
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.filled import filled
 from mindspore_boost_ext.base.mapping import each, entry
 from mindspore_boost_ext.base.sums import finite_sums
 
@@ -73,7 +74,7 @@ def _rows(columns: tuple[Tensor, ...]) -> Tensor:
     joined = ops.concat(columns)
     missing = -joined.size % _WIDTH
     if missing > 0:
-        joined = ops.concat((joined, ops.fill(ms.float32, (missing,), 0.0)))
+        joined = ops.concat((joined, filled(ms.float32, (missing,), 0.0)))
     return ops.reshape(joined, (-1, _WIDTH))
 
 
