@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from mindspore import nn
 
 from mindspore_boost_ext import bundled
 
@@ -143,3 +144,24 @@ def test_a_part_of_the_digits_has_all_classes():
         ((images, labels),) = part.create_tuple_iterator(output_numpy=True, num_epochs=1)
         assert images.shape == (30, 3, 8, 8)
         assert set(labels) == set(range(10))
+
+
+# ---- Networks ----
+
+
+def test_lenet_has_the_weights_of_the_article():
+    """LeCun et al., 1998: 61,706 numbers for ten classes, but for the convolutions' 22 biases."""
+    sizes = {one.name: one.size for one in bundled.LeNet5().trainable_params()}
+    assert sizes == {
+        **{"conv1.weight": 150, "conv2.weight": 2400},
+        **{"fc1.weight": 48000, "fc1.bias": 120, "fc2.weight": 10080, "fc2.bias": 84},
+        **{"fc3.weight": 840, "fc3.bias": 10},
+    }
+
+
+def test_the_small_resnet_has_seventeen_convolutions_of_8_to_32_channels():
+    net = bundled.SmallResNet()
+    cells = [cell for _, cell in net.cells_and_names()]
+    widths = [one.out_channels for one in cells if isinstance(one, nn.Conv2d)]
+    assert sorted(widths) == [8] * 7 + [16] * 5 + [32] * 5
+    assert len(net.trainable_params()) == 53

@@ -24,9 +24,9 @@ from mindspore_boost_ext.runtime.processes import (
 NAME = "boost.watch"
 PATIENCE = 5.0  # seconds in which msrun should have ended this process; it looks every second
 STOPPED_PATIENCE = 60.0  # seconds in which somebody may continue a stopped rank
-_LOOK = 1.0  # seconds between two looks at what sends no event
-_STOPPED_NOTICE = 2.0  # a stop shorter than this is nobody's concern
-_WAITING_NOTICE = 10.0  # seconds in one update, behind which the others are named
+LOOK = 1.0  # seconds between two looks at what sends no event
+STOPPED_NOTICE = 2.0  # a stop shorter than this is nobody's concern
+WAITING_NOTICE = 10.0  # seconds in one update, behind which the others are named
 
 
 def watch_ranks() -> Watch | None:
@@ -106,12 +106,16 @@ class Watch(threading.Thread):
     def run(self) -> None:
         """Look until this process ends, or must end."""
         while self._alive or self._ended_well:
-            for handle, _ in self._poll.poll(_LOOK * 1000):
-                self._look_at_ended(handle)
-            for rank in self._alive.values():
-                self._look_at_stopped(rank)
-            self._look_for_missing()
-            self._look_at_waiting()
+            self.look()
+
+    def look(self) -> None:
+        """Look once at all other ranks; end this process if the run cannot go on."""
+        for handle, _ in self._poll.poll(LOOK * 1000):
+            self._look_at_ended(handle)
+        for rank in self._alive.values():
+            self._look_at_stopped(rank)
+        self._look_for_missing()
+        self._look_at_waiting()
 
     def _look_at_ended(self, handle: int) -> None:
         rank = self._alive.pop(handle)
@@ -141,7 +145,7 @@ class Watch(threading.Thread):
             return
         now = time.monotonic()
         rank.stopped_since = rank.stopped_since or now
-        if now - rank.stopped_since >= _STOPPED_NOTICE and not rank.named_as_stopped:
+        if now - rank.stopped_since >= STOPPED_NOTICE and not rank.named_as_stopped:
             rank.named_as_stopped = True
             _say(
                 f"{rank} is stopped, and all wait for it: let it go on with 'kill -CONT "
@@ -157,7 +161,7 @@ class Watch(threading.Thread):
         now = time.monotonic()
         if PROGRESS.updates != self._waiting.update:
             self._waiting = _Waiting(PROGRESS.updates, now)
-        if self._waiting.was_named or now - self._waiting.since < _WAITING_NOTICE:
+        if self._waiting.was_named or now - self._waiting.since < WAITING_NOTICE:
             return
         for rank in self._alive.values():
             updates = rank.updates()
@@ -165,7 +169,7 @@ class Watch(threading.Thread):
                 self._waiting.was_named = True
                 _say(
                     f"this rank has been in update {self._waiting.update} for "
-                    f"{_WAITING_NOTICE:g} seconds, and {rank} has begun {updates}: if it does not "
+                    f"{WAITING_NOTICE:g} seconds, and {rank} has begun {updates}: if it does not "
                     "train any more, it has had fewer batches"
                 )
 

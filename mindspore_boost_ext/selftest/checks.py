@@ -286,7 +286,8 @@ def cheaper() -> float:
 
     def net() -> nn.Cell:
         layers = [nn.LayerNorm((oracle.HIDDEN,)), nn.GELU(), nn.LeakyReLU(), nn.Softmax()]
-        made = nn.SequentialCell(nn.Dense(oracle.FEATURES, oracle.HIDDEN), *layers)
+        dense = nn.Dense(oracle.FEATURES, oracle.HIDDEN, bias_init="zeros")
+        made = nn.SequentialCell(dense, *layers)
         made.trainable_params()[0].set_data(Tensor(oracle.first_weights()["first.weight"]))
         return made
 

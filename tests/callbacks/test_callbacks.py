@@ -286,15 +286,29 @@ def test_tuple_outputs_observations_and_report(mode, tmp_path):
     assert steps[0]["boost"] == expected
 
 
-def test_report_of_the_package_goes_into_the_start_record():
+def test_report_of_the_package_goes_into_the_start_record(tmp_path):
     report = Report("AutoBoost")
     report.put(Row("less_bn", "level O1", "applied", "", {"batch_norms_removed": 2}))
-    written = callbacks._report(types.SimpleNamespace(report=lambda: report))
-    assert written == report.to_dict()
-    assert json.loads(json.dumps(history.strict_json(written)))["rows"][0]["counts"] == {
-        "batch_norms_removed": 2
-    }
-    assert callbacks._report(object()) is None
+    trained = {"with": Answers(0.5), "without": Answers(0.5)}
+    trained["with"].report = lambda: report
+    for name, cell in trained.items():
+        monitor = BoostMonitor(tmp_path / name, progress=False)
+        ms.Model(cell).train(1, dataset(), callbacks=[monitor], dataset_sink_mode=False)
+    (start,) = events(tmp_path / "with", "start")
+    assert start["report"] == report.to_dict()
+    assert start["report"]["rows"][0]["counts"] == {"batch_norms_removed": 2}
+    assert "report" not in events(tmp_path / "without", "start")[0]
+
+
+class Answers(nn.Cell):
+    """A step that returns what it was made with."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs = outputs
+
+    def construct(self, x, y):
+        return self.outputs
 
 
 @pytest.mark.parametrize(
@@ -309,8 +323,11 @@ def test_report_of_the_package_goes_into_the_start_record():
     ],
     ids=["mean", "tuple", "bfloat16", "float", "empty", "unknown"],
 )
-def test_loss_value(outputs, loss):
-    assert callbacks._loss_value(outputs) == loss
+def test_the_loss_in_what_a_step_returns(outputs, loss, tmp_path):
+    ms.set_context(mode=ms.PYNATIVE_MODE)  # a step may return anything there
+    monitor = BoostMonitor(tmp_path / "h", progress=False)
+    ms.Model(Answers(outputs)).train(1, dataset(), callbacks=[monitor], dataset_sink_mode=False)
+    assert [step["loss"] for step in events(tmp_path / "h", "step")] == [loss] * STEPS
 
 
 def test_not_a_number_is_strict_json(tmp_path):
@@ -322,15 +339,27 @@ def test_not_a_number_is_strict_json(tmp_path):
 
 def test_sink_mode_counts_whole_sink_calls(tmp_path):
     """What MindSpore hands over in sink mode, which cannot run on CPU: no element, a jump."""
-    params = {"net_outputs": Tensor(1.0), "cur_step_num": 10, "dataset_sink_mode": True}
-    params["train_dataset_element"] = ()
+    params = {"net_outputs": Tensor(1.0), "cur_step_num": 0, "dataset_sink_mode": True}
+    params.update(train_network=None, optimizer=None, train_dataset=dataset())
+    params.update(cur_epoch_num=1, epoch_num=1, batch_num=20, train_dataset_element=())
     bag = types.SimpleNamespace(**params, get=params.get)
-    run = callbacks._Run(None, None, 4, 0, None, None)
-    epoch = callbacks._Epoch(1, began=0.0, first_step=0, ended=0.0)
-    assert callbacks._step_record(bag, run, epoch)["step"] == 10
-    bag.cur_step_num = 20
-    assert callbacks._step_record(bag, run, epoch)["step"] == 20
-    assert epoch.samples == 40
+    context = types.SimpleNamespace(original_args=lambda: bag)
+    monitor = BoostMonitor(tmp_path / "h", progress=False)
+    monitor.on_train_begin(context)
+    monitor.on_train_epoch_begin(context)
+    for step in (10, 20, 30):
+        bag.cur_step_num = step
+        monitor.on_train_step_end(context)
+    monitor.on_train_epoch_end(context)
+    monitor.on_train_end(context)
+    steps = events(tmp_path / "h", "step")
+    assert [one["step"] for one in steps] == [10, 20, 30]
+    # The first call holds the compilation; then 10 steps of 4 samples each time.
+    assert steps[0]["samples_per_second"] is None
+    assert steps[1]["samples_per_second"] * steps[1]["seconds"] == pytest.approx(40)
+    (epoch,) = events(tmp_path / "h", "epoch")
+    seconds = steps[1]["seconds"] + steps[2]["seconds"]
+    assert epoch["samples_per_second"] * seconds == pytest.approx(80)
 
 
 def test_throughput_is_the_ratio_of_fading_sums():
@@ -410,15 +439,23 @@ def test_plain_lines_when_rich_has_no_terminal(capsys):
     assert isinstance(_display.make_display(None), _display.PlainDisplay)
 
 
-def test_failing_training_closes_the_display(tmp_path):
+def test_failing_training_closes_the_display(tmp_path, monkeypatch):
     class Stop(Callback):
         def on_train_step_end(self, run_context):
             raise RuntimeError("stop")
 
-    monitor = BoostMonitor(tmp_path / "h", progress=False)
+    closed = []
+    shown = types.SimpleNamespace(
+        begin_epoch=lambda *words: None,
+        step=lambda *words: None,
+        line=lambda text: None,
+        close=lambda: closed.append(True),
+    )
+    monkeypatch.setattr(callbacks, "make_display", lambda interval: shown)
+    monitor = BoostMonitor(tmp_path / "h")
     with pytest.raises(RuntimeError, match="stop"):
         model().train(1, dataset(), callbacks=[monitor, Stop()])
-    assert monitor._run is None
+    assert closed == [True]
     assert [record["event"] for record in read_history(tmp_path / "h")] == ["start", "step"]
 
 
@@ -474,12 +511,36 @@ def test_a_file_that_is_no_history_is_left_alone(tmp_path, text):
     assert (tmp_path / "notes.txt").read_text() == text
 
 
-class FullDisk(io.RawIOBase):
+class Disk:
+    """A file, unbuffered as the history's is, that from some moment on writes ``written`` bytes."""
+
+    def __init__(self, path, mode, **settings):
+        self.file = open(path, mode, **settings)  # noqa: SIM115 (closed by the history)
+        self.written = None
+        self.name, self.fileno, self.close = path, self.file.fileno, self.file.close
+
     def write(self, data):
-        raise OSError(28, "No space left on device")
+        if self.written is None:
+            return self.file.write(data)
+        if self.written == 0:
+            raise OSError(28, "No space left on device")
+        return self.written
 
 
-def test_full_disk_is_logged_once_and_training_completes(tmp_path, log):
+@pytest.fixture
+def disk(monkeypatch):
+    """Return the list of files that histories open."""
+    opened = []
+
+    def open_on_disk(*words, **settings):
+        opened.append(Disk(*words, **settings))
+        return opened[-1]
+
+    monkeypatch.setattr(history, "open", open_on_disk, raising=False)
+    return opened
+
+
+def test_full_disk_is_logged_once_and_training_completes(tmp_path, log, disk):
     monitor = BoostMonitor(tmp_path / "h", progress=False)
     done = []
 
@@ -487,8 +548,7 @@ def test_full_disk_is_logged_once_and_training_completes(tmp_path, log):
         def on_train_step_begin(self, run_context):
             step = run_context.original_args().cur_step_num
             if step == 2:
-                monitor._run.writers[-1]._file.close()
-                monitor._run.writers[-1]._file = FullDisk()
+                disk[0].written = 0
             done.append(step)
 
     log.clear()
@@ -500,10 +560,9 @@ def test_full_disk_is_logged_once_and_training_completes(tmp_path, log):
     assert [record["event"] for record in read_history(path)] == ["start", "step"]
 
 
-def test_short_write_counts_as_failure(tmp_path, log):
+def test_short_write_counts_as_failure(tmp_path, log, disk):
     writer = HistoryWriter(tmp_path / "h")
-    writer._file.close()
-    writer._file = types.SimpleNamespace(write=lambda data: 1, close=lambda: None)
+    disk[0].written = 1
     writer.write({"event": "step"})
     assert "only a part of the line was written" in log.text
     writer.close()

@@ -103,13 +103,16 @@ def test_values_and_gradients(mode, name):
 
 
 @pytest.mark.parametrize("size", [5, 6, 7, 8])
-@pytest.mark.parametrize("kernel", [2, 3, 4])
-def test_padded_pooling_is_mindspores_with_ties(graph_mode, kernel, size):
+@pytest.mark.parametrize(
+    ("kernel", "stride"),
+    [(2, 2), (3, 2), (4, 2), ((2, 4), 2), ((4, 2), 2), ((2, 3), (1, 3)), ((3, 2), (3, 1))],
+)
+def test_padded_pooling_is_mindspores_with_ties(graph_mode, kernel, stride, size):
     """With one row of padding, which comes last, and with several, of which some come first."""
     x = RNG.integers(-3, 4, (2, 2, size, size + 1)).astype("f")
-    plain = nn.MaxPool2d(kernel, 2, pad_mode="same")
+    plain = nn.MaxPool2d(kernel, stride, pad_mode="same")
     expected = plain(Tensor(x)).asnumpy()
-    net = Of(nn.MaxPool2d(kernel, 2, pad_mode="same"), expected.shape)
+    net = Of(nn.MaxPool2d(kernel, stride, pad_mode="same"), expected.shape)
     slope = ms.grad(net)(Tensor(x)).asnumpy()
     assert dict(replaced(net).counts) == {"max_pool": 1}
     np.testing.assert_array_equal(net.inner(Tensor(x)).asnumpy(), expected)

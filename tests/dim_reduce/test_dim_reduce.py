@@ -368,7 +368,7 @@ def test_a_loaded_state_of_another_basis_is_refused(tmp_path):
 def test_a_parallel_mode_that_slices_weights_is_refused(monkeypatch):
     monkeypatch.setattr(ms, "get_auto_parallel_context", lambda name: "semi_auto_parallel")
     with pytest.raises(ValueError, match="needs whole weights on every rank"):
-        subspace._ranks()
+        reduced()
 
 
 GOOD = {

@@ -137,7 +137,7 @@ def test_the_window_is_flushed_before_a_checkpoint_and_a_validation_look(mode, t
     saved = ms.load_checkpoint(str(path))
     for name, value in nets.weights(net).items():
         np.testing.assert_array_equal(saved[name].asnumpy(), value)
-    (epoch,) = [one for one in read_history(monitor._history_path) if one["event"] == "epoch"]
+    (epoch,) = [one for one in read_history(tmp_path / "history.jsonl") if one["event"] == "epoch"]
     assert epoch["metrics"] == model.eval(nets.dataset(4), dataset_sink_mode=False)
 
 
@@ -215,7 +215,6 @@ def test_buffers_of_low_precision_parameters_are_float32(mode):
     """2048 + 1 is 2048 in float16: a buffer of that type would lose every further gradient."""
     weight = Parameter(Tensor([0.0], ms.float16), name="w")
     accumulation = GradientAccumulation(5, nn.SGD([weight], 1.0))
-    assert accumulation._grad_accumulation[0].dtype == ms.float32
     for gradient in (2048.0, 1.0, 1.0, 1.0, 1.0):
         accumulation(Tensor(0.0), (Tensor([gradient], ms.float16),))
     # (2048 + 4) / 5 = 410.4, to half a unit in the last place of float16 there (0.125)

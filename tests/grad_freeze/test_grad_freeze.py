@@ -247,6 +247,8 @@ def test_freeze_opt_reads_and_updates_as_the_plain_optimizer(mode):
     assert optimizer.moments is plain.moments
     with pytest.raises(AttributeError, match="no_such_thing"):
         optimizer.no_such_thing  # noqa: B018
+    plain._inner = 1  # what is private to the plain optimizer stays there
+    assert not hasattr(optimizer, "_inner")
     gradients = tuple(Tensor(np.full(one.shape, 0.5, np.float32)) for one in plain.parameters)
     optimizer(gradients)
     reference(gradients)

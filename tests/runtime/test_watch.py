@@ -36,7 +36,7 @@ def this_rank(monkeypatch):
 
     monkeypatch.setattr(watch.os, "_exit", end)
     monkeypatch.setattr(watch, "PATIENCE", 0.0)
-    monkeypatch.setattr(watch, "_LOOK", 0.01)
+    monkeypatch.setattr(watch, "LOOK", 0.01)
     count = processes.Progress()
     monkeypatch.setattr(watch, "PROGRESS", count)
     return count
@@ -153,13 +153,13 @@ def test_a_rank_that_leaves_when_the_training_is_over_is_no_concern(this_rank, o
     _, look = left_after(other(4))
     for _ in range(4):
         this_rank.begin_update()
-    look._look_at_ended(next(iter(look._alive)))
-    look._look_for_missing()  # this rank may go on for long: evaluation, files
+    for _ in range(3):
+        look.look()  # this rank may go on for long: evaluation, files
     assert capsys.readouterr().err == ""
 
 
 def test_a_stopped_rank_is_named_killed_and_ends_the_process(this_rank, other, capsys, monkeypatch):
-    monkeypatch.setattr(watch, "_STOPPED_NOTICE", 0.05)
+    monkeypatch.setattr(watch, "STOPPED_NOTICE", 0.05)
     monkeypatch.setattr(watch, "STOPPED_PATIENCE", 0.2)
     process = other(1)
     os.kill(process.pid, signal.SIGSTOP)
@@ -175,28 +175,27 @@ def test_a_stopped_rank_is_named_killed_and_ends_the_process(this_rank, other, c
 def test_a_rank_that_was_stopped_and_goes_on_is_left_alone(this_rank, other, monkeypatch):
     process = other(1)
     look = watch.Watch({3: process.pid})
-    (rank,) = look._alive.values()
     monkeypatch.setattr(watch, "STOPPED_PATIENCE", 0.2)
     for _ in range(3):  # never long enough, but in sum
         os.kill(process.pid, signal.SIGSTOP)
         end = time.monotonic() + 0.1
         while time.monotonic() < end:
-            look._look_at_stopped(rank)
+            look.look()
         os.kill(process.pid, signal.SIGCONT)
         while processes.is_stopped(process.pid):
             time.sleep(0.01)
-        look._look_at_stopped(rank)
+        look.look()
     assert process.poll() is None
 
 
 def test_a_rank_that_is_behind_is_named_once(this_rank, other, capsys, monkeypatch):
-    monkeypatch.setattr(watch, "_WAITING_NOTICE", 0.0)
+    monkeypatch.setattr(watch, "WAITING_NOTICE", 0.0)
     slow, level = other(1), other(2)
     look = watch.Watch({1: slow.pid, 2: level.pid})
     this_rank.begin_update()
     this_rank.begin_update()
     for _ in range(3):
-        look._look_at_waiting()
+        look.look()
     said = capsys.readouterr().err
     assert said.count("this rank has been in update 2") == 1
     assert f"rank 1 (process {slow.pid}) has begun 1" in said

@@ -67,6 +67,14 @@ def test_what_takes_too_long_has_failed(capsys):
     assert rows[0][5].startswith("not done after 1 s")
 
 
+@pytest.mark.parametrize("name", CHECKS)
+def test_each_check_passes_in_this_process(name):
+    """In PYNATIVE_MODE, where little compiles; the slow test runs them as the command does."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    line = result(name, "pynative", 1e-4)
+    assert line["status"] == (NOT_POSSIBLE if name == "adasum" else PASSED), line
+
+
 # What is put in the place of a part, and the check that must see it.
 BROKEN = {
     "gradients.clip_norm": (train_step, "clipped", lambda gradients, bound: gradients),
