@@ -1,6 +1,7 @@
 """How much the tests see: small faults are put into the package, one at a time, and looked for.
 
-    python tests/mutants.py [--count 200] [--seed 0] [--jobs 2] [--only thor] [--whole]
+    python tests/mutants.py [--count 200] [--seed 0] [--jobs 2] [--only thor] [--json FILE]
+    python tests/mutants.py --again FILE [--slow]    # what survived, once more
 
 A seeded sample over all places where a comparison, a sum or product, a constant, a condition, the
 order of two arguments, or a statement can be wrong. For each a copy of the project gets the fault,
@@ -148,14 +149,30 @@ def tests_of(path: str, whole: bool) -> list[str]:
     return [*(one for one in own if (ROOT / one).exists()), *shared]
 
 
-def judged(mutant: Mutant, folder: Path, whole_run: bool) -> str:
+def sample_of(options: argparse.Namespace) -> list[Mutant]:
+    """Return the faults to try: drawn, or those that survived before."""
+    if options.again:
+        rows = json.loads(options.again.read_text("utf-8"))
+        fields = Mutant.__dataclass_fields__
+        survivors = [row for row in rows if row["result"] == "survived"]
+        return [Mutant(**{name: row[name] for name in fields}) for row in survivors]
+    files = sorted((ROOT / PACKAGE).rglob("*.py"))
+    every = [one for file in files if options.only in str(file) for one in mutants_of(file)]
+    print(f"of {len(every)} faults, seed {options.seed}:", flush=True)
+    return random.Random(options.seed).sample(every, min(options.count, len(every)))
+
+
+def judged(mutant: Mutant, folder: Path, options: argparse.Namespace) -> str:
     """Put a fault into a copy of the project, run the tests, and return what became of it."""
     file = folder / mutant.path
     whole = file.read_bytes()
+    if whole[mutant.start : mutant.end].decode() != mutant.before:
+        return "gone: the code has changed"
     file.write_bytes(whole[: mutant.start] + mutant.after.encode() + whole[mutant.end :])
     words = ["-m", "pytest", "-x", "-n", "0", "--dist", "no", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    tests = tests_of(mutant.path, whole_run)
+    words += ["-m", ""] if options.slow else []
+    tests = tests_of(mutant.path, options.whole)
     try:
         done = scripts.run(*words, *tests, cwd=folder, env=environment, timeout=LONGEST)
         return "survived" if done.returncode == 0 else "killed"
@@ -173,12 +190,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="at a time (2)")
     parser.add_argument("--only", default="", help="rooms whose path holds this text (all)")
     parser.add_argument("--whole", action="store_true", help="run all tests for each fault")
+    parser.add_argument("--slow", action="store_true", help="with the tests of -m slow, too")
+    parser.add_argument("--again", type=Path, help="try the survivors in such a file once more")
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
-    files = sorted((ROOT / PACKAGE).rglob("*.py"))
-    every = [one for file in files if options.only in str(file) for one in mutants_of(file)]
-    sample = random.Random(options.seed).sample(every, min(options.count, len(every)))
-    print(f"{len(sample)} of {len(every)} faults, seed {options.seed}", flush=True)
+    sample = sample_of(options)
+    print(f"{len(sample)} faults", flush=True)
     with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(options.jobs) as pool:
         folders: Queue[Path] = Queue()
         for number in range(options.jobs):
@@ -189,7 +206,7 @@ def main() -> int:
         def run(mutant: Mutant) -> str:
             folder = folders.get()
             try:
-                result = judged(mutant, folder, options.whole)
+                result = judged(mutant, folder, options)
             finally:
                 folders.put(folder)
             change = f"{mutant.before!r} -> {mutant.after!r}"
@@ -197,7 +214,7 @@ def main() -> int:
             return result
 
         results = list(pool.map(run, sample))
-    found = sum(one != "survived" for one in results)
+    found = sum(one.startswith("killed") for one in results)
     print(f"{found} of {len(results)} found: {found / max(len(results), 1):.1%}")
     if options.json:
         rows = [{**asdict(one), "result": result} for one, result in zip(sample, results)]

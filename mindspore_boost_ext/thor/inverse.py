@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-_EPS = 2.0**-23
+_EPS = float(np.finfo(np.float32).eps)
 _FLOOR, _MINOR, _RESIDUAL = 16.0, 1.01, 0.1
 _RAISE = 10.0
 _RESHAPE = ops.Reshape()
