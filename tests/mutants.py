@@ -36,6 +36,26 @@ LONGEST = 3600  # seconds for the tests of one fault; longer counts as found
 SHARED = ("tests/test_contract.py", "tests/test_combinations.py", "tests/test_refused.py")
 # Rooms that do not train: what all algorithms share runs through them, and sees nothing of them.
 BESIDE_TRAINING = ("cli", "callbacks", "selftest", "report", "recipes", "bundled", "docs", "data")
+# Rooms without tests of their name, and those that other tests see, too.
+SEEN_BY = {
+    "__main__": ("tests/cli",),
+    "_compat": ("tests/base", "tests/runtime", "tests/thor", "tests/callbacks"),
+    "adasum": ("tests/test_distributed.py",),
+    "algorithms": ("tests/test_boost.py", "tests/config"),
+    "base": ("tests/grad_freeze", "tests/stages"),
+    "boost_cell_wrapper": (
+        *("tests/stages", "tests/grad_accumulation", "tests/grad_freeze", "tests/compiled_step"),
+        *("tests/group_loss_scale_manager", "tests/thor", "tests/test_algorithm.py"),
+    ),
+    "config": ("tests/integration",),
+    "grad_freeze": ("tests/compiled_step",),
+    "integration": ("tests/test_two_models.py", "tests/test_algorithm.py"),
+    "runtime": ("tests/test_distributed.py", "tests/boost_cell_wrapper/test_agreement.py"),
+    "stages": (
+        *("tests/boost_cell_wrapper", "tests/progressive_resizing", "tests/seq_length_warmup"),
+        *("tests/grad_freeze", "tests/thor", "tests/group_loss_scale_manager"),
+    ),
+}
 COMPARED = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt},
     **{ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is},
@@ -144,7 +164,7 @@ def tests_of(path: str, whole: bool) -> list[str]:
     if whole:
         return ["tests"]
     room = Path(path).parts[1].removesuffix(".py")
-    own = [f"tests/{room}", f"tests/test_{room}.py"]
+    own = [f"tests/{room}", f"tests/test_{room}.py", *SEEN_BY.get(room, ())]
     shared = () if room in BESIDE_TRAINING else SHARED
     return [*(one for one in own if (ROOT / one).exists()), *shared]
 
