@@ -47,7 +47,7 @@ SEEN_BY = {
         *("tests/stages", "tests/grad_accumulation", "tests/grad_freeze", "tests/compiled_step"),
         *("tests/group_loss_scale_manager", "tests/thor", "tests/test_algorithm.py"),
     ),
-    "config": ("tests/integration",),
+    "config": ("tests/integration", "tests/progressive_resizing", "tests/grad_freeze"),
     "grad_freeze": ("tests/compiled_step",),
     "integration": ("tests/test_two_models.py", "tests/test_algorithm.py"),
     "runtime": ("tests/test_distributed.py", "tests/boost_cell_wrapper/test_agreement.py"),

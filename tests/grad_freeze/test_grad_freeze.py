@@ -472,6 +472,10 @@ def test_a_schedule_of_ones_own(schedule, wanted):
     assert [optimizer.schedule.at(step) for step in range(6)] == wanted
 
 
+def test_a_schedule_may_have_one_step():
+    assert tabulate(lambda step: step + 1, 1).at(5) == 1
+
+
 # --- errors --------------------------------------------------------------------------------------
 
 

@@ -174,9 +174,15 @@ def test_a_thousand_clean_steps_double(graph_mode):
     np.testing.assert_allclose(manager.group_scales(), [6.0], rtol=1e-4)
 
 
-@pytest.mark.parametrize(("start", "value", "bound"), [(3.0, 1.0, 4.0), (5.0, np.inf, 4.0)])
-def test_scales_stay_within_their_bounds(mode, start, value, bound):
-    limits = {"minimum": 4.0} if np.isinf(value) else {"maximum": 4.0}
+@pytest.mark.parametrize(
+    ("start", "value", "limits", "bound"),
+    [
+        (3.0, 1.0, {"maximum": 4.0}, 4.0),
+        (2.0**99.5, 1.0, {}, 2.0**100),
+        (5.0, np.inf, {"minimum": 4.0}, 4.0),
+    ],
+)
+def test_scales_stay_within_their_bounds(mode, start, value, limits, bound):
     manager, step = chain(start, [1.0], growth_factor=2.0, shrink_factor=0.5, **limits)
     with warnings.catch_warnings():  # the smallest scale is told; that has its own test
         warnings.simplefilter("ignore", BoostWarning)
