@@ -42,7 +42,7 @@ SEEN_BY = {
     "_compat": ("tests/base", "tests/runtime", "tests/thor", "tests/callbacks"),
     "adasum": ("tests/test_distributed.py",),
     "algorithms": ("tests/test_boost.py", "tests/config"),
-    "base": ("tests/grad_freeze", "tests/stages"),
+    "base": ("tests/grad_freeze", "tests/stages", "tests/test_two_models.py"),
     "boost_cell_wrapper": (
         *("tests/stages", "tests/grad_accumulation", "tests/grad_freeze", "tests/compiled_step"),
         *("tests/group_loss_scale_manager", "tests/thor", "tests/test_algorithm.py"),
