@@ -75,8 +75,8 @@ def reference(features):
     return weights, updates
 
 
-def build(features, algorithm=None):
-    net = Linear()
+def build(features, algorithm=None, net=None):
+    net = net or Linear()
     config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": "freezing" in features}}
     arguments = {}
     if "accumulation" in features:
@@ -320,10 +320,18 @@ class HalvedAndKept(HalvedInputs):
         step.update_part = LastInputs(step.update_part)
 
 
-def test_a_flush_sees_the_changed_batch_too(mode):
-    step = build("accumulation", HalvedAndKept())
+class OfOneInput(Linear):
+    """Has no targets."""
+
+    def construct(self, x):
+        return super().construct(x, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("net", [Linear, OfOneInput])
+def test_a_flush_sees_the_changed_batch_too(mode, net):
+    step = build("accumulation", HalvedAndKept(), net())
     (x, *targets), *_ = batches()
-    step(Tensor(x), *map(Tensor, targets))
+    step(Tensor(x), *map(Tensor, targets if net is Linear else ()))
     assert step.flush_accumulation()
     found = float(step.update_part.total.asnumpy())
     # A float32 sum of twelve numbers around 1.
