@@ -95,6 +95,7 @@ def test_the_loss_that_is_shown_stays_that_of_the_labels(mode, kind):
     loss, labels, _ = LOSSES[kind]
     net, step = step_of(loss)
     expected = loss(net(Tensor(X)), Tensor(labels)).asnumpy()
+    assert step.report()["label_smoothing"].reason == f"{SHARE:g} of each label"
     # the same operators, in a graph of their own
     np.testing.assert_allclose(
         step(Tensor(X), Tensor(labels)).asnumpy(), expected, rtol=1e-6, err_msg=kind
