@@ -42,7 +42,7 @@ SEEN_BY = {
     "_compat": ("tests/base", "tests/runtime", "tests/thor", "tests/callbacks"),
     "adasum": ("tests/test_distributed.py",),
     "algorithms": ("tests/test_boost.py", "tests/config"),
-    "base": ("tests/grad_freeze", "tests/stages", "tests/test_two_models.py"),
+    "base": ("tests/callbacks", "tests/grad_freeze", "tests/stages", "tests/test_two_models.py"),
     "boost_cell_wrapper": (
         *("tests/stages", "tests/grad_accumulation", "tests/grad_freeze", "tests/compiled_step"),
         *("tests/group_loss_scale_manager", "tests/thor", "tests/test_algorithm.py"),
@@ -164,7 +164,7 @@ def tests_of(path: str, whole: bool) -> list[str]:
     if whole:
         return ["tests"]
     room = Path(path).parts[1].removesuffix(".py")
-    own = [f"tests/{room}", f"tests/test_{room}.py", *SEEN_BY.get(room, ())]
+    own = [f"tests/{room}", f"tests/test_{room}.py", *SEEN_BY.get(room, ()), "tests/test_docs.py"]
     shared = () if room in BESIDE_TRAINING else SHARED
     return [*(one for one in own if (ROOT / one).exists()), *shared]
 
