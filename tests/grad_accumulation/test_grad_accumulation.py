@@ -216,7 +216,8 @@ def test_buffers_of_low_precision_parameters_are_float32(mode):
     weight = Parameter(Tensor([0.0], ms.float16), name="w")
     accumulation = GradientAccumulation(5, nn.SGD([weight], 1.0))
     for gradient in (2048.0, 1.0, 1.0, 1.0, 1.0):
-        accumulation(Tensor(0.0), (Tensor([gradient], ms.float16),))
+        loss = accumulation(Tensor(3.0), (Tensor([gradient], ms.float16),))
+        assert float(loss.asnumpy()) == 3.0
     # (2048 + 4) / 5 = 410.4, to half a unit in the last place of float16 there (0.125)
     np.testing.assert_allclose(weight.asnumpy(), [-410.4], atol=0.125)
 
