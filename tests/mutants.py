@@ -38,7 +38,9 @@ SHARED = ("tests/test_contract.py", "tests/test_combinations.py", "tests/test_re
 BESIDE_TRAINING = ("cli", "callbacks", "selftest", "report", "recipes", "bundled", "docs", "data")
 # Rooms without tests of their name, and those that other tests see, too.
 SEEN_BY = {
+    "__init__": ("tests/test_collector.py",),
     "__main__": ("tests/cli",),
+    "_collector": ("tests/test_collector.py",),
     "_compat": ("tests/base", "tests/runtime", "tests/thor", "tests/callbacks"),
     "adasum": ("tests/test_distributed.py",),
     "algorithms": ("tests/test_boost.py", "tests/config"),
@@ -186,7 +188,7 @@ def judged(mutant: Mutant, folder: Path, options: argparse.Namespace) -> str:
     """Put a fault into a copy of the project, run the tests, and return what became of it."""
     file = folder / mutant.path
     whole = file.read_bytes()
-    if whole[mutant.start : mutant.end].decode() != mutant.before:
+    if whole[mutant.start : mutant.end] != mutant.before.encode():
         return "gone: the code has changed"
     file.write_bytes(whole[: mutant.start] + mutant.after.encode() + whole[mutant.end :])
     words = ["-m", "pytest", "-x", "-n", "0", "--dist", "no", "-p", "no:cacheprovider"]

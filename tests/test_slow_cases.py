@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 
+import conftest
 import slow_cases
 
 TESTS = pathlib.Path(__file__).parent
@@ -18,3 +19,10 @@ def test_every_name_is_that_of_a_test_or_of_a_file():
     named = {*slow_cases.CASES, *slow_cases.COMPILED_ELSEWHERE, *slow_cases.OPTIMIZERS_ALIKE}
     assert named - functions == set()
     assert slow_cases.ALL_IN_GRAPH_MODE - {path.stem for path in paths} == set()
+
+
+def test_what_is_begun_with_is_there():
+    """The scheduler passes over a name that no file has."""
+    files = [one for one in conftest.LONGEST_FIRST if one != "ranks"]
+    files += [next(map(str, TESTS.rglob(f"{one}.py")), one) for one in conftest.OF_RANKS]
+    assert [one for one in files if not (TESTS.parent / one).exists()] == []

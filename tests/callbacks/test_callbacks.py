@@ -456,6 +456,7 @@ def test_failing_training_closes_the_display(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="stop"):
         model().train(1, dataset(), callbacks=[monitor, Stop()])
     assert closed == [True]
+    HistoryWriter(tmp_path / "h").close()  # which is refused while another has the file open
     assert [record["event"] for record in read_history(tmp_path / "h")] == ["start", "step"]
 
 

@@ -1,0 +1,20 @@
+"""The import leaves Python's garbage collector as it was."""
+
+from __future__ import annotations
+
+import pytest
+import scripts
+
+IMPORTS = """
+import gc
+{before}
+import mindspore_boost_ext
+print(gc.get_freeze_count() > 0)
+"""
+
+
+@pytest.mark.parametrize(("before", "held"), [("", False), ("gc.freeze()", True)])
+def test_the_import_holds_no_objects_and_releases_none(tmp_path, before, held):
+    """Neither what it has held meanwhile stays held, nor is let go what the user holds."""
+    done = scripts.run("-c", IMPORTS.format(before=before), cwd=tmp_path)
+    assert done.stdout.split() == [str(held)], done.stderr[-2000:]
