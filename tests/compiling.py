@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import sys
 import types
 
 from mindspore import log
-from mindspore.graph import api
+from mindspore.nn import cell
 
 
 def spare():
@@ -16,6 +17,8 @@ def spare():
     inspect.getsourcelines = read_once(inspect.getsourcelines)
     log.debug = log.info = lambda *words, **settings: None  # for every node of a syntax tree
     # At each compilation all objects are looked at: those that are young are enough.
+    # The compiler's module has another name in each release.
+    api = sys.modules[type(cell._cell_graph_executor).__module__]
     api.gc = types.SimpleNamespace(collect=functools.partial(gc.collect, 1))
 
 
