@@ -222,7 +222,7 @@ def main() -> int:
         folders: Queue[Path] = Queue()
         for number in range(options.jobs):
             folder = Path(place, str(number))
-            shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".git", "__pycache__"))
+            shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "__pycache__"))
             folders.put(folder)
 
         def run(mutant: Mutant) -> str:
