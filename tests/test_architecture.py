@@ -158,6 +158,14 @@ def test_every_module_has_a_docstring_and_reads_in_one_sitting(module):
     assert len(text.splitlines()) <= 450
 
 
+def test_no_benchmark_is_long():
+    lengths = {
+        one.name: len(one.read_text(encoding="utf-8").splitlines())
+        for one in (ROOT / "examples").rglob("*.py")
+    }
+    assert {name: length for name, length in lengths.items() if length > 400} == {}
+
+
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"__main__"}))
 def test_library_code_prints_nothing(module):
     tree = ast.parse(path_of(module).read_text(encoding="utf-8"))

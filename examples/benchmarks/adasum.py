@@ -1,37 +1,29 @@
-"""AdaSum against the mean and the sum: rounds to a loss, bytes and collectives, time.
+"""AdaSum against the mean and the sum: rounds to a loss, bytes and collectives.
 
-    python examples/benchmarks/adasum.py                       # everything, about five minutes
+    python examples/benchmarks/adasum.py                       # both parts, about three minutes
     python examples/benchmarks/adasum.py --parts rounds        # simulated workers, NumPy only
-    python examples/benchmarks/adasum.py --parts speed --pairs 100
     python examples/benchmarks/adasum.py --plot rounds.png     # needs matplotlib
 
 The task is a perceptron 64-32-10 on the bundled digits, 16 samples a worker and round, plain SGD.
 The learning rate is the one of a grid that gives ONE worker the lowest loss after one epoch.
 *rounds*: until the loss over all digits is below the target, for N simulated workers (the rule in
-float64). *processes*: the same with 4 real processes through ``ms.Model`` and ``msrun``. *cost*:
-what a rank sends, by AdaSum's own account, over the least that any all-reduce can send.
-*speed*: AdaSum of a network's parameters over a plain all-reduce of them, by paired timing.
+float64). *cost*: what a rank sends, by AdaSum's own account, over the least that any all-reduce can
+send. Real processes are in ``adasum_processes.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from harness import paired, print_table
-from ranks import run_ranks
+from harness import print_table
 
 from mindspore_boost_ext.bundled import load_digits
 
 RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 HOW = ("average", "AdaSum", "sum")
 SAMPLES, HIDDEN, CLASSES, TARGET = 16, 32, 10, 0.35
-PROCESSES = 4
 Weights = list[np.ndarray]
 
 
@@ -151,7 +143,7 @@ def simulated(args: argparse.Namespace) -> None:
             (
                 workers,
                 *(_rounds(table[how, workers]) for how in HOW),
-                _ratio(table["AdaSum", workers], table["average", workers]),
+                ratio(table["AdaSum", workers], table["average", workers]),
             )
             for workers in args.workers
         ],
@@ -163,7 +155,7 @@ def simulated(args: argparse.Namespace) -> None:
             np.mean([rounds_to_target(how, largest, one, s, args.most) for s in range(args.seeds)])
             for how in HOW
         ]
-        rows.append((one, *map(_rounds, found), _ratio(found[1], found[0])))
+        rows.append((one, *map(_rounds, found), ratio(found[1], found[0])))
     print_table(
         f"The same with {largest} workers at other rates",
         ("rate", *HOW, "AdaSum / average"),
@@ -177,7 +169,8 @@ def _rounds(value: float) -> str:
     return f"{value:.1f}" if np.isfinite(value) else "never"
 
 
-def _ratio(value: float, reference: float) -> str:
+def ratio(value: float, reference: float) -> str:
+    """Return a ratio in words, of what may never have been reached."""
     return f"{value / reference:.2f}" if np.isfinite(reference) else "-"
 
 
@@ -196,162 +189,6 @@ def draw(path: str, workers: Sequence[int], table: dict[tuple[str, int], float])
     axes.legend()
     figure.tight_layout()
     figure.savefig(path)
-
-
-# ---- Real processes ----
-
-
-def on_processes(job: str, **settings: Any) -> Any:
-    """Run this script as one rank of several, and return what rank 0 found."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer"
-        described = json.dumps({"job": job, "answer": str(answer), **settings})
-        run_ranks(__file__, PROCESSES, ("--rank-job", described))
-        return json.loads(answer.read_text())
-
-
-def rank_job(job: str, answer: str, **settings: Any) -> None:
-    """Do one rank's part of a job; rank 0 writes the answer."""
-    import mindspore as ms
-    from mindspore.communication import get_rank, init
-
-    ms.set_context(mode=ms.GRAPH_MODE)
-    init()
-    found = {"rounds": real_rounds, "speed": speed_of}[job](**settings)
-    if get_rank() == 0:
-        Path(answer).write_text(json.dumps(found), encoding="utf-8")
-
-
-def real_rounds(how: str, rate: float, seed: int, most: int) -> int | None:
-    """Train through ms.Model on this rank's samples; return the rounds to the target."""
-    import mindspore as ms
-    from mindspore import Tensor, nn
-    from mindspore.communication import get_group_size, get_rank
-
-    import mindspore_boost_ext  # noqa: F401  (plugs into ms.Model)
-
-    images, labels = digits()
-    generator = np.random.default_rng(seed)
-    weights = first_weights(generator)
-    net = nn.SequentialCell(nn.Dense(64, HIDDEN), nn.ReLU(), nn.Dense(HIDDEN, CLASSES))
-    for parameter, value in zip(net.trainable_params(), weights):
-        parameter.set_data(Tensor(np.float32(value.T)))
-    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=how != "sum")
-    switches = {"less_bn": False, "grad_freeze": False, "adasum": how == "AdaSum"}
-    model = ms.Model(
-        net,
-        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
-        nn.SGD(net.trainable_params(), rate),
-        boost_level="O2",
-        boost_config_dict={"boost": {"mode": "manual", **switches}, "common": {"device_number": 1}}
-        if how == "AdaSum"
-        else {"boost": {"mode": "manual", **switches}},
-    )
-    for number in range(1, most + 1):
-        own = generator.integers(0, len(labels), (get_group_size(), SAMPLES))[get_rank()]
-        model.train_network(Tensor(np.float32(images[own])), Tensor(labels[own]))
-        now = [np.float64(one.asnumpy()).T for one in net.trainable_params()]
-        if loss_of(now, images, labels) < TARGET:
-            return number
-    return None
-
-
-def real(args: argparse.Namespace) -> None:
-    """Print the rounds of real processes."""
-    rate = tuned_rate(RATES, args.seeds)
-    found = {how: on_processes("rounds", how=how, rate=rate, seed=0, most=args.most) for how in HOW}
-    print_table(
-        f"Rounds to loss {TARGET} with {PROCESSES} processes under msrun, rate {rate:g}, seed 0",
-        (*HOW, "AdaSum / average"),
-        [
-            (
-                *(found[how] or "never" for how in HOW),
-                _ratio(found["AdaSum"] or np.inf, found["average"] or np.inf),
-            )
-        ],
-    )
-
-
-def speed_of(network: str, pairs: int) -> dict[str, Any]:
-    """Time AdaSum over a plain all-reduce of a network's parameters, on this rank."""
-    import mindspore as ms
-    from mindspore import ParameterTuple, Tensor, nn, ops
-    from mindspore.communication import get_group_size, get_rank
-    from networks import NETWORKS
-
-    from mindspore_boost_ext import AdaSum
-
-    ranks = get_group_size()
-    parameters = NETWORKS[network]().trainable_params()
-    cell = AdaSum(get_rank(), 1, ranks, parameters, equal_in_server=True)
-    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-
-    class Combine(nn.Cell):
-        """A snapshot, a change, and the combination of all changes."""
-
-        def __init__(self) -> None:
-            super().__init__(auto_prefix=False)
-            self.adasum = cell
-
-        def construct(self, old: Tensor) -> Tensor:
-            return self.adasum.update_since(old)[0]
-
-    class Reduce(nn.Cell):
-        """The plain all-reduce of the same tensors: one by one, or as one buffer."""
-
-        def __init__(self, fused: bool) -> None:
-            super().__init__(auto_prefix=False)
-            self.fused, self.packing = fused, cell.packing
-            self.parameters = ParameterTuple(parameters)
-            self.all_reduce = ops.AllReduce()
-            self.reducer = nn.DistributedGradReducer(parameters, True, ranks)
-
-        def construct(self, old: Tensor) -> Tensor:
-            if self.fused:
-                mean = self.all_reduce(self.packing.pack(self.parameters)) / ranks
-                return self.packing.write(mean, self.parameters)[0]
-            total = ()
-            for one in self.reducer(self.packing.unpack(old)):  # all, or the compiler drops them
-                total += (one.reshape(-1)[:1],)
-            return ops.concat(total)
-
-    combine, fused, single = Combine(), Reduce(True), Reduce(False)
-    old = Tensor(cell.snapshot_compiled().asnumpy() + 1)
-    answer = {"values": int(sum(one.size for one in parameters)), "tensors": len(parameters)}
-    for name, reference in (("one buffer", fused), ("tensor by tensor", single)):
-        ratio = paired(
-            lambda: combine(old).asnumpy(),
-            lambda reference=reference: reference(old).asnumpy(),  # type: ignore[misc]
-            pairs,
-        )
-        answer[name] = ratio._asdict()
-    return answer
-
-
-def speed(args: argparse.Namespace) -> None:
-    """Print the time of AdaSum over that of a plain all-reduce."""
-    rows = []
-    for network in ("LeNet", "small ResNet"):
-        found = on_processes("speed", network=network, pairs=args.pairs)
-        for name in ("one buffer", "tensor by tensor"):
-            one = found[name]
-            size = f"{found['values']} in {found['tensors']}"
-            quartiles = f"{one['low']:.2f} to {one['high']:.2f}"
-            rows.append(
-                (
-                    network,
-                    size,
-                    name,
-                    f"{one['reference_ms']:.1f}",
-                    f"{one['median']:.2f}",
-                    quartiles,
-                )
-            )
-    print_table(
-        f"AdaSum over a plain all-reduce of the same parameters, {PROCESSES} processes, GRAPH mode",
-        ("network", "values in tensors", "all-reduce", "all-reduce, ms", "ratio", "quartiles"),
-        rows,
-    )
 
 
 def cost(_: argparse.Namespace) -> None:
@@ -401,7 +238,7 @@ def cost(_: argparse.Namespace) -> None:
     )
 
 
-PARTS = {"rounds": simulated, "processes": real, "cost": cost, "speed": speed}
+PARTS = {"rounds": simulated, "cost": cost}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -412,13 +249,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--workers", nargs="+", type=int, default=[2, 4, 8], help="simulated; powers of two")
     add("--seeds", type=int, default=5)
     add("--most", type=int, default=400, help="rounds after which a run has failed")
-    add("--pairs", type=int, default=40)
     add("--plot", metavar="FILE.png")
-    add("--rank-job", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.rank_job:
-        rank_job(**json.loads(args.rank_job))
-        return
     for part in args.parts:
         PARTS[part](args)
 

@@ -19,9 +19,8 @@ from harness import print_table
 # isort: split
 import mindspore as ms
 from least_cost import grouped, ours
-from loss_scaling import MarkedLeNet, MarkedResNet
 from mindspore import nn
-from networks import NETWORKS, batch, momentum, with_loss
+from networks import NETWORKS, MarkedLeNet, MarkedResNet, batch, momentum, with_loss
 
 MARKED = {"LeNet": MarkedLeNet, "small ResNet": MarkedResNet}
 FREEZE = {"total_steps": 1000}

@@ -26,9 +26,8 @@ from harness import paired, print_table
 # isort: split
 import mindspore as ms
 import numpy as np
-from loss_scaling import MarkedLeNet
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from networks import LeNet5, batch, momentum, with_loss
+from networks import LeNet5, MarkedLeNet, batch, momentum, with_loss
 
 from mindspore_boost_ext import GroupLossScaleManager, make_train_step
 

@@ -1,10 +1,9 @@
-"""What loss scales save and what they cost: one fixed, one dynamic, one for each group of layers.
+"""What loss scales save: one fixed, one dynamic, one for each group of layers.
 
-    python examples/benchmarks/loss_scaling.py                    # everything, about 10 minutes
-    python examples/benchmarks/loss_scaling.py --effect --seeds 3 --plot loss_scaling.png
-    python examples/benchmarks/loss_scaling.py --speed
+    python examples/benchmarks/loss_scaling.py --seeds 3 --plot loss_scaling.png
+    # ``loss_scaling_speed.py`` times their steps
 
-**Four layers** (``--effect``): float16 layers whose gradients span 1e-10 to 1. By scheme and layer:
+**Four layers**: float16 layers whose gradients span 1e-10 to 1. By scheme and layer:
 the share of exact zeros in the gradient that leaves the backward pass, and its relative error in
 the 2-norm. The oracle is the chain rule in float64 on the same numbers::
 
@@ -17,28 +16,24 @@ them, so the weights stay as they are. Of a step that overflows and is skipped, 
 backward pass are shown. The dynamic scale (from 2^10, window 5) and the scales of the groups (from
 2^10, growth 2^(1/8)) run until each has shrunk once and a step is clean.
 
-**LeNet on the digits** (``--effect``): test accuracy after training in float16 (amp level O3) and
+**LeNet on the digits**: test accuracy after training in float16 (amp level O3) and
 in float32. Demanded: within 0.005 with the dynamic and with the grouped scale.
-
-**Speed** (``--speed``): the loss-scaled step over nn.TrainOneStepCell, both in float32. Demanded:
-at most 1.10 in GRAPH mode and 1.25 in PYNATIVE.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import MODES, paired, print_table
+from harness import print_table
 
 # isort: split
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from networks import LeNet5, SmallResNet, batch, momentum, with_loss
+from networks import LeNet5, MarkedLeNet
 
 from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell, GroupLossScaleManager
 from mindspore_boost_ext.bundled import digits_datasets
@@ -48,7 +43,6 @@ GAIN = 1e-3  # from one layer's gradient to the next lower one's
 SETTLING_STEPS = 2000
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 20, 32, 0.03  # those of examples/lenet.py
 OFF = {"less_bn": False, "grad_freeze": False, "adasum": False, "grad_accumulation": False}
-DEMANDED = {"GRAPH": 1.10, "PYNATIVE": 1.25}
 
 
 # ------------------------------------------------------------------------------------ four layers
@@ -240,54 +234,6 @@ def settled(step: nn.Cell, data: Sequence[Tensor], changes: bool) -> tuple[int, 
 # ------------------------------------------------------------------------------- LeNet on digits
 
 
-class MarkedLeNet(LeNet5):
-    """LeNet-5 with two groups of layers: the convolutions, the dense layers.
-
-    Args:
-        manager: scales of the two groups, which are set here.
-    """
-
-    def __init__(self, manager: GroupLossScaleManager) -> None:
-        super().__init__()
-        self.manager = manager
-        below = [*self.conv1.trainable_params(), *self.conv2.trainable_params()]
-        manager.loss_scale_groups = [below, _others(self, below)]
-
-    def construct(self, image: Tensor) -> Tensor:
-        """Return the logits, ``[batch, 10]``."""
-        hidden = self.pool(self.relu(self.conv1(image)))
-        hidden = self.pool(self.relu(self.conv2(hidden)))
-        hidden = self.manager(self.flatten(hidden), 1, 2)
-        hidden = self.relu(self.fc1(hidden))
-        hidden = self.relu(self.fc2(hidden))
-        return self.manager(self.fc3(hidden), 2, 3)
-
-
-class MarkedResNet(SmallResNet):
-    """The small ResNet with two groups: stem and blocks of the first stage, everything above.
-
-    Args:
-        manager: scales of the two groups, which are set here.
-    """
-
-    def __init__(self, manager: GroupLossScaleManager) -> None:
-        super().__init__()
-        self.manager = manager
-        self.lower, self.upper = self.blocks[:3], self.blocks[3:]
-        below = [*self.stem.trainable_params(), *self.lower.trainable_params()]
-        manager.loss_scale_groups = [below, _others(self, below)]
-
-    def construct(self, image: Tensor) -> Tensor:
-        """Return the logits, ``[batch, 10]``."""
-        features = self.upper(self.manager(self.lower(self.stem(image)), 1, 2))
-        return self.manager(self.head(features.mean((2, 3))), 2, 3)
-
-
-def _others(network: nn.Cell, parameters: Sequence[Parameter]) -> list[Parameter]:
-    taken = {id(parameter) for parameter in parameters}
-    return [one for one in network.trainable_params() if id(one) not in taken]
-
-
 class Accuracies(ms.Callback):
     """Keeps the test accuracy of every epoch."""
 
@@ -332,54 +278,6 @@ def train_lenet(scheme: str, seed: int, epochs: int = EPOCHS) -> list[float]:
     accuracies = Accuracies()
     model.fit(epochs, train, test, callbacks=[accuracies])
     return accuracies.values
-
-
-# ------------------------------------------------------------------------------------------ speed
-
-
-def plain_step(network: nn.Cell) -> Callable[[], object]:
-    """Return a function that trains one step without a scale, and waits for it."""
-    cell = nn.TrainOneStepCell(with_loss(network), momentum(network)).set_train()
-    images, labels = batch()
-    return lambda: cell(images, labels).asnumpy()
-
-
-def scaled_step(network: nn.Cell, scale: nn.Cell) -> Callable[[], object]:
-    """Return a function that trains one loss-scaled step, and waits for it."""
-    optimizer = momentum(network)
-    cell = BoostTrainOneStepWithLossScaleCell(with_loss(network), optimizer, scale).set_train()
-    images, labels = batch()
-    return lambda: cell(images, labels)[0].asnumpy()
-
-
-def dynamic_step(network: type[nn.Cell], marked: type[nn.Cell]) -> Callable[[], object]:
-    """Return the step with one dynamic scale."""
-    return scaled_step(network(), dynamic_scale())
-
-
-def grouped_step(network: type[nn.Cell], marked: type[nn.Cell]) -> Callable[[], object]:
-    """Return the step with a scale for each of two groups."""
-    manager = GroupLossScaleManager(2.0**16, [])
-    return scaled_step(marked(manager), manager)
-
-
-NETWORKS = {"LeNet": (LeNet5, MarkedLeNet), "small ResNet": (SmallResNet, MarkedResNet)}
-STEPS = {"dynamic": dynamic_step, "grouped": grouped_step}
-
-
-def speed_rows(modes: Sequence[str], pairs: int = 40) -> list[tuple[str, ...]]:
-    """Return the table of step times, one row for each mode, network and kind of scale."""
-    rows = []
-    for mode in modes:
-        ms.set_context(mode=MODES[mode])
-        for name, networks in NETWORKS.items():
-            for scheme, make_step in STEPS.items():
-                ms.set_seed(0)
-                ratio = paired(make_step(*networks), plain_step(networks[0]()), pairs)
-                quartiles = f"{ratio.low:.3f} to {ratio.high:.3f}"
-                times = f"{ratio.reference_ms:.1f}", f"{ratio.median:.3f}", quartiles
-                rows.append((name, mode, scheme, *times, f"{DEMANDED[mode]:.2f}"))
-    return rows
 
 
 # ---------------------------------------------------------------------------- tables and the plot
@@ -474,38 +372,15 @@ def show_effect(seeds: int, plot: Path | None) -> None:
         draw(outcomes, curves, plot)
 
 
-def show_speed(modes: Sequence[str]) -> None:
-    """Run and print the step times."""
-    headings = ("network", "mode", "scale", "plain step, ms", "ratio", "quartiles", "demanded")
-    print_table("Loss-scaled step over nn.TrainOneStepCell, float32", headings, speed_rows(modes))
-
-
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; without a choice of parts, choose all."""
-    parser = argparse.ArgumentParser(description="Measure loss scales: effect and speed.")
-    parser.add_argument("--effect", action="store_true", help="four layers, and LeNet on digits")
-    parser.add_argument("--speed", action="store_true", help="step times")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="of --speed")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print both tables, and draw them where that was asked for."""
+    parser = argparse.ArgumentParser(description="Measure what loss scales save.")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each training (default: 3)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the effect")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it, too")
     args = parser.parse_args(argv)
     if args.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {args.seeds}")
-    if not (args.effect or args.speed):
-        args.effect = args.speed = True
-    if args.plot and not args.effect:
-        parser.error("--plot draws the effect: give --effect as well")
-    return args
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print the tables that were asked for."""
-    args = parse_arguments(argv)
-    print(" ".join(["python", *sys.argv]))
-    if args.effect:
-        show_effect(args.seeds, args.plot)
-    if args.speed:
-        show_speed(args.modes)
+    show_effect(args.seeds, args.plot)
 
 
 if __name__ == "__main__":

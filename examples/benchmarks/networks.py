@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
+from mindspore_boost_ext import GroupLossScaleManager
 from mindspore_boost_ext.bundled import CLASSES, BasicBlock, LeNet5, SmallResNet
 
 NETWORKS: dict[str, Callable[[], nn.Cell]] = {"LeNet": LeNet5, "small ResNet": SmallResNet}
@@ -39,3 +40,51 @@ __all__ = [
     "momentum",
     "with_loss",
 ]
+
+
+class MarkedLeNet(LeNet5):
+    """LeNet-5 with two groups of layers: the convolutions, the dense layers.
+
+    Args:
+        manager: scales of the two groups, which are set here.
+    """
+
+    def __init__(self, manager: GroupLossScaleManager) -> None:
+        super().__init__()
+        self.manager = manager
+        below = [*self.conv1.trainable_params(), *self.conv2.trainable_params()]
+        manager.loss_scale_groups = [below, _others(self, below)]
+
+    def construct(self, image: Tensor) -> Tensor:
+        """Return the logits, ``[batch, 10]``."""
+        hidden = self.pool(self.relu(self.conv1(image)))
+        hidden = self.pool(self.relu(self.conv2(hidden)))
+        hidden = self.manager(self.flatten(hidden), 1, 2)
+        hidden = self.relu(self.fc1(hidden))
+        hidden = self.relu(self.fc2(hidden))
+        return self.manager(self.fc3(hidden), 2, 3)
+
+
+class MarkedResNet(SmallResNet):
+    """The small ResNet with two groups: stem and blocks of the first stage, everything above.
+
+    Args:
+        manager: scales of the two groups, which are set here.
+    """
+
+    def __init__(self, manager: GroupLossScaleManager) -> None:
+        super().__init__()
+        self.manager = manager
+        self.lower, self.upper = self.blocks[:3], self.blocks[3:]
+        below = [*self.stem.trainable_params(), *self.lower.trainable_params()]
+        manager.loss_scale_groups = [below, _others(self, below)]
+
+    def construct(self, image: Tensor) -> Tensor:
+        """Return the logits, ``[batch, 10]``."""
+        features = self.upper(self.manager(self.lower(self.stem(image)), 1, 2))
+        return self.manager(self.head(features.mean((2, 3))), 2, 3)
+
+
+def _others(network: nn.Cell, parameters: Sequence[Parameter]) -> list[Parameter]:
+    taken = {id(parameter) for parameter in parameters}
+    return [one for one in network.trainable_params() if id(one) not in taken]

@@ -1,0 +1,83 @@
+"""What a loss-scaled step takes over nn.TrainOneStepCell, both in float32.
+
+    python examples/benchmarks/loss_scaling_speed.py [--modes GRAPH]
+
+One dynamic scale, and a scale for each of two groups of layers. Demanded: at most 1.10 in GRAPH
+mode and 1.25 in PYNATIVE.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from harness import MODES, paired, print_table
+from loss_scaling import dynamic_scale
+
+# isort: split
+import mindspore as ms
+from mindspore import nn
+from networks import LeNet5, MarkedLeNet, MarkedResNet, SmallResNet, batch, momentum, with_loss
+
+from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell, GroupLossScaleManager
+
+DEMANDED = {"GRAPH": 1.10, "PYNATIVE": 1.25}
+
+
+def plain_step(network: nn.Cell) -> Callable[[], object]:
+    """Return a function that trains one step without a scale, and waits for it."""
+    cell = nn.TrainOneStepCell(with_loss(network), momentum(network)).set_train()
+    images, labels = batch()
+    return lambda: cell(images, labels).asnumpy()
+
+
+def scaled_step(network: nn.Cell, scale: nn.Cell) -> Callable[[], object]:
+    """Return a function that trains one loss-scaled step, and waits for it."""
+    optimizer = momentum(network)
+    cell = BoostTrainOneStepWithLossScaleCell(with_loss(network), optimizer, scale).set_train()
+    images, labels = batch()
+    return lambda: cell(images, labels)[0].asnumpy()
+
+
+def dynamic_step(network: type[nn.Cell], marked: type[nn.Cell]) -> Callable[[], object]:
+    """Return the step with one dynamic scale."""
+    return scaled_step(network(), dynamic_scale())
+
+
+def grouped_step(network: type[nn.Cell], marked: type[nn.Cell]) -> Callable[[], object]:
+    """Return the step with a scale for each of two groups."""
+    manager = GroupLossScaleManager(2.0**16, [])
+    return scaled_step(marked(manager), manager)
+
+
+NETWORKS = {"LeNet": (LeNet5, MarkedLeNet), "small ResNet": (SmallResNet, MarkedResNet)}
+STEPS = {"dynamic": dynamic_step, "grouped": grouped_step}
+
+
+def speed_rows(modes: Sequence[str], pairs: int = 40) -> list[tuple[str, ...]]:
+    """Return the table of step times, one row for each mode, network and kind of scale."""
+    rows = []
+    for mode in modes:
+        ms.set_context(mode=MODES[mode])
+        for name, networks in NETWORKS.items():
+            for scheme, make_step in STEPS.items():
+                ms.set_seed(0)
+                ratio = paired(make_step(*networks), plain_step(networks[0]()), pairs)
+                quartiles = f"{ratio.low:.3f} to {ratio.high:.3f}"
+                times = f"{ratio.reference_ms:.1f}", f"{ratio.median:.3f}", quartiles
+                rows.append((name, mode, scheme, *times, f"{DEMANDED[mode]:.2f}"))
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description="Measure what loss scales cost.")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    args = parser.parse_args(argv)
+    headings = ("network", "mode", "scale", "plain step, ms", "ratio", "quartiles", "demanded")
+    rows = speed_rows(args.modes)
+    print_table("Loss-scaled step over nn.TrainOneStepCell, float32", headings, rows)
+
+
+if __name__ == "__main__":
+    main()
