@@ -6,8 +6,10 @@
 A seeded sample over all places where a comparison, a sum or product, a constant, a condition, the
 order of two arguments, or a statement can be wrong. For each a copy of the project gets the fault,
 and the default run's tests of its room (then, where it trains, the contract suite and the
-combinations) run until one fails. mutmut keeps all variants of a function in one file, which
-MindSpore's parser does not read; cosmic-ray runs the same tests for every fault.
+combinations) run until one fails, which is named: where one test finds everything, it is that test
+that is broken. Before the first fault its tests have to pass without it. mutmut keeps all variants
+of a function in one file, which MindSpore's parser does not read; cosmic-ray runs the same tests
+for every fault.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "mindspore_boost_ext"
 LONGEST = 3600  # seconds for the tests of one fault; longer counts as found
 SHARED = ("tests/test_contract.py", "tests/test_combinations.py", "tests/test_refused.py")
+EXAMPLES = "tests/test_docs.py::test_docstring_examples_run"
 # Rooms that do not train: what all algorithms share runs through them, and sees nothing of them.
 BESIDE_TRAINING = ("cli", "callbacks", "selftest", "report", "recipes", "bundled", "docs", "data")
 # Rooms without tests of their name, and those that other tests see, too.
@@ -166,9 +170,9 @@ def tests_of(path: str, whole: bool) -> list[str]:
     if whole:
         return ["tests"]
     room = Path(path).parts[1].removesuffix(".py")
-    own = [f"tests/{room}", f"tests/test_{room}.py", *SEEN_BY.get(room, ()), "tests/test_docs.py"]
+    own = [f"tests/{room}", f"tests/test_{room}.py", *SEEN_BY.get(room, ())]
     shared = () if room in BESIDE_TRAINING else SHARED
-    return [*(one for one in own if (ROOT / one).exists()), *shared]
+    return [*(one for one in own if (ROOT / one).exists()), EXAMPLES, *shared]
 
 
 def sample_of(options: argparse.Namespace) -> list[Mutant]:
@@ -184,24 +188,35 @@ def sample_of(options: argparse.Namespace) -> list[Mutant]:
     return random.Random(options.seed).sample(every, min(options.count, len(every)))
 
 
-def judged(mutant: Mutant, folder: Path, options: argparse.Namespace) -> str:
-    """Put a fault into a copy of the project, run the tests, and return what became of it."""
+def judged(mutant: Mutant, folder: Path, options: argparse.Namespace) -> tuple[str, str]:
+    """Put a fault into a copy of the project; return what became of it, and which test found it."""
     file = folder / mutant.path
     whole = file.read_bytes()
     if whole[mutant.start : mutant.end] != mutant.before.encode():
-        return "gone: the code has changed"
+        return "gone", "the code has changed"
     file.write_bytes(whole[: mutant.start] + mutant.after.encode() + whole[mutant.end :])
+    try:
+        return tested(mutant, folder, options)
+    finally:
+        file.write_bytes(whole)
+
+
+def tested(mutant: Mutant, folder: Path, options: argparse.Namespace) -> tuple[str, str]:
+    """Run the tests that should find a fault in a copy of the project, as it stands."""
     words = ["-m", "pytest", "-x", "-n", "0", "--dist", "no", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     words += ["-m", ""] if options.slow else []
     tests = tests_of(mutant.path, options.whole)
     try:
         done = scripts.run(*words, *tests, cwd=folder, env=environment, timeout=LONGEST)
-        return "survived" if done.returncode == 0 else "killed"
     except subprocess.TimeoutExpired:
-        return "killed (too long)"
-    finally:
-        file.write_bytes(whole)
+        return "killed", "too long"
+    if done.returncode == 0:
+        return "survived", ""
+    found = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode > 0 and not found:
+        raise RuntimeError(f"pytest {' '.join(tests)} ran nothing:\n{done.stdout}{done.stderr}")
+    return "killed", found[-1] if found else f"the process ended with {done.returncode}"
 
 
 def main() -> int:
@@ -222,24 +237,30 @@ def main() -> int:
         folders: Queue[Path] = Queue()
         for number in range(options.jobs):
             folder = Path(place, str(number))
-            shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "__pycache__"))
+            left_out = shutil.ignore_patterns(".git", ".venvs", ".*_cache", "__pycache__")
+            shutil.copytree(ROOT, folder, ignore=left_out)
             folders.put(folder)
+        if sample and (without := tested(sample[0], Path(place, "0"), options))[0] != "survived":
+            raise SystemExit(f"without a fault {without[1]} fails")
 
-        def run(mutant: Mutant) -> str:
+        def run(mutant: Mutant) -> tuple[str, str]:
             folder = folders.get()
             try:
-                result = judged(mutant, folder, options)
+                result, by = judged(mutant, folder, options)
             finally:
                 folders.put(folder)
             change = f"{mutant.before!r} -> {mutant.after!r}"
-            print(f"{result:9} {mutant.path}:{mutant.line} {change[:150]}", flush=True)
-            return result
+            print(f"{result:9} {mutant.path}:{mutant.line} {change[:100]} | {by}", flush=True)
+            return result, by
 
         results = list(pool.map(run, sample))
-    found = sum(one.startswith("killed") for one in results)
+    found = sum(result == "killed" for result, _ in results)
     print(f"{found} of {len(results)} found: {found / max(len(results), 1):.1%}")
     if options.json:
-        rows = [{**asdict(one), "result": result} for one, result in zip(sample, results)]
+        rows = [
+            {**asdict(one), "result": result, "by": by}
+            for one, (result, by) in zip(sample, results)
+        ]
         options.json.write_text(json.dumps(rows, indent=1), "utf-8")
     return int(found < 0.9 * len(results))
 

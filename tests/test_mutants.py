@@ -31,7 +31,7 @@ def test_they_are_of_all_kinds(every):
 
 def test_every_room_has_tests_of_its_own():
     assert all((mutants.ROOT / one).exists() for tests in mutants.SEEN_BY.values() for one in tests)
-    shared = {*mutants.SHARED, "tests/test_docs.py"}
+    shared = {*mutants.SHARED, mutants.EXAMPLES}
     for path in (mutants.ROOT / mutants.PACKAGE).rglob("*.py"):
         if path.name not in ("__init__.py", "_version.py"):
             tests = mutants.tests_of(str(path.relative_to(mutants.ROOT)), whole=False)
