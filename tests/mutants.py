@@ -53,7 +53,10 @@ SEEN_BY = {
         *("tests/stages", "tests/grad_accumulation", "tests/grad_freeze", "tests/compiled_step"),
         *("tests/group_loss_scale_manager", "tests/thor", "tests/test_algorithm.py"),
     ),
-    "config": ("tests/integration", "tests/progressive_resizing", "tests/grad_freeze"),
+    "config": (
+        "tests/test_docs.py::test_the_page_of_settings_is_that_of_the_sections",
+        *("tests/integration", "tests/progressive_resizing", "tests/grad_freeze"),
+    ),
     "grad_freeze": ("tests/compiled_step",),
     "integration": ("tests/test_two_models.py", "tests/test_algorithm.py"),
     "runtime": ("tests/test_distributed.py", "tests/boost_cell_wrapper/test_agreement.py"),
@@ -165,6 +168,11 @@ def _order_matters(call: ast.Call) -> bool:
     return name not in COMMUTES and ast.dump(arguments[0]) != ast.dump(arguments[1])
 
 
+def file_of(test: str) -> str:
+    """Return the file or folder of a test."""
+    return test.partition("::")[0]
+
+
 def tests_of(path: str, whole: bool) -> list[str]:
     """Return the tests of a room, and those that every room is in; or all."""
     if whole:
@@ -172,7 +180,7 @@ def tests_of(path: str, whole: bool) -> list[str]:
     room = Path(path).parts[1].removesuffix(".py")
     own = [f"tests/{room}", f"tests/test_{room}.py", *SEEN_BY.get(room, ())]
     shared = () if room in BESIDE_TRAINING else SHARED
-    return [*(one for one in own if (ROOT / one).exists()), EXAMPLES, *shared]
+    return [*(one for one in own if (ROOT / file_of(one)).exists()), EXAMPLES, *shared]
 
 
 def sample_of(options: argparse.Namespace) -> list[Mutant]:

@@ -30,7 +30,8 @@ def test_they_are_of_all_kinds(every):
 
 
 def test_every_room_has_tests_of_its_own():
-    assert all((mutants.ROOT / one).exists() for tests in mutants.SEEN_BY.values() for one in tests)
+    others = [one for tests in mutants.SEEN_BY.values() for one in tests]
+    assert all((mutants.ROOT / mutants.file_of(one)).exists() for one in others)
     shared = {*mutants.SHARED, mutants.EXAMPLES}
     for path in (mutants.ROOT / mutants.PACKAGE).rglob("*.py"):
         if path.name not in ("__init__.py", "_version.py"):
