@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Queue
 
+import pytest
 import scripts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -222,9 +223,10 @@ def tested(mutant: Mutant, folder: Path, options: argparse.Namespace) -> tuple[s
     if done.returncode == 0:
         return "survived", ""
     found = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    if done.returncode > 0 and not found:
-        raise RuntimeError(f"pytest {' '.join(tests)} ran nothing:\n{done.stdout}{done.stderr}")
-    return "killed", found[-1] if found else f"the process ended with {done.returncode}"
+    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+        return "not run", f"no tests in {' '.join(tests)}"
+    # Without a test's name: the fault ended the process, or conftest.py could not be imported.
+    return "killed", found[-1] if found else f"the process, which ended with {done.returncode}"
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """AdaSum against the mean and the sum: rounds to a loss, bytes and collectives.
 
-    python examples/benchmarks/adasum.py                       # both parts, about three minutes
+    python examples/benchmarks/adasum.py                       # both parts
     python examples/benchmarks/adasum.py --parts rounds        # simulated workers, NumPy only
     python examples/benchmarks/adasum.py --plot rounds.png     # needs matplotlib
 

@@ -1,6 +1,6 @@
 """AdaSum between real processes: rounds to a loss, and time over a plain all-reduce.
 
-    python examples/benchmarks/adasum_processes.py                       # both parts, two minutes
+    python examples/benchmarks/adasum_processes.py                       # both parts
     python examples/benchmarks/adasum_processes.py --parts speed --pairs 100
 
 *rounds*: the task of ``adasum.py`` with 4 processes through ``ms.Model`` and ``msrun``. *speed*:

@@ -1,6 +1,6 @@
 """What gradient freezing saves of a training, and what accuracy it costs.
 
-    python examples/benchmarks/freezing.py --seeds 3 --plot freezing.png      # about 3 minutes
+    python examples/benchmarks/freezing.py --seeds 3 --plot freezing.png
 
 The digits, trained plainly and with four schedules that take turns step by step on the same
 batches, so that a busy machine slows all alike. Time saved and accuracy lost. GRAPH mode.

@@ -1,6 +1,6 @@
 """What a step costs that freezes a prefix of the network, against a model of its passes.
 
-    python examples/benchmarks/freezing_groups.py [--plot groups.png]      # about 2 minutes
+    python examples/benchmarks/freezing_groups.py [--plot groups.png]
 
 GRAPH mode; the steps of all groups take turns. The ResNet is ``networks.SmallResNet``: 53
 parameters in 18 layers (a convolution with its BatchNorm and ReLU, or the head), the parts that

@@ -1,6 +1,6 @@
 """What gradient freezing costs in time: first steps, unfrozen steps, and what half a run saves.
 
-    python examples/benchmarks/freezing_speed.py      # about 3 minutes
+    python examples/benchmarks/freezing_speed.py
 
 Demanded: first step with 10 groups at most 2.5 times the plain first step; an unfrozen step among
 10 groups 1.03; a run that freezes half the network 0.8; a micro-step of accumulation 1.05. GRAPH

@@ -1,7 +1,8 @@
 """What loss scales save: one fixed, one dynamic, one for each group of layers.
 
     python examples/benchmarks/loss_scaling.py --seeds 3 --plot loss_scaling.png
-    # ``loss_scaling_speed.py`` times their steps
+
+What their steps take is in ``loss_scaling_speed.py``.
 
 **Four layers**: float16 layers whose gradients span 1e-10 to 1. By scheme and layer:
 the share of exact zeros in the gradient that leaves the backward pass, and its relative error in

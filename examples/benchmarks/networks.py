@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -31,17 +31,6 @@ def batch(size: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
     return Tensor(images), Tensor(generator.integers(0, CLASSES, size).astype(np.int32))
 
 
-__all__ = [
-    "NETWORKS",
-    "BasicBlock",
-    "LeNet5",
-    "SmallResNet",
-    "batch",
-    "momentum",
-    "with_loss",
-]
-
-
 class MarkedLeNet(LeNet5):
     """LeNet-5 with two groups of layers: the convolutions, the dense layers.
 
@@ -52,8 +41,7 @@ class MarkedLeNet(LeNet5):
     def __init__(self, manager: GroupLossScaleManager) -> None:
         super().__init__()
         self.manager = manager
-        below = [*self.conv1.trainable_params(), *self.conv2.trainable_params()]
-        manager.loss_scale_groups = [below, _others(self, below)]
+        manager.loss_scale_groups = _two_groups(self, self.conv1, self.conv2)
 
     def construct(self, image: Tensor) -> Tensor:
         """Return the logits, ``[batch, 10]``."""
@@ -76,8 +64,7 @@ class MarkedResNet(SmallResNet):
         super().__init__()
         self.manager = manager
         self.lower, self.upper = self.blocks[:3], self.blocks[3:]
-        below = [*self.stem.trainable_params(), *self.lower.trainable_params()]
-        manager.loss_scale_groups = [below, _others(self, below)]
+        manager.loss_scale_groups = _two_groups(self, self.stem, self.lower)
 
     def construct(self, image: Tensor) -> Tensor:
         """Return the logits, ``[batch, 10]``."""
@@ -85,6 +72,21 @@ class MarkedResNet(SmallResNet):
         return self.manager(self.head(features.mean((2, 3))), 2, 3)
 
 
-def _others(network: nn.Cell, parameters: Sequence[Parameter]) -> list[Parameter]:
-    taken = {id(parameter) for parameter in parameters}
-    return [one for one in network.trainable_params() if id(one) not in taken]
+def _two_groups(network: nn.Cell, *lower: nn.Cell) -> list[list[Parameter]]:
+    """Return the parameters of the lower Cells of a network, and all others."""
+    below = [one for cell in lower for one in cell.trainable_params()]
+    taken = {id(one) for one in below}
+    return [below, [one for one in network.trainable_params() if id(one) not in taken]]
+
+
+__all__ = [
+    "NETWORKS",
+    "BasicBlock",
+    "LeNet5",
+    "MarkedLeNet",
+    "MarkedResNet",
+    "SmallResNet",
+    "batch",
+    "momentum",
+    "with_loss",
+]
