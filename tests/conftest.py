@@ -165,8 +165,9 @@ def ended(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _clean_surroundings(tmp_path, monkeypatch):
-    """Let MindSpore write its dumps elsewhere; keep the mode, and fail what stays uninstalled."""
+    """Let files be written elsewhere; keep the mode, and fail what stays uninstalled."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = ms.get_context("mode")
     yield
     ms.set_context(mode=before)

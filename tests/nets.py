@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
-import shutil
 import tempfile
 
 import mindspore as ms
@@ -135,9 +133,7 @@ def basis_file(net=MLP, rows=8, seed=0):
     mean = np.concatenate([one.asnumpy().reshape(-1) for one in parameters])
     columns = np.random.default_rng(seed).normal(size=(len(mean), rows))
     components = np.ascontiguousarray(np.linalg.qr(columns)[0].T, np.float32)
-    folder = tempfile.mkdtemp(prefix="basis-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = os.path.join(folder, "basis.npz")
+    path = os.path.join(tempfile.mkdtemp(), "basis.npz")
     save_basis(path, Basis(components, np.full(rows, 1 / rows), mean, layout))
     return path
 

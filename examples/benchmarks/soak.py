@@ -114,7 +114,7 @@ def model_of(name: str, steps: int, snapshots: str) -> ms.Model:
     return ms.Model(
         net,
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
-        nn.Momentum(net.trainable_params(), learning_rate=1e-3, momentum=0.9),
+        nn.Momentum(net.trainable_params(), learning_rate=[1e-3] * steps, momentum=0.9),
         boost_level=level,
         boost_config_dict=config,
         **arguments,
@@ -129,8 +129,8 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 def leave_snapshots(folder: str, data: list[tuple[Tensor, Tensor]]) -> None:
     """Train plainly for a while, and save the weights of every few steps."""
-    model = model_of(PLAIN, 1, "")
-    for number, batch in enumerate(itertools.islice(itertools.cycle(data), 5 * SNAPSHOTS)):
+    model = model_of(PLAIN, steps := 5 * SNAPSHOTS, "")
+    for number, batch in enumerate(itertools.islice(itertools.cycle(data), steps)):
         model.train_network(*batch)
         if number % 5 == 0:
             weights = model.train_network.network.trainable_params()

@@ -17,7 +17,7 @@ from mindspore_boost_ext.adasum.collectives import (
 )
 from mindspore_boost_ext.adasum.packing import Packing
 from mindspore_boost_ext.adasum.rule import Level, PairRule, WholeTree, owners_of_slices, tree
-from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.runtime.ranks import rank_count
 
@@ -108,7 +108,7 @@ class AdaSum(nn.Cell):
         old_parameters: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
         """Combine the steps, and write old minus combined step."""
-        values = self._values_compiled(*delta_weights, *old_parameters)
+        values = call(self._values_compiled, (*delta_weights, *old_parameters))
         written: tuple[Tensor, ...] = each(ops.assign, parameters, values)
         return written
 

@@ -1,7 +1,8 @@
-"""Calls of one function for each entry of tuples, in the step."""
+"""Calls of functions with the entries of tuples, in the step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mindspore import ops
@@ -11,9 +12,18 @@ from mindspore import ops
 each = ops.HyperMap()
 
 
+def call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """Return ``function(*inputs)``.
+
+    MindSpore never frees a Cell in whose graph one of its methods passes the method's own
+    ``*inputs`` on to another Cell or method; what a function passes on does no harm.
+    """
+    return function(*inputs)
+
+
 def entry(values: tuple[Any, ...], place: int) -> Any:
     """Return ``values[place]``; ``each(ops.partial(entry, values), places)`` picks entries."""
     return values[place]
 
 
-__all__ = ["each", "entry"]
+__all__ = ["call", "each", "entry"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn
 
+from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.stages.state import connected
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ class Flush(nn.Cell):
     def construct(self, *inputs: Tensor) -> Tensor:
         """Close the window."""
         if len(inputs) > 0 and self.step.batch_part is not None:
-            inputs = self.step.batch_part(*inputs)
-        loss = connected(self.step.update_part.loss_of(*inputs), self.step._state)
-        return self.step.close_window(loss, *inputs)
+            inputs = call(self.step.batch_part, inputs)
+        loss = connected(call(self.step.update_part.loss_of, inputs), self.step._state)
+        return call(self.step.close_window, (loss, *inputs))
 
 
 __all__ = ["Flush"]

@@ -9,6 +9,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import add_overflow_names
 from mindspore_boost_ext.config.rules import shown
@@ -108,14 +109,14 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""
         if self.choice_part is not None:
-            return self.gradient_freeze_process(*inputs)
+            return call(self.gradient_freeze_process, inputs)
         if self.batch_part is not None:
-            inputs = self.batch_part(*inputs)
-        loss = self.network(*inputs)
+            inputs = call(self.batch_part, inputs)
+        loss = call(self.network, inputs)
         status, sens, scale = self.scale_part.start(loss)
-        gradients = self.grad(self.network, self._differentiated)(*inputs, sens)
+        gradients = call(self.grad(self.network, self._differentiated), (*inputs, sens))
         again = inputs if self.update_part.takes_inputs else ()
-        weight = 1.0 if self.window_part is None else self.window_part.weight_of(*inputs)
+        weight = 1.0 if self.window_part is None else call(self.window_part.weight_of, inputs)
         finish = self._finish_compiled if self.compiles_end else self._finish
         # One flat list: a compiled function is compiled anew for each tuple that it is given.
         rest = (*gradients, *again, *self.scale_part.records())
@@ -141,7 +142,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             captured = self.captures_part.prepared(captured, self.scale_part.of_layers(scale))
         gradients = self.grad_reducer(self.scale_part.divided(gradients, scale))
         gradients, overflow = self.scale_part.finish(status, scale, gradients, extra, records)
-        return self._update_unless(overflow, loss, gradients, weight, captured, *batch), overflow
+        rest = (overflow, loss, gradients, weight, captured, *batch)
+        return call(self._update_unless, rest), overflow
 
     # In PYNATIVE_MODE dozens of small operators one by one cost more than the backward pass.
     _finish_compiled = ms.jit(_finish)
@@ -178,9 +180,9 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             if self.capturing:
                 loss = ops.depend(loss, self.captures_part.use(captured))
             if self.window_part is not None:
-                loss = self._accumulate(loss, gradients, weight, *inputs)
+                loss = call(self._accumulate, (loss, gradients, weight, *inputs))
             else:
-                loss = self.update(loss, gradients, *inputs)
+                loss = call(self.update, (loss, gradients, *inputs))
         return loss
 
     def __call__(self, *inputs: Tensor, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:

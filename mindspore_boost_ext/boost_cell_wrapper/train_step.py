@@ -17,6 +17,7 @@ import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.agreement import check_same_step_on_ranks
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
@@ -100,8 +101,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         self.auto_boost.look_for_unavailable(own_only=True)
         for algorithm in self.auto_boost.algorithms:
             algorithm.join(self)
-        # Without a part of anybody's own, MindSpore's construct does the step.
-        self._special = type(self.update_part) is not Update
+        # Without a part of anybody's own, less has to be compiled.
+        self._special = self.sense_flag or type(self.update_part) is not Update
         if self.reducer_of is not None:
             self.grad_reducer = self.reducer_of(self.weights)
         self._use_reducer(self.grad_reducer)
@@ -152,22 +153,23 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Train one step and return the loss."""
         if self.choice_part is not None:
-            return self.gradient_freeze_process(*inputs)
+            return call(self.gradient_freeze_process, inputs)
         if self.batch_part is not None:
-            inputs = self.batch_part(*inputs)
+            inputs = call(self.batch_part, inputs)
+        loss = call(self.network, inputs)
         if not (self._special or self.clip_norm is not None or self.window_part is not None):
-            return super().construct(*inputs)
-        loss = self.network(*inputs)
+            gradients = call(self.grad_no_sens(self.network, self.weights), inputs)
+            return ops.depend(loss, self.optimizer(self.grad_reducer(gradients)))
         sens = filled_like(loss, self.sens)
-        gradients = self.grad(self.network, self._differentiated)(*inputs, sens)
+        gradients = call(self.grad(self.network, self._differentiated), (*inputs, sens))
         if self.capturing:
             captured = self.captures_part.prepared(gradients[len(self.weights) :], self.sens)
             gradients = gradients[: len(self.weights)]
             loss = ops.depend(loss, self.captures_part.use(captured))
         gradients = self.grad_reducer(gradients)
         if self.window_part is not None:
-            return self.gradient_accumulation_process(loss, gradients, sens, *inputs)
-        return self.update(connected(loss, self._state), gradients, *inputs)
+            return call(self.gradient_accumulation_process, (loss, gradients, sens, *inputs))
+        return call(self.update, (connected(loss, self._state), gradients, *inputs))
 
     def update(self, loss: Tensor, gradients: tuple[Any, ...], *inputs: Tensor) -> Tensor:
         """Clip reduced gradients, update the weights, and return the loss.
@@ -181,7 +183,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
             gradients = clipped(gradients, self.clip_norm * self.sens)
         if self.enable_adasum:
             return self.adasum_process(loss, gradients)  # a name that subclasses override
-        return self.update_part(loss, gradients, *inputs)
+        return call(self.update_part, (loss, gradients, *inputs))
 
     def gradient_accumulation_process(
         self, loss: Tensor, grads: tuple[Any, ...], sens: Tensor, *inputs: Tensor
@@ -194,7 +196,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
             sens (Tensor): the factor that they carry; not used.
             inputs (tuple(Tensor)): the inputs; the first axis of the first counts the samples.
         """
-        return self._accumulate(loss, grads, self.window_part.weight_of(*inputs), *inputs)
+        weight = call(self.window_part.weight_of, inputs)
+        return call(self._accumulate, (loss, grads, weight, *inputs))
 
     def _accumulate(
         self, loss: Tensor, gradients: tuple[Any, ...], weight: float, *inputs: Tensor
@@ -202,20 +205,20 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         loss = connected(loss, self._state)
         loss = ops.depend(loss, self.window_part.accumulate(gradients, weight))
         if self.window_part.is_full():
-            loss = self.close_window(loss, *inputs)
+            loss = call(self.close_window, (loss, *inputs))
         return loss
 
     def close_window(self, loss: Tensor, *inputs: Tensor) -> Tensor:
         """Update with what the window holds, and empty it; return ``loss`` when that is done."""
         gradients = self.window_reducer(self.window_part.window_gradients())
-        loss = self.update(loss, gradients, *inputs)
+        loss = call(self.update, (loss, gradients, *inputs))
         return ops.depend(loss, self.window_part.clear())
 
     def gradient_freeze_process(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the variant whose turn it is, chosen in the graph."""
         if len(inputs) > 0:
             inputs = (connected(inputs[0], self._state), *inputs[1:])
-        return self.choice_part(*inputs)
+        return call(self.choice_part, inputs)
 
     def adasum_process(self, loss: Tensor, grads: tuple[Any, ...]) -> Tensor:
         """Take this rank's own step, and combine it with those of the other servers.

@@ -8,6 +8,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, INACTIVE, Row
 
@@ -90,7 +91,7 @@ class _WholeStep(nn.Cell):
         self.branches = ms.get_context("device_target") == "CPU"
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        outputs = self.step.construct(*inputs)
+        outputs = call(self.step.construct, inputs)
         if not self.branches:
             return outputs
         if isinstance(outputs, tuple):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.dim_reduce.setup import make_dim_reduce, prepare
 from mindspore_boost_ext.stages.update import Update
 
@@ -34,7 +35,8 @@ class SubspaceUpdate(Update):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Step in the subspace; between two steps a clone of the weights is equal to them."""
-        return self.dim_reduce(loss, gradients, self.sens, self.weights, self.weights, *inputs)
+        weights = self.weights
+        return call(self.dim_reduce, (loss, gradients, self.sens, weights, weights, *inputs))
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> SubspaceUpdate:
         """Return the part itself: every variant of the step trains all weights."""
@@ -54,7 +56,7 @@ class SubspaceUpdate(Update):
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of a batch for the weights as they are."""
-        loss: Tensor = self.dim_reduce.loss_of(*inputs)
+        loss: Tensor = call(self.dim_reduce.loss_of, inputs)
         return loss
 
 

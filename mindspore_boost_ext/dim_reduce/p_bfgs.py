@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.projection import PREFIX, Subspace, state
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
@@ -167,13 +167,13 @@ class DimReduce(Subspace):
         """Search along the quasi-Newton direction, step, and return the loss."""
         if isinstance(loss, tuple):
             raise TypeError("dim_reduce looks for a lower loss: let the network return only that")
-        slope, updated = self._propose(loss, loss_scale, *old_grad)
-        start = self._loss_here(loss, *inputs)
+        slope, updated = call(self._propose, (loss, loss_scale, *old_grad))
+        start = call(self._loss_here, (loss, *inputs))
         length = slope * 0.0 + 1.0
         accepted = ops.isnan(length)  # False; a slope of nan leaves nothing to search for
         tried = ops.zeros_like(self.trials_run)
         while ops.logical_and(ops.logical_not(accepted), tried < self.trials):
-            loss_there = self._loss_at(length, *inputs)
+            loss_there = call(self._loss_at, (length, *inputs))
             accepted = loss_there < start + self.sigma * length * slope
             tried = tried + 1
             # No `if` in here: inside a loop each one that is run loses memory (MindSpore 2.10).
@@ -223,12 +223,12 @@ class DimReduce(Subspace):
     def _loss_here(self, loss: Tensor, *inputs: Tensor) -> Tensor:
         """Return f at the present weights: the loss of the step; without dropout, its own."""
         if self.has_dropout:
-            return self._trial_loss(loss, *inputs)
+            return call(self._trial_loss, (loss, *inputs))
         return self._agreed(loss)
 
     def _loss_at(self, length: Tensor, *inputs: Tensor) -> Tensor:
         """Return f after a step of that length; the weights stay there."""
-        return self._trial_loss(self._move(length), *inputs)
+        return call(self._trial_loss, (self._move(length), *inputs))
 
     @ms.jit
     def _move(self, length: Tensor) -> Tensor:
@@ -237,17 +237,17 @@ class DimReduce(Subspace):
 
     def _trial_loss(self, after: Tensor, *inputs: Tensor) -> Tensor:
         """Return the loss of all ranks for the weights as they are."""
-        return self._agreed(self._untraced_loss(after, *inputs))
+        return self._agreed(call(self._untraced_loss, (after, *inputs)))
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return this rank's loss for the weights as they are; nothing else changes."""
-        return self._untraced_loss(self.step_length, *inputs)
+        return call(self._untraced_loss, (self.step_length, *inputs))
 
     def _untraced_loss(self, after: Tensor, *inputs: Tensor) -> Tensor:
         """Run the network and put back what it changes in what is not trained."""
         after = ops.depend(after, each(ops.partial(_copied, after), self.held_before, self.held))
         inputs = ops.depend(inputs, after)
-        loss = self.trial_network(*inputs)
+        loss = call(self.trial_network, inputs)
         return ops.depend(loss, each(ops.partial(_copied, loss), self.held, self.held_before))
 
     def _agreed(self, loss: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.rules import check_all, integer, shown
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.basis import rows_of_rank
@@ -168,7 +168,7 @@ class ProjectedGradient(Subspace):
         *inputs: Tensor,
     ) -> Tensor:
         """Project the gradient and run the optimizer."""
-        return ops.depend(loss, self.optimizer(self._in_subspace(*old_grad)))
+        return ops.depend(loss, self.optimizer(call(self._in_subspace, old_grad)))
 
     @ms.jit
     def _in_subspace(self, *gradients: Tensor) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mindspore import Parameter, Tensor, nn
 
+from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.sections import LessBNConfig
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
@@ -385,7 +386,7 @@ class LessBN(nn.Cell):
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the network."""
-        return self.network(*inputs)
+        return call(self.network, inputs)
 
 
 def warn_without_effect(rewriting: Rewriting) -> None:

@@ -14,8 +14,10 @@ _DROPPED: list[nn.Cell] = []
 def release_with(owner: object, step: nn.Cell) -> None:
     """Let :func:`release_dropped` free what was compiled for a step once its Model is dropped.
 
-    MindSpore itself frees it when the Cell is dropped, which never happens: its compiler keeps hold
-    of every Cell that it has seen. A step that runs on after its Model compiles anew.
+    MindSpore itself frees what it compiled for a Cell when the Cell goes, but never what it
+    compiled for functions of ``ms.jit``, nor a Cell of a network that passes its own ``*inputs`` on
+    (see :func:`~mindspore_boost_ext.base.mapping.call`). A step that runs on after its Model
+    compiles anew.
 
     Args:
         owner: the Model.

@@ -10,6 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.stages.labels import no_class_a_sample
@@ -119,7 +120,7 @@ class FasterSchedule(UpdateAround):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update, then go on in the schedule."""
-        loss = self.inner(loss, gradients, *inputs)
+        loss = call(self.inner, (loss, gradients, *inputs))
         remainder = self.remainder + self.rest
         carry = ops.cast(remainder >= self.updates, ms.int32)
         further = ops.depend(self.position, loss) + (self.whole - 1) + carry

@@ -8,6 +8,8 @@ from typing import Any
 
 from mindspore import Tensor, nn
 
+from mindspore_boost_ext.base.mapping import call
+
 
 class Chooser(nn.Cell):
     """Says which of several variants of a step runs now."""
@@ -57,8 +59,8 @@ class StepChoice(nn.Cell):
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the variant whose turn it is."""
         if self.only is not None:
-            return self.only(*inputs)
-        return self.variants[self.chooser.index()](*inputs)
+            return call(self.only, inputs)
+        return call(self.variants[self.chooser.index()], inputs)
 
 
 __all__ = ["Chooser", "StepChoice"]

@@ -9,6 +9,7 @@ from mindspore import Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
+from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.cells import layers_of
@@ -193,7 +194,7 @@ class _Behind(nn.Cell):
         self.first, self.second = first, second
 
     def construct(self, *inputs: Tensor) -> Any:
-        return self.second(*self.first(*inputs))
+        return call(self.second, call(self.first, inputs))
 
 
 def _behind(first: nn.Cell | None, second: nn.Cell) -> nn.Cell:

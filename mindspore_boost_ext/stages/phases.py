@@ -10,6 +10,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
+from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.stages.choice import Chooser
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
@@ -62,7 +63,7 @@ class CountedUpdate(UpdateAround):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update, and count it."""
-        loss = self.inner(loss, gradients, *inputs)
+        loss = call(self.inner, (loss, gradients, *inputs))
         return ops.depend(loss, ops.assign_add(self.count, 1))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import call
 
 
 class Update(nn.Cell):
@@ -81,7 +82,7 @@ class UpdateAround(Update):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Do what stood in this place."""
-        return self.inner(loss, gradients, *inputs)
+        return call(self.inner, (loss, gradients, *inputs))
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> UpdateAround:
         """Return this part for some of the weights; arguments are those of :class:`Update`."""
@@ -99,7 +100,7 @@ class UpdateAround(Update):
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return that of :attr:`inner`."""
-        return self.inner.loss_of(*inputs)
+        return call(self.inner.loss_of, inputs)
 
 
 __all__ = ["Update", "UpdateAround"]

@@ -9,7 +9,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
@@ -215,7 +215,7 @@ class THOR(nn.Optimizer):
         Args:
             factor_gradients: A and G of each layer in turn, as ``curvature.prepared`` returns them.
         """
-        done = self._refresh_compiled(*factor_gradients)
+        done = call(self._refresh_compiled, factor_gradients)
         return ops.depend(self.next_refresh, done)
 
     def _refresh(self, *factor_gradients: Tensor) -> Tensor:
@@ -237,7 +237,8 @@ class THOR(nn.Optimizer):
 
     def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Update the parameters."""
-        return self._update_compiled(*gradients)
+        done: Tensor = call(self._update_compiled, gradients)
+        return done
 
     def _update(self, *gradients: Tensor) -> Tensor:
         gradients = self.scale_grad(gradients)

@@ -1,8 +1,9 @@
-"""What was compiled for a Model goes when the Model does; its step may run on."""
+"""What was compiled for a Model goes when the Model does; its step may run on, and goes, too."""
 
 from __future__ import annotations
 
 import gc
+import weakref
 
 import contract
 import nets
@@ -13,7 +14,7 @@ from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.runtime.release import release_dropped
 
 KINDS = ("nothing", "dynamic loss scale", "grad_accumulation", "grad_freeze", "thor")
-KINDS += ("compiled_step",)
+KINDS += ("compiled_step", "dim_reduce, p-bfgs", "less_bn, head")
 ALGORITHMS = [one for one in contract.ALGORITHMS if one.name in KINDS]
 
 
@@ -38,3 +39,7 @@ def test_a_dropped_model_leaves_no_graph_and_its_step_goes_on(mode, algorithm):
         step(Tensor(x), Tensor(y))
     step.flush_accumulation()
     nets.assert_same_weights(step, whole.train_network)
+    gone = weakref.ref(step.network)
+    del step
+    gc.collect()
+    assert gone() is None
