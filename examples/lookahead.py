@@ -15,6 +15,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import Algorithm, BoostModel, Update, UpdateAround
+from mindspore_boost_ext.base.mapping import call
 
 
 class LookaheadUpdate(UpdateAround):
@@ -29,7 +30,7 @@ class LookaheadUpdate(UpdateAround):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update, and go back after every k-th update."""
-        loss = self.inner(loss, gradients, *inputs)
+        loss = call(self.inner, (loss, gradients, *inputs))
         back = ops.depend(ops.assign_add(self.updates, 1), loss) % self.k == 0
         for slow, weight in zip(self.slow, self.weights):
             now = ops.depend(weight, loss)
