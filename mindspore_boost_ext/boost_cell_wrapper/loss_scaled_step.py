@@ -109,7 +109,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""
         if self.choice_part is not None:
-            return call(self.gradient_freeze_process, inputs)
+            outputs: tuple[Tensor, Tensor, Tensor] = call(self.gradient_freeze_process, inputs)
+            return outputs
         if self.batch_part is not None:
             inputs = call(self.batch_part, inputs)
         loss = call(self.network, inputs)

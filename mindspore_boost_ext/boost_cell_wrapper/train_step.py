@@ -420,8 +420,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         if self.clip_norm is not None:
             check_dense(self.network, "gradients.clip_norm")
             asked_by = f"gradients.clip_norm={self.clip_norm:g}"
-            row = Row("gradient clipping", asked_by, APPLIED, "by the global norm")
-            self.report().put(row)
+            self.report().put(Row("gradient clipping", asked_by, APPLIED, "by the global norm"))
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
@@ -429,10 +428,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
 
     def observations(self) -> dict[str, Any]:
         """Return what the active algorithms report of the last step: name -> number or bool."""
-        observed: dict[str, Any] = {}
-        for algorithm in self.auto_boost.algorithms:
-            observed.update(algorithm.observations(self))
-        return observed
+        observed = (one.observations(self) for one in self.auto_boost.algorithms)
+        return {name: value for found in observed for name, value in found.items()}
 
     def _warn_of_unequal_scales(self) -> None:
         """Warn when the optimizer will not divide out the factor put into the gradients."""

@@ -131,6 +131,8 @@ def test_partners_agree_and_everyone_takes_every_level(servers):
             if level.partner is not None:
                 assert trees[level.partner][number].partner == server
                 assert trees[level.partner][number].members == level.members
+            if level.halves:  # who has been folded into another server is in no group
+                assert (level.partner is not None) == (server in range(*level.members))
 
 
 def test_the_tree_is_over_adjacent_servers_with_the_last_ones_folded():

@@ -649,6 +649,9 @@ def test_plot_one_history(tmp_path):
     assert thin.get_linewidth() < thick.get_linewidth()
     assert list(thick.get_xdata()) == [10, 20, 30, 40]
     assert len(figure.axes[1].lines) == 2  # one for each rate
+    named = [[line.get_label() for line in axes.lines] for axes in figure.axes[:2]]
+    # One line of a panel is in the legend; matplotlib leaves out what begins with "_".
+    assert [[name[0] != "_" for name in names] for names in named] == [[False, True], [True, False]]
     assert not figure.legends
 
 

@@ -15,17 +15,17 @@ from mindspore_boost_ext.selftest.worker import FAILED, MODES, NOT_POSSIBLE, PAS
 
 
 def run(capsys, *words):
-    """Run the command; return the exit code, and the rows of its table as lists of cells."""
+    """Run the command; return the exit code, the rows of its table as lists of cells, the end."""
     code = main(["selftest", *words])
     lines = capsys.readouterr().out.splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-    return code, rows[2:]
+    return code, rows[2:], lines[-1 - ("--json" in words)]
 
 
 def test_chosen_checks_in_both_modes_with_a_file(capsys, tmp_path):
     path = tmp_path / "report.json"
     words = ("--check", "grad_accumulation", "--check", "adasum", "--json", str(path))
-    code, rows = run(capsys, *words)
+    code, rows, end = run(capsys, *words)
     assert code == 0
     assert [row[:3] for row in rows] == [
         ["grad_accumulation", "graph", PASSED],
@@ -37,12 +37,13 @@ def test_chosen_checks_in_both_modes_with_a_file(capsys, tmp_path):
     assert report["surroundings"]["mindspore"] == ms.__version__
     assert [one["status"] for one in report["results"]] == [row[2] for row in rows]
     assert report["results"][0]["off"] < 1e-4
+    assert end.endswith("2 passed, 0 failed, 2 not possible here")
 
 
 @pytest.mark.slow  # a minute
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_check_passes_here(capsys, ranks):
-    code, rows = run(capsys, "--ranks", str(ranks))
+    code, rows, _end = run(capsys, "--ranks", str(ranks))
     left_out = {"adasum"} if ranks == 1 else set()
     expected = [
         [name, mode, NOT_POSSIBLE if name in left_out else PASSED]
@@ -54,14 +55,14 @@ def test_every_check_passes_here(capsys, ranks):
 
 
 def test_a_device_that_is_not_there_is_not_possible(capsys):
-    code, rows = run(capsys, "--device", "GPU", "--check", "plain step", "--mode", "graph")
+    code, rows, _end = run(capsys, "--device", "GPU", "--check", "plain step", "--mode", "graph")
     assert code == 1
     assert rows[0][2] == NOT_POSSIBLE
     assert "Unsupported device target GPU" in rows[0][5]
 
 
 def test_what_takes_too_long_has_failed(capsys):
-    code, rows = run(capsys, "--timeout", "1", "--check", "plain step", "--mode", "graph")
+    code, rows, _end = run(capsys, "--timeout", "1", "--check", "plain step", "--mode", "graph")
     assert code == 1
     assert rows[0][2] == FAILED
     assert rows[0][5].startswith("not done after 1 s")

@@ -43,7 +43,7 @@ def test_dense_is_the_kronecker_solve(mode, has_bias):
 
 CONVS = {
     "same": ({"pad_mode": "same"}, (1, 1, 1, 1)),
-    "same, stride 2": ({"pad_mode": "same", "stride": 2}, (0, 1, 0, 1)),
+    "same, strides": ({"pad_mode": "same", "stride": (2, 1)}, (0, 1, 1, 1)),
     "valid, dilation": ({"pad_mode": "valid", "dilation": (1, 2)}, (0, 0, 0, 0)),
     "pad": (
         {"pad_mode": "pad", "padding": (1, 0, 2, 1), "stride": (2, 1), "has_bias": True},
