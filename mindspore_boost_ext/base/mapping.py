@@ -15,8 +15,8 @@ each = ops.HyperMap()
 def call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     """Return ``function(*inputs)``.
 
-    MindSpore never frees a Cell in whose graph one of its methods passes the method's own
-    ``*inputs`` on to another Cell or method; what a function passes on does no harm.
+    MindSpore never frees a Cell in whose graph one of its methods passes a tuple that it was given,
+    above all its own ``*inputs``, with a star to another Cell or method. A function does no harm.
     """
     return function(*inputs)
 

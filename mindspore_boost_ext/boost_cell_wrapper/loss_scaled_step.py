@@ -143,8 +143,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             captured = self.captures_part.prepared(captured, self.scale_part.of_layers(scale))
         gradients = self.grad_reducer(self.scale_part.divided(gradients, scale))
         gradients, overflow = self.scale_part.finish(status, scale, gradients, extra, records)
-        rest = (overflow, loss, gradients, weight, captured, *batch)
-        return call(self._update_unless, rest), overflow
+        loss = call(self._update_unless, (overflow, loss, gradients, weight, captured, *batch))
+        return loss, overflow
 
     # In PYNATIVE_MODE dozens of small operators one by one cost more than the backward pass.
     _finish_compiled = ms.jit(_finish)
