@@ -17,6 +17,7 @@ from unittest import mock
 import adasum_cases
 import contract
 import dim_reduce_worker
+import exit_worker
 import mindspore as ms
 import nets
 import numpy as np
@@ -294,6 +295,7 @@ def results_of(mode, folder):
         ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
         results["detector"] = overflow_cases.answers_of_rank(get_rank())
         results["unequal"] = unequal_worker.outcomes(get_rank())
+        results["exit"] = exit_worker.results(get_rank(), folder, mode)
         results["thor"] = thor_worker.weights(get_rank())
         results["dim_reduce"] = dim_reduce_worker.results(get_rank(), folder, mode)
     return results

@@ -15,7 +15,7 @@ def surroundings(item, frames):
     values = {name: value for names in frames for name, value in names.items()}
     for name, value in values.items():
         if isinstance(value, ms.Model):
-            value = value.train_network
+            value = getattr(value, "train_network", None)  # none yet where building it failed
         if isinstance(value, nn.Cell):
             lines.append(f"network {name}: {type(value).__name__}{_applied(value)}")
         elif isinstance(value, dict) and "boost" in value:
@@ -25,7 +25,7 @@ def surroundings(item, frames):
 
 def _applied(cell):
     """Return which algorithms a step has on."""
-    if not hasattr(cell, "report"):
+    if not hasattr(cell, "auto_boost"):  # another Cell, or one that was being built
         return ""
     rows = [one.algorithm for one in cell.report().rows if one.status == "applied"]
     return f" with {', '.join(one for one in rows if not one.startswith('machine: '))}"

@@ -7,6 +7,7 @@ import re
 
 import adasum_cases
 import distributed_worker
+import exit_worker
 import launch
 import mindspore as ms
 import nets
@@ -97,6 +98,15 @@ def test_the_example_trains_together(ended):
     (line,) = [line for line in shown[0].splitlines() if line.startswith("test accuracy")]
     assert re.fullmatch(r"test accuracy (0\.\d{4}|1\.0000)", line)
     assert "test accuracy" not in shown[1]  # rank 0 speaks for all
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_ranks_end_after_the_same_step_when_all_have_been_asked(ended, mode):
+    """A rank asked at the end of step 4 says so in step 5; the first one has gone on till then."""
+    _, results = ended(2, mode)
+    last = max(exit_worker.ASKED_AT) + 1
+    for result in results:
+        assert result["exit"] == {name: [last, True] for name in result["exit"]}
 
 
 # ---- AdaSum ----

@@ -9,6 +9,9 @@ import types
 import contract
 import failures
 import scripts
+from mindspore import nn
+
+from mindspore_boost_ext import BoostModel, BoostTrainOneStepCell
 
 
 def test_mode_parameters_networks_and_settings_are_named(mode):
@@ -23,6 +26,15 @@ def test_mode_parameters_networks_and_settings_are_named(mode):
         "network model: BoostTrainOneStepWithLossScaleCell with overflow detection",
         f"settings config: {algorithm.on!r}",
     ]
+
+
+def test_what_was_being_built_when_the_test_failed_is_named_too():
+    """The frames of a failed constructor hold a Model, or a step, that lacks most of itself."""
+    model = object.__new__(BoostModel)
+    step = BoostTrainOneStepCell.__new__(BoostTrainOneStepCell)
+    nn.Cell.__init__(step)
+    lines = failures.surroundings(types.SimpleNamespace(), [{"self": model, "step": step}])
+    assert lines[1:] == ["network step: BoostTrainOneStepCell"]
 
 
 FAILING = """

@@ -21,6 +21,7 @@ from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.agreement import check_same_step_on_ranks
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
+from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Report, Row, warn
@@ -370,8 +371,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         """
         step: BoostTrainOneStepCell = _compat.shallow_copy(self, self._library_class())
         step.choice_part, step._prepared = None, set()
-        step.weights = optimizer.parameters
-        step.optimizer = optimizer
+        step.weights, step.optimizer = optimizer.parameters, optimizer
         step.update_part = self.update_part.restricted(optimizer, positions)
         if self.window_part is not None:
             step.window_part = self.window_part.restricted(optimizer, positions)
@@ -413,7 +413,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         """Set the reductions over ranks: of each batch, or of a window when it is full."""
         self.window_reducer = reducer
         # Subclasses call grad_reducer on every micro-batch, as upstream does.
-        self.grad_reducer = reducer if self.window_part is None else nn.Identity()
+        self.grad_reducer = asking(self, reducer if self.window_part is None else nn.Identity())
 
     def _use_clipping(self) -> None:
         self.clip_norm = self.auto_boost.config.gradients.clip_norm

@@ -1,0 +1,52 @@
+"""Lets the ranks of a job end their training after the same step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, nn, ops
+
+from mindspore_boost_ext.runtime.ranks import rank_count
+
+
+class ReducesAndAsks(nn.Cell):
+    """Reduces gradients over the ranks, and then asks all of them whether to end.
+
+    With ``MS_ENABLE_GRACEFUL_EXIT=1`` in the environment, MindSpore's ``OnRequestExit`` sets
+    ``asked`` on a rank that is to end, and ends the training where it finds ``agreed`` set. So that
+    no rank waits for one that has gone, that is when all have been asked.
+
+    Args:
+        reducer (Cell): what reduces the gradients.
+        asked (Parameter): int32, shape (1,): 1 when this rank has been asked to end, else 0.
+        agreed (Parameter): bool, shape (): becomes True when all ranks have been asked.
+    """
+
+    def __init__(self, reducer: nn.Cell, asked: Parameter, agreed: Parameter) -> None:
+        super().__init__(auto_prefix=False)
+        self.reducer = reducer
+        self.asked, self.agreed = asked, agreed
+        self.ranks = rank_count()
+        self.sum_over_ranks = ops.AllReduce()
+
+    def construct(self, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the reduced gradients, when ``agreed`` has been set."""
+        reduced: tuple[Any, ...] = self.reducer(gradients)
+        # Behind the reductions: ranks that sum in different orders wait for each other for ever.
+        asked = ops.depend(self.asked, reduced)
+        # In float32, since CPU sums no integers over ranks.
+        count = self.sum_over_ranks(asked.astype(ms.float32))
+        all_asked = (count == self.ranks).all()
+        reduced = ops.depend(reduced, ops.assign(self.agreed, all_asked))
+        return reduced
+
+
+def asking(step: nn.TrainOneStepCell, reducer: nn.Cell) -> nn.Cell:
+    """Return ``reducer``; where a graceful exit of several ranks is asked for, it asks them."""
+    if not step.use_graceful_exit or rank_count() == 1:
+        return reducer
+    return ReducesAndAsks(reducer, step.init_param, step.exit_param)
+
+
+__all__ = ["asking"]
