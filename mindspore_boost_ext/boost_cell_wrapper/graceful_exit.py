@@ -44,7 +44,7 @@ class ReducesAndAsks(nn.Cell):
 
 def asking(step: nn.TrainOneStepCell, reducer: nn.Cell) -> nn.Cell:
     """Return ``reducer``; where a graceful exit of several ranks is asked for, it asks them."""
-    if not step.use_graceful_exit or rank_count() == 1:
+    if not getattr(step, "use_graceful_exit", False) or rank_count() == 1:
         return reducer
     return ReducesAndAsks(reducer, step.init_param, step.exit_param)
 
