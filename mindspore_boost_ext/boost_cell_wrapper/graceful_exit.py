@@ -32,14 +32,14 @@ class ReducesAndAsks(nn.Cell):
 
     def construct(self, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the reduced gradients, when ``agreed`` has been set."""
-        reduced: tuple[Any, ...] = self.reducer(gradients)
+        reduced = self.reducer(gradients)
         # Behind the reductions: ranks that sum in different orders wait for each other for ever.
         asked = ops.depend(self.asked, reduced)
         # In float32, since CPU sums no integers over ranks.
         count = self.sum_over_ranks(asked.astype(ms.float32))
         all_asked = (count == self.ranks).all()
-        reduced = ops.depend(reduced, ops.assign(self.agreed, all_asked))
-        return reduced
+        result: tuple[Any, ...] = ops.depend(reduced, ops.assign(self.agreed, all_asked))
+        return result
 
 
 def asking(step: nn.TrainOneStepCell, reducer: nn.Cell) -> nn.Cell:
