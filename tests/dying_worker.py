@@ -23,8 +23,9 @@ import nets
 from mindspore import Tensor
 from mindspore.communication import get_group_size, get_rank, init
 
-from mindspore_boost_ext import save_checkpoint
+from mindspore_boost_ext import _compat, save_checkpoint
 
+MSRUN_RESTS = _compat.VERSION >= (2, 8)  # between two looks at the ranks
 STEPS = 8
 DIES_AT = random.Random(20).randint(2, STEPS - 2)
 
@@ -36,8 +37,11 @@ def checkpoint(folder, rank, steps):
 def await_a_look_of(launcher):
     """Wait until msrun has just looked whether all ranks live, which it does every second.
 
-    A rank that dies as it looks leaves the others no time to say so: they are killed at once.
+    A rank that dies as it looks leaves the others no time to say so: they are killed at once. The
+    msrun of MindSpore 2.7 looks all the time, so that there is nothing to wait for.
     """
+    if not MSRUN_RESTS:
+        return
 
     def waits():
         text = pathlib.Path(f"/proc/{launcher}/status").read_text()

@@ -15,7 +15,7 @@ import numpy as np
 import oracles
 import psutil
 import pytest
-from dying_worker import DIES_AT
+from dying_worker import DIES_AT, MSRUN_RESTS
 from mindspore import Tensor
 
 from mindspore_boost_ext import _compat
@@ -234,7 +234,8 @@ def test_a_killed_rank_is_named_ends_the_run_and_every_rank_resumes(tmp_path, mo
     for rank in range(2):
         assert f"rank {rank} {words} mindspore_boost_ext.boost" in told[rank]
     assert code == 1
-    assert f"rank 1 (process {pids[1]}) was ended by SIGKILL; the run cannot go on" in told[0]
+    if MSRUN_RESTS:  # else it ends the others before they can say anything
+        assert f"rank 1 (process {pids[1]}) was ended by SIGKILL; the run cannot go on" in told[0]
     assert f"Worker process {pids[1]} exit with exception. Error code: -9" in logs
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
