@@ -120,6 +120,7 @@ class DimReduce(Subspace):
         self.stall_limit, self.gradients_mean = stall_limit or 0, gradients_mean
         self.shrinking = rho**trials
         self.eye = Tensor(np.eye(n_components, dtype=np.float32))
+        self.outer = ops.MatMul(transpose_b=True)
         self._make_state()
         self._make_scratch()
         self.trial_network = without_dropout(network)
@@ -167,7 +168,9 @@ class DimReduce(Subspace):
         """Search along the quasi-Newton direction, step, and return the loss."""
         if isinstance(loss, tuple):
             raise TypeError("dim_reduce looks for a lower loss: let the network return only that")
-        slope, updated = call(self._propose, (loss, loss_scale, *old_grad))
+        gradient = self.flat(old_grad) / ops.cast(loss_scale, ms.float32)
+        weights = ops.depend(self.flat(self.weight), loss)
+        slope, updated = self._propose(gradient, weights)
         start = call(self._loss_here, (loss, *inputs))
         length = slope * 0.0 + 1.0
         accepted = ops.isnan(length)  # False; a slope of nan leaves nothing to search for
@@ -179,14 +182,12 @@ class DimReduce(Subspace):
             # No `if` in here: inside a loop each one that is run loses memory (MindSpore 2.10).
             length = ops.where(accepted, length, length * self.rho)
         delta = self._conclude(accepted, length, tried, start, slope, updated)
-        return ops.depend(loss, self.optimizer(delta))
+        delta = ops.depend(delta, self._set_weights(self.weights_before))
+        return ops.depend(loss, self.optimizer(self.parts(delta)))
 
     @ms.jit
-    def _propose(
-        self, loss: Tensor, loss_scale: Tensor, *gradients: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _propose(self, gradient: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Update B, find the direction, save what a trial changes; return the slope along it."""
-        gradient = self.flat(gradients) / ops.cast(loss_scale, ms.float32)
         coordinates = self.projected(gradient)
         inverse_hessian, updated = self._updated_inverse_hessian(coordinates)
         step = -ops.matmul(inverse_hessian, coordinates)
@@ -198,7 +199,7 @@ class DimReduce(Subspace):
             ops.assign(self.next_step, step),
             ops.assign(self.direction, both[:, :1]),
             ops.assign(self.in_subspace, both[:, 1:]),
-            ops.assign(self.weights_before, ops.depend(self.flat(self.weight), loss)),
+            ops.assign(self.weights_before, weights),
         )
         return ops.depend((coordinates * step).sum(), done), updated
 
@@ -212,13 +213,11 @@ class DimReduce(Subspace):
         if self.first_update_scaling:
             first = ops.logical_and(known, self.updates == 0)
             scaled = self.eye * (curvature / ops.clamp((y * y).sum(), 1e-37))
-            old = ops.select(ops.broadcast_to(first, old.shape), scaled, old)
+            old = ops.where(first, scaled, old)
         by = ops.matmul(old, y)
-        cross = ops.matmul(s, ops.transpose(by, (1, 0)))
-        square = ops.matmul(s, ops.transpose(s, (1, 0)))
-        new = old - r * (cross + ops.transpose(cross, (1, 0)))
-        new = new + (r * r * (y * by).sum() + r) * square
-        return ops.select(ops.broadcast_to(known, new.shape), new, self.inverse_hessian), known
+        crosses = self.outer(s, by) + self.outer(by, s)
+        new = old - r * crosses + (r * r * (y * by).sum() + r) * self.outer(s, s)
+        return ops.where(known, new, self.inverse_hessian), known
 
     def _loss_here(self, loss: Tensor, *inputs: Tensor) -> Tensor:
         """Return f at the present weights: the loss of the step; without dropout, its own."""
@@ -228,12 +227,12 @@ class DimReduce(Subspace):
 
     def _loss_at(self, length: Tensor, *inputs: Tensor) -> Tensor:
         """Return f after a step of that length; the weights stay there."""
-        return call(self._trial_loss, (self._move(length), *inputs))
+        there = self._set_weights(self.weights_before + length * self.direction)
+        return call(self._trial_loss, (ops.depend(length, there), *inputs))
 
-    @ms.jit
-    def _move(self, length: Tensor) -> Tensor:
-        there = self.parts(self.weights_before + length * self.direction)
-        return ops.depend(length, each(ops.assign, self.weight, there))
+    def _set_weights(self, column: Tensor) -> tuple[Tensor, ...]:
+        written: tuple[Tensor, ...] = each(ops.assign, self.weight, self.parts(column))
+        return written
 
     def _trial_loss(self, after: Tensor, *inputs: Tensor) -> Tensor:
         """Return the loss of all ranks for the weights as they are."""
@@ -268,22 +267,15 @@ class DimReduce(Subspace):
         start: Tensor,
         slope: Tensor,
         updated: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Keep or roll back, put the weights back, and return what the optimizer subtracts."""
+    ) -> Tensor:
+        """Keep the step or give it up; return the column that the optimizer subtracts."""
         length = ops.select(accepted, length, ops.zeros_like(length))
-        step = ops.select(
-            ops.broadcast_to(accepted, self.direction.shape),
-            length * self.direction,
-            ops.zeros_like(self.direction),
-        )
+        step = ops.where(accepted, length * self.direction, ops.zeros_like(self.direction))
         residual = self.gamma * self.residual + self.gradient - self.in_subspace
         delta = self.alpha * residual - step
         delta = ops.depend(delta, ops.assign(self.residual, residual))
-        before = self.parts(self.weights_before)
-        delta = ops.depend(delta, each(ops.assign, self.weight, before))
         delta = ops.depend(delta, self._remember(accepted, length, start, slope))
-        delta = ops.depend(delta, self._count(accepted, length, tried, updated))
-        return self.parts(delta)
+        return ops.depend(delta, self._count(accepted, length, tried, updated))
 
     def _remember(self, accepted: Tensor, length: Tensor, start: Tensor, slope: Tensor) -> Tensor:
         """Take over the state of an accepted step; shrink B where searches fail on and on."""
@@ -343,7 +335,7 @@ def _copied(after: Tensor, target: Parameter, source: Parameter) -> Tensor:
 
 def _replaced(accepted: Tensor, place: Parameter, old: Tensor, new: Tensor) -> Tensor:
     """Write the new value where the step was accepted, else the old one."""
-    return ops.assign(place, ops.select(ops.broadcast_to(accepted, place.shape), new, old))
+    return ops.assign(place, ops.where(accepted, new, old))
 
 
 def _counter(name: str) -> Parameter:

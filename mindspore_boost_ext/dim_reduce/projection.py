@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.mapping import call, each
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import check_all, integer, shown
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.basis import rows_of_rank
@@ -54,9 +54,13 @@ class Subspace(nn.Cell):
         self.padding = Tensor(np.zeros((self.share * rank_size - n_components, 1), np.float32))
         # Tells, after a checkpoint was loaded, whether the state was made in this basis.
         self.basis_mark = state("basis_mark", basis_mark(padded))
+        self.from_rows = ops.MatMul(transpose_a=True)
         if rank_size > 1:
             self.all_gather = ops.AllGather()
             self.all_reduce = ops.AllReduce()
+
+    # MindSpore never frees the graph of a function of ms.jit that holds a view (reshape, slice,
+    # transpose, broadcast_to): views are taken outside of these functions, here and in DimReduce.
 
     def flat(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return tensors of the weights' shapes as one float32 column [n, 1]."""
@@ -85,7 +89,7 @@ class Subspace(nn.Cell):
             padding = ops.matmul(self.padding, ops.zeros_like(coordinates[:1]))
             coordinates = ops.concat((coordinates, padding), 0)
         own = coordinates[self.first_row : self.first_row + self.share]
-        result = ops.matmul(ops.transpose(self.basis, (1, 0)), own)
+        result = self.from_rows(self.basis, own)
         if self.rank_size > 1:
             result = self.all_reduce(result)
         return result
@@ -168,11 +172,11 @@ class ProjectedGradient(Subspace):
         *inputs: Tensor,
     ) -> Tensor:
         """Project the gradient and run the optimizer."""
-        return ops.depend(loss, self.optimizer(call(self._in_subspace, old_grad)))
+        return ops.depend(loss, self.optimizer(self.parts(self._inside(self.flat(old_grad)))))
 
     @ms.jit
-    def _in_subspace(self, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return self.parts(self.reconstruct(self.projected(self.flat(gradients))))
+    def _inside(self, column: Tensor) -> Tensor:
+        return self.reconstruct(self.projected(column))
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return 0: nothing is searched for, so no loss is needed."""
