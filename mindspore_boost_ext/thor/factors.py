@@ -15,8 +15,13 @@ from mindspore_boost_ext.thor.inverse import inverse_for_device
 from mindspore_boost_ext.thor.layers import EMBEDDING, LayerPlan, padded_rows
 
 _TINY = 1e-30
-# Operators, and no methods of Tensor: of those a graph is compiled for each call.
+# Operators where a layer has a call of its own: of methods of Tensor, of functions of ops and of
+# signs such as + MindSpore compiles one to four graphs for each call, and keeps them.
 _SUM, _ANY, _ALL = ops.ReduceSum(), ops.ReduceAny(), ops.ReduceAll()
+_NOT_EQUAL, _IS_FINITE, _SELECT = ops.NotEqual(), ops.IsFinite(), ops.Select()
+_EYE, _MUL, _MATMUL, _RESHAPE = ops.Eye(), ops.Mul(), ops.MatMul(), ops.Reshape()
+_CAST, _ASSIGN, _AND, _CONCAT = ops.Cast(), ops.Assign(), ops.LogicalAnd(), ops.Concat()
+_DIV = ops.Div()
 
 
 @dataclass(frozen=True)
@@ -48,15 +53,15 @@ def _trace(factor: Tensor) -> Tensor:
     """Return the trace of a factor in any of its forms: float32 []."""
     if factor.ndim == 1:
         return _SUM(factor)
-    return _SUM(factor * ops.eye(factor.shape[-1], factor.shape[-1], ms.float32))
+    return _SUM(_MUL(factor, _EYE(factor.shape[-1], factor.shape[-1], ms.float32)))
 
 
 def _is_anything(factor: Tensor) -> Tensor:
-    return _ANY(ops.not_equal(factor, 0.0))
+    return _ANY(_NOT_EQUAL(factor, 0.0))
 
 
 def _is_finite(factor: Tensor) -> Tensor:
-    return _ALL(ops.isfinite(factor))
+    return _ALL(_IS_FINITE(factor))
 
 
 def _mean(old: float, first: Tensor, kept: Tensor, new: Tensor) -> Tensor:
@@ -109,63 +114,63 @@ class LayerFactors(nn.Cell):
             wanted: whether they shall be inverted: bool [].
 
         Returns:
-            Tensor of bool [2]: whether a damping was raised, and whether there are new inverses.
+            Tensor of float32 [3]: what was added to the diagonals of A and of G; 1 for new inverses.
         """
         if self.settings.trace_rule is None:
-            raised, good = self.invert(a, g, for_a, for_g, wanted)
+            used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
         else:
-            raised, good = self._invert_if(a, g, for_a, for_g, wanted)
+            used_a, used_g, good = self._invert_if(a, g, for_a, for_g, wanted)
         # Averages go on where the trace rule keeps the inverses; without averages F stays F_old.
         taken = good if self.settings.moving_average == 0.0 else usable
-        ops.assign(self.a, ops.where(taken, a, self.a))
-        ops.assign(self.g, ops.where(taken, g, self.g))
-        return ops.stack((raised, good))
+        _ASSIGN(self.a, _SELECT(taken, a, self.a))
+        _ASSIGN(self.g, _SELECT(taken, g, self.g))
+        return _CONCAT((used_a, used_g, _CAST(good, ms.float32)))
 
     def _invert_if(
         self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         if wanted:
-            raised, good = self.invert(a, g, for_a, for_g, wanted)
+            used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
         else:
-            raised, good = ops.logical_and(wanted, False), ops.logical_and(wanted, False)
-        return raised, good
+            used_a, used_g = _RESHAPE(for_a, (1,)), _RESHAPE(for_g, (1,))
+            good = _RESHAPE(wanted, (1,))
+        return used_a, used_g, good
 
     def invert(
         self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Invert both damped factors, and keep the inverses if they are wanted and good.
 
         Returns:
-            Tensors of bool []: whether a damping was raised, and whether the inverses were kept.
+            Tensors of [1]: the dampings used for A and for G, and whether the inverses were kept.
         """
         a_inverse, used_a, good_a = self._inverse_of_a(a, for_a)
         g_inverse, used_g, good_g = self.inverse(g, for_g)
-        good = ops.logical_and(wanted, ops.logical_and(good_a, good_g))
-        ops.assign(self.a_inverse, ops.where(good, a_inverse, self.a_inverse))
-        ops.assign(self.g_inverse, ops.where(good, g_inverse, self.g_inverse))
-        raised = ops.logical_or(used_a > for_a * 1.0001, used_g > for_g * 1.0001)
-        return ops.logical_and(raised, good), good
+        good = _AND(wanted, _AND(good_a, good_g))
+        _ASSIGN(self.a_inverse, _SELECT(good, a_inverse, self.a_inverse))
+        _ASSIGN(self.g_inverse, _SELECT(good, g_inverse, self.g_inverse))
+        return used_a, used_g, good
 
     def _inverse_of_a(self, a: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.diagonal:
             return self.inverse(a, damping)
         used = ops.maximum(damping, a.max() * 1e-6)
-        return 1.0 / (a + used), used, _ALL(ops.isfinite(a))
+        return 1.0 / (a + used), _RESHAPE(used, (1,)), _RESHAPE(_is_finite(a), (1,))
 
     def precondition(self, gradient: Tensor) -> Tensor:
         """Return (G+√λI)⁻¹·∂W·(A+√λI)⁻¹ in the shape of ``gradient``, in float32."""
-        gradient = ops.cast(gradient, ms.float32)
+        gradient = _CAST(gradient, ms.float32)
         if self.diagonal:  # the table is [vocabulary, size]: A stands on the left
             rows = gradient * ops.expand_dims(self.a_inverse, 1)
             return self._times(rows, self.g_inverse)
-        matrix = ops.reshape(gradient, (self.sizes[1], self.sizes[0]))
+        matrix = _RESHAPE(gradient, (self.sizes[1], self.sizes[0]))
         matrix = self._times(self._left(self.g_inverse, matrix), self.a_inverse)
-        return ops.reshape(matrix, gradient.shape)
+        return _RESHAPE(matrix, gradient.shape)
 
     def _left(self, inverse: Tensor, matrix: Tensor) -> Tensor:
         """Return inverse · matrix, where the inverse may be in blocks."""
         if inverse.ndim == 2:
-            return ops.matmul(inverse, matrix)
+            return _MATMUL(inverse, matrix)
         rows, columns = matrix.shape
         blocks = ops.reshape(padded_rows(matrix, self.block), (-1, self.block, columns))
         return ops.reshape(ops.bmm(inverse, blocks), (-1, columns))[:rows]
@@ -173,7 +178,7 @@ class LayerFactors(nn.Cell):
     def _times(self, matrix: Tensor, inverse: Tensor) -> Tensor:
         """Return matrix · inverse, where the (symmetric) inverse may be in blocks."""
         if inverse.ndim == 2:
-            return ops.matmul(matrix, inverse)
+            return _MATMUL(matrix, inverse)
         return ops.transpose(self._left(inverse, ops.transpose(matrix, (1, 0))), (1, 0))
 
 
@@ -237,7 +242,7 @@ class Curvature(nn.Cell):
         if place % 2 == 0:
             return factor  # an A
         scale = scales[place // 2] if isinstance(scales, tuple) else scales
-        return factor / scale / scale
+        return _DIV(_DIV(factor, scale), scale)
 
     def refresh(
         self, factor_gradients: tuple[Tensor, ...], damping: Tensor
@@ -268,7 +273,10 @@ class Curvature(nn.Cell):
         for_a, for_g = self._dampings(traces_a, traces_g, damping)
         vectors = (for_a, for_g, usable, wanted)
         done = ops.stack(each(_renewed, self.layers, a, g, *each(ops.unstack, vectors)), 1)
-        raised, good = ops.unstack(done)
+        used_a, used_g, good = ops.unstack(done)
+        good = good > 0.0
+        raised = ops.logical_or(used_a > for_a * 1.0001, used_g > for_g * 1.0001)
+        raised = ops.logical_and(raised, good)
         bad = ops.logical_or(ops.logical_not(finite), ops.logical_xor(wanted, good))
         ones, passed_by = ops.ones_like(good), ops.logical_not(reached)
         more = ops.cast(ops.stack((ones, good, raised, bad, passed_by)), ms.int32)

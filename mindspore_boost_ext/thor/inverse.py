@@ -11,7 +11,6 @@ from mindspore import Tensor, nn, ops
 _EPS = float(np.finfo(np.float32).eps)
 _FLOOR, _MINOR, _RESIDUAL = 16.0, 1.01, 0.1
 _RAISE = 10.0
-_RESHAPE = ops.Reshape()
 _SMALL = 64  # below that size a triangular matrix is inverted as any other
 
 
@@ -37,8 +36,8 @@ class ByCholesky(nn.Cell):
 
     def construct(self, factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inverse, the damping used, and whether the inverse is good."""
-        inverse, used, good = self.on_host(factor, damping)
-        return inverse, _RESHAPE(used, ()), _RESHAPE(good, ())
+        found: tuple[Tensor, Tensor, Tensor] = self.on_host(factor, damping)
+        return found
 
 
 def _inverse_in_float32(
@@ -106,8 +105,8 @@ def by_lu(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         damping: float32 [], at least 0.
 
     Returns:
-        Tensors: the inverse in the shape of ``factor``; float32 []; bool []. An inverse that is not
-        good must not be used; it holds finite numbers all the same where ``factor`` does not.
+        Tensors: the inverse in the shape of ``factor``; float32 [1]; bool [1]. An inverse that is
+        not good must not be used; it holds finite numbers all the same where ``factor`` does not.
     """
     eye = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)
     finite = ops.logical_and(ops.isfinite(factor).all(), ops.isfinite(damping))
@@ -119,7 +118,7 @@ def by_lu(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     inverse = 1.0 / matrix if matrix.shape[-1] == 1 else ops.inverse(matrix)  # no 1 x 1 on CPU
     inverse = (inverse + _transposed(inverse)) * 0.5
     good = ops.logical_and(finite, _is_inverse(matrix, inverse, eye))
-    return inverse, used, good
+    return inverse, ops.reshape(used, (1,)), ops.reshape(good, (1,))
 
 
 def _transposed(matrix: Tensor) -> Tensor:

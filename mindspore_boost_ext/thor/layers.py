@@ -254,10 +254,8 @@ _TAPS = {DENSE: _Tap, CONV: _ConvTap, EMBEDDING: _EmbeddingTap}
 
 def _through_tap(layer: nn.Cell, out: Tensor, x: Tensor) -> Tensor:
     """Return ``out``; casts of its own, so that its gradient comes back in its own dtype."""
-    wide = layer.thor_tap(
-        ops.cast(out, ms.float32), ops.stop_gradient(x), layer.thor_a, layer.thor_g
-    )
-    return ops.cast(wide, out.dtype)
+    wide = layer.thor_tap(_CAST(out, ms.float32), ops.stop_gradient(x), layer.thor_a, layer.thor_g)
+    return _CAST(wide, out.dtype)
 
 
 def _tapped(self: nn.Cell, x: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ PRECONDITIONED = "preconditioned"
 _NEVER = 2**30  # no step is so late; exact in float32, in which MindSpore 2.7 multiplies int32
 _WHOLE = 2**30  # the size of a block that no factor exceeds
 _GRADIENT_NORM = 1.0  # enable_clip_grad bounds each gradient by this
+_CAST = ops.Cast()
 
 
 def _every_parameter(parameter: Parameter) -> bool:
@@ -245,7 +246,10 @@ class THOR(nn.Optimizer):
         rate = self.get_lr()
         gradients = self.decay_weight(self._directions(gradients, rate))
         self.assignadd(self.global_step, self.global_step_increase_tensor)
-        done = self._each(self._move, rate, self.parameters, self.moments, gradients)
+        if self.enable_clip_grad:
+            gradients = each(_bounded, gradients)
+        move = self._with_nesterov if self.use_nesterov else self._with_momentum
+        done = self._each(move, rate, self.parameters, self.moments, gradients)
         return ops.depend(self.look_for_taps(), done)
 
     _update_compiled = ms.jit(_update)
@@ -256,15 +260,16 @@ class THOR(nn.Optimizer):
             return each(function, rate, *columns)  # type: ignore[no-any-return]
         return each(ops.partial(function, rate), *columns)  # type: ignore[no-any-return]
 
-    def _move(self, rate: Tensor, weight: Parameter, moment: Parameter, gradient: Tensor) -> Tensor:
+    def _with_momentum(
+        self, rate: Tensor, weight: Parameter, moment: Parameter, gradient: Tensor
+    ) -> Tensor:
         """Update one parameter by its direction."""
-        if self.enable_clip_grad:
-            norm = ops.sqrt(ops.square(ops.cast(gradient, ms.float32)).sum())
-            bounded = ops.maximum(norm, _GRADIENT_NORM) / _GRADIENT_NORM
-            gradient = ops.cast(gradient / bounded, gradient.dtype)
-        if not self.use_nesterov:
-            return self.opt(weight, moment, rate, gradient, self.momentum)
-        # The CPU kernel of ApplyMomentum ignores its use_nesterov.
+        return self.opt(weight, moment, rate, gradient, self.momentum)
+
+    def _with_nesterov(
+        self, rate: Tensor, weight: Parameter, moment: Parameter, gradient: Tensor
+    ) -> Tensor:
+        """Do the same by Nesterov's rule, which the CPU kernel of ApplyMomentum ignores."""
         following = moment * self.momentum + gradient
         done = ops.assign_sub(weight, rate * (gradient + self.momentum * following))
         return ops.depend(done, ops.assign(moment, following))
@@ -391,7 +396,13 @@ def _divided(scale: float, decay: Any) -> Any:
 
 
 def _like(direction: Tensor, parameter: Parameter) -> Tensor:
-    return ops.cast(direction, parameter.dtype)
+    return _CAST(direction, parameter.dtype)
+
+
+def _bounded(gradient: Tensor) -> Tensor:
+    norm = ops.sqrt(ops.square(ops.cast(gradient, ms.float32)).sum())
+    bounded = ops.maximum(norm, _GRADIENT_NORM) / _GRADIENT_NORM
+    return ops.cast(gradient / bounded, gradient.dtype)
 
 
 def _shrunk(factor: Tensor, layer: int, direction: Tensor) -> Tensor:
