@@ -24,7 +24,7 @@ from harness import MODES, print_table
 from soak import batches, leave_snapshots, model_of, resident_mib
 
 from mindspore_boost_ext._compat import compiled_graphs
-from mindspore_boost_ext.cli.trial_settings import PLAIN, TRIAL_SETTINGS, TrialSettings, runs
+from mindspore_boost_ext.cli.trial_settings import LENET, PLAIN, TRIAL_SETTINGS, TrialSettings, runs
 
 STEPS = 2
 HEADINGS = ("mode", "run", "KiB a Model", "over plain", "graphs left a Model")
@@ -42,7 +42,7 @@ def measured(name: str, mode: str, models: int) -> Left:
     ms.set_context(mode=MODES[mode.upper()])
     data, half = batches()[:STEPS], models // 2
     with tempfile.TemporaryDirectory(prefix="models-") as folder:
-        if TRIAL_SETTINGS.get(name, TrialSettings()).snapshots:
+        if settings_of(name).snapshots:
             leave_snapshots(folder, data)
         for number in range(models):
             if number == half:
@@ -52,6 +52,11 @@ def measured(name: str, mode: str, models: int) -> Left:
     after = resident_mib(), compiled_graphs()
     count = models - half
     return Left((after[0] - before[0]) * 1024 / count, (after[1] - before[1]) / count)
+
+
+def settings_of(name: str) -> TrialSettings:
+    """Return how a run is set up; plain training has no settings of its own."""
+    return TRIAL_SETTINGS.get(name, TrialSettings())
 
 
 def train(name: str, folder: str, data: list[tuple[ms.Tensor, ms.Tensor]]) -> None:
@@ -73,10 +78,7 @@ def in_own_process(name: str, mode: str, models: int) -> Left:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the chosen runs and print the table."""
-    suited = [
-        PLAIN,
-        *(one for one in runs() if not TRIAL_SETTINGS.get(one, TrialSettings()).unsuited),
-    ]
+    suited = [PLAIN, *(one for one in runs() if LENET in settings_of(one).networks)]
     parser = argparse.ArgumentParser(description="Measure the memory that dropped Models leave.")
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--mode", choices=("graph", "pynative"), action="append")
@@ -93,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def rows() -> Iterator[tuple[object, ...]]:
         for mode in options.mode or ("graph", "pynative"):
             plain = in_own_process(PLAIN, mode, options.models)
-            for name in options.names:
+            for name in (one for one in options.names if mode in settings_of(one).modes):
                 left = in_own_process(name, mode, options.models) if name != PLAIN else plain
                 yield (
                     mode,

@@ -114,7 +114,8 @@ class LayerFactors(nn.Cell):
             wanted: whether they shall be inverted: bool [].
 
         Returns:
-            Tensor of float32 [3]: what was added to the diagonals of A and of G; 1 for new inverses.
+            Tensor of float32 [3]: what was added to the diagonals of A and of G, and 1 if both were
+            inverted and kept, else 0.
         """
         if self.settings.trace_rule is None:
             used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
