@@ -1,0 +1,74 @@
+"""What importing the package adds to importing MindSpore.
+
+    taskset -c 0 python examples/benchmarks/import_time.py [--runs 15]
+
+Each import is a process of its own, in which MindSpore has been imported before: where Python finds
+bytecode, as pip leaves it with what it installs, and where it compiles the sources anew. Prints
+medians and quartiles. Takes a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness import print_table
+
+HEADINGS = ("bytecode", "seconds", "quartiles")
+PACKAGE = Path(__file__).resolve().parents[2] / "mindspore_boost_ext"
+TIMED = """
+import time, mindspore
+start = time.perf_counter()
+import mindspore_boost_ext
+print(time.perf_counter() - start)
+"""
+
+
+def seconds(folder: str) -> float:
+    """Return how long the package of a folder takes to import, in a process of its own."""
+    own = {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", TIMED],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **own},
+    )
+    return float(done.stdout.splitlines()[-1])
+
+
+def row(name: str, folder: str, runs: int) -> tuple[str, str, str]:
+    """Return a row of the table."""
+    seconds(folder)  # what the disk must bring does not count
+    added = [seconds(folder) for _ in range(runs)]
+    low, median, high = statistics.quantiles(added, n=4)
+    return name, f"{median:.3f}", f"{low:.3f} to {high:.3f}"
+
+
+def main() -> None:
+    """Measure both and print the table."""
+    parser = argparse.ArgumentParser(description="Measure what importing the package adds.")
+    parser.add_argument("--runs", type=int, default=15, help="for each row, at least 2")
+    options = parser.parse_args()
+
+    def rows() -> Iterator[tuple[str, str, str]]:
+        with tempfile.TemporaryDirectory(prefix="import-") as folder:
+            copy = Path(folder, PACKAGE.name)
+            shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+            yield row("none", folder, options.runs)
+            compileall.compile_dir(copy, quiet=1)
+            yield row("there", folder, options.runs)
+
+    print_table("import mindspore_boost_ext over import mindspore", HEADINGS, rows())
+
+
+if __name__ == "__main__":
+    main()
