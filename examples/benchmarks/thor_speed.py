@@ -4,7 +4,8 @@
     python examples/benchmarks/thor_speed.py --networks LeNet --pairs 20
 
 The model of a refresh counts flops of matrix products and inverses and bytes that im2col moves, and
-divides them by the rates that the same operators reach here on arrays of the same sizes.
+divides them by the rates that the same operators reach here on arrays of the same sizes. The second
+table says where the seconds of a training go that refreshes its factors every 20 steps.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import THOR, BoostTrainOneStepCell
-from mindspore_boost_ext.thor.inverse import ByCholesky
+from mindspore_boost_ext.thor.inverse import ByCholesky, damped_inverse
 from mindspore_boost_ext.thor.layers import CONV
 
 DAMPING = 0.03
+STEPS, REFRESHES = 160, 8  # about those of LeNet at frequency 20 in README.md's table
 INVERSE = 8 / 3  # n³: Cholesky and the inverse of its factor a third each, their product two
 
 
@@ -94,7 +96,7 @@ def machine_rates(size: int = 256) -> tuple[float, float, float]:
 
 def speed(names: Sequence[str], pairs: int) -> None:
     """Print the cost of THOR's steps over plain momentum, and of a refresh over its model."""
-    rows = []
+    rows, shares = [], []
     for name in names:
         network = networks.NETWORKS[name]
         batch = networks.batch()
@@ -104,7 +106,9 @@ def speed(names: Sequence[str], pairs: int) -> None:
         optimizer = THOR(own, 1e-3, DAMPING, 0.9, frequency=10**6)
         step = BoostTrainOneStepCell(networks.with_loss(own), optimizer).set_train()
         rows_of = rows_of_layers(own, optimizer, batch[0])
-        _once(lambda: step(*batch))  # noqa: B023  (compiles the capturing step)
+        # Each has a variant or two to compile: THOR a step that captures, and one that does not.
+        begun = _once(lambda: plain(*batch))  # noqa: B023
+        compiled = [_once(lambda: step(*batch)) for _ in range(2)]  # noqa: B023
         ratio = harness.paired(lambda: step(*batch), lambda: plain(*batch), pairs)  # noqa: B023
         due = Tensor(0, ms.int32)
         refreshes = []
@@ -116,6 +120,15 @@ def speed(names: Sequence[str], pairs: int) -> None:
         work = refresh_work(optimizer, rows_of)
         model = sum(amount / rate for amount, rate in zip(work, machine_rates()))
         at_hundred = (99 * ordinary + refresh) / 100 / (ratio.reference_ms / 1e3)
+        inverting = inversions(optimizer)
+        momentum = ratio.reference_ms / 1e3
+        added = (
+            sum(compiled) - refresh - begun,
+            (STEPS - REFRESHES) * (ordinary - momentum),
+            REFRESHES * inverting,
+            REFRESHES * (refresh - inverting - momentum),
+        )
+        shares.append((name, *(f"{one:.2f}" for one in (STEPS * momentum, *added))))
         rows.append(
             (
                 name,
@@ -132,6 +145,23 @@ def speed(names: Sequence[str], pairs: int) -> None:
         *("refresh, ms", "refresh / model", "memory / estimate"),
     )
     harness.print_table("Speed and memory of THOR, GRAPH mode", headings, rows)
+    title = (
+        f"Seconds of {STEPS} steps, {REFRESHES} of them refreshes: momentum's, and what THOR adds"
+    )
+    parts = ("compilation", "ordinary steps", "inversions", "capturing")
+    harness.print_table(title, ("network", "momentum", *parts), shares)
+
+
+def inversions(optimizer: THOR) -> float:
+    """Return how many seconds inverting all factors takes, as the step does it on the host."""
+    factors = [one.asnumpy() for one in optimizer.factors if one.ndim > 1]
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        for factor in factors:
+            damped_inverse(factor, DAMPING)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
 
 
 def _once(run: Callable[[], Tensor]) -> float:
