@@ -41,7 +41,7 @@ from mindspore_boost_ext.integration import (
 from mindspore_boost_ext.integration.convert import ConvertModelUtils
 from mindspore_boost_ext.integration.functional import TrainStep, make_train_step
 from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
-from mindspore_boost_ext.less_batch_normalization.rewrite import LessBN
+from mindspore_boost_ext.less_batch_normalization.cell import LessBN
 from mindspore_boost_ext.recipes import recipe
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, Report
 from mindspore_boost_ext.runtime.machine import tune_machine, tuning

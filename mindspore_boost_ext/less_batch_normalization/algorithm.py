@@ -10,12 +10,12 @@ from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.base.rebuild import ParameterProcess
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
 from mindspore_boost_ext.gradient_centralization.algorithm import centralized_weights
+from mindspore_boost_ext.less_batch_normalization.cell import warn_without_effect
 from mindspore_boost_ext.less_batch_normalization.head import no_classes
 from mindspore_boost_ext.less_batch_normalization.rewrite import (
     KEPT,
     Rewriting,
     less_bn,
-    warn_without_effect,
 )
 from mindspore_boost_ext.report import APPLIED, Row
 from mindspore_boost_ext.thor.optimizer import thor_of

@@ -5,11 +5,9 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mindspore import Parameter, Tensor, nn
 
-from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.sections import LessBNConfig
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
@@ -19,7 +17,7 @@ from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
 )
 from mindspore_boost_ext.less_batch_normalization.steps import BATCH_NORMS, own_construct
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
-from mindspore_boost_ext.report import APPLIED, LOGGER, SKIPPED, NoEffectWarning, Row, warn
+from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.cells import exchange, layers_of, name_of
 
 REMOVED, KEPT, NORMALISED = "removed", "kept", "normalised"
@@ -336,69 +334,6 @@ def less_bn(
     )
 
 
-class LessBN(nn.Cell):
-    r"""Rewrites a network so that it has fewer BatchNorms, and runs it.
-
-    The network given is rewritten itself, and its parameters keep their names; make the optimizer
-    afterwards. Through ``boost_level`` all that is done for you. Source: the pass of the graph
-    compiler behind the class of this name in ``mindspore.boost``.
-
-    Args:
-        network (Cell): the network, with or without its loss.
-        fn_flag (bool): whether to normalise the classifier. Default: ``False``.
-        **settings: ``keep_shortcut``, ``include``, ``exclude``, ``multiplier``, ``heads`` and
-            ``head_alone`` of :func:`less_bn`.
-
-    Inputs:
-        - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.
-
-    Outputs:
-        The output of ``network``.
-
-    Attributes:
-        network (Cell): the rewritten network.
-        rewriting (Rewriting): what was done, layer by layer.
-
-    Raises:
-        TypeError: if ``network`` is not a Cell.
-        ValueError: for everything wrong with the settings, all in one message.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
-    Examples:
-        >>> from mindspore import nn
-        >>> from mindspore_boost_ext import LessBN
-        >>> net = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.Dense(4, 2))
-        >>> network = LessBN(net, fn_flag=True)
-        >>> print(network.rewriting.changes[0].name, network.rewriting.changes[0].done)
-        2 normalised
-        >>> [type(cell).__name__ for cell in net]
-        ['Dense', 'ReLU', 'CommonHeadLastFN']
-    """
-
-    def __init__(self, network: nn.Cell, fn_flag: bool = False, **settings: Any) -> None:
-        super().__init__(auto_prefix=False)
-        rewriting = less_bn(network, fn_flag, **settings)
-        self.network = network
-        self.__dict__["rewriting"] = rewriting
-        warn_without_effect(rewriting)
-
-    def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Run the network."""
-        return call(self.network, inputs)
-
-
-def warn_without_effect(rewriting: Rewriting) -> None:
-    """Warn if a network has not changed; say if it had before."""
-    if not rewriting.has_effect:
-        reasons = sorted({change.reason for change in rewriting.changes})
-        why = "; ".join(reasons) or "the network has no BatchNorm"
-        warn(f"less_bn has no effect on this network: {why}", NoEffectWarning)
-    elif not rewriting.is_new:
-        LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
-
-
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -436,8 +371,6 @@ def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:
 __all__ = [
     "Change",
     "CommonHeadLastFN",
-    "LessBN",
     "Rewriting",
     "less_bn",
-    "warn_without_effect",
 ]
