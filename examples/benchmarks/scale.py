@@ -6,6 +6,8 @@
 *Measured*: AllReduce and AllGather of MindSpore between processes of this machine. A collective is
 taken to need ``latency * messages + bytes / bandwidth``, in a ring, on every core in turn where
 processes share it. The constants are fitted to two counts of processes, and checked on the third.
+So is the Cell AdaSum with a server for each process: its collectives by these constants, and a time
+for each byte that a rank combines, which the other two counts give.
 
 *On paper*: a step of ResNet-50 (batch 32 a worker) and of a transformer with 7 billion weights
 (2,048 tokens a worker) is its arithmetic plus its collectives, one after the other. AdaSum has
@@ -33,6 +35,7 @@ from ranks import run_ranks
 COUNTS = (2, 4, 8)
 # Bytes of a float32 buffer; MindSpore's AllGather on CPU has failed at 16 MiB.
 SIZES = tuple(4 * 2**power for power in (8, 12, 16, 18, 20))
+ADASUM, ADASUM_SIZES = "AdaSum", SIZES[-2:]  # smaller ones are gathered whole, and combined alike
 WORKERS = (8, 16, 64, 256, 1024, 4096)
 DEVICES, WINDOW = 8, 4
 REPEATS = 15
@@ -118,8 +121,10 @@ def table(title: str, machine: Machine) -> None:
 def times(answer: str) -> None:
     """Time collectives on this rank; rank 0 writes the medians, in seconds."""
     import mindspore as ms
-    from mindspore import Tensor, nn, ops
-    from mindspore.communication import get_rank, init
+    from mindspore import Parameter, Tensor, nn, ops
+    from mindspore.communication import get_group_size, get_rank, init
+
+    from mindspore_boost_ext import AdaSum
 
     ms.set_context(mode=ms.GRAPH_MODE)
     init()
@@ -142,6 +147,15 @@ def times(answer: str) -> None:
                 cell(value).asnumpy()
                 seconds.append(time.perf_counter() - begin)
             found.append((name, size, float(np.median(seconds[3:]))))
+    for size in ADASUM_SIZES:
+        weight = Parameter(np.ones(size // 4, np.float32), name="weight")
+        cell, seconds = AdaSum(get_rank(), 1, get_group_size(), (weight,)), []
+        step, old = Tensor(np.ones(size // 4, np.float32)), weight.value().copy()
+        for _ in range(REPEATS + 3):
+            begin = time.perf_counter()
+            cell((step,), (weight,), (old,))[0].asnumpy()
+            seconds.append(time.perf_counter() - begin)
+        found.append((ADASUM, size, float(np.median(seconds[3:]))))
     if get_rank() == 0:
         Path(answer).write_text(json.dumps(found), encoding="utf-8")
 
@@ -157,9 +171,20 @@ def measured(count: int) -> list[tuple[str, int, float]]:
 def needs(name: str, count: int, size: int) -> tuple[float, float]:
     """Return the messages and bytes of a collective here, where processes take turns on a core."""
     unit, turns = Machine(1.0, 1.0, 1.0), max(1.0, count / (os.cpu_count() or 1))
+    if name == ADASUM:  # on CPU a swap is an AllReduce of twice the piece between two
+        levels = round(math.log2(count))
+        messages = levels * (2 + count - 1) + count - 1  # swaps, sums, the last gather
+        swapped = sum(2 * size / 2**level for level in range(1, levels + 1))
+        return messages * turns, (swapped + size * (count - 1) / count) * turns
     if name == "AllReduce":
         return 2 * (count - 1) * turns, (unit.all_reduce(count, size) - 2 * (count - 1)) * turns
     return (count - 1) * turns, (unit.all_gather(count, size) - (count - 1)) * turns
+
+
+def combined(count: int, size: int) -> float:
+    """Return the bytes that AdaSum goes over on a rank: the buffer, its half, its quarter ..."""
+    turns = max(1.0, count / (os.cpu_count() or 1))
+    return turns * sum(size / 2**level for level in range(round(math.log2(count)) + 1))
 
 
 def fitted(found: dict[int, list[tuple[str, int, float]]]) -> tuple[float, float]:
@@ -168,9 +193,24 @@ def fitted(found: dict[int, list[tuple[str, int, float]]]) -> tuple[float, float
         (np.array(needs(name, count, size)) / seconds)
         for count, runs in found.items()
         for name, size, seconds in runs
+        if name != ADASUM
     ]
     latency, per_byte = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
     return float(latency), float(1 / per_byte)
+
+
+def combining_rate(
+    found: dict[int, list[tuple[str, int, float]]], latency: float, bandwidth: float
+) -> float:
+    """Return the seconds that AdaSum needs for a byte, beside those of its collectives."""
+    rates = []
+    for count, runs in found.items():
+        for name, size, seconds in runs:
+            if name == ADASUM:
+                messages, sent = needs(name, count, size)
+                rest = seconds - messages * latency - sent / bandwidth
+                rates.append(rest / combined(count, size))
+    return float(np.mean(rates))
 
 
 def speed_here() -> float:
@@ -194,9 +234,11 @@ def check() -> Machine:
     for count, runs in found.items():
         others = {other: found[other] for other in COUNTS if other != count}
         latency, bandwidth = fitted(others)
+        rate = combining_rate(others, latency, bandwidth)
         for name, size, seconds in runs:
             messages, sent = needs(name, count, size)
             model = messages * latency + sent / bandwidth
+            model += combined(count, size) * rate if name == ADASUM else 0.0
             figures = (f"{seconds * 1e3:.3f}", f"{model * 1e3:.3f}", f"{model / seconds:.2f}")
             rows.append((count, name, size, *figures))
     headings = ("processes", "collective", "bytes", "measured, ms", "model, ms", "model / measured")

@@ -10,7 +10,7 @@ from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.base.rebuild import ParameterProcess
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
 from mindspore_boost_ext.gradient_centralization.algorithm import centralized_weights
-from mindspore_boost_ext.less_batch_normalization.cell import warn_without_effect
+from mindspore_boost_ext.less_batch_normalization.cell import warn_of_trained, warn_without_effect
 from mindspore_boost_ext.less_batch_normalization.head import no_classes
 from mindspore_boost_ext.less_batch_normalization.rewrite import (
     KEPT,
@@ -31,6 +31,7 @@ class LessBNAlgorithm(Algorithm):
         rewriting = self._rewritten(build.network, build)
         build.regroupings.append(rewriting.regrouped)
         warn_without_effect(rewriting)
+        warn_of_trained(rewriting)
         for row in rewriting.rows(build.report[self.switch].asked_by):
             build.report.put(row)
         self._check_preconditioner(build.optimizer, rewriting)

@@ -6,9 +6,16 @@ from typing import Any
 
 from mindspore import Tensor, nn
 
+from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.base.mapping import call
-from mindspore_boost_ext.less_batch_normalization.rewrite import Rewriting, less_bn
+from mindspore_boost_ext.less_batch_normalization.rewrite import (
+    RemovedBatchNorm,
+    Rewriting,
+    less_bn,
+)
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
+
+_STATISTICS = ("moving_mean", "moving_variance")
 
 
 class LessBN(nn.Cell):
@@ -58,6 +65,7 @@ class LessBN(nn.Cell):
         self.network = network
         self.__dict__["rewriting"] = rewriting
         warn_without_effect(rewriting)
+        warn_of_trained(rewriting)
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the network."""
@@ -74,4 +82,22 @@ def warn_without_effect(rewriting: Rewriting) -> None:
         LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
 
 
-__all__ = ["LessBN", "warn_without_effect"]
+def warn_of_trained(rewriting: Rewriting) -> None:
+    """Warn if BatchNorms were removed on whose statistics the network's accuracy stands."""
+    removed = [theirs for ours, theirs in rewriting.exchanged if isinstance(ours, RemovedBatchNorm)]
+    trained = sum(map(_has_been_trained, removed))
+    if trained:
+        warn(
+            f"less_bn has removed {trained} BatchNorms that were trained before: the network "
+            "computes something else now, and what it has learnt is mostly lost. To go on from "
+            "trained weights leave less_bn out; with less_bn begin at new ones"
+        )
+
+
+def _has_been_trained(batch_norm: nn.Cell) -> bool:
+    """Return whether the statistics differ from those with which a BatchNorm begins."""
+    mean, variance = (host_array(getattr(batch_norm, name)) for name in _STATISTICS)
+    return bool((mean != 0.0).any() or (variance != 1.0).any())
+
+
+__all__ = ["LessBN", "warn_of_trained", "warn_without_effect"]

@@ -371,6 +371,7 @@ def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:
 __all__ = [
     "Change",
     "CommonHeadLastFN",
+    "RemovedBatchNorm",
     "Rewriting",
     "less_bn",
 ]

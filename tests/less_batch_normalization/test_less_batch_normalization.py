@@ -18,6 +18,7 @@ from models import model_of
 from mindspore_boost_ext import (
     AutoBoost,
     BoostModel,
+    BoostWarning,
     FreezeOpt,
     GroupLossScaleManager,
     LessBN,
@@ -366,6 +367,21 @@ def test_nothing_changed_is_told_and_twice_is_not():
     assert list(nets.weights(net)) == before
     assert not any(change.now and change.done != "kept" for change in again.changes)
     assert {"removed before", "before"} <= {change.reason for change in again.changes}
+
+
+def test_a_network_that_was_trained_before_is_warned_of(tmp_path):
+    """Its accuracy is lost, and a fine-tuning would only be slow to show it."""
+    trained = SmallResNet().set_train()
+    trained(Tensor(np.ones((2, 1, 8, 8), np.float32)))  # moves the statistics
+    ms.save_checkpoint(trained, str(tmp_path / "trained.ckpt"))
+    net = SmallResNet()
+    ms.load_param_into_net(net, ms.load_checkpoint(str(tmp_path / "trained.ckpt")))
+    with pytest.warns(BoostWarning, match=r"less_bn has removed 9 BatchNorms .* trained.*less_bn"):
+        lessened(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lessened(net)  # said once
+        lessened(SmallResNet())
 
 
 def test_tracing_leaves_the_network_and_random_state_alone():
