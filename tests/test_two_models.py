@@ -221,7 +221,8 @@ def test_only_what_is_added_starts_afresh(graph_mode):
     model_of(net, contract.switched(), own).train_network(x, y)
     before = nets.weights(own)
     config = {**contract.switched(less_bn=True), "less_bn": {"fn_flag": True}}
-    second = model_of(net, config, own).train_network.optimizer
+    with pytest.warns(BoostWarning, match="BatchNorms that were trained before"):
+        second = model_of(net, config, own).train_network.optimizer
     names = {one.name for one in second.parameters}
     gained = names - {one.name for one in own.parameters}
     assert names == {one.name for one in net.trainable_params()}
