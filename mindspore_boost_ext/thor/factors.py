@@ -21,7 +21,7 @@ _SUM, _ANY, _ALL = ops.ReduceSum(), ops.ReduceAny(), ops.ReduceAll()
 _NOT_EQUAL, _IS_FINITE, _SELECT = ops.NotEqual(), ops.IsFinite(), ops.Select()
 _EYE, _MUL, _MATMUL, _RESHAPE = ops.Eye(), ops.Mul(), ops.MatMul(), ops.Reshape()
 _CAST, _ASSIGN, _AND, _CONCAT = ops.Cast(), ops.Assign(), ops.LogicalAnd(), ops.Concat()
-_DIV = ops.Div()
+_DIV = ops.RealDiv()
 
 
 @dataclass(frozen=True)
