@@ -98,6 +98,7 @@ class _Run:
     step_offset: int = 0
     epoch_offset: int = 0
     learning_rate: float | list[float] | None = None
+    report: Any = None  # the last one that a record holds
     warned: set[str] = field(default_factory=set)
 
     def emit(self, record: Record) -> None:
@@ -281,6 +282,7 @@ class BoostMonitor(Callback):
             "seconds": epoch.ended - epoch.began,
             "samples_per_second": _ratio(epoch.samples, epoch.sampled_seconds) or None,
             "metrics": dict(run_context.original_args().get("metrics") or {}),
+            **_new_report(run),
         }
         run.emit(record)
         if run.display is not None:
@@ -342,7 +344,7 @@ def _batch_size(dataset: Dataset | None) -> int | None:
 
 def _start_record(params: RunContext, run: _Run) -> Record:
     mode = ms.get_context("mode")
-    record: Record = {
+    return {
         "event": "start",
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {
@@ -355,9 +357,17 @@ def _start_record(params: RunContext, run: _Run) -> Record:
         "batch_size": run.batch_size,
         "epochs": params.epoch_num,
         "steps_per_epoch": params.batch_num,
+        **_new_report(run),
     }
+
+
+def _new_report(run: _Run) -> Record:
+    """Return the report if it says what it has not said yet: a batch or a variant may change it."""
     report = run.guarded("report", lambda: _report(run.network))
-    return record if report is None else {**record, "report": report}
+    if report is None or report == run.report:
+        return {}
+    run.report = report
+    return {"report": report}
 
 
 def _report(network: Any) -> Any:

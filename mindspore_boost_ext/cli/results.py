@@ -163,16 +163,15 @@ def step_and_compile_seconds(steps: Sequence[float]) -> tuple[float | None, floa
 
 
 def applied(history: Sequence[Record]) -> str:
-    """Return what the first report in a history says was applied, and what was skipped."""
-    start = next((record for record in history if record["event"] == "start"), {})
-    report = start.get("report")
+    """Return what the last report in a history says was applied, and what was skipped."""
+    report = next((one["report"] for one in reversed(history) if "report" in one), None)
     rows = report.get("rows", []) if isinstance(report, dict) else []
     shown = []
     for row in rows:
         if row.get("status") not in (APPLIED, SKIPPED):
             continue  # asked by nobody, or a detail such as what became of one layer
-        if row.get("asked by") == "import":
-            continue  # the tuning of the machine, alike in every run
+        if row.get("asked by") in ("import", "-"):
+            continue  # the tuning of the machine, alike in every run; seconds of compiling
         counts = ", ".join(f"{key}={value}" for key, value in (row.get("counts") or {}).items())
         status = "" if row["status"] == APPLIED else f" {row['status']}: {row.get('reason')}"
         shown.append(f"{row['algorithm']}{status}" + (f" ({counts})" if counts else ""))

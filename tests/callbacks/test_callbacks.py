@@ -17,12 +17,13 @@ import pytest
 from mindspore import Tensor, nn
 from mindspore.train import Callback, LossMonitor
 
-from mindspore_boost_ext import save_checkpoint
+from mindspore_boost_ext import recipe, save_checkpoint
 from mindspore_boost_ext.callbacks import display as _display
 from mindspore_boost_ext.callbacks import history
 from mindspore_boost_ext.callbacks import monitor as callbacks
 from mindspore_boost_ext.callbacks.history import HistoryWriter, plot_history, read_history
 from mindspore_boost_ext.callbacks.monitor import BoostMonitor, read_learning_rate
+from mindspore_boost_ext.cli.results import applied
 from mindspore_boost_ext.report import Report, Row
 
 MODES = [pytest.param(ms.GRAPH_MODE, id="graph"), pytest.param(ms.PYNATIVE_MODE, id="pynative")]
@@ -284,6 +285,27 @@ def test_tuple_outputs_observations_and_report(mode, tmp_path):
     assert steps[0]["learning_rate"] == 0.125
     expected = {"frozen_layers": 2, "skipped": False, "ratio": "inf", "idle": None}
     assert steps[0]["boost"] == expected
+
+
+def test_an_epoch_holds_the_report_that_its_batches_have_changed(tmp_path):
+    """Only the first batch shows that images are no sequences, which "fast" would shorten."""
+    net = nets.ConvNet()
+    rates = nn.cosine_decay_lr(0.0, 0.01, 8, 4, 2)
+    boosted = ms.Model(
+        net,
+        nets.loss_fn(),
+        nn.Momentum(net.trainable_params(), rates, 0.9),
+        boost_level="O1",
+        boost_config_dict=recipe("fast", 8),
+    )
+    monitor = BoostMonitor(tmp_path / "h", progress=False)
+    boosted.train(2, nets.dataset(4, image=True), callbacks=monitor)
+    start, first, second = (one for one in strict_lines(tmp_path / "h") if one["event"] != "step")
+    for record, status in ((start, "applied"), (first, "skipped")):
+        rows = {row["algorithm"]: row["status"] for row in record["report"]["rows"]}
+        assert rows["seq_length_warmup"] == status
+    assert "report" not in second
+    assert "seq_length_warmup skipped" in applied([start, first, second])
 
 
 def test_report_of_the_package_goes_into_the_start_record(tmp_path):
