@@ -244,15 +244,17 @@ def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str]) -> None:
     FigureCanvasAgg(figure)
     for position, key in enumerate(["loss", *metrics], start=1):
         axes = figure.add_subplot(2, columns, position)
-        for one in ran:
-            axes.plot(*one.curve(key), marker=".", label=one.name)
+        for index, one in enumerate(ran):  # there are ten colours
+            style = ("-", "--", ":")[index // 10 % 3]
+            axes.plot(*one.curve(key), marker=".", linestyle=style, label=one.name)
         axes.set(title=key, xlabel="seconds, compilation included")
         axes.grid(alpha=0.3)
     for position, (title, attribute) in enumerate(bars.items(), start=columns + 1):
         axes = figure.add_subplot(2, columns, position)
         values = [getattr(one, attribute) or 0.0 for one in ran]
         places = range(len(ran))
-        axes.barh(places, values, color=[f"C{index % 10}" for index in places])
+        hatches = [("", "///", "...")[index // 10 % 3] for index in places]
+        axes.barh(places, values, color=[f"C{index % 10}" for index in places], hatch=hatches)
         axes.set_yticks(places, [one.name for one in ran])
         axes.invert_yaxis()
         axes.set_title(title)
