@@ -4,8 +4,9 @@
     python examples/benchmarks/models_memory.py plain grad_freeze --mode graph --models 40
 
 A Model of LeNet-5 trains two steps and is dropped, again and again, each algorithm in a process of
-its own. After each the garbage is collected; the growth of resident memory over the second half,
-per Model, is compared with plain training's. Prints a Markdown table.
+its own, AdaSum in two, beside plain training in two. After each the garbage is collected; the
+growth of resident memory over the second half, per Model, is compared with plain training's.
+Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import mindspore as ms
 from harness import MODES, print_table
-from soak import batches, leave_snapshots, model_of, resident_mib
+from ranks import run_ranks
+from soak import ADASUM, RANKS, batches, leave_snapshots, model_of, resident_mib
 
 from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.cli.trial_settings import LENET, PLAIN, TRIAL_SETTINGS, TrialSettings, runs
@@ -59,6 +63,11 @@ def settings_of(name: str) -> TrialSettings:
     return TRIAL_SETTINGS.get(name, TrialSettings())
 
 
+def shown(left: Left, plain: Left) -> tuple[str, str, str]:
+    """Return the figures of a row."""
+    return f"{left.kib:.0f}", f"{left.kib / plain.kib:.2f}", f"{left.graphs:.1f}"
+
+
 def train(name: str, folder: str, data: list[tuple[ms.Tensor, ms.Tensor]]) -> None:
     """Make a Model, train it, and drop it."""
     model = model_of(name, STEPS, folder)
@@ -67,43 +76,57 @@ def train(name: str, folder: str, data: list[tuple[ms.Tensor, ms.Tensor]]) -> No
         (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
 
 
-def in_own_process(name: str, mode: str, models: int) -> Left:
-    """Return what one run left, measured in a process of its own."""
-    arguments = [name, "--one", "--mode", mode, "--models", str(models)]
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return Left(*json.loads(done.stdout.splitlines()[-1]))
+def in_own_process(name: str, mode: str, models: int, ranks: int = 1) -> Left:
+    """Return what one run left, measured in a process of its own, or on rank 0 of several."""
+    with tempfile.TemporaryDirectory(prefix="models-") as folder:
+        answer = Path(folder, "answer")
+        arguments = [name, "--one", str(answer), "--mode", mode, "--models", str(models)]
+        if ranks > 1:
+            run_ranks(__file__, ranks, arguments)
+        else:
+            subprocess.run([sys.executable, __file__, *arguments], check=True)
+        return Left(*json.loads(answer.read_text("utf-8")))
+
+
+def answer_with(path: Path, name: str, mode: str, models: int) -> None:
+    """Measure in this process, which may be a rank, and leave the answer in a file."""
+    is_rank = "MS_ROLE" in os.environ  # or the scheduler of ranks, which never comes past init
+    if is_rank:
+        ms.set_context(mode=MODES[mode.upper()])
+        ms.communication.init()
+        ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    found = json.dumps(measured(name, mode, models))
+    if not is_rank or ms.communication.get_rank() == 0:
+        path.write_text(found, "utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the chosen runs and print the table."""
-    suited = [PLAIN, *(one for one in runs() if LENET in settings_of(one).networks)]
+    suited = [PLAIN, *(one for one in runs() if LENET in settings_of(one).networks), ADASUM]
     parser = argparse.ArgumentParser(description="Measure the memory that dropped Models leave.")
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--mode", choices=("graph", "pynative"), action="append")
     parser.add_argument("--models", type=int, default=30, help="at least 4")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     unknown = sorted(set(options.names) - set(suited))
     if unknown or options.models < 4:
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--models must be at least 4")
     if options.one:
-        print(json.dumps(measured(options.names[0], options.mode[0], options.models)))
+        answer_with(options.one, options.names[0], options.mode[0], options.models)
         return 0
 
     def rows() -> Iterator[tuple[object, ...]]:
         for mode in options.mode or ("graph", "pynative"):
             plain = in_own_process(PLAIN, mode, options.models)
             for name in (one for one in options.names if mode in settings_of(one).modes):
-                left = in_own_process(name, mode, options.models) if name != PLAIN else plain
-                yield (
-                    mode,
-                    name,
-                    f"{left.kib:.0f}",
-                    f"{left.kib / plain.kib:.2f}",
-                    f"{left.graphs:.1f}",
-                )
+                beside = plain
+                if name == ADASUM:
+                    beside = in_own_process(PLAIN, mode, options.models, RANKS)
+                    yield mode, f"plain, {RANKS} ranks", *shown(beside, beside)
+                ranks = RANKS if name == ADASUM else 1
+                left = in_own_process(name, mode, options.models, ranks) if name != PLAIN else plain
+                yield mode, name, *shown(left, beside)
 
     print_table(f"{options.models} Models of LeNet, {STEPS} steps each", HEADINGS, rows())
     return 0

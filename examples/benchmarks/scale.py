@@ -176,9 +176,14 @@ def measured(count: int) -> list[tuple[str, int, float]]:
         return [tuple(one) for one in json.loads(answer.read_text())]
 
 
+def turns_of(count: int) -> float:
+    """Return how many processes share a core here."""
+    return max(1.0, count / (os.cpu_count() or 1))
+
+
 def needs(name: str, count: int, size: int) -> tuple[float, float]:
     """Return the messages and bytes of a collective here, where processes take turns on a core."""
-    unit, turns = Machine(1.0, 1.0, 1.0), max(1.0, count / (os.cpu_count() or 1))
+    unit, turns = Machine(1.0, 1.0, 1.0), turns_of(count)
     if name == ADASUM:  # on CPU a swap is an AllReduce of twice the piece between two
         levels = round(math.log2(count))
         messages = levels * (2 + count - 1) + count - 1  # swaps, sums, the last gather
@@ -189,10 +194,10 @@ def needs(name: str, count: int, size: int) -> tuple[float, float]:
     return (count - 1) * turns, (unit.all_gather(count, size) - (count - 1)) * turns
 
 
-def combined(count: int, size: int) -> float:
+def bytes_combined(count: int, size: int) -> float:
     """Return the bytes that AdaSum goes over on a rank: the buffer, its half, its quarter ..."""
-    turns = max(1.0, count / (os.cpu_count() or 1))
-    return turns * sum(size / 2**level for level in range(round(math.log2(count)) + 1))
+    levels = round(math.log2(count))
+    return turns_of(count) * sum(size / 2**level for level in range(levels + 1))
 
 
 def fitted(found: dict[int, list[tuple[str, int, float]]]) -> tuple[float, float]:
@@ -217,7 +222,7 @@ def combining_rate(
             if name == ADASUM:
                 messages, sent = needs(name, count, size)
                 rest = seconds - messages * latency - sent / bandwidth
-                rates.append(rest / combined(count, size))
+                rates.append(rest / bytes_combined(count, size))
     return float(np.mean(rates))
 
 
@@ -246,7 +251,7 @@ def check() -> Machine:
         for name, size, seconds in runs:
             messages, sent = needs(name, count, size)
             model = messages * latency + sent / bandwidth
-            model += combined(count, size) * rate if name == ADASUM else 0.0
+            model += bytes_combined(count, size) * rate if name == ADASUM else 0.0
             figures = (f"{seconds * 1e3:.3f}", f"{model * 1e3:.3f}", f"{model / seconds:.2f}")
             rows.append((count, name, size, *figures))
     headings = ("processes", "collective", "bytes", "measured, ms", "model, ms", "model / measured")

@@ -401,8 +401,8 @@ def _like(direction: Tensor, parameter: Parameter) -> Tensor:
 
 def _bounded(gradient: Tensor) -> Tensor:
     norm = ops.sqrt(ops.square(ops.cast(gradient, ms.float32)).sum())
-    bounded = ops.maximum(norm, _GRADIENT_NORM) / _GRADIENT_NORM
-    return ops.cast(gradient / bounded, gradient.dtype)
+    excess = ops.maximum(norm, _GRADIENT_NORM) / _GRADIENT_NORM
+    return ops.cast(gradient / excess, gradient.dtype)
 
 
 def _shrunk(factor: Tensor, layer: int, direction: Tensor) -> Tensor:
