@@ -42,9 +42,9 @@ class AdaSumUpdate(Update):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Take the step, and combine it."""
-        old = self.adasum.snapshot_compiled()
+        old = self.adasum.snapshot()
         loss = ops.depend(loss, self.optimizer(ops.depend(gradients, old)))
-        return ops.depend(loss, self.adasum.update_since_compiled(ops.depend(old, loss)))
+        return ops.depend(loss, self.adasum.update_since(ops.depend(old, loss)))
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> AdaSumUpdate:
         """Return this part for some of the weights."""

@@ -17,7 +17,7 @@ from mindspore_boost_ext.adasum.collectives import (
 )
 from mindspore_boost_ext.adasum.packing import Packing
 from mindspore_boost_ext.adasum.rule import Level, PairRule, WholeTree, owners_of_slices, tree
-from mindspore_boost_ext.base.mapping import call, each
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.runtime.ranks import rank_count
 
@@ -108,9 +108,8 @@ class AdaSum(nn.Cell):
         old_parameters: tuple[Tensor, ...],
     ) -> tuple[Tensor, ...]:
         """Combine the steps, and write old minus combined step."""
-        values = call(self._values_compiled, (*delta_weights, *old_parameters))
-        written: tuple[Tensor, ...] = each(ops.assign, parameters, values)
-        return written
+        steps, old = self.packing.pack(delta_weights), self.packing.pack(old_parameters)
+        return self.packing.write(old - self.combine(steps), parameters)
 
     @property
     def calc_times(self) -> int:
@@ -130,16 +129,6 @@ class AdaSum(nn.Cell):
         combined = self.combine(old - self.packing.pack(self.parameter_tuple))
         return self.packing.write(old - combined, self.parameter_tuple)
 
-    def _values(self, *steps_and_old: Tensor) -> tuple[Tensor, ...]:
-        steps = self.packing.pack(steps_and_old[: self.packing.count])
-        old = self.packing.pack(steps_and_old[self.packing.count :])
-        return self.packing.unpack(old - self.combine(steps))
-
-    # In PYNATIVE_MODE collectives and dozens of small operators one by one are slow.
-    snapshot_compiled = ms.jit(snapshot)
-    update_since_compiled = ms.jit(update_since)
-    _values_compiled = ms.jit(_values)
-
     def combine(self, steps: Tensor) -> Tensor:
         """Return the AdaSum over servers of packed steps; both float32 [blocks, width].
 
@@ -156,6 +145,10 @@ class AdaSum(nn.Cell):
                 rows = ops.reshape(rows, (self.group_number, self.device_number, -1))[:, 0]
             shape = (self.group_number, self.packing.blocks, self.packing.width)
             return self.whole_tree(ops.reshape(rows, shape))
+        return self._halved(steps)
+
+    @ms.jit  # in PYNATIVE_MODE collectives and dozens of small operators one by one are slow
+    def _halved(self, steps: Tensor) -> Tensor:
         piece = steps[self.device * self.part : (self.device + 1) * self.part]
         for level in self.levels:
             piece = level(piece)

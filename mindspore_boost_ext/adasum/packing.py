@@ -54,14 +54,16 @@ class Packing(nn.Cell):
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return float32 ``[blocks, width]`` with the values of the tensors."""
-        pieces = each(ops.partial(self._piece, tensors), self.pieces)
-        flat = pieces[0] if len(pieces) == 1 else ops.concat(pieces)
+        # One piece is joined, too: without, PYNATIVE_MODE would return a view of the tensor.
+        flat = ops.concat(each(ops.partial(self._piece, tensors), self.pieces))
         return ops.reshape(flat, (self.blocks, self.width))
 
     def _piece(self, tensors: Sequence[Tensor], piece: int) -> Tensor:
         if piece < 0:
             return ops.zeros((-piece,), ms.float32)
-        return ops.reshape(ops.cast(tensors[piece], ms.float32), (-1,))
+        tensor = tensors[piece]
+        wide = tensor if tensor.dtype == ms.float32 else ops.cast(tensor, ms.float32)
+        return ops.reshape(wide, (-1,))
 
     def unpack(self, buffer: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors in their shapes and dtypes."""

@@ -99,6 +99,7 @@ class PairRule(nn.Cell):
     def __init__(self, owners: np.ndarray, count: int, wide: bool) -> None:
         super().__init__(auto_prefix=False)
         self.owners = Tensor(owners, ms.int32)
+        self.owners_3d = Tensor(owners[:, None], ms.int32)  # gathers rows as [blocks, 1, ...]
         self.count = count
         self.wide = wide
         self.dtype = ms.float64 if wide else ms.float32
@@ -155,14 +156,13 @@ class PairRule(nn.Cell):
         # Not own > guard: a NaN has to reach the coefficient.
         share = ops.select(own < self.guard, ops.zeros_like(own), products[:, 1:3] / (2 * own))
         other = ops.concat((scales[:, 1:], scales[:, :1]), 1)
-        coefficients = ops.gather(scales - share * other, self.owners, 0)
+        coefficients = ops.gather(scales - share * other, self.owners_3d, 0)
         pair = pair if self.wide else self._scaled(pair, scales)
-        mixed = self.mix(ops.expand_dims(coefficients, 1), pair)
-        return ops.cast(ops.reshape(mixed, (pair.shape[0], pair.shape[2])), ms.float32)
+        return ops.cast(self.mix(coefficients, pair)[:, 0], ms.float32)
 
     def _products(self, pair: Tensor) -> Tensor:
-        products = ops.reshape(self.product(pair, pair), (-1, 4))
-        return ops.unsorted_segment_sum(products, self.owners, self.count)
+        products = ops.unsorted_segment_sum(self.product(pair, pair), self.owners, self.count)
+        return ops.concat((products[:, 0], products[:, 1]), 1)
 
     def _scaled(self, pair: Tensor, scales: Tensor) -> Tensor:
         return pair / ops.expand_dims(ops.gather(scales, self.owners, 0), 2)
@@ -200,18 +200,23 @@ class WholeTree(nn.Cell):
         self.fold: Any = rule(self.extra) if self.extra else None
         levels = [self.power >> bit for bit in range(1, self.power.bit_length())]
         self.levels = nn.CellList([rule(pairs) for pairs in levels], auto_prefix=False)
+        # Which two rows make each pair of blocks.
+        first, last = self.extra * self.blocks, self.power * self.blocks
+        self.folded = Tensor([(row, last + row) for row in range(first)] or [(0, 0)], ms.int32)
+        numbers = np.arange(last).reshape(-1, 2, self.blocks).transpose(0, 2, 1).reshape(-1, 2)
+        self.neighbours = Tensor(numbers, ms.int32)
 
     def construct(self, rows: Tensor) -> Tensor:
         """Combine the rows."""
-        width = rows.shape[2]
-        rows = ops.reshape(rows, (-1, width))
+        return self._combined(ops.reshape(rows, (-1, rows.shape[2])))
+
+    @ms.jit  # dozens of small operators are slow one by one; no views, as in dim_reduce.projection
+    def _combined(self, rows: Tensor) -> Tensor:
         if self.extra > 0:
             first, last = self.extra * self.blocks, self.power * self.blocks
-            folded = self.fold(self.fold.pair(rows[:first], rows[last:]))
-            rows = ops.concat((folded, rows[first:last]))
+            rows = ops.concat((self.fold(ops.gather(rows, self.folded, 0)), rows[first:last]))
         for rule in self.levels:
-            pair = ops.transpose(ops.reshape(rows, (-1, 2, self.blocks, width)), (0, 2, 1, 3))
-            rows = rule(ops.reshape(pair, (-1, 2, width)))
+            rows = rule(ops.gather(rows, self.neighbours[: len(rule.owners)], 0))
         return rows
 
 
