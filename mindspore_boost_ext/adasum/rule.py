@@ -99,7 +99,7 @@ class PairRule(nn.Cell):
     def __init__(self, owners: np.ndarray, count: int, wide: bool) -> None:
         super().__init__(auto_prefix=False)
         self.owners = Tensor(owners, ms.int32)
-        self.owners_3d = Tensor(owners[:, None], ms.int32)  # gathers rows as [blocks, 1, ...]
+        self.owners_column = Tensor(owners[:, None], ms.int32)  # gathers rows as [blocks, 1, ...]
         self.count = count
         self.wide = wide
         self.dtype = ms.float64 if wide else ms.float32
@@ -156,7 +156,7 @@ class PairRule(nn.Cell):
         # Not own > guard: a NaN has to reach the coefficient.
         share = ops.select(own < self.guard, ops.zeros_like(own), products[:, 1:3] / (2 * own))
         other = ops.concat((scales[:, 1:], scales[:, :1]), 1)
-        coefficients = ops.gather(scales - share * other, self.owners_3d, 0)
+        coefficients = ops.gather(scales - share * other, self.owners_column, 0)
         pair = pair if self.wide else self._scaled(pair, scales)
         return ops.cast(self.mix(coefficients, pair)[:, 0], ms.float32)
 
