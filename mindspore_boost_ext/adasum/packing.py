@@ -48,6 +48,10 @@ class Packing(nn.Cell):
             one for place, gap in enumerate(self.gaps) for one in (place, -gap)[: 1 + bool(gap)]
         ]
         self.pieces = (*pieces, -self.tail) if self.tail else tuple(pieces)
+        # Made once: in PYNATIVE_MODE ``ops.zeros`` for every gap was most of the time of packing.
+        self.zeros = {
+            -piece: Tensor(np.zeros(-piece, np.float32)) for piece in self.pieces if piece < 0
+        }
         owners = np.full(self.blocks, self.count, np.int32)
         owners[: sum(blocks)] = np.repeat(np.arange(self.count, dtype=np.int32), blocks)
         self.__dict__["owners"] = owners
@@ -60,7 +64,7 @@ class Packing(nn.Cell):
 
     def _piece(self, tensors: Sequence[Tensor], piece: int) -> Tensor:
         if piece < 0:
-            return ops.zeros((-piece,), ms.float32)
+            return self.zeros[-piece]
         tensor = tensors[piece]
         wide = tensor if tensor.dtype == ms.float32 else ops.cast(tensor, ms.float32)
         return ops.reshape(wide, (-1,))
