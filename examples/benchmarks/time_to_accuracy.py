@@ -84,7 +84,7 @@ def course_of(task: Task, run: str, seed: int) -> Course:
     model = ms.Model(network, loss_of(task), optimizer, **boost)
     step, evaluated = model.train_network.set_train(), Course([], [])
     generator, seconds, order = np.random.default_rng(seed), 0.0, np.empty(0, int)
-    updates = task.steps
+    batches = task.steps
     for number in range(1, task.steps + 1):
         if len(order) < task.batch:
             order = generator.permutation(len(train[0]))
@@ -94,21 +94,23 @@ def course_of(task: Task, run: str, seed: int) -> Course:
         step(*batch).asnumpy()
         seconds += time.perf_counter() - start
         if number == 1:
-            updates = updates_of(step, task)  # a language model's first batch may change it
-        if number * EVALUATIONS // updates > (number - 1) * EVALUATIONS // updates:
+            batches = batches_of(step, task)  # a language model's first batch may change it
+        if number * EVALUATIONS // batches > (number - 1) * EVALUATIONS // batches:
             evaluated.seconds.append(seconds)
             evaluated.results.append(result_of(task, network, test))
             step.set_train()
-        if number == updates:
+        if number == batches:
             break
     print(step.report(), file=sys.stderr)
     return evaluated
 
 
-def updates_of(step: nn.Cell, task: Task) -> int:
-    """Return how many updates a run makes: fewer than plain training if its schedule is short."""
-    rows = step.report() if isinstance(step, BoostTrainOneStepCell) else {}
-    return rows["short_schedule"].counts.get("updates", task.steps) if rows else task.steps
+def batches_of(step: nn.Cell, task: Task) -> int:
+    """Return how many batches a run takes: fewer than plain training if its schedule is short."""
+    if not isinstance(step, BoostTrainOneStepCell):
+        return task.steps
+    updates = step.report()["short_schedule"].counts.get("updates")
+    return task.steps if updates is None else updates * step.max_accumulation_step
 
 
 def result_of(task: Task, network: nn.Cell, test: Arrays) -> float:

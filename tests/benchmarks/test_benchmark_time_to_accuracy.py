@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -31,12 +32,17 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
     files = {name: str(tmp_path / f"race.{name}") for name in ("png", "json")}
     adam = '{"optimizer": {"adamw": 0.01}, "boost": {"mode": "disable_all"}}'
     words = ["--task", "tiny", "--run", "fast", "--run", adam, "--seeds", "1"]
+    words += ["--run", "large-batch"]  # ten updates, of four batches each: all of the data
     words += ["--plot", files["png"], "--json", files["json"]]
     assert time_to_accuracy.main(words) == 0
     printed = capsys.readouterr()
     assert "| tiny | fast | " in printed.out
     assert f"| tiny | {adam} | " in printed.out
     assert Path(files["png"]).read_bytes().startswith(b"\x89PNG")
+    courses = json.loads(Path(files["json"]).read_text("utf-8"))
+    assert {name: len(results) for name, (_, results) in courses.items()} == {
+        f"tiny|{run}|10": 20 for run in ("plain", "fast", adam, "large-batch")
+    }
     assert time_to_accuracy.main(words) == 0  # goes on from the file: nothing is run again
 
 
