@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.stages.overflow import (
     choose_detector,
 )
+
+
+def one_by_one(detector, gradients):
+    """The flag of each gradient, bool[n], asked for as a manager of grouped scales does."""
+    flags = ()
+    for gradient in gradients:
+        flags += (ops.reshape(detector.any_non_finite((gradient,)), (1,)),)
+    return ops.concat(flags)
 
 
 class Check(nn.Cell):
@@ -20,15 +28,15 @@ class Check(nn.Cell):
 
     def construct(self, *gradients):
         status, _ = self.detector.start(gradients[0], gradients[0])
-        return self.detector(status, gradients), self.detector.is_finite(gradients[-1])
+        return self.detector(status, gradients), self.detector.any_non_finite(gradients[-1:])
 
 
 def flags(detector, *gradients):
-    overflow_flag, last_finite = Check(detector)(*gradients)
-    for flag in (overflow_flag, last_finite):
+    overflow_flag, last_flag = Check(detector)(*gradients)
+    for flag in (overflow_flag, last_flag):
         assert flag.dtype == ms.bool_
         assert flag.shape == ()
-    return bool(overflow_flag), bool(last_finite)
+    return bool(overflow_flag), bool(last_flag)
 
 
 class PerGradient(nn.Cell):
@@ -37,7 +45,7 @@ class PerGradient(nn.Cell):
         self.detector = detector
 
     def construct(self, *gradients):
-        return self.detector.agree(self.detector.non_finite(gradients))
+        return self.detector.agree(one_by_one(self.detector, gradients))
 
 
 def answers_of_rank(rank):

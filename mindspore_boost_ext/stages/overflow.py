@@ -88,12 +88,11 @@ def _shared_out(sizes: tuple[int, ...], kinds: tuple[Any, ...]) -> tuple[tuple[i
     return tuple(tuple(places) for places in found.values())
 
 
+def _any_non_finite(values: tuple[Tensor, ...]) -> Tensor:
+    return ops.logical_not(_finite_flags(values)).any()
+
+
 # On CPU a dozen small operators one by one cost ten times a compiled graph of them.
-@ms.jit
-def _compiled_non_finite(*values: Tensor) -> Tensor:
-    return ops.logical_not(_finite_flags(values))
-
-
 @ms.jit
 def _compiled_any_non_finite(*values: Tensor) -> Tensor:
     return ops.logical_not(_all_finite(values))
@@ -229,28 +228,14 @@ class RegisterDetector(OverflowDetector):
 
 
 class FiniteDetector(OverflowDetector):
-    """A detector that looks at the gradients, and so can answer for each of them.
+    """A detector that looks at the gradients, and so can answer for some of them.
 
-    A subclass says how values are tested: :meth:`values_non_finite`, one flag for each tensor, and
-    where one kernel does it, :meth:`any_value_non_finite`.
+    A subclass says how values are tested, by :meth:`any_value_non_finite`.
     """
-
-    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Return bool[n] for n > 0 tensors: True where one holds inf or nan."""
-        return ops.logical_not(_finite_flags(values))
 
     def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return bool, shape (): True when any of n > 0 tensors holds inf or nan."""
-        return self.values_non_finite(values).any()
-
-    def non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
-        """Return bool[n] for n > 0 gradients: True where one is not finite. This rank only."""
-        if _is_late(gradients):
-            flags: tuple[Tensor, ...] = ()
-            for gradient in gradients:
-                flags += (ops.reshape(_late_any_non_finite((gradient,)), (1,)),)
-            return ops.concat(flags)
-        return self.values_non_finite(values_of(gradients))
+        return _any_non_finite(values)
 
     def any_non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
         """Return bool, shape (): True when any gradient is not finite. This rank only."""
@@ -259,10 +244,6 @@ class FiniteDetector(OverflowDetector):
         if _is_late(gradients):
             return _late_any_non_finite(gradients)
         return self.any_value_non_finite(values_of(gradients))
-
-    def is_finite(self, gradient: Tensor) -> Tensor:
-        """Return bool, shape (): True when one gradient is finite. This rank only."""
-        return ops.logical_not(self.any_non_finite((gradient,)))
 
     def construct(self, status: Tensor, gradients: tuple[Any, ...]) -> Tensor:
         """Return whether any gradient is not finite, on any rank."""
@@ -289,20 +270,11 @@ class InfNanDetector(FiniteDetector):
         if one_kernel:
             self.operator = _compat.all_finite_operator()
 
-    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Return bool[n]: True where a tensor holds inf or nan."""
-        if not self.one_kernel:
-            return ops.logical_not(_finite_flags(values))
-        return ops.concat(each(self._not_finite, values))
-
-    def _not_finite(self, value: Tensor) -> Tensor:
-        return ops.reshape(self.operator((value,)), (1,))
-
     def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return bool, shape (): True when any tensor holds inf or nan."""
         if self.one_kernel:
             return ops.reshape(self.operator(values), ())
-        return self.values_non_finite(values).any()
+        return _any_non_finite(values)
 
 
 class FloatStatusDetector(FiniteDetector):
@@ -318,9 +290,9 @@ class FloatStatusDetector(FiniteDetector):
         super().__init__(why, distributed)
         self.operator = ops.FloatStatus()
 
-    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Return bool[n]: True where a tensor holds inf or nan."""
-        return ops.greater(ops.concat(each(self._status, values)), 0)
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return bool, shape (): True when any tensor holds inf or nan."""
+        return ops.greater(ops.concat(each(self._status, values)), 0).any()
 
     def _status(self, value: Tensor) -> Tensor:
         return self.operator(_widened(value))
@@ -334,10 +306,6 @@ class CPUFiniteDetector(FiniteDetector):
     """
 
     name = "cpu_finite"
-
-    def values_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Return bool[n]: True where a tensor holds inf or nan."""
-        return _compiled_non_finite(*values)
 
     def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return bool, shape (): True when any tensor holds inf or nan."""
