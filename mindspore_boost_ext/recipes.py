@@ -76,7 +76,7 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
             of four batches, and over several devices combines them by AdaSum; a schedule of
             learning rates is gone through in a quarter of the updates. ``"fp16"`` scales the loss
             of a script whose network computes in float16, and that has no loss-scale manager,
-            whatever the number of updates. Only the first two were tuned and measured.
+            whatever the number of updates. Only the first two were tuned.
         total_steps (int): updates of the whole training without a recipe, which are its batches,
             from 1 to 2**30.
         devices (int): processes that train together, from 1 on. Default: 1.
