@@ -202,7 +202,8 @@ class WholeTree(nn.Cell):
         self.levels = nn.CellList([rule(pairs) for pairs in levels], auto_prefix=False)
         # Which two rows make each pair of blocks.
         first, last = self.extra * self.blocks, self.power * self.blocks
-        self.folded = Tensor([(row, last + row) for row in range(first)] or [(0, 0)], ms.int32)
+        folded = [(row, last + row) for row in range(first)]
+        self.folded: Any = Tensor(folded, ms.int32) if self.extra else None
         numbers = np.arange(last).reshape(-1, 2, self.blocks).transpose(0, 2, 1).reshape(-1, 2)
         self.neighbours = Tensor(numbers, ms.int32)
 

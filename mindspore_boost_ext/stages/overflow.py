@@ -88,10 +88,6 @@ def _shared_out(sizes: tuple[int, ...], kinds: tuple[Any, ...]) -> tuple[tuple[i
     return tuple(tuple(places) for places in found.values())
 
 
-def _any_non_finite(values: tuple[Tensor, ...]) -> Tensor:
-    return ops.logical_not(_finite_flags(values)).any()
-
-
 # On CPU a dozen small operators one by one cost ten times a compiled graph of them.
 @ms.jit
 def _compiled_any_non_finite(*values: Tensor) -> Tensor:
@@ -235,7 +231,7 @@ class FiniteDetector(OverflowDetector):
 
     def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return bool, shape (): True when any of n > 0 tensors holds inf or nan."""
-        return _any_non_finite(values)
+        raise NotImplementedError
 
     def any_non_finite(self, gradients: tuple[Any, ...]) -> Tensor:
         """Return bool, shape (): True when any gradient is not finite. This rank only."""
@@ -274,7 +270,7 @@ class InfNanDetector(FiniteDetector):
         """Return bool, shape (): True when any tensor holds inf or nan."""
         if self.one_kernel:
             return ops.reshape(self.operator(values), ())
-        return _any_non_finite(values)
+        return ops.logical_not(_finite_flags(values)).any()
 
 
 class FloatStatusDetector(FiniteDetector):
