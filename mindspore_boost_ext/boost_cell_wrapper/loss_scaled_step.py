@@ -16,6 +16,7 @@ from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Row, warn
 from mindspore_boost_ext.stages.loss_scale import OneScale
 from mindspore_boost_ext.stages.overflow import choose_detector
+from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import connected
 
 # Steps between two looks at the scale from the host. Only CPU has the value at hand at no cost.
@@ -185,6 +186,13 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             else:
                 loss = call(self.update, (loss, gradients, *inputs))
         return loss
+
+    def joined(self, outputs: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the loss, whether a part was skipped, and the scale of the last one."""
+        skipped = outputs[0][1]
+        for one in outputs[1:]:
+            skipped = ops.logical_or(skipped, one[1])
+        return joined_losses(tuple([one[0] for one in outputs])), skipped, outputs[-1][2]
 
     def __call__(self, *inputs: Tensor, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:
         """Run a step; from time to time look whether the scale sits at its minimum."""

@@ -24,12 +24,14 @@ from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import APPLIED, Report, Row, warn
+from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.runtime.processes import PROGRESS
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.runtime.watch import watch_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.gradients import check_dense, clipped, filled_like
+from mindspore_boost_ext.stages.loss_scale import warn_of_unequal_scales
+from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
 from mindspore_boost_ext.stages.update import Update
 
@@ -108,7 +110,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
             self.grad_reducer = self.reducer_of(self.weights)
         self._use_reducer(self.grad_reducer)
         self._differentiate()
-        self._warn_of_unequal_scales()
+        if not self.update_part.divides_sens:
+            warn_of_unequal_scales(self.sens, self.optimizer)
         if self.is_complete_at_once:
             self._complete()
 
@@ -143,13 +146,8 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         self.adasum: Any = None
         self.dim_reduce: Any = None
         self.weights_clone: Any = None
-        self.max_accumulation_step = 1
+        self.max_accumulation_step = self.updates_per_batch = 1
         self.hyper_map = ops.HyperMap()
-
-    @property
-    def accumulation(self) -> Any:
-        """The window, or None."""
-        return self.window_part
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Train one step and return the loss."""
@@ -266,7 +264,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         if variant.training != self.training:
             variant.set_train(self.training)
         with self.choice_part.chooser.running(index):
-            return variant(*inputs, **kwargs)
+            return self.choice_part.run(variant, *inputs, **kwargs)
 
     @contextlib.contextmanager
     def _refusing_what_is_forgotten(self) -> Iterator[None]:
@@ -303,9 +301,20 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
 
     def _count_batch(self) -> None:
         """Show the other ranks the update that this batch makes all of them take part in."""
-        window = 1 if self.window_part is None else self.max_accumulation_step
-        if self.reducer_flag and next(self._batch_numbers) % window == 0:
+        if self.reducer_flag and next(self._batch_numbers) % self.window() == 0:
             PROGRESS.begin_update()
+
+    def window(self) -> int:
+        """Return how many batches are in an update."""
+        return 1 if self.window_part is None else self.max_accumulation_step
+
+    def updates_in(self, batches: int) -> int:
+        """Return how many updates are made of so many batches."""
+        return batches * self.updates_per_batch // self.window()
+
+    def joined(self, outputs: tuple[Any, ...]) -> Any:
+        """Return the outputs for a batch from those for its parts."""
+        return joined_losses(outputs)
 
     def expect_training(self, epochs: int, steps: int) -> None:
         """Warn about settings that so many epochs of so many steps leave without effect."""
@@ -430,17 +439,6 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         """Return what the active algorithms report of the last step: name -> number or bool."""
         observed = (one.observations(self) for one in self.auto_boost.algorithms)
         return {name: value for found in observed for name, value in found.items()}
-
-    def _warn_of_unequal_scales(self) -> None:
-        """Warn when the optimizer will not divide out the factor put into the gradients."""
-        own = getattr(self.optimizer, "loss_scale", None)
-        if own is None or float(own) == float(self.sens) or self.update_part.divides_sens:
-            return
-        warn(
-            f"the backward pass multiplies gradients by sens={self.sens}, but the optimizer "
-            f"divides them by its loss_scale={own}: give the optimizer "
-            f"loss_scale={float(self.sens)}, or use drop_overflow_update=True"
-        )
 
 
 def _graph_mode() -> bool:

@@ -18,6 +18,11 @@ class StepNames:
     enable_dim_reduce: bool
 
     @property
+    def accumulation(self) -> Any:
+        """The window, or None."""
+        return self.window_part
+
+    @property
     def accumulation_step(self) -> Tensor:
         """Micro-batches in the window: int32, shape ()."""
         window = self.window_part

@@ -330,21 +330,24 @@ class ShortScheduleConfig(_WholeTraining):
 
     total_steps: int | None = setting(
         None, optional(integer(1, 2**30)), "updates of the whole training; has to be given"
-    )  # added up as int32
-    share: float = setting(0.5, real("(0, 1)"), "of the updates that are made")
+    )
+    share: float = setting(0.5, real("(0, 1)"), "of the batches that are trained on")
+    parts: int = setting(
+        1, integer(1, 1024), "of each batch, one after the other, an update for each"
+    )
     if_unfit: str = setting(
         "refuse",
         one_of(("refuse", "skip", "skip_rate")),
         "a constant rate: an error, or the whole training; skip: for labels of each place, too",
     )
 
-    def updates(self) -> int:
-        """Return how many updates are made, at least one."""
+    def batches(self) -> int:
+        """Return how many batches are trained on, at least one."""
         return max(round(self.share * (self.total_steps or 0)), 1)
 
     def nothing_to_do(self) -> str:
         """A share may be rounded to all of few updates."""
-        whole = self.total_steps is not None and self.updates() >= self.total_steps
+        whole = self.total_steps is not None and self.batches() >= self.total_steps
         return "short_schedule.share leaves all updates" if whole else ""
 
 

@@ -89,8 +89,7 @@ class FreezeAlgorithm(Algorithm):
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when the training ends before the schedule freezes anything."""
         if step.freeze and epochs > 0:
-            window = 1 if step.window_part is None else step.max_accumulation_step
-            step.optimizer.expect_updates(epochs * steps // window)
+            step.optimizer.expect_updates(step.updates_in(epochs * steps))
 
 
 __all__ = ["FreezeAlgorithm"]

@@ -14,6 +14,7 @@ from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.stages.labels import no_class_a_sample
+from mindspore_boost_ext.stages.parts import PartByPart
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 REFUSE, SKIP = "refuse", "skip"
 # Their updates take the optimizer's count of steps for something else than rates.
 _COUNTING = (nn.Lamb, nn.ASGD)
+_MOST_UPDATES = 2**30  # added up as int32
 
 
 class ShortScheduleAlgorithm(Algorithm):
@@ -42,10 +44,52 @@ class ShortScheduleAlgorithm(Algorithm):
                 raise ValueError(f"short_schedule {reason}: leave short_schedule away")
             report.put(Row(self.switch, asked_by, SKIPPED, reason))
             return
-        total, updates = settings.total_steps, settings.updates()
-        step.update_part = FasterSchedule(step.update_part, optimizer.global_step, updates, total)
-        reason = f"the schedule of {total} updates in {updates}"
-        report.put(Row(self.switch, asked_by, APPLIED, reason, {"updates": updates}))
+        self._check_parts(step, settings)
+        step.updates_per_batch = settings.parts
+        step.update_part = FasterSchedule(
+            step.update_part, optimizer.global_step, self._updates(step), settings.total_steps
+        )
+        if settings.parts > 1:
+            step.choose_first(self._choice)
+        self._show(step)
+
+    @staticmethod
+    def _check_parts(step: BoostTrainOneStepCell, settings: Any) -> None:
+        """Refuse to cut batches for a step that gathers them, or that has its own construct."""
+        reason = ""
+        if settings.parts == 1:
+            return
+        if step.window_part is not None:
+            reason = "makes several updates of a batch, and a window one of several batches"
+        elif not step.runs_our_construct():
+            reason = f"cuts no batches for {type(step).__name__}, which has a construct of its own"
+        elif settings.parts * settings.total_steps > _MOST_UPDATES:
+            reason = "makes more updates than int32 can count"
+        if reason:
+            raise ValueError(
+                f"short_schedule.parts={settings.parts} {reason}: leave short_schedule.parts away"
+            )
+
+    @staticmethod
+    def _choice(step: BoostTrainOneStepCell) -> PartByPart:
+        """Return the step, which runs on one part of a batch after the other."""
+        everything = tuple(range(len(step.weights)))
+        return PartByPart(step.restricted(step.optimizer, everything), step.updates_per_batch)
+
+    @staticmethod
+    def _updates(step: BoostTrainOneStepCell) -> int:
+        settings: Any = step.auto_boost.config.short_schedule
+        return int(settings.batches()) * step.updates_per_batch
+
+    def _show(self, step: BoostTrainOneStepCell) -> None:
+        settings: Any = step.auto_boost.config.short_schedule
+        updates, parts = self._updates(step), step.updates_per_batch
+        reason, counts = f"the schedule of {settings.total_steps} updates in {updates}", {}
+        if parts > 1:
+            reason, counts = f"{reason}, {parts} of each batch", {"parts": parts}
+        report = step.report()
+        asked_by = report[self.switch].asked_by
+        report.put(Row(self.switch, asked_by, APPLIED, reason, {"updates": updates, **counts}))
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Leave a language model alone where a recipe asks: to it every step counts."""
@@ -56,16 +100,23 @@ class ShortScheduleAlgorithm(Algorithm):
         if reason:
             for each in layers_of(step, (FasterSchedule,)):  # every variant of the step has one
                 each.leave_alone()
+            self._leave_whole(step)
             report = step.report()
             report.put(Row(self.switch, report[self.switch].asked_by, SKIPPED, reason))
+
+    @staticmethod
+    def _leave_whole(step: BoostTrainOneStepCell) -> None:
+        """Cut no batches."""
+        step.updates_per_batch = 1
+        for each in layers_of(step, (PartByPart,)):
+            each.parts = 1
 
     def _is_applied(self, step: BoostTrainOneStepCell) -> bool:
         return self.is_on(step) and step.report()[self.switch].status == APPLIED
 
     def updates_made(self, step: BoostTrainOneStepCell) -> int | None:
         """Return how many updates the shorter training makes."""
-        settings: Any = step.auto_boost.config.short_schedule
-        return int(settings.updates()) if self._is_applied(step) else None
+        return self._updates(step) if self._is_applied(step) else None
 
     def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
         """Return what says whether the schedule has come to its end."""
@@ -102,7 +153,7 @@ class FasterSchedule(UpdateAround):
     Args:
         inner (Update): what stood in this place.
         position (Parameter): the count, int32, shape (1,); ``inner`` adds 1 to it.
-        updates (int): :math:`E`, of the shorter training; below ``total``.
+        updates (int): :math:`E`, of the shorter training.
         total (int): :math:`T`, those that the schedule was made for, at most 2**30.
     """
 

@@ -62,5 +62,9 @@ class StepChoice(nn.Cell):
             return call(self.only, inputs)
         return call(self.variants[self.chooser.index()], inputs)
 
+    def run(self, variant: nn.Cell, *inputs: Tensor, **kwargs: object) -> Any:
+        """Run the variant that the host has chosen."""
+        return variant(*inputs, **kwargs)
+
 
 __all__ = ["Chooser", "StepChoice"]

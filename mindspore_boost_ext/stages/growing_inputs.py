@@ -61,7 +61,7 @@ class GrowingInputs(Algorithm):
         """Return the updates that phases are shares of: those that are made of the training."""
         total: int = getattr(step.auto_boost.config, self.switch).total_steps
         made = fewest_updates(step)
-        return total if made is None else min(total, made)
+        return total if made is None else min(total * step.updates_per_batch, made)
 
     def _firsts(self, step: BoostTrainOneStepCell) -> tuple[int, ...]:
         shares = [share for share, _ in getattr(step.auto_boost.config, self.switch).phases]
@@ -174,9 +174,8 @@ class GrowingInputs(Algorithm):
         """Warn when the training ends before inputs have their full size."""
         if not self.is_on(step) or epochs <= 0:
             return
-        window = 1 if step.window_part is None else step.max_accumulation_step
         phases = phases_of(step.update_part, self.switch)
-        updates, first = phases.updates() + epochs * steps // window, phases.firsts[-1] + 1
+        updates, first = phases.updates() + step.updates_in(epochs * steps), phases.firsts[-1] + 1
         if updates < first:
             warn(
                 f"the training ends at update {updates}, before its inputs have their full size "

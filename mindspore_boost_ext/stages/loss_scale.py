@@ -9,6 +9,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.gradients import unscaled_all
 from mindspore_boost_ext.stages.overflow import OverflowDetector
 
@@ -113,4 +114,21 @@ class OneScale(nn.Cell):
         return {"loss_scale": float(self.scale_sense.asnumpy().reshape(()))}
 
 
-__all__ = ["OneScale"]
+def warn_of_unequal_scales(sens: float, optimizer: nn.Cell) -> None:
+    """Warn when the optimizer will not divide out the factor put into the gradients.
+
+    Args:
+        sens (float): that factor.
+        optimizer (Cell): the optimizer.
+    """
+    own = getattr(optimizer, "loss_scale", None)
+    if own is None or float(own) == float(sens):
+        return
+    warn(
+        f"the backward pass multiplies gradients by sens={sens}, but the optimizer "
+        f"divides them by its loss_scale={own}: give the optimizer "
+        f"loss_scale={float(sens)}, or use drop_overflow_update=True"
+    )
+
+
+__all__ = ["OneScale", "warn_of_unequal_scales"]

@@ -1,0 +1,82 @@
+"""A batch in parts, one after the other, with an update for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.stages.choice import Chooser, StepChoice
+
+
+class _TheOne(Chooser):
+    """There is one step, so that nothing is chosen."""
+
+    def index(self) -> Tensor:
+        return Tensor(0)
+
+    def now(self) -> int:
+        return 0
+
+
+class PartByPart(StepChoice):
+    r"""Runs a step on each part of a batch, as if the data came in batches of that size.
+
+    Of :math:`N` samples part :math:`i` of :math:`P` has those from
+    :math:`\lfloor i N / P \rfloor` on. A batch of fewer than :math:`P` is one part for each sample.
+    Inputs whose first axis is not that of the first input are in every part as they are.
+
+    Args:
+        step (Cell): what is run.
+        parts (int): :math:`P`, at least 1.
+    """
+
+    def __init__(self, step: nn.Cell, parts: int) -> None:
+        super().__init__([step], _TheOne(), [f"one of {parts} parts"])
+        self.step, self.parts = step, parts
+
+    def construct(self, *inputs: Tensor) -> Any:
+        """Run the step on one part after the other, in one graph."""
+        samples = inputs[0].shape[0]
+        outputs: tuple[Any, ...] = ()
+        for number in range(min(self.parts, samples)):
+            part = part_of(inputs, number, min(self.parts, samples))
+            if number > 0:
+                part = (ops.depend(part[0], outputs[-1]), *part[1:])
+            outputs += (call(self.step, part),)
+        return self.step.joined(outputs)
+
+    def run(self, variant: nn.Cell, *inputs: Tensor, **kwargs: object) -> Any:
+        """Run the step on one part after the other: it is compiled for one."""
+        parts = min(self.parts, inputs[0].shape[0]) if inputs else 1
+        outputs = [variant(*part_of(inputs, one, parts), **kwargs) for one in range(parts)]
+        return variant.joined(tuple(outputs))
+
+
+def part_of(inputs: tuple[Any, ...], number: int, parts: int) -> tuple[Any, ...]:
+    """Return one of the parts of a batch."""
+    if parts == 1:
+        return inputs
+    samples = inputs[0].shape[0]
+    begin, end = number * samples // parts, (number + 1) * samples // parts
+    part: tuple[Any, ...] = ()
+    for one in inputs:
+        cut = isinstance(one, Tensor) and one.ndim > 0 and one.shape[0] == samples
+        part += (one[begin:end] if cut else one,)
+    return part
+
+
+def joined_losses(losses: tuple[Any, ...]) -> Any:
+    """Return the loss of a batch from those of its parts: the mean, or one for each sample."""
+    if len(losses) == 1:
+        return losses[0]
+    if isinstance(losses[0], tuple):
+        places = range(len(losses[0]))
+        return tuple([joined_losses(tuple([one[place] for one in losses])) for place in places])
+    if losses[0].size > 1:
+        return ops.cat(losses)
+    return sum(losses[1:], losses[0]) / len(losses)
+
+
+__all__ = ["PartByPart", "joined_losses", "part_of"]

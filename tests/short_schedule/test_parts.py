@@ -1,0 +1,193 @@
+"""Batches cut into parts: bit for bit training on smaller batches, on as many rates."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from models import loss_of, model_of
+from test_short_schedule import (
+    BESIDE,
+    RATES,
+    TOTAL,
+    Count,
+    EachPlace,
+    Lengths,
+    config_of,
+    epochs,
+    on_list,
+    shortened,
+)
+
+from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
+
+BATCHES, PARTS = 4, 2
+CUT = {"parts": PARTS}
+AT = [update * TOTAL // (BATCHES * PARTS) for update in range(BATCHES * PARTS)]
+
+
+def reference(net, manager=None, **sections):
+    """Return a step whose rates are those that the updates have."""
+    config = config_of(**sections)
+    del config["short_schedule"], config["boost"]["short_schedule"]
+    scale = {} if manager is None else {"loss_scale_manager": manager}
+    own = nn.Momentum(net.trainable_params(), [RATES[one] for one in AT], 0.9)
+    return model_of(net, config, own, **scale).train_network
+
+
+def halves(*batch):
+    middle = len(batch[0]) // 2
+    return [Tensor(one[:middle]) for one in batch], [Tensor(one[middle:]) for one in batch]
+
+
+@pytest.mark.parametrize("beside", ["nothing", *BESIDE])
+def test_it_is_training_on_smaller_batches(mode, beside):
+    sections = BESIDE.get(beside, {})
+    net, other = nets.Deep(), nets.Deep()
+    step = shortened(on_list, net, short_schedule=CUT, **sections).train_network
+    plain = reference(other, **sections)
+    for batch in nets.batches(BATCHES):
+        found = loss_of(step(*map(Tensor, batch)))
+        expected = [loss_of(plain(*half)) for half in halves(*batch)]
+        assert found == pytest.approx(sum(expected) / 2, rel=1e-6)  # a sum of two in float32
+    nets.assert_same(nets.weights(net), nets.weights(other))
+    row = step.report()["short_schedule"]
+    assert row.reason == f"the schedule of {TOTAL} updates in 8, 2 of each batch"
+    assert row.counts == {"updates": 8, "parts": 2}
+
+
+@pytest.mark.parametrize("beside", ["nothing", "grad_freeze"])
+def test_in_a_graph_of_its_own_it_is_the_same(graph_mode, beside):
+    """As in sink mode."""
+    trained = []
+    for wrap in (nets.Outer, lambda step: step):
+        net = nets.Deep()
+        model = shortened(on_list, net, short_schedule=CUT, **BESIDE.get(beside, {}))
+        step = wrap(model.train_network)
+        for batch in nets.batches(BATCHES):
+            step(*map(Tensor, batch))
+        trained.append(nets.weights(net))
+    nets.assert_same(*trained)
+
+
+@pytest.mark.parametrize("samples", [7, 1])
+def test_parts_need_not_be_equal(mode, samples):
+    """Of seven three and four; one sample is one part."""
+    net, other = nets.MLP(), nets.MLP()
+    step = shortened(on_list, net, short_schedule=CUT).train_network
+    plain = reference(other)
+    (x, y), *_ = nets.batches(1)
+    x, y = x[:samples], y[:samples]
+    step(Tensor(x), Tensor(y))
+    for half in halves(x, y):
+        if half[0].shape[0]:
+            plain(*half)
+    nets.assert_same(nets.weights(net), nets.weights(other))
+
+
+def test_an_input_for_the_whole_batch_is_in_every_part(mode):
+    class Weighted(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.net = nets.MLP()
+
+        def construct(self, x, factor, y):
+            return nets.loss_fn()(self.net(x) * factor, y)
+
+    trained = []
+    for cut in (True, False):
+        net = Weighted()
+        own = nn.Momentum(net.trainable_params(), RATES if cut else [RATES[one] for one in AT], 0.9)
+        config = config_of(short_schedule=CUT)
+        if not cut:
+            del config["short_schedule"], config["boost"]["short_schedule"]
+        step = ms.Model(net, None, own, boost_level="O1", boost_config_dict=config).train_network
+        for x, y in nets.batches(2):
+            for a, b in halves(x, y) if not cut else [(Tensor(x), Tensor(y))]:
+                step(a, Tensor(2.0), b)
+        trained.append(nets.weights(net))
+    nets.assert_same(*trained)
+
+
+def test_losses_of_samples_are_those_of_the_batch(mode):
+    net = nets.MLP()
+    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True)
+    model = model_of(
+        net, config_of(short_schedule=CUT), on_list(net.trainable_params()), loss_fn=loss
+    )
+    (x, y), *_ = nets.batches(1)
+    expected = loss(nets.MLP()(Tensor(x[: len(x) // 2])), Tensor(y[: len(x) // 2])).asnumpy()
+    found = model.train_network(Tensor(x), Tensor(y)).asnumpy()
+    assert found.shape == (len(x),)
+    np.testing.assert_array_equal(found[: len(x) // 2], expected)  # of the weights before
+
+
+@pytest.mark.parametrize("bad", [0, 1])  # the half that is not finite
+def test_a_loss_scale_skips_a_part_and_says_so(mode, bad):
+    manager, other = (ms.DynamicLossScaleManager(2.0**10, 2, 1000) for _ in range(2))
+    net, expected = nets.MLP(), nets.MLP()
+    step = shortened(on_list, net, manager, short_schedule=CUT).train_network
+    plain = reference(expected, other)
+    (x, y), *_ = nets.batches(1)
+    x[bad * len(x) // 2] = np.inf
+    _, overflow, scale = step(Tensor(x), Tensor(y))
+    scales = [float(plain(*half)[2].asnumpy()) for half in halves(x, y)]
+    assert bool(overflow.asnumpy())
+    assert float(scale.asnumpy()) == scales[-1] == (512.0 if bad == 0 else 1024.0)
+    nets.assert_same(nets.weights(net), nets.weights(expected))
+
+
+def test_a_model_stops_after_its_batches(mode):
+    model, count = shortened(on_list, nets.MLP(), short_schedule=CUT), Count()
+    model.train(5, epochs(3), callbacks=count, dataset_sink_mode=False)
+    assert (count.steps, count.epochs) == (BATCHES, 2)
+
+
+def test_inputs_grow_by_the_updates(mode):
+    """In half of the eight updates, which are two batches."""
+    net, plain = Lengths(), Lengths()
+    warmup = {"seq_length_warmup": {"phases": [[0.5, 0.5]], "total_steps": TOTAL}}
+    step = shortened(on_list, net, short_schedule=CUT, **warmup).train_network
+    own = reference(plain)
+    random = np.random.default_rng(3)
+    for length in (2, 2, 4, 4):
+        x = random.normal(size=(nets.BATCH, 4, nets.FEATURES)).astype(np.float32)
+        y = random.integers(0, nets.CLASSES, nets.BATCH).astype(np.int32)
+        step(Tensor(x), Tensor(y))
+        for a, b in halves(x, y):
+            own(a[:, :length], b)
+    nets.assert_same(nets.weights(net), nets.weights(plain))
+
+
+def test_a_language_model_keeps_its_batches(mode):
+    rng, nets_of = np.random.default_rng(2), (EachPlace(), EachPlace())
+    ours = shortened(on_list, nets_of[0], short_schedule={"if_unfit": "skip", **CUT}).train_network
+    plain = model_of(nets_of[1], optimizer=on_list(nets_of[1].trainable_params())).train_network
+    for _ in range(2):
+        x = Tensor(rng.normal(size=(2, 3, nets.FEATURES)).astype(np.float32))
+        y = Tensor(rng.integers(0, nets.CLASSES, 6).astype(np.int32))
+        ours(x, y)
+        plain(x, y)
+    for one, other in zip(*(net.trainable_params() for net in nets_of)):
+        np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+def test_windows_and_other_constructs_are_refused():
+    window = {"grad_accumulation": {"grad_accumulation_step": 2}}
+    with pytest.raises(ValueError, match=r"parts=2 .* window .* leave short_schedule\.parts away"):
+        shortened(on_list, nets.MLP(), short_schedule=CUT, **window)
+
+    class Own(BoostTrainOneStepCell):
+        def construct(self, *inputs):
+            return super().construct(*inputs)
+
+    net = nets.MLP()
+    with (
+        AutoBoost("O1", config_of(short_schedule=CUT)).building(),
+        pytest.raises(ValueError, match=r"parts=2 cuts no batches for Own"),
+    ):
+        Own(nn.WithLossCell(net, nets.loss_fn()), on_list(net.trainable_params()))
+    with pytest.raises(ValueError, match=r"parts=1024 makes more updates than int32 can count"):
+        shortened(on_list, nets.MLP(), short_schedule={"parts": 1024, "total_steps": 2**21})
