@@ -13,6 +13,7 @@ from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.runtime.cells import layers_of
+from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import no_class_a_sample
 from mindspore_boost_ext.stages.parts import PartByPart
 from mindspore_boost_ext.stages.update import Update, UpdateAround
@@ -24,6 +25,7 @@ REFUSE, SKIP = "refuse", "skip"
 # Their updates take the optimizer's count of steps for something else than rates.
 _COUNTING = (nn.Lamb, nn.ASGD)
 _MOST_UPDATES = 2**30  # added up as int32
+_FEWEST = 16  # samples of a part that a recipe makes: BatchNorm needs some
 
 
 class ShortScheduleAlgorithm(Algorithm):
@@ -44,31 +46,27 @@ class ShortScheduleAlgorithm(Algorithm):
                 raise ValueError(f"short_schedule {reason}: leave short_schedule away")
             report.put(Row(self.switch, asked_by, SKIPPED, reason))
             return
-        self._check_parts(step, settings)
-        step.updates_per_batch = settings.parts
+        step.updates_per_batch = self._parts(step, settings)
         step.update_part = FasterSchedule(
             step.update_part, optimizer.global_step, self._updates(step), settings.total_steps
         )
-        if settings.parts > 1:
+        if step.updates_per_batch > 1:
             step.choose_first(self._choice)
         self._show(step)
 
     @staticmethod
-    def _check_parts(step: BoostTrainOneStepCell, settings: Any) -> None:
-        """Refuse to cut batches for a step that gathers them, or that has its own construct."""
-        reason = ""
-        if settings.parts == 1:
-            return
+    def _parts(step: BoostTrainOneStepCell, settings: Any) -> int:
+        """Return in how many parts batches can be cut."""
+        reason, parts = "", int(settings.parts)
         if step.window_part is not None:
             reason = "makes several updates of a batch, and a window one of several batches"
         elif not step.runs_our_construct():
             reason = f"cuts no batches for {type(step).__name__}, which has a construct of its own"
-        elif settings.parts * settings.total_steps > _MOST_UPDATES:
+        elif parts * settings.total_steps > _MOST_UPDATES:
             reason = "makes more updates than int32 can count"
-        if reason:
-            raise ValueError(
-                f"short_schedule.parts={settings.parts} {reason}: leave short_schedule.parts away"
-            )
+        if reason and parts > 1 and settings.if_unfit == REFUSE:
+            raise ValueError(f"short_schedule.parts={parts} {reason}: leave it away")
+        return 1 if reason else parts
 
     @staticmethod
     def _choice(step: BoostTrainOneStepCell) -> PartByPart:
@@ -92,24 +90,31 @@ class ShortScheduleAlgorithm(Algorithm):
         report.put(Row(self.switch, asked_by, APPLIED, reason, {"updates": updates, **counts}))
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Leave a language model alone where a recipe asks: to it every step counts."""
+        """Where a recipe asks, leave a language model alone, and small batches whole."""
         settings: Any = step.auto_boost.config.short_schedule
-        if not self._is_applied(step) or settings.if_unfit != SKIP or not inputs:
+        if not self._is_applied(step) or settings.if_unfit == REFUSE or not inputs:
             return
-        reason = no_class_a_sample(*inputs)
+        reason = no_class_a_sample(*inputs) if settings.if_unfit == SKIP else ""
+        if reason or _samples(inputs[0]) < _FEWEST * step.updates_per_batch:
+            self._leave_whole(step)
+        if step.reducer_flag and settings.parts > 1:
+            found = {"updates of a batch": str(step.updates_per_batch)}
+            remedy = f"Give every rank batches of one size, or leave {self.switch}.parts away."
+            check_equal_on_ranks(found, "the first batch", remedy)
         if reason:
             for each in layers_of(step, (FasterSchedule,)):  # every variant of the step has one
                 each.leave_alone()
-            self._leave_whole(step)
             report = step.report()
             report.put(Row(self.switch, report[self.switch].asked_by, SKIPPED, reason))
 
-    @staticmethod
-    def _leave_whole(step: BoostTrainOneStepCell) -> None:
+    def _leave_whole(self, step: BoostTrainOneStepCell) -> None:
         """Cut no batches."""
         step.updates_per_batch = 1
-        for each in layers_of(step, (PartByPart,)):
-            each.parts = 1
+        for part in layers_of(step, (PartByPart,)):
+            part.parts = 1
+        for each in layers_of(step, (FasterSchedule,)):
+            each.go_through_in(self._updates(step))
+        self._show(step)
 
     def _is_applied(self, step: BoostTrainOneStepCell) -> bool:
         return self.is_on(step) and step.report()[self.switch].status == APPLIED
@@ -125,6 +130,11 @@ class ShortScheduleAlgorithm(Algorithm):
         settings: Any = step.auto_boost.config.short_schedule
         position, last = _innermost(step.optimizer).global_step, settings.total_steps - 1
         return lambda: self._is_applied(step) and bool(position.asnumpy()[0] >= last)
+
+
+def _samples(first: object) -> int:
+    shape = getattr(first, "shape", ())
+    return int(shape[0]) if shape else 0
 
 
 def _innermost(optimizer: nn.Cell) -> nn.Cell:
@@ -161,9 +171,14 @@ class FasterSchedule(UpdateAround):
         super().__init__(inner)
         name = "boost.short_schedule.remainder"  # of c T by E
         self.remainder = Parameter(Tensor([0], ms.int32), name=name, requires_grad=False)
-        self.position, self.updates = position, updates
-        self.whole, self.rest = divmod(total, updates)
+        self.position, self.total = position, total
         self.last = Tensor([total - 1], ms.int32)
+        self.go_through_in(updates)
+
+    def go_through_in(self, updates: int) -> None:
+        """Go through the schedule in so many updates, from the first step on."""
+        self.updates = updates
+        self.whole, self.rest = divmod(self.total, updates)
 
     def leave_alone(self) -> None:
         """Go through the schedule as ever, from the first step on."""

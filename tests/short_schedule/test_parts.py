@@ -176,7 +176,7 @@ def test_a_language_model_keeps_its_batches(mode):
 
 def test_windows_and_other_constructs_are_refused():
     window = {"grad_accumulation": {"grad_accumulation_step": 2}}
-    with pytest.raises(ValueError, match=r"parts=2 .* window .* leave short_schedule\.parts away"):
+    with pytest.raises(ValueError, match=r"parts=2 .* window .* leave it away"):
         shortened(on_list, nets.MLP(), short_schedule=CUT, **window)
 
     class Own(BoostTrainOneStepCell):
@@ -191,3 +191,18 @@ def test_windows_and_other_constructs_are_refused():
         Own(nn.WithLossCell(net, nets.loss_fn()), on_list(net.trainable_params()))
     with pytest.raises(ValueError, match=r"parts=1024 makes more updates than int32 can count"):
         shortened(on_list, nets.MLP(), short_schedule={"parts": 1024, "total_steps": 2**21})
+
+
+def test_a_recipe_leaves_whole_what_it_cannot_cut(mode):
+    """A window of accumulation, and batches of which a part would have fewer than 16 samples."""
+    skip = {"if_unfit": "skip", **CUT}
+    window = {"grad_accumulation": {"grad_accumulation_step": 2}}
+    for samples, sections, updates in ((31, {}, 4), (32, {}, 8), (32, window, 4)):
+        step = shortened(on_list, nets.MLP(), short_schedule=skip, **sections).train_network
+        x = np.ones((samples, nets.FEATURES), np.float32)
+        batches = updates // (2 if updates == 8 else 1) * (2 if sections else 1)
+        for number in range(batches):
+            assert int(step.optimizer.global_step.asnumpy()[0]) < TOTAL - 1, number
+            step(Tensor(x), Tensor(np.zeros(samples, np.int32)))
+        assert step.optimizer.global_step.asnumpy().tolist() == [TOTAL - 1]
+        assert step.report()["short_schedule"].counts["updates"] == updates
