@@ -110,7 +110,7 @@ def batches_of(step: nn.Cell, task: Task) -> int:
     if not isinstance(step, BoostTrainOneStepCell):
         return task.steps
     updates = step.report()["short_schedule"].counts.get("updates")
-    return task.steps if updates is None else updates * step.max_accumulation_step
+    return task.steps if updates is None else updates * step.window() // step.updates_per_batch
 
 
 def result_of(task: Task, network: nn.Cell, test: Arrays) -> float:
