@@ -204,6 +204,15 @@ ALGORITHMS += [
         "short_schedule",
         model=lambda net: {"optimizer": nn.Momentum(net.trainable_params(), FALLING, 0.9)},
     ),
+    Algorithm(
+        "short_schedule in parts",
+        {
+            **switched(short_schedule=True),
+            "short_schedule": {"share": 0.6, "total_steps": 120, "parts": 2},
+        },
+        "short_schedule",
+        model=lambda net: {"optimizer": nn.Momentum(net.trainable_params(), FALLING, 0.9)},
+    ),
     Algorithm("label_smoothing", switched(label_smoothing=True), "label_smoothing"),
     Algorithm(
         "gradient_centralization",

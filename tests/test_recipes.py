@@ -98,12 +98,13 @@ def test_what_fast_does_to_which_network(mode, net, loss, batch, applied):
 
 
 def test_fast_ends_with_its_share_at_full_length(mode):
-    """Of the updates that are made: of 13, where no batch shows that it is a language model."""
+    """Of the updates that are made, which are two of each of ten batches at first, and then 20."""
     net = Tokens()
     optimizer = nn.Momentum(net.trainable_params(), FALLING, 0.9)
     step = model_of(net, recipe("fast", 20), optimizer).train_network
     words = "scale 0.125 until update {}, scale 0.25 until update {} of {}, then full size"
-    assert step.report()[WARMUP].reason == words.format(3, 6, 13)
+    assert step.report()[WARMUP].reason == words.format(4, 10, 20)
+    assert step.report()[SHORT].counts == {"updates": 20, "parts": 2}
     scales = []
     for _ in range(12):
         step(Tensor(SEQUENCES), Tensor(SEQUENCES.ravel() % nets.CLASSES))

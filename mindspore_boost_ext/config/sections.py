@@ -269,8 +269,8 @@ class _WholeTraining(Section):
     given_means_on = True
 
     total_steps: int | None = setting(
-        None, optional(integer(1)), "updates of the whole training; has to be given"
-    )
+        None, optional(integer(1, 2**30)), "updates of the whole training; has to be given"
+    )  # counted and added up as int32
 
     def missing(self) -> str:
         """The shares are shares of something."""
@@ -328,12 +328,12 @@ class ShortScheduleConfig(_WholeTraining):
 
     path = "short_schedule"
 
-    total_steps: int | None = setting(
-        None, optional(integer(1, 2**30)), "updates of the whole training; has to be given"
-    )
-    share: float = setting(0.5, real("(0, 1)"), "of the batches that are trained on")
+    share: float = setting(0.5, real("(0, 1)"), "of the updates that are made, if no batch is cut")
     parts: int = setting(
-        1, integer(1, 1024), "of each batch, one after the other, an update for each"
+        1, integer(1, 1024), "in which each batch is cut; every one is an update of its own"
+    )
+    whole_share: float | None = setting(
+        None, optional(real("(0, 1)")), "where no batch is cut; null: share"
     )
     if_unfit: str = setting(
         "refuse",
@@ -341,13 +341,14 @@ class ShortScheduleConfig(_WholeTraining):
         "a constant rate: an error, or the whole training; skip: for labels of each place, too",
     )
 
-    def batches(self) -> int:
-        """Return how many batches are trained on, at least one."""
-        return max(round(self.share * (self.total_steps or 0)), 1)
+    def batches(self, parts: int) -> int:
+        """Return how many batches are trained on, at least one, if each is cut in so many parts."""
+        share = self.share if parts > 1 or self.whole_share is None else self.whole_share
+        return max(round(share * (self.total_steps or 0)), 1)
 
     def nothing_to_do(self) -> str:
         """A share may be rounded to all of few updates."""
-        whole = self.total_steps is not None and self.batches() >= self.total_steps
+        whole = self.total_steps is not None and self.batches(self.parts) >= self.total_steps
         return "short_schedule.share leaves all updates" if whole else ""
 
 

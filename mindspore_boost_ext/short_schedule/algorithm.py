@@ -25,7 +25,7 @@ REFUSE, SKIP = "refuse", "skip"
 # Their updates take the optimizer's count of steps for something else than rates.
 _COUNTING = (nn.Lamb, nn.ASGD)
 _MOST_UPDATES = 2**30  # added up as int32
-_FEWEST = 16  # samples of a part that a recipe makes: BatchNorm needs some
+_FEWEST = 32  # samples of a part that a recipe makes: fewer take longer, each, to compute
 
 
 class ShortScheduleAlgorithm(Algorithm):
@@ -77,14 +77,15 @@ class ShortScheduleAlgorithm(Algorithm):
     @staticmethod
     def _updates(step: BoostTrainOneStepCell) -> int:
         settings: Any = step.auto_boost.config.short_schedule
-        return int(settings.batches()) * step.updates_per_batch
+        return int(settings.batches(step.updates_per_batch)) * step.updates_per_batch
 
     def _show(self, step: BoostTrainOneStepCell) -> None:
         settings: Any = step.auto_boost.config.short_schedule
-        updates, parts = self._updates(step), step.updates_per_batch
-        reason, counts = f"the schedule of {settings.total_steps} updates in {updates}", {}
+        updates, parts, counts = self._updates(step), step.updates_per_batch, {}
+        length = f"{updates}"
         if parts > 1:
-            reason, counts = f"{reason}, {parts} of each batch", {"parts": parts}
+            length, counts = f"{settings.batches(parts)} batches, {parts} of each", {"parts": parts}
+        reason = f"the schedule of {settings.total_steps} updates in {length}"
         report = step.report()
         asked_by = report[self.switch].asked_by
         report.put(Row(self.switch, asked_by, APPLIED, reason, {"updates": updates, **counts}))

@@ -33,6 +33,8 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
     adam = '{"optimizer": {"adamw": 0.01}, "boost": {"mode": "disable_all"}}'
     words = ["--task", "tiny", "--run", "fast", "--run", adam, "--seeds", "1"]
     words += ["--run", "large-batch"]  # ten updates, of four batches each: all of the data
+    cut = '{"short_schedule": {"total_steps": "STEPS", "parts": 2}, "boost": {"less_bn": false, '
+    cut += '"grad_freeze": false, "mode": "manual"}}'
     words += ["--plot", files["png"], "--json", files["json"]]
     assert time_to_accuracy.main(words) == 0
     printed = capsys.readouterr()
@@ -44,6 +46,8 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
         f"tiny|{run}|10": 20 for run in ("plain", "fast", adam, "large-batch")
     }
     assert time_to_accuracy.main(words) == 0  # goes on from the file: nothing is run again
+    words = ["--task", "tiny", "--run", cut, "--seeds", "1"]  # twenty batches, two updates of each
+    assert time_to_accuracy.main(words) == 0
 
 
 def test_a_transformer_takes_shorter_sequences(graph_mode):

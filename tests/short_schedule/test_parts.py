@@ -54,7 +54,7 @@ def test_it_is_training_on_smaller_batches(mode, beside):
         assert found == pytest.approx(sum(expected) / 2, rel=1e-6)  # a sum of two in float32
     nets.assert_same(nets.weights(net), nets.weights(other))
     row = step.report()["short_schedule"]
-    assert row.reason == f"the schedule of {TOTAL} updates in 8, 2 of each batch"
+    assert row.reason == f"the schedule of {TOTAL} updates in {BATCHES} batches, 2 of each"
     assert row.counts == {"updates": 8, "parts": 2}
 
 
@@ -194,10 +194,10 @@ def test_windows_and_other_constructs_are_refused():
 
 
 def test_a_recipe_leaves_whole_what_it_cannot_cut(mode):
-    """A window of accumulation, and batches of which a part would have fewer than 16 samples."""
-    skip = {"if_unfit": "skip", **CUT}
+    """A window of accumulation, and batches of which a part would have fewer than 32 samples."""
+    skip = {"if_unfit": "skip", "whole_share": 0.5, **CUT}
     window = {"grad_accumulation": {"grad_accumulation_step": 2}}
-    for samples, sections, updates in ((31, {}, 4), (32, {}, 8), (32, window, 4)):
+    for samples, sections, updates in ((63, {}, 5), (64, {}, 8), (64, window, 5)):
         step = shortened(on_list, nets.MLP(), short_schedule=skip, **sections).train_network
         x = np.ones((samples, nets.FEATURES), np.float32)
         batches = updates // (2 if updates == 8 else 1) * (2 if sections else 1)
