@@ -33,7 +33,7 @@ class PartByPart(StepChoice):
     """
 
     def __init__(self, step: nn.Cell, parts: int) -> None:
-        super().__init__([step], _TheOne(), [f"one of {parts} parts"])
+        super().__init__([step], _TheOne(), ["the step"])
         self.step, self.parts = step, parts
 
     def construct(self, *inputs: Tensor) -> Any:
