@@ -11,6 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
@@ -93,7 +94,10 @@ class ShortScheduleAlgorithm(Algorithm):
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Where a recipe asks, leave a language model alone, and small batches whole."""
         settings: Any = step.auto_boost.config.short_schedule
-        if not self._is_applied(step) or settings.if_unfit == REFUSE or not inputs:
+        if not self._is_applied(step) or not inputs:
+            return
+        if settings.if_unfit == REFUSE:
+            self._check_first_axis(step, inputs[0])
             return
         reason = no_class_a_sample(*inputs) if settings.if_unfit == SKIP else ""
         if reason or _samples(inputs[0]) < _FEWEST * step.updates_per_batch:
@@ -107,6 +111,15 @@ class ShortScheduleAlgorithm(Algorithm):
                 each.leave_alone()
             report = step.report()
             report.put(Row(self.switch, report[self.switch].asked_by, SKIPPED, reason))
+
+    @staticmethod
+    def _check_first_axis(step: BoostTrainOneStepCell, first: object) -> None:
+        parts = step.updates_per_batch
+        if parts > 1 and not _samples(first):
+            raise ValueError(
+                f"short_schedule.parts={parts} cuts batches along the first axis of the first "
+                f"input, got {shown(first)}: leave it away"
+            )
 
     def _leave_whole(self, step: BoostTrainOneStepCell) -> None:
         """Cut no batches."""

@@ -38,10 +38,10 @@ class PartByPart(StepChoice):
 
     def construct(self, *inputs: Tensor) -> Any:
         """Run the step on one part after the other, in one graph."""
-        samples = inputs[0].shape[0]
         outputs: tuple[Any, ...] = ()
-        for number in range(min(self.parts, samples)):
-            part = part_of(inputs, number, min(self.parts, samples))
+        parts = parts_of(inputs, self.parts)
+        for number in range(parts):
+            part = part_of(inputs, number, parts)
             if number > 0:
                 part = (ops.depend(part[0], outputs[-1]), *part[1:])
             outputs += (call(self.step, part),)
@@ -49,9 +49,14 @@ class PartByPart(StepChoice):
 
     def run(self, variant: nn.Cell, *inputs: Tensor, **kwargs: object) -> Any:
         """Run the step on one part after the other: it is compiled for one."""
-        parts = min(self.parts, inputs[0].shape[0]) if inputs else 1
+        parts = parts_of(inputs, self.parts)
         outputs = [variant(*part_of(inputs, one, parts), **kwargs) for one in range(parts)]
         return variant.joined(tuple(outputs))
+
+
+def parts_of(inputs: tuple[Any, ...], parts: int) -> int:
+    """Return in how many parts a batch is cut."""
+    return 1 if parts == 1 else min(parts, inputs[0].shape[0])
 
 
 def part_of(inputs: tuple[Any, ...], number: int, parts: int) -> tuple[Any, ...]:
@@ -79,4 +84,4 @@ def joined_losses(losses: tuple[Any, ...]) -> Any:
     return sum(losses[1:], losses[0]) / len(losses)
 
 
-__all__ = ["PartByPart", "joined_losses", "part_of"]
+__all__ = ["PartByPart", "joined_losses"]

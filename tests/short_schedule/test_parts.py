@@ -206,3 +206,49 @@ def test_a_recipe_leaves_whole_what_it_cannot_cut(mode):
             step(Tensor(x), Tensor(np.zeros(samples, np.int32)))
         assert step.optimizer.global_step.asnumpy().tolist() == [TOTAL - 1]
         assert step.report()["short_schedule"].counts["updates"] == updates
+
+
+class OfNumbers(nn.Cell):
+    """Takes a number before its samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nets.MLP()
+
+    def construct(self, factor, x):
+        return (self.net(x) * factor).mean()
+
+
+@pytest.mark.parametrize("if_unfit", ["refuse", "skip_rate"])
+def test_a_first_input_without_samples_is_not_cut(mode, if_unfit):
+    net = OfNumbers()
+    section = {"if_unfit": if_unfit, **CUT}
+    model = ms.Model(
+        net,
+        optimizer=on_list(net.trainable_params()),
+        boost_level="O1",
+        boost_config_dict=config_of(short_schedule=section),
+    )
+    batch = Tensor(2.0), Tensor(np.ones((64, nets.FEATURES), np.float32))
+    if if_unfit == "refuse":
+        with pytest.raises(ValueError, match=r"parts=2 cuts batches along the first axis .* got"):
+            model.train_network(*batch)
+    else:
+        assert np.isfinite(model.train_network(*batch).asnumpy())
+
+
+def test_thor_and_a_compiled_step_run_on_parts(mode):
+    """As THOR does on smaller batches."""
+    ends = []
+    thor = {"thor": {"damping": 0.1, "frequency": 2}, "compiled_step": {}}
+    for cut in (True, False):
+        net = nets.MLP()
+        if cut:
+            step = shortened(on_list, net, short_schedule=CUT, **thor).train_network
+        else:
+            step = reference(net, **thor)
+        for batch in nets.batches(2):
+            for one in [list(map(Tensor, batch))] if cut else halves(*batch):
+                step(*one)
+        ends.append(nets.weights(net))
+    nets.assert_same(*ends)
