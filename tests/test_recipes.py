@@ -97,14 +97,18 @@ def test_what_fast_does_to_which_network(mode, net, loss, batch, applied):
     assert {one for one, status in rows.items() if status == "applied"} == applied
 
 
-def test_fast_ends_with_its_share_at_full_length(mode):
-    """Of the updates that are made, which are two of each of ten batches at first, and then 20."""
-    net = Tokens()
+@pytest.mark.parametrize("parts", [1, 2])
+def test_fast_ends_with_its_share_at_full_length(mode, parts):
+    """Of the updates that are made: of 13, or of two of each of ten batches, at first."""
+    net, settings = Tokens(), recipe("fast", 20)
+    settings[SHORT]["parts"] = parts
     optimizer = nn.Momentum(net.trainable_params(), FALLING, 0.9)
-    step = model_of(net, recipe("fast", 20), optimizer).train_network
+    step = model_of(net, settings, optimizer).train_network
     words = "scale 0.125 until update {}, scale 0.25 until update {} of {}, then full size"
-    assert step.report()[WARMUP].reason == words.format(4, 10, 20)
-    assert step.report()[SHORT].counts == {"updates": 20, "parts": 2}
+    at_first = words.format(3, 6, 13) if parts == 1 else words.format(4, 10, 20)
+    assert step.report()[WARMUP].reason == at_first
+    made = {"updates": 13} if parts == 1 else {"updates": 20, "parts": 2}
+    assert step.report()[SHORT].counts == made
     scales = []
     for _ in range(12):
         step(Tensor(SEQUENCES), Tensor(SEQUENCES.ravel() % nets.CLASSES))

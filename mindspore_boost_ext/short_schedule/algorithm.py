@@ -100,7 +100,8 @@ class ShortScheduleAlgorithm(Algorithm):
             self._check_first_axis(step, inputs[0])
             return
         reason = no_class_a_sample(*inputs) if settings.if_unfit == SKIP else ""
-        if reason or _samples(inputs[0]) < _FEWEST * step.updates_per_batch:
+        parts = step.updates_per_batch
+        if parts > 1 and (reason or _samples(inputs[0]) < _FEWEST * parts):
             self._leave_whole(step)
         if step.reducer_flag and settings.parts > 1:
             found = {"updates of a batch": str(step.updates_per_batch)}

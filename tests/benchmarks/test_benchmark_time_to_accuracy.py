@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nets
 import numpy as np
+from models import model_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "benchmarks"))
 
@@ -33,8 +34,6 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
     adam = '{"optimizer": {"adamw": 0.01}, "boost": {"mode": "disable_all"}}'
     words = ["--task", "tiny", "--run", "fast", "--run", adam, "--seeds", "1"]
     words += ["--run", "large-batch"]  # ten updates, of four batches each: all of the data
-    cut = '{"short_schedule": {"total_steps": "STEPS", "parts": 2}, "boost": {"less_bn": false, '
-    cut += '"grad_freeze": false, "mode": "manual"}}'
     words += ["--plot", files["png"], "--json", files["json"]]
     assert time_to_accuracy.main(words) == 0
     printed = capsys.readouterr()
@@ -46,8 +45,17 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
         f"tiny|{run}|10": 20 for run in ("plain", "fast", adam, "large-batch")
     }
     assert time_to_accuracy.main(words) == 0  # goes on from the file: nothing is run again
-    words = ["--task", "tiny", "--run", cut, "--seeds", "1"]  # twenty batches, two updates of each
-    assert time_to_accuracy.main(words) == 0
+
+
+def test_a_run_that_cuts_batches_takes_its_share_of_them(graph_mode):
+    """Twenty of forty batches, not the forty updates that are made of them."""
+    tiny = tasks.Task(data, lambda: nets.Pooled(4, 2), tasks.momentum(0.1), 8, 40)
+    net = tiny.network()
+    config = {"short_schedule": {"total_steps": 40, "share": 0.5, "parts": 2}}
+    off = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+    optimizer = tiny.optimizer(net.trainable_params(), 40)
+    model = model_of(net, {"boost": off, **config}, optimizer)
+    assert time_to_accuracy.batches_of(model.train_network, tiny) == 20
 
 
 def test_a_transformer_takes_shorter_sequences(graph_mode):
