@@ -17,23 +17,22 @@ _WINDOW = 4  # batches of an update
 
 
 def _fast(total_steps: int, devices: int) -> dict[str, Any]:
-    common = {"total_steps": total_steps, "if_unfit": "skip"}
-    phases = [[0.2, 0.125], [0.3, 0.25]]
-    return {
-        "boost": {**_ALL_OFF},
-        "short_schedule": {"share": 0.5, "parts": _PARTS, "whole_share": 0.65, **common},
-        "label_smoothing": {**_LABELS},
-        "seq_length_warmup": {"phases": phases, "method": "reshape", **common},
-        "cheaper_operators": {},
-    }
+    return _in_fewer_batches(total_steps, share=0.5, whole_share=0.65)
 
 
 def _fastest(total_steps: int, devices: int) -> dict[str, Any]:
-    less = {"share": 0.4, "parts": _PARTS, "whole_share": 0.5}
+    return _in_fewer_batches(total_steps, share=0.4, whole_share=0.5)
+
+
+def _in_fewer_batches(total_steps: int, share: float, whole_share: float) -> dict[str, Any]:
+    common = {"total_steps": total_steps, "if_unfit": "skip"}
+    schedule = {"share": share, "parts": _PARTS, "whole_share": whole_share}
+    phases = [[0.2, 0.125], [0.3, 0.25]]
     return {
         "boost": {**_ALL_OFF},
-        "short_schedule": {**less, "total_steps": total_steps, "if_unfit": "skip"},
+        "short_schedule": {**schedule, **common},
         "label_smoothing": {**_LABELS},
+        "seq_length_warmup": {"phases": phases, "method": "reshape", **common},
         "cheaper_operators": {},
     }
 
@@ -73,12 +72,13 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
     Args:
         name (str): ``"fast"`` is meant to reach plain training's result sooner: in half of its
             batches, two updates of each, or, for a language model, with short sequences at first.
-            ``"fastest"`` is meant to come close to it in two fifths. Both need falling
-            learning rates, and leave a constant rate as it is. ``"large-batch"`` makes one update
-            of four batches, and over several devices combines them by AdaSum; a schedule of
-            learning rates is gone through in a quarter of the updates. ``"fp16"`` scales the loss
-            of a script whose network computes in float16, and that has no loss-scale manager,
-            whatever the number of updates. Only the first two were tuned.
+            ``"fastest"`` is meant to come close to it in two fifths, and does the same to language
+            models. Both need falling learning rates, and leave a constant rate as it is.
+            ``"large-batch"`` makes one update of four batches, and over several devices combines
+            them by AdaSum; a schedule of learning rates is gone through in a quarter of the
+            updates. ``"fp16"`` scales the loss of a script whose network computes in float16, and
+            that has no loss-scale manager, whatever the number of updates. Only the first two were
+            tuned.
         total_steps (int): updates of the whole training without a recipe, which are its batches,
             from 1 to 2**30.
         devices (int): processes that train together, from 1 on. Default: 1.

@@ -43,6 +43,7 @@ FURTHER: dict[str, dict[str, Any]] = {
         "cheaper_operators": {},
         "short_schedule": {"share": 0.5, "total_steps": 2 * STEPS},
     },
+    "in parts": {"short_schedule": {"share": 0.5, "total_steps": 2 * STEPS, "parts": 2}},
     "growing": {"seq_length_warmup": {"phases": [[0.3, 0.25], [0.3, 0.5]], "total_steps": STEPS}},
     "adaptive": {
         "grad_freeze": {
@@ -171,14 +172,14 @@ def optimizer(name, parameters):
         return nn.Momentum(parameters, 0.1, 0.9, loss_scale=SCALE)
     if name.startswith("adasum"):
         return nn.Momentum(parameters, 0.1, 0.9)
-    if name == "smoothed":
+    if "short_schedule" in FURTHER.get(name, {}):
         return nn.SGD(parameters, [0.1 / (1 + step) for step in range(2 * STEPS)])
     return nn.SGD(parameters, 0.1)
 
 
 def share(values, rank, ranks):
     """Return a rank's part of a batch."""
-    count = nets.BATCH // ranks
+    count = len(values) // ranks
     return values[rank * count : (rank + 1) * count].copy()
 
 

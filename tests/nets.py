@@ -151,12 +151,12 @@ def batches(count, seed=1, image=False):
     ]
 
 
-def dataset(count=4, seed=1, image=False):
-    """Return the same batches as a MindSpore dataset."""
+def dataset(count=4, seed=1, image=False, batch=BATCH):
+    """Return the same samples as a MindSpore dataset, in batches of this size."""
     pairs = batches(count, seed, image)
     inputs = np.concatenate([pair[0] for pair in pairs])
     labels = np.concatenate([pair[1] for pair in pairs])
-    return ms.dataset.NumpySlicesDataset((inputs, labels), shuffle=False).batch(BATCH)
+    return ms.dataset.NumpySlicesDataset((inputs, labels), shuffle=False).batch(batch)
 
 
 def loss_fn():

@@ -21,6 +21,9 @@ def settings(rank, name):
     elif name == "window":
         config["boost"]["grad_accumulation"] = True
         config["grad_accumulation"] = {"grad_accumulation_step": 2 + rank}
+    elif name == "first batch":
+        config["boost"]["short_schedule"] = True
+        config["short_schedule"] = {"total_steps": 4, "parts": 2, "if_unfit": "skip"}
     elif name == "level" and rank == 1:
         level, config = "O0", None
     return {"boost_level": level, "boost_config_dict": config}
@@ -31,7 +34,7 @@ def model_of_rank(rank, name):
     ms.set_seed(rank if name == "seed" else 7)
     hidden = 5 if name == "shape" and rank == 1 else 6
     net = nn.SequentialCell(nn.Dense(nets.FEATURES, hidden), nn.Dense(hidden, nets.CLASSES))
-    rate = 0.1 * (1 + rank) if name == "rate" else 0.1
+    rate = {"rate": 0.1 * (1 + rank), "first batch": [0.4, 0.3, 0.2, 0.1]}.get(name, 0.1)
     optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
     manager = {}
     if name == "scale":
@@ -39,7 +42,26 @@ def model_of_rank(rank, name):
     return BoostModel(net, nets.loss_fn(), optimizer, **settings(rank, name), **manager), net
 
 
-NAMES = ("clip", "window", "level", "shape", "rate", "scale", "batches", "seed", "equal")
+NAMES = (
+    "clip",
+    "window",
+    "level",
+    "shape",
+    "rate",
+    "scale",
+    "batches",
+    "first batch",
+    "seed",
+    "equal",
+)
+
+
+def data_of_rank(rank, name):
+    """Return the batches of a case."""
+    if name == "first batch":  # rank 1 has too few samples to cut it in two
+        size = 64 if rank == 0 else 56
+        return nets.dataset(size // nets.BATCH, batch=size)
+    return nets.dataset(2 + rank if name == "batches" else 2)
 
 
 def outcome(rank, name):
@@ -51,8 +73,7 @@ def outcome(rank, name):
         try:
             model, net = model_of_rank(rank, name)
             weights = nets.weights(net)
-            batches = 2 + rank if name == "batches" else 2
-            model.train(1, nets.dataset(batches), dataset_sink_mode=False)
+            model.train(1, data_of_rank(rank, name), dataset_sink_mode=False)
         except ValueError as error:
             found.append(str(error))
     found += [str(one.message) for one in warned if isinstance(one.message, BoostWarning)]

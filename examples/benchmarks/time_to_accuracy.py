@@ -4,8 +4,9 @@
     python examples/benchmarks/time_to_accuracy.py --task lenet --run fast --seeds 3 --plot race.png
     python examples/benchmarks/time_to_accuracy.py --task resnet-20 --run my_settings.json
 
-A file of settings may hold "STEPS" for the number of updates, and an optimizer other than the
-task's, as ``"optimizer": {"momentum": 0.03}`` (or ``adamw``) with its highest rate.
+A file of settings may hold "STEPS" for the number of updates, an optimizer other than the
+task's, as ``"optimizer": {"momentum": 0.03}`` (or ``adamw``) with its highest rate, and
+``"mixed_precision": "O2"``, float16 but for BatchNorm, which the recipe fp16 is given too.
 
 Every run is a process of its own on one core, with the data and the batches of its seed. What
 counts is the wall time of the steps, compilation included; data and evaluation do not. A run is
@@ -77,6 +78,8 @@ def course_of(task: Task, run: str, seed: int) -> Course:
     boost: dict[str, Any] = {"boost_level": "O0"}
     if run != PLAIN:
         settings = settings_of(run, task)
+        level = settings.pop("mixed_precision", "O2" if run == "fp16" else "O0")
+        network = ms.amp.auto_mixed_precision(network, level)
         for kind, highest in settings.pop("optimizer", {}).items():
             make_optimizer = OPTIMIZERS[kind](highest)
         boost = {"boost_level": "O1", "boost_config_dict": settings}

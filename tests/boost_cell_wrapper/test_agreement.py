@@ -13,6 +13,7 @@ REFUSED = {
     "rate": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "scale": "loss scale is 64.0 on rank 0, 65.0 on rank 1",
     "batches": "number of batches in an epoch is 2 on rank 0, 3 on rank 1",
+    "first batch": "updates of a batch is 2 on rank 0, 1 on rank 1. Give every rank batches of one",
 }
 
 
