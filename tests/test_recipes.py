@@ -99,15 +99,15 @@ def test_what_fast_does_to_which_network(mode, net, loss, batch, applied):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_fast_ends_with_its_share_at_full_length(mode, parts):
-    """Of the updates that are made: of 13, or of two of each of ten batches, at first."""
+    """Of the updates that are made: of 12, or of two of each of ten batches, at first."""
     net, settings = Tokens(), recipe("fast", 20)
     settings[SHORT]["parts"] = parts
     optimizer = nn.Momentum(net.trainable_params(), FALLING, 0.9)
     step = model_of(net, settings, optimizer).train_network
     words = "scale 0.125 until update {}, scale 0.25 until update {} of {}, then full size"
-    at_first = words.format(3, 6, 13) if parts == 1 else words.format(4, 10, 20)
+    at_first = words.format(2, 6, 12) if parts == 1 else words.format(4, 10, 20)
     assert step.report()[WARMUP].reason == at_first
-    made = {"updates": 13} if parts == 1 else {"updates": 20, "parts": 2}
+    made = {"updates": 12} if parts == 1 else {"updates": 20, "parts": 2}
     assert step.report()[SHORT].counts == made
     scales = []
     for _ in range(12):
@@ -157,11 +157,12 @@ def rows_of(count, net):
 
 @pytest.mark.parametrize("net", [nets.MLP, Tokens])
 def test_large_batch_goes_through_the_whole_schedule(mode, net):
-    """As accumulation alone does on every fourth rate, bit for bit: one for each update."""
+    """As accumulation alone does on every other rate, bit for bit: one for each update."""
     settings = recipe("large-batch", 20)
     alone = {name: section for name, section in settings.items() if name != SHORT}
+    alone[SMOOTHING] = {**alone[SMOOTHING], "when": "always"}
     ends = []
-    for config, rates in ((settings, FALLING), (alone, FALLING[::4])):
+    for config, rates in ((settings, FALLING), (alone, FALLING[::2])):
         one = nets.fill(net())
         optimizer = nn.Momentum(one.trainable_params(), rates, 0.9)
         step = model_of(one, config, optimizer).train_network
@@ -217,7 +218,7 @@ def test_the_launcher_gives_a_script_a_recipe(tmp_path):
     assert done.returncode == 0, done.stderr
     row = next(line for line in done.stderr.splitlines() if line.startswith(SHORT))
     assert "applied" in row
-    assert "the schedule of 4 updates in 3" in row
+    assert "the schedule of 4 updates in 2" in row
 
 
 @pytest.mark.parametrize(

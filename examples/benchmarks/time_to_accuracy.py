@@ -94,7 +94,8 @@ def course_of(task: Task, run: str, seed: int) -> Course:
         chosen, order = order[: task.batch], order[task.batch :]
         batch = [Tensor(one[chosen]) for one in train]
         start = time.perf_counter()
-        step(*batch).asnumpy()
+        outputs = step(*batch)  # with a loss scale (loss, overflow, scale)
+        (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
         seconds += time.perf_counter() - start
         if number == 1:
             batches = batches_of(step, task)  # a language model's first batch may change it
