@@ -6,7 +6,7 @@
 
 A file of settings may hold "STEPS" for the number of updates, an optimizer other than the
 task's, as ``"optimizer": {"momentum": 0.03}`` (or ``adamw``) with its highest rate, and
-``"mixed_precision": "O2"``, float16 but for BatchNorm, which the recipe fp16 is given too.
+``"mixed_precision": "O2"``, float16 but for normalisation, which the recipe fp16 is given too.
 
 Every run is a process of its own on one core, with the data and the batches of its seed. What
 counts is the wall time of the steps, compilation included; data and evaluation do not. A run is
