@@ -55,7 +55,9 @@ FURTHER: dict[str, dict[str, Any]] = {
 # What compiles takes long on ranks that share cores: in GRAPH_MODE two of them do what goes another
 # way there, and the rest runs in PYNATIVE_MODE; 3 and 8 ranks are in ``-m slow``.
 CASES = {
-    (2, "graph"): ("plain", "accumulation", "freezing", "grouped", "sum", "adasum adam"),
+    (2, "graph"): (
+        *("plain", "accumulation", "freezing", "grouped", "sum", "adasum adam", "in parts"),
+    ),
     (2, "pynative"): (
         *("plain", "accumulation", "freezing", "dynamic", "grouped", "compiled dynamic"),
         *("adasum compiled freezing", "adasum resumed", *FURTHER),
