@@ -73,12 +73,14 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
     Args:
         name (str): ``"fast"`` is meant to reach plain training's result sooner: in half of its
             batches, two updates of each, or, for a language model, with short sequences at first.
-            ``"fastest"`` is meant to come close to it in two fifths, and does the same to language
-            models. Both need falling learning rates, and leave a constant rate as it is.
+            ``"fastest"`` is meant to come close to it in two fifths, and trains a language model
+            as ``"fast"`` does. Both need falling learning rates, and leave a constant rate as it
+            is.
             ``"large-batch"`` makes one update of two batches, and over several devices combines
             them by AdaSum; a schedule of learning rates is gone through in half of the updates,
-            with smoothed labels. ``"fp16"`` scales the loss of a script whose network computes in
-            float16, and that has no loss-scale manager, whatever the number of updates.
+            with smoothed labels; it was tuned on one device. ``"fp16"`` scales the loss of a
+            script whose network computes in float16, and that has no loss-scale manager, whatever
+            the number of updates; it was not tuned.
         total_steps (int): updates of the whole training without a recipe, which are its batches,
             from 1 to 2**30.
         devices (int): processes that train together, from 1 on. Default: 1.

@@ -48,7 +48,7 @@ def single_process(name):
     for index, (x, y) in enumerate(distributed_worker.steps_of(name)):
         if index == distributed_worker.OVERFLOW_AT and name in distributed_worker.OVERFLOWING:
             x = np.full_like(x, np.inf)
-        if name == "in parts":  # first that of either rank which it trained on first
+        if name == "in parts":  # the first halves of both ranks, then the second
             x, y = (
                 np.concatenate([*np.split(one, 4)[::2], *np.split(one, 4)[1::2]]) for one in (x, y)
             )

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import nets
 import numpy as np
+import pytest
 from models import model_of
+
+from mindspore_boost_ext import recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "benchmarks"))
 
@@ -33,7 +36,7 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
     files = {name: str(tmp_path / f"race.{name}") for name in ("png", "json")}
     adam = '{"optimizer": {"adamw": 0.01}, "boost": {"mode": "disable_all"}}'
     words = ["--task", "tiny", "--run", "fast", "--run", adam, "--seeds", "1"]
-    words += ["--run", "large-batch", "--run", "fp16"]  # the former: 20 updates of two batches each
+    words += ["--run", "large-batch", "--run", "fp16"]
     words += ["--plot", files["png"], "--json", files["json"]]
     assert time_to_accuracy.main(words) == 0
     printed = capsys.readouterr()
@@ -47,15 +50,21 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
     assert time_to_accuracy.main(words) == 0  # goes on from the file: nothing is run again
 
 
-def test_a_run_that_cuts_batches_takes_its_share_of_them(graph_mode):
-    """Twenty of forty batches, not the forty updates that are made of them."""
+@pytest.mark.parametrize(
+    ("config", "batches"),
+    [
+        ({"short_schedule": {"total_steps": 40, "share": 0.5, "parts": 2}}, 20),
+        (recipe("large-batch", 40), 40),
+    ],
+)
+def test_batches_are_counted_and_not_the_updates_that_are_made_of_them(config, batches):
+    """Forty updates of twenty batches, or twenty of all forty."""
     tiny = tasks.Task(data, lambda: nets.Pooled(4, 2), tasks.momentum(0.1), 8, 40)
     net = tiny.network()
-    config = {"short_schedule": {"total_steps": 40, "share": 0.5, "parts": 2}}
     off = {"mode": "manual", "less_bn": False, "grad_freeze": False}
     optimizer = tiny.optimizer(net.trainable_params(), 40)
-    model = model_of(net, {"boost": off, **config}, optimizer)
-    assert time_to_accuracy.batches_of(model.train_network, tiny) == 20
+    model = model_of(net, {"boost": off} | config, optimizer)
+    assert time_to_accuracy.batches_of(model.train_network, tiny) == batches
 
 
 def test_a_transformer_takes_shorter_sequences(graph_mode):
