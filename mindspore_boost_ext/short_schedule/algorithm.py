@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 REFUSE, SKIP = "refuse", "skip"
 # Their updates take the optimizer's count of steps for something else than rates.
-_COUNTING = (nn.Lamb, nn.ASGD)
+_COUNTING = (nn.Lamb, nn.ASGD, nn.Rprop)
 _MOST_UPDATES = 2**30  # added up as int32
 _FEWEST = 32  # samples of a part that a recipe makes: fewer take longer, each, to compute
 

@@ -178,6 +178,7 @@ def test_what_does_not_update_does_not_advance(mode):
 @pytest.mark.parametrize("optimizer", [
     lambda params: nn.Momentum(params, 0.1, 0.9),
     lambda params: nn.ASGD(params, RATES),
+    lambda params: nn.Rprop(params, RATES),  # takes step 1 for the first, and no other rate
 ])  # fmt: skip
 def test_what_has_no_schedule_is_refused_or_left_alone(mode, optimizer):
     net = nets.MLP()
