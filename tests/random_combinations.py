@@ -31,7 +31,8 @@ class Case:
     """One combination.
 
     ``groups`` are (names, rate or None, weight decay or None); ``scale`` is (kind, settings ...);
-    ``overflows`` are the numbers of the batches in an epoch whose labels hold inf.
+    ``overflows`` are the numbers of the batches in an epoch whose labels hold inf; ``shorter`` is the
+    section of a shorter training.
     """
 
     number: int
@@ -57,6 +58,7 @@ class Case:
     batch: int
     epochs: int
     overflows: tuple[int, ...]
+    shorter: dict[str, Any] | None
 
     def __str__(self):
         settings = vars(self) | {"net": vars(self.net)}
@@ -75,6 +77,11 @@ class Case:
             if name == last_of_head and self.multiplier is not None:
                 names.append("head.multiplier")
         return [name for name in names if name not in self.net.frozen]
+
+    def has_schedule(self):
+        """Return whether any rate that is used depends on the step."""
+        rates = [rate or self.rate for _, rate, _ in self.groups] or [self.rate]
+        return any(kind != "constant" for kind, *_ in rates)
 
     def first_scales(self):
         """Return the loss scales of groups at the start."""
@@ -117,6 +124,12 @@ class Case:
         x, y = self.data()
         edges = range(0, self.samples, self.batch)
         return [(x[one : one + self.batch], y[one : one + self.batch]) for one in edges]
+
+    def parts(self, x, y):
+        """Return the parts of a batch that have an update each."""
+        count = self.shorter["parts"] if self.shorter else 1
+        edges = [place * len(x) // count for place in range(count + 1)]
+        return [(x[begin:end], y[begin:end]) for begin, end in zip(edges, edges[1:])]
 
 
 # ---- Drawing ----
@@ -347,6 +360,7 @@ def drawn(number, attempt):
         batch=batch,
         epochs=epochs,
         overflows=(),
+        shorter=None,
     )
     case = dataclasses.replace(case, groups=draw.groups(case, steps))
     if case.skips_overflows and draw.chance(0.7):
@@ -354,7 +368,19 @@ def drawn(number, attempt):
     if draw.chance(0.5):
         updates = max(steps // window, 1)
         case = dataclasses.replace(case, freeze=draw.freeze(case, updates))
-    return dataclasses.replace(case, boost_mode=mode_of(draw, case))
+    case = dataclasses.replace(case, boost_mode=mode_of(draw, case))
+    return shortened(draw, case, steps // window, rest)
+
+
+def shortened(draw, case, updates, rest):
+    """Return a case that may end early, at times with larger batches that are cut in parts."""
+    if updates < 2 or not case.has_schedule() or draw.chance(0.3):
+        return case
+    parts = 1 if case.window > 1 else draw.one(1, 2, 2, 3)
+    shorter = {"share": draw.one(0.5, 0.6, 0.7), "parts": parts, "total_steps": updates}
+    uneven = int(parts > 1 and rest > 3)  # the parts of the last batch are then not of one size
+    samples = case.samples * parts - uneven
+    return dataclasses.replace(case, shorter=shorter, batch=case.batch * parts, samples=samples)
 
 
 def mode_of(draw, case):

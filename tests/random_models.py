@@ -76,6 +76,9 @@ def config_of(case):
             config["less_bn"] |= {"multiplier": case.multiplier, "heads": ["head"]}
     if case.freeze is not None:
         config["grad_freeze"] = used_settings(case.freeze)
+    if case.shorter is not None:
+        config["boost"] |= {"short_schedule": True} if case.boost_mode == "manual" else {}
+        config["short_schedule"] = case.shorter
     if case.window > 1:
         config["grad_accumulation"] = {
             "grad_accumulation_step": case.window,

@@ -104,6 +104,15 @@ class Optimizer:
         self.states = {name: {} for name in names}
         self.updates = 0
 
+    @property
+    def position(self):
+        """The place in the schedules of rates."""
+        if self.case.shorter is None:
+            return self.updates
+        total, parts = self.case.shorter["total_steps"], self.case.shorter["parts"]
+        updates = round(self.case.shorter["share"] * total) * parts
+        return min(self.updates * total // updates, total - 1)
+
     def settings_of(self, name):
         """Return rate and weight decay of a parameter."""
         rate, decay = self.case.rate, self.case.weight_decay
@@ -126,7 +135,7 @@ class Optimizer:
             if self.case.centralized(name, gradient):
                 axes = tuple(range(1, gradient.ndim))
                 gradient = gradient - gradient.mean(axis=axes, keepdims=True)
-            lr = rate_at(rate, self.updates)
+            lr = rate_at(rate, self.position)
             rule, state = RULES[self.case.optimizer], self.states[name]
             new = rule(values[name], gradient, state, lr, self.updates, **more, **self.settings)
             values[name] = new.astype(values[name].dtype)
@@ -215,8 +224,9 @@ class Expected:
         self.overflows, self.used_groups, self.factors = [], [], []
         self._clear()
         for _ in range(case.epochs):
-            for x, y in case.batches():
-                self._step(x, y)
+            for batch in case.batches():
+                for part in case.parts(*batch) if not self._is_over() else ():
+                    self._step(*part)
             if case.flush and self.count:
                 self._close_window()
         self.skipped = sum(self.overflows)
@@ -227,6 +237,10 @@ class Expected:
             for factors in self.factors:
                 self.scales = self.scales * factors
         self.values = {**self.twin.values, **self.twin.statistics}
+
+    def _is_over(self):
+        shorter = self.case.shorter
+        return shorter and self.optimizer.position == shorter["total_steps"] - 1
 
     def _trained(self):
         if not self.case.freeze:
