@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
@@ -13,7 +13,6 @@ from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.cells import layers_of
-from mindspore_boost_ext.runtime.eval_copy import eval_copy
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import (
     CountedUpdate,
@@ -21,6 +20,7 @@ from mindspore_boost_ext.stages.phases import (
     first_updates,
     phases_of,
 )
+from mindspore_boost_ext.stages.trial import Outcome, on_trial
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
@@ -128,15 +128,17 @@ class GrowingInputs(Algorithm):
         self._show(step, firsts)
 
     def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
-        """Run the network in evaluation mode, which leaves no mark on it."""
-        with _compat.running_eagerly():
+        """Raise a ``ValueError`` unless the network gives like losses at every size."""
+        with on_trial(network) as run:
             try:
-                network = eval_copy(network, [network])
-                expected = _shapes(network(*inputs))
-            except Exception:  # a network that runs in a graph only is tried when it compiles
-                return
+                expected = run(*inputs)
+            except Exception as error:
+                if settings.if_unfit != SKIP:
+                    return  # a network that runs in a graph only is tried when it compiles
+                reason = f"cannot be tried on the first batch: {described(error)}"
+                raise ValueError(reason) from error
             for _, scale in settings.phases:
-                self._try(network, self.smaller(settings, scale), scale, expected, *inputs)
+                self._try(run, self.smaller(settings, scale), scale, expected, *inputs)
 
     def _sizes(self, settings: Any, *inputs: Any) -> list[list[Any]]:
         """Return the shapes of a batch in each phase; the last is that of full size."""
@@ -145,13 +147,20 @@ class GrowingInputs(Algorithm):
         return [[getattr(one, "shape", None) for one in each] for each in (*small, inputs)]
 
     def _try(
-        self, network: nn.Cell, smaller: nn.Cell, scale: float, expected: object, *inputs: object
+        self,
+        run: Callable[..., Outcome],
+        smaller: nn.Cell,
+        scale: float,
+        expected: Outcome,
+        *inputs: object,
     ) -> None:
-        """Raise a ``ValueError`` unless the network gives losses of the same shapes."""
-        cause = None
+        cause, reason = None, ""
         try:
-            found = _shapes(network(*smaller(*inputs)))
-            reason = "" if found == expected else f"the loss has shapes {found}, not {expected}"
+            found, finite = run(*smaller(*inputs))
+            if found != expected[0]:
+                reason = f"the loss has shapes {found}, not {expected[0]}"
+            elif expected[1] and not finite:
+                reason = "the loss is not finite"
         except Exception as error:  # the user's network
             cause, reason = error, described(error)
         if reason:
@@ -207,12 +216,6 @@ def _merged(firsts: Sequence[int], sizes: Sequence[object]) -> list[int]:
         if sizes[number] == sizes[number - 1]:
             found[number] = found[number - 1]
     return found
-
-
-def _shapes(outputs: object) -> list[tuple[int, ...]]:
-    """Return the shapes of what a network returned, when it has been computed."""
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    return [one.asnumpy().shape for one in outputs]
 
 
 def scaled(size: int, scale: float, multiple: int) -> int:

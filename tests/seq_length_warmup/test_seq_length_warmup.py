@@ -124,6 +124,64 @@ def test_a_network_that_fixes_the_length_is_refused_before_training(mode):
         step(Tensor(np.ones((2, LENGTH, 3), np.float32)))
 
 
+class Tried(nn.Cell):
+    """Notes each run in a Parameter; given a length it fails at others, in float16."""
+
+    def __init__(self, length=None):
+        super().__init__()
+        self.runs = ms.Parameter(Tensor([0.0]), requires_grad=False)
+        self.weight = ms.Parameter(Tensor([1.0]))
+        fixed = nn.Dense(length, 3, weight_init="ones") if length else nn.Identity()
+        self.layer = fixed.to_float(ms.float16)
+
+    def construct(self, x):
+        ms.ops.assign_add(self.runs, Tensor([1.0]))
+        return (self.layer(x) * self.weight).mean()
+
+
+@pytest.mark.parametrize("length", [LENGTH, None])
+def test_the_trial_leaves_no_mark(mode, length):
+    """Not on Parameters, nor on what MindSpore computes in, where the trial ends in an error."""
+    net = Tried(length)
+    step = step_of(net, if_unfit="skip")
+    step(Tensor(np.ones((2, LENGTH), np.float32)))
+    assert net.runs.asnumpy().tolist() == [1.0]
+    assert nn.Dense(2, 2)(Tensor(np.ones((1, 2), np.float32))).dtype == ms.float32
+    status = step.report()["seq_length_warmup"].status
+    assert status == ("skipped" if length else "applied")
+
+
+class OfWholeRows(nn.Cell):
+    """A mean over the places of each sequence that are not padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = ms.Parameter(Tensor([1.0]))
+
+    def construct(self, x):
+        mask = (x > 0).astype(ms.float32)
+        return ((x * mask).sum(1) / mask.sum(1)).mean() * self.weight
+
+
+def test_a_loss_that_short_sequences_make_infinite_is_refused(mode):
+    """Padding cut off makes rows of nothing else."""
+    x = np.ones((2, LENGTH), np.float32)
+    x[:, LENGTH // 2 :] = 0
+    step = step_of(OfWholeRows(), method="reshape")
+    with pytest.raises(ValueError, match=r"at scale 0\.25 .* the loss is not finite"):
+        step(Tensor(x))
+
+
+def test_with_skip_the_error_of_a_network_is_its_own(mode):
+    """Not that of short sequences."""
+    step = step_of(nn.Dense(LENGTH + 1, 3), if_unfit="skip")
+    with pytest.raises(ValueError, match=f"{LENGTH}.*{LENGTH + 1}"):
+        step(Tensor(np.ones((2, LENGTH), np.float32)))
+    row = step.report()["seq_length_warmup"]
+    assert row.status == "skipped"
+    assert row.reason.startswith("cannot be tried on the first batch: ")
+
+
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 4, 5)])
 def test_inputs_that_are_no_sequences_are_refused(shape):
     step = step_of(Positions())
