@@ -31,8 +31,8 @@ class Case:
     """One combination.
 
     ``groups`` are (names, rate or None, weight decay or None); ``scale`` is (kind, settings ...);
-    ``overflows`` are the numbers of the batches in an epoch whose labels hold inf; ``shorter`` is the
-    section of a shorter training.
+    ``overflows`` are the numbers of the batches in an epoch whose labels hold inf; ``shorter``
+    is the section of a shorter training.
     """
 
     number: int

@@ -101,7 +101,8 @@ class ShortScheduleAlgorithm(Algorithm):
             return
         reason = no_class_a_sample(*inputs) if settings.if_unfit == SKIP else ""
         parts = step.updates_per_batch
-        if parts > 1 and (reason or _samples(inputs[0]) < _FEWEST * parts):
+        small = _samples(inputs[0]) < _FEWEST * parts
+        if parts > 1 and (reason or small or not _are_of_samples(inputs)):
             self._leave_whole(step)
         if step.reducer_flag and settings.parts > 1:
             found = {"updates of a batch": str(step.updates_per_batch)}
@@ -115,11 +116,16 @@ class ShortScheduleAlgorithm(Algorithm):
 
     @staticmethod
     def _check_first_axis(step: BoostTrainOneStepCell, first: object) -> None:
-        parts = step.updates_per_batch
-        if parts > 1 and not _samples(first):
+        parts, samples = step.updates_per_batch, _samples(first)
+        if parts > 1 and not samples:
             raise ValueError(
                 f"short_schedule.parts={parts} cuts batches along the first axis of the first "
                 f"input, got {shown(first)}: leave it away"
+            )
+        if parts > 1 and samples < 2 * parts:
+            raise ValueError(
+                f"short_schedule.parts={parts} needs batches of at least {2 * parts} samples, two "
+                f"for each part, got {samples}: give fewer parts, or larger batches"
             )
 
     def _leave_whole(self, step: BoostTrainOneStepCell) -> None:
@@ -150,6 +156,14 @@ class ShortScheduleAlgorithm(Algorithm):
 def _samples(first: object) -> int:
     shape = getattr(first, "shape", ())
     return int(shape[0]) if shape else 0
+
+
+def _are_of_samples(inputs: tuple[Any, ...]) -> bool:
+    """Return whether every input can be cut: none is a graph's edges, or its matrix of nodes."""
+    samples = _samples(inputs[0])
+    shapes = [getattr(one, "shape", ()) for one in inputs]
+    of_samples = all(not shape or shape[0] == samples for shape in shapes)
+    return of_samples and (samples, samples) not in [tuple(one) for one in shapes[1:]]
 
 
 def _innermost(optimizer: nn.Cell) -> nn.Cell:

@@ -24,7 +24,8 @@ class PartByPart(StepChoice):
     r"""Runs a step on each part of a batch, as if the data came in batches of that size.
 
     Of :math:`N` samples part :math:`i` of :math:`P` has those from
-    :math:`\lfloor i N / P \rfloor` on. A batch of fewer than :math:`P` is one part for each sample.
+    :math:`\lfloor i N / P \rfloor` on. A batch of fewer than :math:`2 P` is cut into fewer
+    parts, so that none has one sample alone: of that BatchNorm makes NaN as its variance.
     Inputs whose first axis is not that of the first input are in every part as they are.
 
     Args:
@@ -56,7 +57,7 @@ class PartByPart(StepChoice):
 
 def parts_of(inputs: tuple[Any, ...], parts: int) -> int:
     """Return in how many parts a batch is cut."""
-    return 1 if parts == 1 else min(parts, inputs[0].shape[0])
+    return 1 if parts == 1 else max(min(parts, inputs[0].shape[0] // 2), 1)
 
 
 def part_of(inputs: tuple[Any, ...], number: int, parts: int) -> tuple[Any, ...]:

@@ -72,18 +72,18 @@ def test_in_a_graph_of_its_own_it_is_the_same(graph_mode, beside):
     nets.assert_same(*trained)
 
 
-@pytest.mark.parametrize("samples", [7, 1])
+@pytest.mark.parametrize("samples", [7, 3, 1])
 def test_parts_need_not_be_equal(mode, samples):
-    """Of seven three and four; one sample is one part."""
+    """Of seven three and four; of three none is cut off alone: BatchNorm needs two."""
     net, other = nets.MLP(), nets.MLP()
     step = shortened(on_list, net, short_schedule=CUT).train_network
     plain = reference(other)
     (x, y), *_ = nets.batches(1)
-    x, y = x[:samples], y[:samples]
-    step(Tensor(x), Tensor(y))
-    for half in halves(x, y):
-        if half[0].shape[0]:
-            plain(*half)
+    for end in (len(x), samples):
+        batch = x[:end], y[:end]
+        step(*map(Tensor, batch))
+        for part in halves(*batch) if end > 3 else [map(Tensor, batch)]:
+            plain(*part)
     nets.assert_same(nets.weights(net), nets.weights(other))
 
 
@@ -191,6 +191,39 @@ def test_windows_and_other_constructs_are_refused():
         Own(nn.WithLossCell(net, nets.loss_fn()), on_list(net.trainable_params()))
     with pytest.raises(ValueError, match=r"parts=1024 makes more updates than int32 can count"):
         shortened(on_list, nets.MLP(), short_schedule={"parts": 1024, "total_steps": 2**21})
+
+
+def test_parts_of_one_sample_are_refused(mode):
+    step = shortened(on_list, nets.MLP(), short_schedule=CUT).train_network
+    x, y = np.ones((3, nets.FEATURES), np.float32), np.zeros(3, np.int32)
+    with pytest.raises(ValueError, match=r"parts=2 needs batches of at least 4 samples.* got 3"):
+        step(Tensor(x), Tensor(y))
+
+
+class OfNodes(nn.Cell):
+    """A graph: features of its nodes, and its edges or its matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nets.MLP()
+
+    def construct(self, x, graph, y):
+        mixed = ms.ops.matmul(graph, x) if graph.shape[0] == x.shape[0] else x[graph[0]] + x
+        return nets.loss_fn()(self.net(mixed), y)
+
+
+@pytest.mark.parametrize("kind", ["matrix", "edges"])
+def test_a_recipe_cuts_no_graph(mode, kind):
+    net = OfNodes()
+    own = on_list(net.trainable_params())
+    config = config_of(short_schedule={"if_unfit": "skip", **CUT})
+    step = ms.Model(net, None, own, boost_level="O1", boost_config_dict=config).train_network
+    graph = np.eye(64, dtype=np.float32)
+    if kind == "edges":
+        graph = np.tile(np.arange(64, dtype=np.int32)[::-1], (2, 1))
+    x = np.ones((64, nets.FEATURES), np.float32)
+    assert np.isfinite(step(Tensor(x), Tensor(graph), Tensor(np.zeros(64, np.int32))).asnumpy())
+    assert "parts" not in step.report()["short_schedule"].counts
 
 
 def test_a_recipe_leaves_whole_what_it_cannot_cut(mode):

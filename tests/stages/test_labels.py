@@ -1,0 +1,36 @@
+"""Which labels are one class of each sample."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from mindspore_boost_ext.stages.labels import no_class_a_sample
+
+TOKENS = Tensor(np.ones((4, 8), np.int32))
+NUMBERS = Tensor(np.ones((4, 8), np.float32))
+
+
+def rows(*row):
+    return Tensor(np.tile(np.array(row, np.float32), (4, 1)))
+
+
+@pytest.mark.parametrize(("inputs", "words"), [
+    ((NUMBERS, Tensor(np.ones(4, np.int32))), ""),
+    ((TOKENS, rows(0.0, 1.0)), ""),
+    ((TOKENS, rows(0.3, 0.3, 0.4).astype(ms.bfloat16)), ""),  # 1 but for rounding
+    ((NUMBERS, rows(0.0, 1.0, 1.0)), ""),  # numbers to predict, or several classes
+    ((NUMBERS, rows(0, 0, 0, 0, 0, 1, 0, 0)), ""),  # as many classes as features
+    ((TOKENS, rows(2.5)), ""),  # one number a sequence
+    ((TOKENS, TOKENS, rows(1, 1, 1, 1, 0, 0, 0, 0)), "do not add up to 1"),  # a mask
+    ((TOKENS, rows(1, 1, 0)), "do not add up to 1"),  # weights of masked places
+    ((NUMBERS, NUMBERS), "do not add up to 1"),  # a series
+    ((TOKENS, TOKENS), "shape"),
+    ((TOKENS, Tensor(np.ones(32, np.int32))), "shape"),
+])  # fmt: skip
+def test_labels_of_places_are_told_from_classes(inputs, words):
+    found = no_class_a_sample(*inputs)
+    assert words in found
+    assert bool(words) == bool(found)
