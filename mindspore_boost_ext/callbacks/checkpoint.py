@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
 
+from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import shown
 
@@ -52,8 +55,10 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     if settings.get("async_save"):
         raise TypeError("save_checkpoint takes no async_save: the file has to be whole on return")
     path = checkpoint_path(path, settings.get("format", "ckpt"))
-    if isinstance(save_obj, BoostTrainOneStepCell):
-        in_force = json.dumps(save_obj.auto_boost.settings_in_force())
+    if isinstance(save_obj, nn.TrainOneStepCell):
+        in_force: Any = json.dumps(settings_of(save_obj))
+        if path.endswith(".safetensors"):  # holds tensors alone
+            in_force = Tensor(np.frombuffer(in_force.encode(), np.uint8).copy())
         settings["append_dict"] = {**(settings.get("append_dict") or {}), SETTINGS: in_force}
     path = os.path.realpath(path) if os.path.islink(path) else path  # the link stays one
     folder = os.path.dirname(path) or "."
@@ -88,11 +93,21 @@ def checkpoint_path(path: str | os.PathLike[str], kind: str = "ckpt") -> str:
     return text if text.endswith(f".{kind}") else f"{text}.{kind}"
 
 
-def read_settings(saved: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that :func:`save_checkpoint` has put into a file; empty for none."""
+def settings_of(train_network: nn.Cell) -> dict[str, str]:
+    """Return the settings in force in a step; of a plain one, those of level O0."""
+    boosted = isinstance(train_network, BoostTrainOneStepCell)
+    boost = train_network.auto_boost if boosted else AutoBoost()
+    in_force: dict[str, str] = boost.settings_in_force()
+    return in_force
+
+
+def read_settings(saved: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the settings that :func:`save_checkpoint` has put into a file; None without any."""
     text = saved.get(SETTINGS)
-    settings = json.loads(text) if isinstance(text, str) else {}
-    return settings if isinstance(settings, dict) else {}
+    if isinstance(text, Tensor):
+        text = text.asnumpy().tobytes().decode()
+    settings = json.loads(text) if isinstance(text, str) else None
+    return settings if isinstance(settings, dict) else None
 
 
 def _flush(path: str) -> None:
@@ -105,4 +120,4 @@ def _flush(path: str) -> None:
             os.close(descriptor)
 
 
-__all__ = ["SETTINGS", "checkpoint_path", "read_settings", "save_checkpoint"]
+__all__ = ["SETTINGS", "checkpoint_path", "read_settings", "save_checkpoint", "settings_of"]

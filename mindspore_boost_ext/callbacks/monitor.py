@@ -137,7 +137,8 @@ class BoostMonitor(Callback):
       step, and divided. The first step of a run (compilation) counts in neither; its rate, and
       that of an epoch with no other step, is null.
     - **step** counts over all epochs; with ``initial_epoch`` the skipped epochs count as done, and
-      in a second call of ``train`` or ``fit`` of the same Model those of the first.
+      in a second call of ``train`` or ``fit`` of the same Model those of the first, where both
+      have the same monitor.
 
     Args:
         history_path (Union[str, os.PathLike], optional): The JSON-lines file, see

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mindspore as ms
 from mindspore import Parameter, nn
@@ -12,18 +13,25 @@ from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.callbacks.checkpoint import (
+    SETTINGS,
     checkpoint_path,
     read_settings,
     save_checkpoint,
+    settings_of,
 )
 from mindspore_boost_ext.config.rules import check_all, integer
+from mindspore_boost_ext.integration.model import EndOfTraining
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.runtime.ranks import rank_and_count
 
 EPOCH = "epoch"
 _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
+_NOT_PARAMETERS = (*_EPOCH_NAMES, "step_num", SETTINGS)
 _RANK = "{rank}"
 _MOST_SHOWN = 5
+_SAFETENSORS = ".safetensors"
+# How many epochs of a network are done, in earlier calls and in the run that was restored.
+_DONE: WeakKeyDictionary[nn.Cell, int] = WeakKeyDictionary()
 
 
 class BoostCheckpoint(Callback):
@@ -34,6 +42,11 @@ class BoostCheckpoint(Callback):
     behind :class:`FlushAccumulation` in the list of callbacks. If a file cannot be written,
     training goes on, with a warning.
 
+    Epochs are counted on from call to call of ``train``, from the epoch that was restored, or from
+    ``initial_epoch``. The last file is written where an algorithm ends the training
+    (``short_schedule``). An epoch that a callback breaks off is not done, and leaves the file as it
+    was.
+
     Args:
         path (Union[str, os.PathLike]): the file; ``.ckpt`` is added when it is missing. With
             several ranks it holds ``{rank}``, which becomes the number of the rank: moments may
@@ -42,7 +55,8 @@ class BoostCheckpoint(Callback):
 
     Raises:
         TypeError: if ``path`` is no path.
-        ValueError: if ``path`` cannot be written, or ``epochs`` is less than 1.
+        ValueError: if ``path`` cannot be written, or ``epochs`` is less than 1; when training
+            begins, if a Parameter has the name under which a file holds the epoch.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -65,17 +79,36 @@ class BoostCheckpoint(Callback):
             )
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Refuse one file for several ranks."""
+        """Refuse one file for several ranks, and Parameters that no file could be restored with."""
         _path_of_rank(self.path)
+        network = run_context.original_args().train_network
+        taken = [one.name for one in network.get_parameters() if one.name in _NOT_PARAMETERS]
+        if taken:
+            raise ValueError(
+                f"BoostCheckpoint keeps the epoch under the name {taken[0]!r}, which a Parameter "
+                "of the network has: give the Parameter another name"
+            )
+        self._before: int | None = None
+
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        """Count on, where the call does not say at which epoch it begins."""
+        run = run_context.original_args()
+        if self._before is None:
+            self._before = _DONE.get(run.train_network, 0) if run.cur_epoch_num == 1 else 0
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Write the file."""
         run = run_context.original_args()
-        if run.cur_epoch_num % self.epochs != 0:
+        network, done = run.train_network, (self._before or 0) + run.cur_epoch_num
+        is_over = isinstance(network, BoostTrainOneStepCell) and EndOfTraining(network).is_now()
+        if run.cur_step_num % run.batch_num != 0 and not is_over:
+            warn(f"epoch {done} was broken off: {self.path!r} is left as it was")
             return
-        done = {EPOCH: run.cur_epoch_num}
+        _DONE[network] = done
+        if done % self.epochs != 0 and not is_over:
+            return
         try:
-            save_checkpoint(run.train_network, _path_of_rank(self.path), append_dict=done)
+            save_checkpoint(network, _path_of_rank(self.path), append_dict={EPOCH: done})
         except OSError as error:
             warn(f"{error.strerror}; training goes on")
 
@@ -120,16 +153,18 @@ def restore(
         >>> restore(model.train_network, path)
         3
     """
-    path = _path_of_rank(checkpoint_path(path))
-    saved = _read(path)
+    kind = "safetensors" if os.fspath(path).endswith(_SAFETENSORS) else "ckpt"
+    path = _path_of_rank(checkpoint_path(path, kind))
+    saved = _read(path, kind)
     epoch = _epoch_of(saved, path)
     settings = read_settings(saved)
     values = {name: one for name, one in saved.items() if isinstance(one, Parameter)}
-    for name in (*_EPOCH_NAMES, "step_num"):
+    for name in _NOT_PARAMETERS:
         values.pop(name, None)
     _check_settings(train_network, settings, path, allow_other_settings)
     _check_parameters(train_network, values, path)
     ms.load_param_into_net(train_network, values)
+    _DONE[train_network] = epoch
     return epoch
 
 
@@ -144,9 +179,9 @@ def _path_of_rank(path: str) -> str:
     return path.replace(_RANK, str(rank))
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str, kind: str) -> dict[str, Any]:
     try:
-        saved: dict[str, Any] = ms.load_checkpoint(path)
+        saved: dict[str, Any] = ms.load_checkpoint(path, format=kind)
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path!r} cannot be read as a checkpoint: {error}") from error
     return saved
@@ -163,12 +198,12 @@ def _epoch_of(saved: Mapping[str, Any], path: str) -> int:
 
 
 def _check_settings(
-    train_network: nn.Cell, saved: Mapping[str, str], path: str, allowed: bool
+    train_network: nn.Cell, saved: Mapping[str, str] | None, path: str, allowed: bool
 ) -> None:
-    """Compare the settings that are in force with those in a file, if it has any."""
-    if not saved or not isinstance(train_network, BoostTrainOneStepCell):
+    """Compare the settings that are in force with those in a file, if it says them."""
+    if saved is None:
         return
-    now = train_network.auto_boost.settings_in_force()
+    now = settings_of(train_network)
     known = {**dict.fromkeys(_switches(now), str(False)), **saved}  # it may be older than a switch
     names = [name for name in {**known, **now} if known.get(name) != now.get(name)]
     if not names:

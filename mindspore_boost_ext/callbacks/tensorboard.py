@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 _OF_STEP = ("loss", "learning_rate", "samples_per_second", "seconds")
+_NUMBERS = itertools.count()  # of the files of this process
 _OF_EPOCH = ("loss", "samples_per_second", "seconds")
 
 
@@ -36,7 +38,9 @@ class TensorBoardWriter:
             ) from error
         try:
             os.makedirs(path, exist_ok=True)
-            self._writer: Any = SummaryWriter(path)
+            # The library names files by the second, and writes over one of that name.
+            ending = f".{os.getpid()}.{next(_NUMBERS)}"
+            self._writer: Any = SummaryWriter(path, filename_suffix=ending)
         except OSError as error:
             raise ValueError(
                 f"tensorboard_dir must name a folder that can be written, got {path!r} "

@@ -270,20 +270,21 @@ class EndOfTraining(Callback):
 
     def was_before(self) -> bool:
         """Return whether the training was over before it began, and say so."""
-        if self._is_now():
+        if self.is_now():
             warn(
                 "nothing is trained: the schedule of this training is over; for another training "
                 "make the optimizer and the Model anew",
                 NoEffectWarning,
             )
-        return self._is_now()
+        return self.is_now()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Look after each step; in sink mode after as many as the device runs on its own."""
-        if self._is_now():
+        if self.is_now():
             run_context.request_stop()
 
-    def _is_now(self) -> bool:
+    def is_now(self) -> bool:
+        """Return whether the training is over."""
         return any(end() for end in self.ends)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import mindspore as ms
@@ -9,7 +10,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import CheckpointConfig, ModelCheckpoint
+from mindspore.train import Callback, CheckpointConfig, ModelCheckpoint
 from models import model_of
 
 from mindspore_boost_ext import (
@@ -72,7 +73,96 @@ def test_only_every_second_epoch_is_saved(tmp_path):
     train(model, 1, BoostCheckpoint(path, epochs=2))
     assert not path.exists()
     train(model, 3, BoostCheckpoint(path, epochs=2))
-    assert restore(accumulating().train_network, path) == 2
+    assert restore(accumulating().train_network, path) == 4
+
+
+def test_epochs_are_counted_on_from_call_to_call(tmp_path):
+    """And from the epoch that was restored; ``initial_epoch`` says it itself."""
+    path = tmp_path / "run.ckpt"
+    model = accumulating()
+    for _ in range(3):
+        train(model, 1, BoostCheckpoint(path))
+    second = accumulating()
+    assert restore(second.train_network, path) == 3
+    train(second, 1, BoostCheckpoint(path))
+    assert restore(second.train_network, path) == 4
+    train(second, 6, BoostCheckpoint(path), done=4)
+    assert restore(accumulating().train_network, path) == 6
+
+
+class StopAt(Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+
+    def on_train_step_end(self, run_context):
+        if run_context.original_args().cur_step_num == self.step:
+            run_context.request_stop()
+
+
+@pytest.mark.parametrize(("step", "done"), [(STEPS + 1, 1), (2 * STEPS, 2)])
+def test_an_epoch_that_is_broken_off_is_not_done(step, done, tmp_path):
+    """The file is left as it was, and the run goes on from there as if nothing had been."""
+    path, model = tmp_path / "run.ckpt", accumulating()
+    broken = pytest.warns(BoostWarning, match=r"epoch 2 was broken off: .*run\.ckpt' is left")
+    with broken if done == 1 else contextlib.nullcontext():
+        train(model, 4, StopAt(step), BoostCheckpoint(path))
+    second = accumulating()
+    assert restore(second.train_network, path) == done
+    nets.assert_same(train(second, 3, done=done), train(accumulating(), 3))
+
+
+def test_the_end_that_an_algorithm_makes_is_saved(tmp_path):
+    """Within an epoch, too, and whatever epochs lie between two files."""
+    path = tmp_path / "run.ckpt"
+    rates = [0.1 - 0.01 * step for step in range(3 * STEPS)]
+    config = {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False},
+        "short_schedule": {"total_steps": 3 * STEPS, "share": 0.5},
+    }
+
+
+    def shorter():
+        net = nets.MLP()
+        return model_of(net, config, nn.SGD(net.trainable_params(), rates), BoostModel)
+
+    train(shorter(), 3, BoostCheckpoint(path, epochs=10))
+    second = shorter()
+    assert restore(second.train_network, path) == 2
+    assert second.train_network.optimizer.global_step.asnumpy().tolist() == [3 * STEPS - 1]
+
+
+def test_a_parameter_that_no_file_could_hold_is_refused(tmp_path):
+    net = nets.MLP()
+    net.first.weight.name = "epoch"
+    model = accumulating(net=net)
+    with pytest.raises(ValueError, match=r"under the name 'epoch'.* give the Parameter another"):
+        train(model, 1, BoostCheckpoint(tmp_path / "run.ckpt"))
+
+
+def test_a_file_of_safetensors_is_restored(tmp_path):
+    path, model = tmp_path / "run.safetensors", accumulating()
+    train(model, 1)
+    save_checkpoint(model.train_network, path, format="safetensors", append_dict={"epoch": 1})
+    second = accumulating()
+    assert restore(second.train_network, path) == 1
+    nets.assert_same(nets.weights(second.train_network), nets.weights(model.train_network))
+    with pytest.raises(ValueError, match="grad_accumulation_step was 2 and is 4"):
+        restore(accumulating(window=4).train_network, path)
+
+
+def test_a_file_of_a_plain_step_is_refused_by_a_boosted_one(tmp_path):
+    """And goes into one in which nothing is on."""
+    path = tmp_path / "run.ckpt"
+    train(accumulating(level="O0"), 1, BoostCheckpoint(path))
+    net = nets.MLP()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    off = {"boost": {"mode": "disable_all"}}
+    assert restore(model_of(net, off, optimizer, BoostModel).train_network, path) == 1
+    clipping = {**off, "gradients": {"clip_norm": 1.0}}
+    step = model_of(net, clipping, optimizer, BoostModel).train_network
+    with pytest.raises(ValueError, match=r"clip_norm was None and is 1\.0"):
+        restore(step, path)
 
 
 # ---- what does not fit ----
@@ -136,7 +226,7 @@ def test_other_settings_may_be_allowed(saved):
     ("settings", "message"),
     [
         ({"net": nn.Dense(3, 3)}, r"does not fit this training: .* is missing in the file"),
-        ({"level": "O0"}, r"boost\.grad_accumulation.* in the file and missing here"),
+        ({"level": "O0"}, r"other settings: boost\.grad_accumulation was True and is False"),
     ],
 )
 def test_other_parameters_are_named_and_nothing_is_loaded(saved, settings, message):

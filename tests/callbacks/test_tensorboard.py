@@ -74,3 +74,9 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_first_step(tmp_path
     for value, kind in ((3, TypeError), ("", ValueError)):
         with pytest.raises(kind, match="BoostMonitor: tensorboard_dir must"):
             BoostMonitor(tensorboard_dir=value)
+
+
+def test_runs_of_one_second_have_a_file_each(tmp_path):
+    for _ in range(3):
+        TensorBoardWriter(tmp_path).close()
+    assert len(list(tmp_path.iterdir())) == 3
