@@ -12,7 +12,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import no_class_a_sample
@@ -48,6 +48,7 @@ class ShortScheduleAlgorithm(Algorithm):
             report.put(Row(self.switch, asked_by, SKIPPED, reason))
             return
         step.updates_per_batch = self._parts(step, settings)
+        _check_rates(optimizer, settings.total_steps)
         step.update_part = FasterSchedule(
             step.update_part, optimizer.global_step, self._updates(step), settings.total_steps
         )
@@ -137,6 +138,29 @@ class ShortScheduleAlgorithm(Algorithm):
             each.go_through_in(self._updates(step))
         self._show(step)
 
+    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+        """Warn when the training is longer or shorter than ``total_steps`` says."""
+        if not self._is_applied(step) or epochs <= 0:
+            return
+        settings: Any = step.auto_boost.config.short_schedule
+        total, batches = settings.total_steps, settings.batches(step.updates_per_batch)
+        position = int(_innermost(step.optimizer).global_step.asnumpy()[0])
+        planned = round(position * batches / total) + epochs * steps // step.window()
+        remedy = f"set {self.switch}.total_steps to the updates of the whole training"
+        if planned > total > position + 1:  # else it is over already, which is said elsewhere
+            warn(
+                f"{self.switch}.total_steps={total} ends this training after {batches} of the "
+                f"{planned} updates that it has: {remedy}",
+                NoEffectWarning,
+            )
+        elif planned < batches and epochs > 1:  # calls of one epoch each are parts of a training
+            warn(
+                f"the training has {planned} updates, and its shorter schedule {batches} "
+                f"({self.switch}.total_steps={total}), so that rates do not fall to their end: "
+                f"{remedy}, unless further calls go on with it",
+                NoEffectWarning,
+            )
+
     def _is_applied(self, step: BoostTrainOneStepCell) -> bool:
         return self.is_on(step) and step.report()[self.switch].status == APPLIED
 
@@ -181,6 +205,20 @@ def _unfit(optimizer: nn.Cell) -> str:
             "a list or a LearningRateSchedule, or train for fewer epochs"
         )
     return ""
+
+
+def _check_rates(optimizer: nn.Cell, total: int) -> None:
+    """Refuse lists that end before the schedule does."""
+    rates: Any = optimizer.learning_rate
+    entries = list(rates) if isinstance(rates, (list, tuple, nn.CellList)) else [rates]
+    lists = [getattr(one, "learning_rate", None) for one in entries]
+    lengths = [one.shape[0] for one in lists if isinstance(one, Tensor) and one.ndim == 1]
+    if min(lengths, default=total) < total:
+        raise ValueError(
+            f"short_schedule.total_steps={total} needs a rate for each of these steps, but the "
+            f"optimizer has a list of {min(lengths)}: set it to the updates of the whole training, "
+            "for which the list was made"
+        )
 
 
 class FasterSchedule(UpdateAround):

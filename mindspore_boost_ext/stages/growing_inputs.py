@@ -31,6 +31,9 @@ SKIP = "skip"
 class GrowingInputs(Algorithm):
     """Inputs are made smaller in the first phases of a training."""
 
+    _is_tried = False  # whether the first batch has shown that the network takes smaller inputs
+    _unsaid = ""  # a warning for the case that it does
+
     def smaller(self, settings: Any, scale: float) -> nn.Cell:
         """Return the Cell that makes a batch smaller: all inputs -> all inputs.
 
@@ -126,6 +129,8 @@ class GrowingInputs(Algorithm):
         firsts = _merged(self._firsts(step), self._sizes(settings, *inputs))
         self._begin_at(step, firsts)
         self._show(step, firsts)
+        self._is_tried = True
+        self._say(self._unsaid)
 
     def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
         """Raise a ``ValueError`` unless the network gives like losses at every size."""
@@ -185,13 +190,22 @@ class GrowingInputs(Algorithm):
             return
         phases = phases_of(step.update_part, self.switch)
         updates, first = phases.updates() + step.updates_in(epochs * steps), phases.firsts[-1] + 1
-        if updates < first:
-            warn(
-                f"the training ends at update {updates}, before its inputs have their full size "
-                f"(from update {first} on): accuracy at full size will be poor; set "
-                f"{self.switch}.total_steps to the updates of the training",
-                NoEffectWarning,
-            )
+        if updates >= first:
+            return
+        message = (
+            f"the training ends at update {updates}, before its inputs have their full size "
+            f"(from update {first} on): accuracy at full size will be poor; set "
+            f"{self.switch}.total_steps to the updates of the training"
+        )
+        if self._is_tried or getattr(step.auto_boost.config, self.switch).if_unfit != SKIP:
+            self._say(message)
+        else:
+            self._unsaid = message
+
+    @staticmethod
+    def _say(message: str) -> None:
+        if message:
+            warn(message, NoEffectWarning)
 
 
 class _Behind(nn.Cell):

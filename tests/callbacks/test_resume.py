@@ -121,7 +121,6 @@ def test_the_end_that_an_algorithm_makes_is_saved(tmp_path):
         "short_schedule": {"total_steps": 3 * STEPS, "share": 0.5},
     }
 
-
     def shorter():
         net = nets.MLP()
         return model_of(net, config, nn.SGD(net.trainable_params(), rates), BoostModel)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import mindspore as ms
 import nets
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from mindspore import Tensor, nn
 from models import model_of
 
-from mindspore_boost_ext import AutoBoost
+from mindspore_boost_ext import AutoBoost, NoEffectWarning
 from mindspore_boost_ext.seq_length_warmup import ShortSequences
 
 LENGTH, VOCABULARY, TOTAL = 8, 5, 8
@@ -180,6 +182,16 @@ def test_with_skip_the_error_of_a_network_is_its_own(mode):
     row = step.report()["seq_length_warmup"]
     assert row.status == "skipped"
     assert row.reason.startswith("cannot be tried on the first batch: ")
+
+
+@pytest.mark.parametrize("net", [Tried, Positions])
+def test_with_skip_the_warning_of_an_early_end_waits_for_the_first_batch(net):
+    """Which shows whether sequences are short at first."""
+    step = step_of(net(), if_unfit="skip")
+    step.expect_training(1, 2)
+    warns = pytest.warns(NoEffectWarning, match="ends at update 2, before its inputs have their")
+    with warns if net is Tried else contextlib.nullcontext():
+        step(Tensor(np.ones((2, LENGTH, 3), np.float32)))
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 4, 5)])

@@ -141,7 +141,7 @@ def test_a_loss_scale_skips_a_part_and_says_so(mode, bad):
 
 def test_a_model_stops_after_its_batches(mode):
     model, count = shortened(on_list, nets.MLP(), short_schedule=CUT), Count()
-    model.train(5, epochs(3), callbacks=count, dataset_sink_mode=False)
+    model.train(3, epochs(3), callbacks=count, dataset_sink_mode=False)
     assert (count.steps, count.epochs) == (BATCHES, 2)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import mindspore as ms
 import nets
 import numpy as np
@@ -128,9 +130,9 @@ class Count(ms.train.Callback):
 def test_a_model_stops_at_the_end_of_the_schedule(mode, how):
     model, count = shortened(on_list, nets.MLP()), Count()
     if how == "one call":
-        model.train(5, epochs(3), callbacks=count, dataset_sink_mode=False)
+        model.train(3, epochs(3), callbacks=count, dataset_sink_mode=False)
     elif how == "fit":
-        model.fit(5, epochs(3), epochs(1), callbacks=[count], dataset_sink_mode=False)
+        model.fit(3, epochs(3), epochs(1), callbacks=[count], dataset_sink_mode=False)
     else:
         for _ in range(2):
             model.train(1, epochs(3), callbacks=(count,), dataset_sink_mode=False)
@@ -149,7 +151,7 @@ def test_a_loop_over_epochs_stops_there_too(mode):
     config = config_of(short_schedule={})
     step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config)
     batches = [(Tensor(x), Tensor(y)) for x, y in nets.batches(3)]
-    for batch in step.over(batches, 5, [count]):
+    for batch in step.over(batches, 3, [count]):
         step(*batch)
     assert (count.steps, count.epochs, count.ends) == (4, 2, 1)
     with pytest.warns(NoEffectWarning, match="the schedule of this training is over"):
@@ -175,6 +177,23 @@ def test_what_does_not_update_does_not_advance(mode):
     assert places == [0, 2, 2, 2, 2, 5]
 
 
+@pytest.mark.parametrize(("done", "epochs", "steps", "words"), [
+    (0, 4, 3, "total_steps=10 ends this training after 4 of the 12 updates that it has: set "),
+    (0, 5, 2, ""),
+    (0, 2, 2, ""),  # as many as are made
+    (0, 3, 1, r"has 3 updates, and its shorter schedule 4 .* not fall to their end: set short_s"),
+    (0, 1, 3, ""),  # it may be called again
+    (1, 3, 1, ""),  # goes on
+    (1, 5, 2, "after 4 of the 11 updates"),
+])  # fmt: skip
+def test_a_training_of_another_length_is_warned_of(done, epochs, steps, words):
+    model = shortened(on_list, nets.MLP())
+    for x, y in nets.batches(done):
+        model.train_network(Tensor(x), Tensor(y))
+    with pytest.warns(NoEffectWarning, match=words) if words else contextlib.nullcontext():
+        model.train_network.expect_training(epochs, steps)
+
+
 @pytest.mark.parametrize("optimizer", [
     lambda params: nn.Momentum(params, 0.1, 0.9),
     lambda params: nn.ASGD(params, RATES),
@@ -189,6 +208,16 @@ def test_what_has_no_schedule_is_refused_or_left_alone(mode, optimizer):
     count = Count()
     model.train(2, epochs(3), callbacks=count, dataset_sink_mode=False)
     assert count.steps == 6
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_list_that_ends_before_the_schedule_is_refused(grouped):
+    def optimizer(params):
+        rates = RATES[:-1]
+        return nn.Adam(_two_groups(params, rates), 0.02) if grouped else nn.SGD(params, rates)
+
+    with pytest.raises(ValueError, match=r"total_steps=10 needs a rate for .* list of 9: set"):
+        shortened(optimizer, nets.MLP(), short_schedule={"if_unfit": "skip"})
 
 
 def test_it_needs_to_know_the_whole_training():
