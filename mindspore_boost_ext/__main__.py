@@ -116,8 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(describe())
             return 0
+        if options.recipe or options.total_steps is not None:
+            options.config = _written_recipe(options)
+        if options.config and (options.explain or options.check):
+            raise ValueError(
+                "--explain and --check ask about the configuration behind them: give no --config "
+                "or --recipe beside it, or --explain alone"
+            )
         if options.explain is not None:
-            print(_answer(options.explain, options.level or "O1"))
+            print(_answer(options.explain or options.config or "", options.level or "O1"))
             return 0
         if options.script is not None:
             _give_outside(options)
@@ -153,8 +160,6 @@ def _give_outside(options: argparse.Namespace) -> None:
     """Put level and settings for the script where its processes look for them, and check them."""
     if options.level:
         os.environ[LEVEL_VARIABLE] = options.level
-    if options.recipe or options.total_steps is not None:
-        options.config = _written_recipe(options)
     if options.config:
         os.environ[CONFIG_VARIABLE] = os.path.abspath(options.config)
     settings_from_outside()

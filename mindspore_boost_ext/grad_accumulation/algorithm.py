@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_accumulation.window import DROP_WINDOW, GradientAccumulation
 from mindspore_boost_ext.stages.gradients import check_dense
 
@@ -33,6 +34,12 @@ class AccumulationAlgorithm(Algorithm):
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Refuse a window that micro-batches of the other weighting have filled."""
         if step.use_grad_accumulation and len(inputs) > 0:
+            if step.window_part.by_samples and not getattr(inputs[0], "shape", ()):
+                raise ValueError(
+                    "grad_accumulation.weighting='samples' counts samples along the first axis of "
+                    f"the first input, got {shown(inputs[0])}: give the samples first, or "
+                    "weighting 'equal'"
+                )
             step.window_part.check_weighting(step.window_part.weight_of(*inputs))
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:

@@ -210,8 +210,8 @@ def make_train_step(
         loss_fn (Cell, optional): takes the network's output and the label, the last Tensor of a
             batch; None if the network returns the loss itself.
         optimizer (Cell): the optimizer over its trainable parameters.
-        level (str, optional): ``"O0"``, ``"O1"`` or ``"O2"``. Default: None, which is what
-            ``MINDSPORE_BOOST_EXT_LEVEL`` says, else O1 with ``config`` and O0 without.
+        level (str, optional): ``"O0"``, ``"O1"`` or ``"O2"``. Default: None, which is O1
+            with ``config``; without, what ``MINDSPORE_BOOST_EXT_LEVEL`` says, else O0.
         config (Union[dict, str, os.PathLike, None]): the settings, as for ``boost_config_dict`` of
             ``ms.Model``. Default: None.
         loss_scale_manager (LossScaleManager, optional): as for ``ms.Model``. Default: None, which

@@ -87,7 +87,10 @@ class Built:
     def _reason(self) -> str:
         if self.plain:
             names = ", ".join(dict.fromkeys(self.plain))
-            if settings_from_outside():
+            outside = settings_from_outside()
+            if outside.get("boost_level") == "O0":
+                return f"the level given, O0, switches nothing on for the Model of {names}: give O1"
+            if outside:
                 return f"the script gives the Model of {names} boost_level='O0' itself"
             return f"the Model of {names} has no boost_level: put --level O1 before the script"
         if self.own_steps:

@@ -20,6 +20,8 @@ from mindspore_boost_ext.less_batch_normalization.rewrite import (
 from mindspore_boost_ext.report import APPLIED, Row
 from mindspore_boost_ext.thor.optimizer import thor_of
 
+_CENTRALIZES = "; less_bn.gc_flag centralizes gradients all the same"
+
 
 class LessBNAlgorithm(Algorithm):
     """LessBN, its head, and gradient centralization."""
@@ -30,13 +32,14 @@ class LessBNAlgorithm(Algorithm):
         """Rewrite the network, and fit the optimizer to its parameters."""
         rewriting = self._rewritten(build.network, build)
         build.regroupings.append(rewriting.regrouped)
-        warn_without_effect(rewriting)
+        centralizes = build.config.less_bn.gc_flag
+        warn_without_effect(rewriting, _CENTRALIZES if centralizes else "")
         warn_of_trained(rewriting)
         for row in rewriting.rows(build.report[self.switch].asked_by):
             build.report.put(row)
         self._check_preconditioner(build.optimizer, rewriting)
         centralize = {}
-        if build.config.less_bn.gc_flag:
+        if centralizes:
             centralize = centralized_weights(build, "gradient centralization", self.switch)
         build.optimizer = rebuild_for(build.optimizer, rewriting, centralize)
         points = build.config.common.gradient_split_groups

@@ -72,12 +72,12 @@ class LessBN(nn.Cell):
         return call(self.network, inputs)
 
 
-def warn_without_effect(rewriting: Rewriting) -> None:
-    """Warn if a network has not changed; say if it had before."""
+def warn_without_effect(rewriting: Rewriting, also: str = "") -> None:
+    """Warn if a network has not changed, and what else there is; say if it had before."""
     if not rewriting.has_effect:
         reasons = sorted({change.reason for change in rewriting.changes})
         why = "; ".join(reasons) or "the network has no BatchNorm"
-        warn(f"less_bn has no effect on this network: {why}", NoEffectWarning)
+        warn(f"less_bn has no effect on this network: {why}{also}", NoEffectWarning)
     elif not rewriting.is_new:
         LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
 

@@ -341,7 +341,8 @@ class THOR(nn.Optimizer):
             f"it keeps its last inverse: a factor was not finite or not invertible; {remedy}", kept
         )
         self._warn_of_layers(
-            "it keeps its last inverse, or its plain gradient if it has none: the network uses the "
+            "it keeps its last inverse, or its plain gradient if it has none: a factor was zero, "
+            "because all inputs or gradients of the layer were, or because the network uses the "
             "weight, but not through the layer's own construct (another Cell reads it, or the "
             "layer is recomputed)",
             passed_by,

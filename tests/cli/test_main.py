@@ -145,6 +145,17 @@ def test_explain_says_what_a_configuration_would_do(capsys, tmp_path):
     assert "mode auto" in capsys.readouterr().out
 
 
+def test_explain_says_what_a_recipe_or_a_given_file_would_do(capsys, tmp_path):
+    assert main(["--recipe", "fast", "--total-steps", "1000", "--explain"]) == 0
+    assert "total_steps=1000" in capsys.readouterr().out
+    config = str(write(tmp_path, "c.json", '{"boost": {"mode": "disable_all"}}'))
+    assert main(["--config", config, "--explain"]) == 0
+    assert "mode disable_all" in capsys.readouterr().out
+    for question in ("--explain", "--check"):
+        assert main(["--config", config, question, config]) == 2
+        assert "give no --config or --recipe beside it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", [*ALGORITHMS, "loss_scale"])
 def test_explain_shows_the_card_of_an_algorithm(capsys, name):
     assert main(["--explain", name]) == 0
@@ -271,6 +282,7 @@ def test_a_script_is_boosted_from_the_environment(launched, tmp_path):
     [
         ("Model", [], "the Model of SequentialCell has no boost_level: put --level O1 before"),
         ("own level", ["--level", "O1"], "gives the Model of SequentialCell boost_level='O0'"),
+        ("Model", ["--level", "O0"], "O0, switches nothing on for the Model of SequentialCell"),
         ("own step", ["--level", "O1"], "has a step cell of its own, TrainOneStepCell: give ms.M"),
         ("loop", ["--level", "O1"], "the script built no ms.Model with an optimizer; a loop"),
     ],

@@ -306,3 +306,26 @@ def test_mindcvs_own_subclass_in_its_training_step(graph_mode):
     for x, y in micro:
         step(Tensor(x), Tensor(y))
     assert_close(net, reference)
+
+
+class Heated(nn.Cell):
+    """Takes a number before its samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nets.MLP()
+
+    def construct(self, temperature, x):
+        return (self.net(x) / temperature).mean()
+
+
+def test_samples_that_cannot_be_counted_are_refused():
+    net = Heated()
+    config = {
+        "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False},
+        "grad_accumulation": {"grad_accumulation_step": 2, "weighting": "samples"},
+    }
+    config["boost"]["grad_accumulation"] = True
+    step = model_of(net, config, loss_fn=None).train_network
+    with pytest.raises(ValueError, match=r"weighting='samples' counts .* got .*: give the samples"):
+        step(Tensor(2.0), Tensor(np.ones((2, nets.FEATURES), np.float32)))
