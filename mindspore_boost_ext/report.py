@@ -11,7 +11,7 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 LOGGER = logging.getLogger("mindspore_boost_ext")
@@ -112,6 +112,10 @@ class Report:
     def rows(self) -> tuple[Row, ...]:
         """All rows, in the order in which their algorithms came up."""
         return tuple(self._rows.values())
+
+    def __iter__(self) -> Iterator[Row]:
+        """Go through the rows."""
+        return iter(self.rows)
 
     def __getitem__(self, algorithm: str) -> Row:
         """Return the row of one algorithm; ``KeyError`` if there is none."""

@@ -25,7 +25,8 @@ def test_a_later_row_takes_the_place_of_the_earlier():
     report.put(Row("less_bn", "level O1", "applied"))
     report.put(Row("adasum", "-", "inactive"))
     report.put(Row("less_bn", "level O1", "skipped", "no residual block"))
-    assert [row.algorithm for row in report.rows] == ["less_bn", "adasum"]
+    assert [row.algorithm for row in report] == ["less_bn", "adasum"]
+    assert tuple(report) == report.rows
     assert report["less_bn"].reason == "no residual block"
 
 

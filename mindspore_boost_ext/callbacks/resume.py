@@ -134,6 +134,7 @@ def restore(
         int, how many epochs are done: ``initial_epoch`` of ``model.train``.
 
     Raises:
+        TypeError: if ``train_network`` is no Cell, such as a Model.
         ValueError: if the file cannot be read, does not say its epoch, was saved with other
             settings, or names, shapes or dtypes of Parameters differ.
 
@@ -153,6 +154,9 @@ def restore(
         >>> restore(model.train_network, path)
         3
     """
+    if not isinstance(train_network, nn.Cell):
+        found = type(train_network).__name__
+        raise TypeError(f"restore takes model.train_network, a Cell, got a {found}")
     kind = "safetensors" if os.fspath(path).endswith(_SAFETENSORS) else "ckpt"
     path = _path_of_rank(checkpoint_path(path, kind))
     saved = _read(path, kind)

@@ -23,10 +23,11 @@ class ResizedImages(nn.Cell):
 
     Inputs:
         - **images** (Tensor) - float, shape :math:`(N, C, H, W)`.
-        - **\*rest** (tuple(Tensor)) - the other inputs.
+        - **\*rest** (tuple(Tensor)) - the other inputs. Those that are float, of four axes, and of
+          this height and width are made smaller, too.
 
     Outputs:
-        tuple, the images, dtype as given, shape :math:`(N, C, h, w)`, and the rest as it was.
+        tuple of all inputs, dtypes as given, images in shape :math:`(N, C, h, w)`.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -45,14 +46,22 @@ class ResizedImages(nn.Cell):
         self.scale, self.multiple = scale, multiple
 
     def construct(self, images: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        """Resize the first input."""
+        """Resize the first input, and others of its size."""
+        height, width = images.shape[2:]
+        result: tuple[Tensor, ...] = (self._small(images),)
+        for one in rest:
+            like = one.ndim == 4 and one.shape[2:] == (height, width) and one.is_floating_point()
+            result += (self._small(one) if like else one,)
+        return result
+
+    def _small(self, images: Tensor) -> Tensor:
         height = scaled(images.shape[2], self.scale, self.multiple)
         width = scaled(images.shape[3], self.scale, self.multiple)
         # In float32: float16 has no kernel on CPU.
         small = ops.interpolate(
             ops.cast(images, ms.float32), size=(height, width), mode="bilinear", align_corners=False
         )
-        return (ops.cast(small, images.dtype), *rest)
+        return ops.cast(small, images.dtype)
 
 
 class ResizingAlgorithm(GrowingInputs):

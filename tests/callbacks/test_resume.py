@@ -239,6 +239,11 @@ def test_a_shape_that_differs_is_named(saved):
         restore(accumulating(net=nets.MLP(hidden=9)).train_network, saved)
 
 
+def test_a_model_is_told_from_its_train_network(saved):
+    with pytest.raises(TypeError, match=r"restore takes model\.train_network, a Cell, got a Boost"):
+        restore(accumulating(), saved)
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     step = accumulating().train_network
     with pytest.raises(ValueError, match=r"none\.ckpt' cannot be read as a checkpoint"):

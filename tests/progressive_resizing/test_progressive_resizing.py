@@ -103,6 +103,17 @@ def test_images_are_interpolated_bilinearly(mode, scale, multiple, sizes):
     np.testing.assert_array_equal(rest.asnumpy(), labels.asnumpy())
 
 
+def test_all_images_of_that_size_are_made_smaller(mode):
+    """As those of a network for pairs; not what has other sides, or is no image."""
+    random = np.random.default_rng(0)
+    first, second = (random.normal(size=(2, sides, 8, 6)).astype(np.float32) for sides in (3, 1))
+    others = random.normal(size=(2, 1, 4, 6)).astype(np.float32), np.ones((2, 1, 8, 6), np.int32)
+    _, pair, *rest = ResizedImages(0.5)(*map(Tensor, (first, second, *others)))
+    np.testing.assert_allclose(pair.asnumpy(), bilinear(second, 4, 3), rtol=0, atol=1e-6)
+    for one, other in zip(rest, others):
+        np.testing.assert_array_equal(one.asnumpy(), other)
+
+
 def test_float16_images_stay_float16(mode):
     images = np.random.default_rng(0).normal(size=(1, 1, 6, 6)).astype(np.float16)
     (found,) = ResizedImages(0.5)(Tensor(images))
