@@ -28,6 +28,7 @@ from mindspore_boost_ext._compat.running import (  # noqa: F401  (as _compat.NAM
     compiled_graphs,
     differentiated_functions,
     forget_compiled,
+    forgetting_failures,
     free_compiled,
     running_eagerly,
     without_autograd,

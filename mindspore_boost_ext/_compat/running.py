@@ -56,32 +56,24 @@ def running_eagerly() -> Iterator[None]:
     mode = context.get_mode()
     context.set_mode(ms.PYNATIVE_MODE)
     try:
-        with _graph_api()._no_grad(), _dtypes_as_before():
+        with _graph_api()._no_grad():
             yield
     finally:
         context.set_mode(mode)
 
 
 @contextlib.contextmanager
-def _dtypes_as_before() -> Iterator[None]:
-    """Leave a float16 Cell that raises: MindSpore would compute all else in float16, too."""
-    executor = sys.modules["mindspore.nn.cell"]._pynative_executor
-    change, entered = executor.set_mixed_precision_type, []
+def forgetting_failures() -> Iterator[None]:
+    """In the context a Cell that raises leaves PYNATIVE_MODE as it was.
 
-    def noted(kind: object, is_push: bool = True) -> object:
-        if is_push:
-            entered.append(kind)
-        else:
-            entered.pop()
-        return change(kind, is_push)
-
-    executor.set_mixed_precision_type = noted
+    MindSpore would go on recording for a backward pass, and compute all that follows in the float16
+    of such a Cell.
+    """
     try:
         yield
-    finally:
-        del executor.set_mixed_precision_type
-        for kind in entered:
-            change(kind, False)
+    except BaseException:
+        sys.modules["mindspore.nn.cell"]._pynative_executor.clear_res()
+        raise
 
 
 def _graph_api() -> ModuleType:

@@ -240,7 +240,7 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
                 algorithm.check_state(self, *inputs)
             self._has_run = True
         self.update_part.before_step(*inputs)
-        with self._host_writes.followed():
+        with self._host_writes.followed(), _compat.forgetting_failures():
             return self._run_chosen(*inputs, **kwargs)
 
     def _run_chosen(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:

@@ -17,6 +17,7 @@ from mindspore_boost_ext import (
     BoostTrainOneStepWithLossScaleCell,
     BoostWarning,
 )
+from mindspore_boost_ext._compat import differentiated_functions
 from mindspore_boost_ext.boost_cell_wrapper import tensor_grad_scale
 
 
@@ -233,3 +234,17 @@ def test_the_report_says_how_long_the_first_step_took(mode, manager):
         model.train_network(Tensor(x), Tensor(y))
     row = model.train_network.report()["first steps"]
     assert re.fullmatch(r"the step: \d+\.\d s", row.reason)
+
+
+def test_a_step_that_fails_leaves_what_follows_as_it_was(mode):
+    """In a notebook, say: MindSpore would go on recording, and computing in float16."""
+    off = {"boost": {"mode": "disable_all"}}
+    wrong = nn.Dense(nets.FEATURES + 1, nets.CLASSES).to_float(ms.float16)
+    (x, y), *_ = nets.batches(1)
+    with pytest.raises(ValueError, match=str(nets.FEATURES + 1)):
+        model_of(wrong, off).train_network(Tensor(x), Tensor(y))
+
+    net, before = nets.MLP(), differentiated_functions()
+    step = model_of(net, off, nn.AdaMax(net.trainable_params())).train_network
+    assert step(Tensor(x), Tensor(y)).dtype == ms.float32
+    assert differentiated_functions() == before
