@@ -187,12 +187,12 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
                 loss = call(self.update, (loss, gradients, *inputs))
         return loss
 
-    def joined(self, outputs: tuple[Any, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    def joined(self, outputs: tuple[Any, ...], samples: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, whether a part was skipped, and the scale of the last one."""
         skipped = outputs[0][1]
         for one in outputs[1:]:
             skipped = ops.logical_or(skipped, one[1])
-        return joined_losses(tuple([one[0] for one in outputs])), skipped, outputs[-1][2]
+        return joined_losses(tuple([one[0] for one in outputs]), samples), skipped, outputs[-1][2]
 
     def __call__(self, *inputs: Tensor, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:
         """Run a step; from time to time look whether the scale sits at its minimum."""

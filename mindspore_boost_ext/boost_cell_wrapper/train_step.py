@@ -312,9 +312,9 @@ class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
         """Return how many updates are made of so many batches."""
         return batches * self.updates_per_batch // self.window()
 
-    def joined(self, outputs: tuple[Any, ...]) -> Any:
+    def joined(self, outputs: tuple[Any, ...], samples: int) -> Any:
         """Return the outputs for a batch from those for its parts."""
-        return joined_losses(outputs)
+        return joined_losses(outputs, samples)
 
     def expect_training(self, epochs: int, steps: int) -> None:
         """Warn about settings that so many epochs of so many steps leave without effect."""

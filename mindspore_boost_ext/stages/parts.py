@@ -46,13 +46,13 @@ class PartByPart(StepChoice):
             if number > 0:
                 part = (ops.depend(part[0], outputs[-1]), *part[1:])
             outputs += (call(self.step, part),)
-        return self.step.joined(outputs)
+        return self.step.joined(outputs, inputs[0].shape[0])
 
     def run(self, variant: nn.Cell, *inputs: Tensor, **kwargs: object) -> Any:
         """Run the step on one part after the other: it is compiled for one."""
         parts = parts_of(inputs, self.parts)
         outputs = [variant(*part_of(inputs, one, parts), **kwargs) for one in range(parts)]
-        return variant.joined(tuple(outputs))
+        return variant.joined(tuple(outputs), inputs[0].shape[0])
 
 
 def parts_of(inputs: tuple[Any, ...], parts: int) -> int:
@@ -73,14 +73,20 @@ def part_of(inputs: tuple[Any, ...], number: int, parts: int) -> tuple[Any, ...]
     return part
 
 
-def joined_losses(losses: tuple[Any, ...]) -> Any:
-    """Return the loss of a batch from those of its parts: the mean, or one for each sample."""
+def joined_losses(losses: tuple[Any, ...], samples: int) -> Any:
+    """Return the loss of a batch from those of its parts: the mean, or one for each sample.
+
+    Args:
+        losses: of each part, a Tensor or a tuple of Tensors.
+        samples (int): of the batch.
+    """
     if len(losses) == 1:
         return losses[0]
     if isinstance(losses[0], tuple):
         places = range(len(losses[0]))
-        return tuple([joined_losses(tuple([one[place] for one in losses])) for place in places])
-    if losses[0].size > 1:
+        of_places = [tuple([one[place] for one in losses]) for place in places]
+        return tuple([joined_losses(one, samples) for one in of_places])
+    if losses[0].ndim > 0 and sum([one.shape[0] for one in losses]) == samples:
         return ops.cat(losses)
     return sum(losses[1:], losses[0]) / len(losses)
 

@@ -124,6 +124,30 @@ def test_losses_of_samples_are_those_of_the_batch(mode):
     np.testing.assert_array_equal(found[: len(x) // 2], expected)  # of the weights before
 
 
+class TwoTasks(nn.Cell):
+    """Gives a loss for each of two tasks, stacked."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nets.MLP()
+
+    def construct(self, x, y):
+        loss = nets.loss_fn()(self.net(x), y)
+        return ms.ops.stack((loss, 2 * loss))
+
+
+def test_losses_of_tasks_are_means_over_the_parts(mode):
+    net, other = TwoTasks(), TwoTasks()
+    own = on_list(net.trainable_params())
+    step = model_of(net, config_of(short_schedule=CUT), own, loss_fn=None).train_network
+    slower = nn.Momentum(other.trainable_params(), [RATES[one] for one in AT], 0.9)
+    plain = nn.TrainOneStepCell(other, slower).set_train()
+    (batch,) = nets.batches(1)
+    found = step(*map(Tensor, batch)).asnumpy()
+    expected = np.mean([plain(*half).asnumpy() for half in halves(*batch)], 0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)  # a sum of two in float32
+
+
 @pytest.mark.parametrize("bad", [0, 1])  # the half that is not finite
 def test_a_loss_scale_skips_a_part_and_says_so(mode, bad):
     manager, other = (ms.DynamicLossScaleManager(2.0**10, 2, 1000) for _ in range(2))
