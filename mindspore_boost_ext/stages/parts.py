@@ -46,13 +46,13 @@ class PartByPart(StepChoice):
             if number > 0:
                 part = (ops.depend(part[0], outputs[-1]), *part[1:])
             outputs += (call(self.step, part),)
-        return self.step.joined(outputs, inputs[0].shape[0])
+        return outputs[0] if parts == 1 else self.step.joined(outputs, inputs[0].shape[0])
 
     def run(self, variant: nn.Cell, *inputs: Tensor, **kwargs: object) -> Any:
         """Run the step on one part after the other: it is compiled for one."""
         parts = parts_of(inputs, self.parts)
         outputs = [variant(*part_of(inputs, one, parts), **kwargs) for one in range(parts)]
-        return variant.joined(tuple(outputs), inputs[0].shape[0])
+        return outputs[0] if parts == 1 else variant.joined(tuple(outputs), inputs[0].shape[0])
 
 
 def parts_of(inputs: tuple[Any, ...], parts: int) -> int:
@@ -77,11 +77,9 @@ def joined_losses(losses: tuple[Any, ...], samples: int) -> Any:
     """Return the loss of a batch from those of its parts: the mean, or one for each sample.
 
     Args:
-        losses: of each part, a Tensor or a tuple of Tensors.
+        losses: of each of several parts, a Tensor or a tuple of Tensors.
         samples (int): of the batch.
     """
-    if len(losses) == 1:
-        return losses[0]
     if isinstance(losses[0], tuple):
         places = range(len(losses[0]))
         of_places = [tuple([one[place] for one in losses]) for place in places]
