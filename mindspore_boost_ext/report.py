@@ -28,6 +28,26 @@ class NoEffectWarning(BoostWarning):
     """Something that was asked for changes nothing."""
 
 
+class HeldWarning:
+    """A warning that waits until the first batch has shown that it is true."""
+
+    def __init__(self) -> None:
+        self._message, self._waits = "", True
+
+    def give(self, message: str) -> None:
+        """Issue a warning, or keep it."""
+        if self._waits:
+            self._message = message
+        else:
+            warn(message, NoEffectWarning)
+
+    def release(self) -> None:
+        """Issue what was kept; from now on nothing is."""
+        message, self._message, self._waits = self._message, "", False
+        if message:
+            warn(message, NoEffectWarning)
+
+
 def is_main_process() -> bool:
     """Return whether this process speaks for the job: rank 0, or the only one."""
     return os.environ.get("RANK_ID", "0") in ("", "0")

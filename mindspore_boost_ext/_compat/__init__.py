@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 import mindspore.boost
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 from mindspore.train.train_thor.convert_utils import (
     ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
@@ -268,6 +268,14 @@ def set_child(cell: nn.Cell, name: str, child: Any) -> None:
 def wrapped_optimizer(optimizer: nn.Cell) -> nn.Cell | None:
     """Return the optimizer in one that wraps it (``FreezeOpt``, ``nn.LARS``); None if none is."""
     return vars(optimizer).get("_cells", {}).get("opt")
+
+
+def lists_of_rates(optimizer: nn.Cell) -> list[Tensor]:
+    """Return the rates of each step that an optimizer was given as lists, of each group."""
+    rates: Any = optimizer.learning_rate
+    entries = list(rates) if isinstance(rates, (list, tuple, nn.CellList)) else [rates]
+    kind = sys.modules["mindspore.nn.optim.optimizer"]._IteratorLearningRate
+    return [one.learning_rate for one in entries if isinstance(one, kind)]
 
 
 def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:

@@ -67,12 +67,15 @@ def forgetting_failures() -> Iterator[None]:
     """In the context a Cell that raises leaves PYNATIVE_MODE as it was.
 
     MindSpore would go on recording for a backward pass, and compute all that follows in the float16
-    of such a Cell.
+    of such a Cell. Within a recording of the user's own, which would be lost, nothing is done.
     """
+    executor = sys.modules["mindspore.nn.cell"]._pynative_executor
+    is_within = executor.grad_flag()
     try:
         yield
     except BaseException:
-        sys.modules["mindspore.nn.cell"]._pynative_executor.clear_res()
+        if not is_within:
+            executor.clear_res()
         raise
 
 

@@ -57,7 +57,7 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     path = checkpoint_path(path, settings.get("format", "ckpt"))
     if isinstance(save_obj, nn.TrainOneStepCell):
         in_force: Any = json.dumps(settings_of(save_obj))
-        if path.endswith(".safetensors"):  # holds tensors alone
+        if kind_of(path) == "safetensors":  # holds tensors alone
             in_force = Tensor(np.frombuffer(in_force.encode(), np.uint8).copy())
         settings["append_dict"] = {**(settings.get("append_dict") or {}), SETTINGS: in_force}
     path = os.path.realpath(path) if os.path.islink(path) else path  # the link stays one
@@ -78,8 +78,17 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         ) from error
 
 
-def checkpoint_path(path: str | os.PathLike[str], kind: str = "ckpt") -> str:
+def kind_of(path: str) -> str:
+    """Return the kind of file that a path names by its end."""
+    return "safetensors" if path.endswith(".safetensors") else "ckpt"
+
+
+def checkpoint_path(path: str | os.PathLike[str], kind: str | None = "ckpt") -> str:
     """Return a path as a str that ends in ``.ckpt``, or in another kind of file.
+
+    Args:
+        path: what was given.
+        kind (str, optional): of the file; None for that which the path names. Default: ``"ckpt"``.
 
     Raises:
         TypeError: if it is no path.
@@ -90,6 +99,7 @@ def checkpoint_path(path: str | os.PathLike[str], kind: str = "ckpt") -> str:
     text = os.fspath(path)
     if not isinstance(text, str) or not text:
         raise ValueError(f"path must be a non-empty str or os.PathLike of one, got {shown(path)}")
+    kind = kind or kind_of(text)
     return text if text.endswith(f".{kind}") else f"{text}.{kind}"
 
 
@@ -120,4 +130,11 @@ def _flush(path: str) -> None:
             os.close(descriptor)
 
 
-__all__ = ["SETTINGS", "checkpoint_path", "read_settings", "save_checkpoint", "settings_of"]
+__all__ = [
+    "SETTINGS",
+    "checkpoint_path",
+    "kind_of",
+    "read_settings",
+    "save_checkpoint",
+    "settings_of",
+]

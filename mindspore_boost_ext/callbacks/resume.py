@@ -15,6 +15,7 @@ from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.callbacks.checkpoint import (
     SETTINGS,
     checkpoint_path,
+    kind_of,
     read_settings,
     save_checkpoint,
     settings_of,
@@ -29,7 +30,6 @@ _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_i
 _NOT_PARAMETERS = (*_EPOCH_NAMES, "step_num", SETTINGS)
 _RANK = "{rank}"
 _MOST_SHOWN = 5
-_SAFETENSORS = ".safetensors"
 # How many epochs of a network are done, in earlier calls and in the run that was restored.
 _DONE: WeakKeyDictionary[nn.Cell, int] = WeakKeyDictionary()
 
@@ -42,15 +42,15 @@ class BoostCheckpoint(Callback):
     behind :class:`FlushAccumulation` in the list of callbacks. If a file cannot be written,
     training goes on, with a warning.
 
-    Epochs are counted on from call to call of ``train``, from the epoch that was restored, or from
-    ``initial_epoch``. The last file is written where an algorithm ends the training
-    (``short_schedule``). An epoch that a callback breaks off is not done, and leaves the file as it
-    was.
+    Epochs are counted on from call to call of ``train`` that has such a callback, from the epoch
+    that was restored, or from ``initial_epoch``. The last file is written where an algorithm ends
+    the training (``short_schedule``). An epoch that a callback breaks off is not done, and leaves
+    the file as it was.
 
     Args:
-        path (Union[str, os.PathLike]): the file; ``.ckpt`` is added when it is missing. With
-            several ranks it holds ``{rank}``, which becomes the number of the rank: moments may
-            differ between ranks.
+        path (Union[str, os.PathLike]): the file; ``.ckpt`` is added unless it ends so or in
+            ``.safetensors``. With several ranks it holds ``{rank}``, which becomes the number of
+            the rank: moments may differ between ranks.
         epochs (int): how many epochs lie between two files, at least 1. Default: 1.
 
     Raises:
@@ -70,7 +70,7 @@ class BoostCheckpoint(Callback):
     def __init__(self, path: str | os.PathLike[str], epochs: int = 1) -> None:
         super().__init__()
         check_all("BoostCheckpoint", epochs=(epochs, integer(1)))
-        self.path = checkpoint_path(path)
+        self.path = checkpoint_path(path, None)
         self.epochs = int(epochs)
         folder = os.path.dirname(self.path) or "."
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(self.path):
@@ -101,14 +101,17 @@ class BoostCheckpoint(Callback):
         run = run_context.original_args()
         network, done = run.train_network, (self._before or 0) + run.cur_epoch_num
         is_over = isinstance(network, BoostTrainOneStepCell) and EndOfTraining(network).is_now()
-        if run.cur_step_num % run.batch_num != 0 and not is_over:
+        # Epochs may differ in length: one that does not end where it should is no break alone.
+        is_broken = run_context.get_stop_requested() and run.cur_step_num % run.batch_num != 0
+        if is_broken and not is_over:
             warn(f"epoch {done} was broken off: {self.path!r} is left as it was")
             return
         _DONE[network] = done
         if done % self.epochs != 0 and not is_over:
             return
         try:
-            save_checkpoint(network, _path_of_rank(self.path), append_dict={EPOCH: done})
+            kind, path = kind_of(self.path), _path_of_rank(self.path)
+            save_checkpoint(network, path, append_dict={EPOCH: done}, format=kind)
         except OSError as error:
             warn(f"{error.strerror}; training goes on")
 
@@ -157,9 +160,8 @@ def restore(
     if not isinstance(train_network, nn.Cell):
         found = type(train_network).__name__
         raise TypeError(f"restore takes model.train_network, a Cell, got a {found}")
-    kind = "safetensors" if os.fspath(path).endswith(_SAFETENSORS) else "ckpt"
-    path = _path_of_rank(checkpoint_path(path, kind))
-    saved = _read(path, kind)
+    path = _path_of_rank(checkpoint_path(path, None))
+    saved = _read(path)
     epoch = _epoch_of(saved, path)
     settings = read_settings(saved)
     values = {name: one for name, one in saved.items() if isinstance(one, Parameter)}
@@ -183,9 +185,9 @@ def _path_of_rank(path: str) -> str:
     return path.replace(_RANK, str(rank))
 
 
-def _read(path: str, kind: str) -> dict[str, Any]:
+def _read(path: str) -> dict[str, Any]:
     try:
-        saved: dict[str, Any] = ms.load_checkpoint(path, format=kind)
+        saved: dict[str, Any] = ms.load_checkpoint(path, format=kind_of(path))
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path!r} cannot be read as a checkpoint: {error}") from error
     return saved

@@ -50,8 +50,10 @@ class ResizedImages(nn.Cell):
         height, width = images.shape[2:]
         result: tuple[Tensor, ...] = (self._small(images),)
         for one in rest:
-            like = one.ndim == 4 and one.shape[2:] == (height, width) and one.is_floating_point()
-            result += (self._small(one) if like else one,)
+            is_image = isinstance(one, Tensor) and one.ndim == 4 and one.is_floating_point()
+            if is_image and one.shape[2:] == (height, width):
+                one = self._small(one)
+            result += (one,)
         return result
 
     def _small(self, images: Tensor) -> Tensor:

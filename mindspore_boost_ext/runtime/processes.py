@@ -53,7 +53,7 @@ def progress_of(pid: int) -> mmap.mmap | None:
     """Open the count of another process; None if it shows none (yet)."""
     with contextlib.suppress(OSError):
         for handle in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError, ValueError):  # closed meanwhile; has no size yet
                 if os.readlink(handle).startswith(f"/memfd:{_PROGRESS}"):
                     with open(handle, "rb") as file:
                         return mmap.mmap(file.fileno(), _COUNT.size, prot=mmap.PROT_READ)

@@ -57,7 +57,7 @@ class ShortSequences(nn.Cell):
         short = scaled(length, self.scale, self.multiple)
         result = ()
         for one in inputs:
-            if one.ndim > 1 and one.shape[1] == length:
+            if isinstance(one, Tensor) and one.ndim > 1 and one.shape[1] == length:
                 if self.reshapes:
                     whole = one[:, : length // short * short]
                     one = whole.reshape((-1, short, *one.shape[2:]))

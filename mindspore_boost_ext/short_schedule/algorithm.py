@@ -12,10 +12,10 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
+from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, Row
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
-from mindspore_boost_ext.stages.labels import no_class_a_sample
+from mindspore_boost_ext.stages.labels import no_class_a_sample, rows_of_places
 from mindspore_boost_ext.stages.parts import PartByPart
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
@@ -33,6 +33,9 @@ class ShortScheduleAlgorithm(Algorithm):
     """A shorter training."""
 
     switch = "short_schedule"
+
+    def __init__(self) -> None:
+        self.other_length = HeldWarning()
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Let each update advance the optimizer's schedule by more than one step."""
@@ -52,6 +55,8 @@ class ShortScheduleAlgorithm(Algorithm):
         step.update_part = FasterSchedule(
             step.update_part, optimizer.global_step, self._updates(step), settings.total_steps
         )
+        if settings.if_unfit != SKIP:
+            self.other_length.release()
         if step.updates_per_batch > 1:
             step.choose_first(self._choice)
         self._show(step)
@@ -100,7 +105,9 @@ class ShortScheduleAlgorithm(Algorithm):
         if settings.if_unfit == REFUSE:
             self._check_first_axis(step, inputs[0])
             return
-        reason = no_class_a_sample(*inputs) if settings.if_unfit == SKIP else ""
+        reason = ""
+        if settings.if_unfit == SKIP:
+            reason = no_class_a_sample(*inputs) or rows_of_places(*inputs)
         parts = step.updates_per_batch
         small = _samples(inputs[0]) < _FEWEST * parts
         if parts > 1 and (reason or small or not _are_of_samples(inputs)):
@@ -114,6 +121,8 @@ class ShortScheduleAlgorithm(Algorithm):
                 each.leave_alone()
             report = step.report()
             report.put(Row(self.switch, report[self.switch].asked_by, SKIPPED, reason))
+        else:
+            self.other_length.release()
 
     @staticmethod
     def _check_first_axis(step: BoostTrainOneStepCell, first: object) -> None:
@@ -148,17 +157,15 @@ class ShortScheduleAlgorithm(Algorithm):
         planned = round(position * batches / total) + epochs * steps // step.window()
         remedy = f"set {self.switch}.total_steps to the updates of the whole training"
         if planned > total > position + 1:  # else it is over already, which is said elsewhere
-            warn(
+            self.other_length.give(
                 f"{self.switch}.total_steps={total} ends this training after {batches} of the "
-                f"{planned} updates that it has: {remedy}",
-                NoEffectWarning,
+                f"{planned} updates that it has: {remedy}"
             )
         elif planned < batches and epochs > 1:  # calls of one epoch each are parts of a training
-            warn(
+            self.other_length.give(
                 f"the training has {planned} updates, and its shorter schedule {batches} "
                 f"({self.switch}.total_steps={total}), so that rates do not fall to their end: "
-                f"{remedy}, unless further calls go on with it",
-                NoEffectWarning,
+                f"{remedy}, unless further calls go on with it"
             )
 
     def _is_applied(self, step: BoostTrainOneStepCell) -> bool:
@@ -209,10 +216,7 @@ def _unfit(optimizer: nn.Cell) -> str:
 
 def _check_rates(optimizer: nn.Cell, total: int) -> None:
     """Refuse lists that end before the schedule does."""
-    rates: Any = optimizer.learning_rate
-    entries = list(rates) if isinstance(rates, (list, tuple, nn.CellList)) else [rates]
-    lists = [getattr(one, "learning_rate", None) for one in entries]
-    lengths = [one.shape[0] for one in lists if isinstance(one, Tensor) and one.ndim == 1]
+    lengths = [len(one) for one in _compat.lists_of_rates(optimizer)]
     if min(lengths, default=total) < total:
         raise ValueError(
             f"short_schedule.total_steps={total} needs a rate for each of these steps, but the "

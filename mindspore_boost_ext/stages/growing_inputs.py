@@ -11,7 +11,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
-from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
+from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, Row
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import (
@@ -31,8 +31,8 @@ SKIP = "skip"
 class GrowingInputs(Algorithm):
     """Inputs are made smaller in the first phases of a training."""
 
-    _is_tried = False  # whether the first batch has shown that the network takes smaller inputs
-    _unsaid = ""  # a warning for the case that it does
+    def __init__(self) -> None:
+        self.too_short = HeldWarning()
 
     def smaller(self, settings: Any, scale: float) -> nn.Cell:
         """Return the Cell that makes a batch smaller: all inputs -> all inputs.
@@ -55,6 +55,8 @@ class GrowingInputs(Algorithm):
                 f"{type(step).__name__} has a construct of its own, which would train at full size "
                 f"from the first step on: leave {self.switch} away"
             )
+        if getattr(step.auto_boost.config, self.switch).if_unfit != SKIP:
+            self.too_short.release()
         firsts = self._firsts(step)
         step.update_part = CountedUpdate(step.update_part, self.switch, firsts)
         step.choose_last(self._choice)
@@ -129,8 +131,7 @@ class GrowingInputs(Algorithm):
         firsts = _merged(self._firsts(step), self._sizes(settings, *inputs))
         self._begin_at(step, firsts)
         self._show(step, firsts)
-        self._is_tried = True
-        self._say(self._unsaid)
+        self.too_short.release()
 
     def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
         """Raise a ``ValueError`` unless the network gives like losses at every size."""
@@ -192,20 +193,11 @@ class GrowingInputs(Algorithm):
         updates, first = phases.updates() + step.updates_in(epochs * steps), phases.firsts[-1] + 1
         if updates >= first:
             return
-        message = (
+        self.too_short.give(
             f"the training ends at update {updates}, before its inputs have their full size "
             f"(from update {first} on): accuracy at full size will be poor; set "
             f"{self.switch}.total_steps to the updates of the training"
         )
-        if self._is_tried or getattr(step.auto_boost.config, self.switch).if_unfit != SKIP:
-            self._say(message)
-        else:
-            self._unsaid = message
-
-    @staticmethod
-    def _say(message: str) -> None:
-        if message:
-            warn(message, NoEffectWarning)
 
 
 class _Behind(nn.Cell):

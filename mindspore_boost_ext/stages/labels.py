@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor
 
 _SHARES = (ms.float16, ms.bfloat16, ms.float32, ms.float64)  # dtypes of a row for each sample
 _SLACK = 0.01  # of shares in float16 or bfloat16, added up
@@ -20,25 +19,32 @@ def no_class_a_sample(*inputs: object) -> str:
     Args:
         inputs: the batch, labels last: ``[N]`` of classes or ``[N, K]`` of their shares.
     """
-    first, labels = (getattr(one, "shape", ()) for one in (inputs[0], inputs[-1]))
+    shapes: list[tuple[int, ...]] = [getattr(one, "shape", ()) for one in inputs]
+    first, labels = shapes[0], shapes[-1]
     rows = len(labels) == 2 and getattr(inputs[-1], "dtype", None) in _SHARES
-    if first[:1] != labels[:1] or not (len(labels) == 1 or rows):
-        return f"takes one class a sample, but the labels have the shape {tuple(labels)}"
-    if rows and _are_of_places(inputs[0], inputs[-1]):
-        return f"takes shares of classes, but the rows of labels {tuple(labels)} do not add up to 1"
-    return ""
+    if first[:1] == labels[:1] and (len(labels) == 1 or rows):
+        return ""
+    return f"takes one class a sample, but the labels have the shape {tuple(labels)}"
 
 
-def _are_of_places(first: Any, labels: Tensor) -> bool:
-    """Return whether rows belong to a sequence, such as a mask of tokens or a series.
+def rows_of_places(*inputs: Any) -> str:
+    """Return why the last input, rows of numbers, is of the places of sequences; empty if not.
 
-    Shares of classes are told from them by their sum, 1.
+    A mask of tokens, or a series. Shares of classes are told from them by their sum, 1.
+
+    Args:
+        inputs: the batch.
     """
-    sequence = first.dtype not in _SHARES or first.shape == labels.shape
-    if not sequence or labels.shape[1] == 1:
-        return False
+    first, labels = inputs[0], inputs[-1]
+    shape: tuple[int, ...] = getattr(labels, "shape", ())
+    if len(shape) != 2 or shape[1] == 1 or labels.dtype not in _SHARES or labels.size == 0:
+        return ""
+    if first.dtype in _SHARES and first.shape != shape:  # numbers, and no series
+        return ""
     sums = labels.float().asnumpy().sum(1)
-    return bool(abs(sums - 1).max() > _SLACK)
+    if abs(sums - 1).max() <= _SLACK:
+        return ""
+    return f"takes shares of classes, but the rows of labels {tuple(shape)} do not add up to 1"
 
 
-__all__ = ["no_class_a_sample"]
+__all__ = ["no_class_a_sample", "rows_of_places"]

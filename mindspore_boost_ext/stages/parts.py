@@ -74,7 +74,7 @@ def part_of(inputs: tuple[Any, ...], number: int, parts: int) -> tuple[Any, ...]
 
 
 def joined_losses(losses: tuple[Any, ...], samples: int) -> Any:
-    """Return the loss of a batch from those of its parts: the mean, or one for each sample.
+    """Return the loss of a batch from those of its parts: the mean, or all for each sample.
 
     Args:
         losses: of each of several parts, a Tensor or a tuple of Tensors.
@@ -84,8 +84,11 @@ def joined_losses(losses: tuple[Any, ...], samples: int) -> Any:
         places = range(len(losses[0]))
         of_places = [tuple([one[place] for one in losses]) for place in places]
         return tuple([joined_losses(one, samples) for one in of_places])
-    if losses[0].ndim > 0 and sum([one.shape[0] for one in losses]) == samples:
-        return ops.cat(losses)
+    if losses[0].ndim > 0:
+        # Of each sample, or of each place in it, there is a loss; else they are of several tasks.
+        are_of_samples = sum([one.shape[0] for one in losses]) % samples == 0
+        if are_of_samples or losses[0].shape != losses[-1].shape:
+            return ops.cat(losses)
     return sum(losses[1:], losses[0]) / len(losses)
 
 

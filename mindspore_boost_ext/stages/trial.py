@@ -26,7 +26,9 @@ def on_trial(network: nn.Cell) -> Iterator[Callable[..., Outcome]]:
     Args:
         network (Cell): the network, which gives its loss.
     """
-    kept = [(one, one.copy()) for one in network.get_parameters() if not one.requires_grad]
+    kept = [
+        (one, _on_host(one).copy()) for one in network.get_parameters() if not one.requires_grad
+    ]
     with _compat.running_eagerly():
         copy: Any = None
 
@@ -40,20 +42,31 @@ def on_trial(network: nn.Cell) -> Iterator[Callable[..., Outcome]]:
             yield run
         finally:
             for one, value in kept:
-                ops.assign(one, value)
+                if not np.array_equal(_on_host(one), value, equal_nan=True):
+                    ops.assign(one, Tensor(value, one.dtype))
 
 
-def _outcome(outputs: Any) -> Outcome:
+def _outcome(outputs: object) -> Outcome:
     """Return what a network gave, when it has been computed."""
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    values = [_on_host(one) for one in outputs]
+    values = list(_values(outputs))
     finite = all(np.isfinite(one).all() for one in values if np.issubdtype(one.dtype, np.floating))
     return [one.shape for one in values], finite
 
 
-def _on_host(output: Tensor) -> np.ndarray:
-    value: np.ndarray = (output.float() if output.dtype == ms.bfloat16 else output).asnumpy()
+def _values(outputs: object) -> Iterator[np.ndarray]:
+    """Yield the Tensors in what a network gave, which may be nested."""
+    if isinstance(outputs, Tensor):
+        yield _on_host(outputs)
+    elif isinstance(outputs, dict):
+        yield from _values(list(outputs.values()))
+    elif isinstance(outputs, (tuple, list)):
+        for one in outputs:
+            yield from _values(one)
+
+
+def _on_host(tensor: Tensor) -> np.ndarray:
+    value: np.ndarray = (tensor.float() if tensor.dtype == ms.bfloat16 else tensor).asnumpy()
     return value
 
 
-__all__ = ["on_trial"]
+__all__ = ["Outcome", "on_trial"]

@@ -248,3 +248,19 @@ def test_a_step_that_fails_leaves_what_follows_as_it_was(mode):
     step = model_of(net, off, nn.AdaMax(net.trainable_params())).train_network
     assert step(Tensor(x), Tensor(y)).dtype == ms.float32
     assert differentiated_functions() == before
+
+
+@pytest.mark.parametrize("mode", ["pynative"], indirect=True)
+def test_a_step_that_fails_within_a_recording_leaves_that(mode):
+    """Somebody differentiates a function in which a step fails, and is caught."""
+    step = model_of(nn.Dense(nets.FEATURES + 1, 1), {"boost": {"mode": "disable_all"}})
+    (x, y), *_ = nets.batches(1)
+
+    def cube(w):
+        square = w * w
+        with pytest.raises(ValueError, match=str(nets.FEATURES + 1)):
+            step.train_network(Tensor(x), Tensor(y))
+        return (square * w).sum()
+
+    gradient = ms.grad(cube)(Tensor([2.0, 3.0]))
+    np.testing.assert_allclose(gradient.asnumpy(), [12.0, 27.0], rtol=1e-6)

@@ -9,7 +9,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import Tensor, nn
 from mindspore.train import Callback, CheckpointConfig, ModelCheckpoint
 from models import model_of
 
@@ -18,6 +18,7 @@ from mindspore_boost_ext import (
     BoostCheckpoint,
     BoostModel,
     BoostWarning,
+    make_train_step,
     restore,
     save_checkpoint,
 )
@@ -112,6 +113,28 @@ def test_an_epoch_that_is_broken_off_is_not_done(step, done, tmp_path):
     nets.assert_same(train(second, 3, done=done), train(accumulating(), 3))
 
 
+class Varying:
+    """Batches of which an epoch has four, then three, and so on; it says four."""
+
+    def __init__(self):
+        self.epochs = 0
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        self.epochs += 1
+        return iter([tuple(map(Tensor, one)) for one in nets.batches(4 - (self.epochs - 1) % 2)])
+
+
+def test_epochs_that_vary_in_length_are_done(tmp_path):
+    net = nets.MLP()
+    step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
+    for batch in step.over(Varying(), 3, [BoostCheckpoint(tmp_path / "run.ckpt")]):
+        step(*batch)
+    assert restore(step.train_network, tmp_path / "run.ckpt") == 3
+
+
 def test_the_end_that_an_algorithm_makes_is_saved(tmp_path):
     """Within an epoch, too, and whatever epochs lie between two files."""
     path = tmp_path / "run.ckpt"
@@ -141,8 +164,8 @@ def test_a_parameter_that_no_file_could_hold_is_refused(tmp_path):
 
 def test_a_file_of_safetensors_is_restored(tmp_path):
     path, model = tmp_path / "run.safetensors", accumulating()
-    train(model, 1)
-    save_checkpoint(model.train_network, path, format="safetensors", append_dict={"epoch": 1})
+    train(model, 1, BoostCheckpoint(path))
+    assert os.listdir(tmp_path) == ["run.safetensors"]
     second = accumulating()
     assert restore(second.train_network, path) == 1
     nets.assert_same(nets.weights(second.train_network), nets.weights(model.train_network))
@@ -277,8 +300,10 @@ def test_a_window_of_the_other_weighting_is_refused_before_it_is_used(mode, one,
     ("path", "kind"), [("", ValueError), (b"run.ckpt", ValueError), (3, TypeError)]
 )
 def test_what_is_no_path_is_refused(path, kind):
-    with pytest.raises(kind, match="path"):
+    with pytest.raises(kind, match="path must be"):
         BoostCheckpoint(path)
+    with pytest.raises(kind, match="path must be"):
+        restore(accumulating().train_network, path)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_training(tmp_path):

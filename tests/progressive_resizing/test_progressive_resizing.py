@@ -108,7 +108,8 @@ def test_all_images_of_that_size_are_made_smaller(mode):
     random = np.random.default_rng(0)
     first, second = (random.normal(size=(2, sides, 8, 6)).astype(np.float32) for sides in (3, 1))
     others = random.normal(size=(2, 1, 4, 6)).astype(np.float32), np.ones((2, 1, 8, 6), np.int32)
-    _, pair, *rest = ResizedImages(0.5)(*map(Tensor, (first, second, *others)))
+    _, pair, *rest, nothing = ResizedImages(0.5)(*map(Tensor, (first, second, *others)), None)
+    assert nothing is None
     np.testing.assert_allclose(pair.asnumpy(), bilinear(second, 4, 3), rtol=0, atol=1e-6)
     for one, other in zip(rest, others):
         np.testing.assert_array_equal(one.asnumpy(), other)

@@ -204,3 +204,13 @@ def test_a_rank_that_is_behind_is_named_once(this_rank, other, capsys, monkeypat
 def test_a_process_that_shows_no_count_has_none(this_rank):
     assert processes.progress_of(os.getppid()) is None
     assert processes.updates_in(None) is None
+
+
+def test_a_count_that_has_no_size_yet_is_not_there_yet():
+    """As another rank may see it while it is being made."""
+    script = f"import os, sys; os.memfd_create({processes._PROGRESS!r}); print(); sys.stdin.read()"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert processes.progress_of(process.pid) is None
+        process.stdin.close()

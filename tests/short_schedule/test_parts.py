@@ -124,6 +124,25 @@ def test_losses_of_samples_are_those_of_the_batch(mode):
     np.testing.assert_array_equal(found[: len(x) // 2], expected)  # of the weights before
 
 
+def test_losses_of_places_are_those_of_the_batch(mode):
+    """Two of each sample, in parts that are not equal."""
+    net = nets.MLP()
+    own = on_list(net.trainable_params())
+    step = model_of(_Twice(net), config_of(short_schedule=CUT), own, loss_fn=None).train_network
+    (x, y), *_ = nets.batches(1)
+    assert step(Tensor(x[:7]), Tensor(y[:7])).shape == (14,)
+
+
+class _Twice(nn.Cell):
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.loss = net, nn.SoftmaxCrossEntropyWithLogits(sparse=True)
+
+    def construct(self, x, y):
+        loss = self.loss(self.net(x), y)
+        return ms.ops.cat((loss, loss))
+
+
 class TwoTasks(nn.Cell):
     """Gives a loss for each of two tasks, stacked."""
 

@@ -220,6 +220,33 @@ def test_a_list_that_ends_before_the_schedule_is_refused(grouped):
         shortened(optimizer, nets.MLP(), short_schedule={"if_unfit": "skip"})
 
 
+class Falling(nn.learning_rate_schedule.LearningRateSchedule):
+    """A rate of its own for every five steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.learning_rate = Tensor([0.1, 0.05], ms.float32)
+
+    def construct(self, global_step):
+        return self.learning_rate[ops.cast(global_step, ms.int32)[0] // 5]
+
+
+def test_a_schedule_that_holds_a_list_is_no_list(mode):
+    net = nets.MLP()
+    model = shortened(lambda params: nn.SGD(params, Falling()), net)
+    for x, y in nets.batches(4):
+        model.train_network(Tensor(x), Tensor(y))
+    assert model.train_network.optimizer.global_step.asnumpy().tolist() == [TOTAL - 1]
+
+
+def test_a_language_model_that_makes_all_updates_is_not_warned():
+    """Only its first batch shows that it is left alone."""
+    model = shortened(on_list, EachPlace(), short_schedule={"if_unfit": "skip"})
+    model.train_network.expect_training(1, 2 * TOTAL)
+    x = Tensor(np.ones((2, 3, nets.FEATURES), np.float32))
+    model.train_network(x, Tensor(np.zeros(6, np.int32)))
+
+
 def test_it_needs_to_know_the_whole_training():
     with pytest.raises(BoostConfigError, match=r"needs short_schedule\.total_steps"):
         BoostConfig.parse("O1", {"short_schedule": {"share": 0.5}})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from mindspore_boost_ext.stages.labels import no_class_a_sample
+from mindspore_boost_ext.stages.labels import no_class_a_sample, rows_of_places
 
 TOKENS = Tensor(np.ones((4, 8), np.int32))
 NUMBERS = Tensor(np.ones((4, 8), np.float32))
@@ -26,11 +26,17 @@ def rows(*row):
     ((TOKENS, rows(2.5)), ""),  # one number a sequence
     ((TOKENS, TOKENS, rows(1, 1, 1, 1, 0, 0, 0, 0)), "do not add up to 1"),  # a mask
     ((TOKENS, rows(1, 1, 0)), "do not add up to 1"),  # weights of masked places
+    ((TOKENS, rows(np.nan, 1)), "do not add up to 1"),
     ((NUMBERS, NUMBERS), "do not add up to 1"),  # a series
     ((TOKENS, TOKENS), "shape"),
     ((TOKENS, Tensor(np.ones(32, np.int32))), "shape"),
 ])  # fmt: skip
 def test_labels_of_places_are_told_from_classes(inputs, words):
-    found = no_class_a_sample(*inputs)
+    found = no_class_a_sample(*inputs) or rows_of_places(*inputs)
     assert words in found
     assert bool(words) == bool(found)
+
+
+def test_several_classes_of_a_text_are_no_shares_but_classes():
+    """What loss takes them is another question: by their shape they belong to samples."""
+    assert no_class_a_sample(TOKENS, rows(1, 1, 0)) == ""
