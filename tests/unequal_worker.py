@@ -24,9 +24,28 @@ def settings(rank, name):
     elif name == "first batch":
         config["boost"]["short_schedule"] = True
         config["short_schedule"] = {"total_steps": 4, "parts": 2, "if_unfit": "skip"}
+    elif name == "labels":
+        config["boost"]["short_schedule"] = True
+        config["short_schedule"] = {"total_steps": 4, "if_unfit": "skip"}
+    elif name == "padding":
+        config["boost"]["seq_length_warmup"] = True
+        section = {"phases": [[0.5, 0.4]], "total_steps": 4, "if_unfit": "skip"}
+        config["seq_length_warmup"] = section
     elif name == "level" and rank == 1:
         level, config = "O0", None
     return {"boost_level": level, "boost_config_dict": config}
+
+
+class OverPlaces(nn.Cell):
+    """Sees the mean over the places of a sequence that are not padding."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Dense(1, nets.CLASSES)
+
+    def construct(self, x):
+        mask = (x > 0).astype(ms.float32)
+        return self.head(((x * mask).sum(1) / mask.sum(1)).expand_dims(1))
 
 
 def model_of_rank(rank, name):
@@ -34,12 +53,15 @@ def model_of_rank(rank, name):
     ms.set_seed(rank if name == "seed" else 7)
     hidden = 5 if name == "shape" and rank == 1 else 6
     net = nn.SequentialCell(nn.Dense(nets.FEATURES, hidden), nn.Dense(hidden, nets.CLASSES))
-    rate = {"rate": 0.1 * (1 + rank), "first batch": [0.4, 0.3, 0.2, 0.1]}.get(name, 0.1)
+    net = OverPlaces() if name == "padding" else net
+    falling = [0.4, 0.3, 0.2, 0.1]
+    rate = {"rate": 0.1 * (1 + rank), "first batch": falling, "labels": falling}.get(name, 0.1)
     optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
     manager = {}
     if name == "scale":
         manager["loss_scale_manager"] = ms.FixedLossScaleManager(64.0 + rank, False)
-    return BoostModel(net, nets.loss_fn(), optimizer, **settings(rank, name), **manager), net
+    loss = nn.MSELoss() if name == "labels" else nets.loss_fn()
+    return BoostModel(net, loss, optimizer, **settings(rank, name), **manager), net
 
 
 NAMES = (
@@ -51,6 +73,8 @@ NAMES = (
     "scale",
     "batches",
     "first batch",
+    "labels",
+    "padding",
     "seed",
     "equal",
 )
@@ -61,6 +85,15 @@ def data_of_rank(rank, name):
     if name == "first batch":  # rank 1 has too few samples to cut it in two
         size = 64 if rank == 0 else 56
         return nets.dataset(size // nets.BATCH, batch=size)
+    if name == "labels":  # on rank 1 they are no shares of classes
+        x, y = np.ones((2, nets.BATCH, nets.FEATURES), np.float32), np.eye(3, dtype=np.float32)
+        y = y[np.zeros((2, nets.BATCH), int)] + rank
+        return ms.dataset.NumpySlicesDataset((x, y), shuffle=False)
+    if name == "padding":  # on rank 1 the first places
+        x = np.ones((2, nets.BATCH, nets.FEATURES), np.float32)
+        x[:, :, 0] -= rank
+        y = np.zeros((2, nets.BATCH), np.int32)
+        return ms.dataset.NumpySlicesDataset((x, y), shuffle=False)
     return nets.dataset(2 + rank if name == "batches" else 2)
 
 

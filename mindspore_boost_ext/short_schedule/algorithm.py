@@ -112,9 +112,10 @@ class ShortScheduleAlgorithm(Algorithm):
         small = _samples(inputs[0]) < _FEWEST * parts
         if parts > 1 and (reason or small or not _are_of_samples(inputs)):
             self._leave_whole(step)
-        if step.reducer_flag and settings.parts > 1:
+        if step.reducer_flag and (settings.parts > 1 or settings.if_unfit == SKIP):
             found = {"updates of a batch": str(step.updates_per_batch)}
-            remedy = f"Give every rank batches of one size, or leave {self.switch}.parts away."
+            found["labels that are classes of samples"] = str(not reason)
+            remedy = f"Give every rank batches of one size and kind, or leave {self.switch} away."
             check_equal_on_ranks(found, "the first batch", remedy)
         if reason:
             for each in layers_of(step, (FasterSchedule,)):  # every variant of the step has one

@@ -13,6 +13,7 @@ from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, Row
 from mindspore_boost_ext.runtime.cells import layers_of
+from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import (
     CountedUpdate,
@@ -118,20 +119,31 @@ class GrowingInputs(Algorithm):
         if not self.is_on(step):
             return
         settings = getattr(step.auto_boost.config, self.switch)
-        try:
-            self.check_inputs(*inputs)
-            self._try_sizes(step.network, settings, *inputs)
-        except ValueError as error:
-            if settings.if_unfit != SKIP:
-                raise
+        reason = self._unfit(step.network, settings, *inputs)
+        if step.reducer_flag and settings.if_unfit == SKIP:
+            found = {self.switch: SKIPPED if reason else APPLIED}
+            remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
+            check_equal_on_ranks(found, "the first batch", remedy)
+        if reason:
             self._begin_at(step, [0] * (len(settings.phases) + 1))  # all is behind, but full size
-            self._put_row(step, SKIPPED, str(error).partition(": leave ")[0])
+            self._put_row(step, SKIPPED, reason)
             return
         # The batch may have shown that no update is saved, and shows the sizes.
         firsts = _merged(self._firsts(step), self._sizes(settings, *inputs))
         self._begin_at(step, firsts)
         self._show(step, firsts)
         self.too_short.release()
+
+    def _unfit(self, network: nn.Cell, settings: Any, *inputs: object) -> str:
+        """Return why a network is left at full size; raise where that is not asked for."""
+        try:
+            self.check_inputs(*inputs)
+            self._try_sizes(network, settings, *inputs)
+        except ValueError as error:
+            if settings.if_unfit != SKIP:
+                raise
+            return str(error).partition(": leave ")[0]
+        return ""
 
     def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
         """Raise a ``ValueError`` unless the network gives like losses at every size."""
