@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext._compat import hooked
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.group_loss_scale_manager.marker import (
     Marker,
@@ -178,7 +178,7 @@ class GroupLossScaleManager(nn.Cell):
                 records.extend((gradient, dx, self.rows[layer1][layer2]))
                 return ops.cast(dx, gradient.dtype)
 
-            x = hooked(x, scaled)
+            x = _with_hook(x, scaled)
         return x if dtype is None else ops.cast(x, dtype)
 
     def marked(self, probe_gradient: Tensor, records: tuple[Tensor, ...]) -> Tensor:
@@ -341,6 +341,17 @@ class GroupLossScaleManager(nn.Cell):
         scales = ops.clamp(self.scales[1:-1] * factors, self.minimum, self.maximum)
         ends = ops.ones((1,), ms.float32)
         return ops.assign(self.scales, ops.concat((ends, scales, ends)))
+
+
+def _with_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a tensor equal to ``tensor`` whose gradient passes through ``hook`` (PYNATIVE_MODE).
+
+    Other users of ``tensor`` are not affected. Before 2.10 a function of ``ms.jit`` that is given a
+    tensor with a hook is compiled anew in every step, hence a second view there.
+    """
+    tensor = ops.reshape(tensor, tensor.shape)
+    tensor.register_hook(hook)
+    return tensor if _compat.VERSION >= (2, 10) else ops.reshape(tensor, tensor.shape)
 
 
 def _number(name: str, value: object) -> float:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import re
+from pathlib import Path
 from typing import ClassVar
+
+import mindspore as ms
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
@@ -13,6 +18,7 @@ from mindspore_boost_ext.runtime.worker_threads import Placement
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
 ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN reads both names
 ISA = "AVX2"
+_ONEDNN_AVX2, _ONEDNN_SUCCESS = 0x7, 0  # dnnl_cpu_isa_avx2, dnnl_success
 # What oneDNN asks of a processor before it takes its AVX-512 kernels.
 AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
 # Blocking launch was measured on one and on two cores (examples/benchmarks/machine.py).
@@ -89,7 +95,7 @@ class InstructionSet(Cure):
 
     def apply(self) -> tuple[str, str]:
         """Limit oneDNN, in this process and in those that it starts."""
-        in_time = _compat.limit_onednn()
+        in_time = limit_onednn()
         os.environ[ISA_VARIABLES[0]] = ISA
         if in_time:
             slow = "convolutions of this wheel are tens of times slower with AVX-512"
@@ -109,6 +115,17 @@ class InstructionSet(Cure):
         """Take the variable back; oneDNN keeps in this process what it was given once."""
         if os.environ.get(ISA_VARIABLES[0]) == ISA:
             del os.environ[ISA_VARIABLES[0]]
+
+
+@functools.cache  # oneDNN takes the setting once
+def limit_onednn() -> bool:
+    """Keep oneDNN from AVX-512; return whether that was in time, before its first operator."""
+    libraries = sorted((Path(ms.__file__).parent / "lib").glob("libdnnl.so*"))
+    try:
+        library = ctypes.CDLL(str(libraries[0]), mode=os.RTLD_NOLOAD)
+    except (IndexError, OSError):
+        return True  # not loaded yet: it will read the environment
+    return bool(library.dnnl_set_max_cpu_isa(_ONEDNN_AVX2) == _ONEDNN_SUCCESS)
 
 
 class BlockingLaunch(Cure):

@@ -24,7 +24,7 @@ def slow(monkeypatch):
     monkeypatch.setattr(machine, "processor_flags", lambda: ALL)
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     monkeypatch.setattr(_compat, "ONEDNN_LACKS_AVX512", True)
-    monkeypatch.setattr(_compat, "limit_onednn", lambda: calls.append("limit") or True)
+    monkeypatch.setattr(machine, "limit_onednn", lambda: calls.append("limit") or True)
     monkeypatch.setattr(_compat, "launches_blocking", lambda: calls[-1:] == [True])
     monkeypatch.setattr(_compat, "set_blocking_launch", calls.append)
     for name in machine.ISA_VARIABLES:
@@ -69,7 +69,7 @@ def test_the_users_instruction_set_stays(slow, monkeypatch, name):
 
 
 def test_too_late_for_oneDNN_is_a_warning_with_the_remedy(slow, monkeypatch):
-    monkeypatch.setattr(_compat, "limit_onednn", lambda: False)
+    monkeypatch.setattr(machine, "limit_onednn", lambda: False)
     cure = machine.InstructionSet()
     with pytest.warns(BoostWarning, match=r"import mindspore_boost_ext first, or set ONEDNN_MAX"):
         assert updated(cure) == "skipped"
@@ -255,7 +255,7 @@ from mindspore_boost_ext.runtime import machine
 del os.environ["MINDSPORE_BOOST_EXT_TUNE"]
 machine.processor_flags = lambda: machine.AVX512
 boost._compat.ONEDNN_LACKS_AVX512 = True
-boost._compat._ONEDNN_AVX2 = 0x1
+machine._ONEDNN_AVX2 = 0x1
 status = boost.tune_machine()[0].status
 convolve()
 (library,) = (Path(ms.__file__).parent / "lib").glob("libdnnl.so*")

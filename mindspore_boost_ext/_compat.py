@@ -1,4 +1,4 @@
-"""The only folder that touches private MindSpore names. Checked against 2.7 to 2.10.
+"""The only file that touches private MindSpore names. Checked against 2.7 to 2.10.
 
 Everything here is a thin adapter: public names for what ``ms.Model`` keeps private while it builds
 itself, and the list of places where MindSpore holds its own boost package.
@@ -6,13 +6,10 @@ itself, and the list of places where MindSpore holds its own boost package.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import os
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +19,6 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 from mindspore.train.train_thor.convert_utils import (
     ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
-)
-
-from mindspore_boost_ext._compat.running import (  # noqa: F401  (as _compat.NAME)
-    compiled_graphs,
-    differentiated_functions,
-    forget_compiled,
-    forgetting_failures,
-    free_compiled,
-    running_eagerly,
-    without_autograd,
 )
 
 if TYPE_CHECKING:
@@ -313,6 +300,100 @@ def share_compile_settings(source: nn.Cell, target: nn.Cell) -> None:
             setattr(target, name, getattr(source, name))
 
 
+# ---- Running Cells: eagerly or compiled, and what MindSpore keeps of it ----
+
+
+def forget_compiled(cell: nn.Cell) -> None:
+    """Let a Cell be compiled anew when it runs next."""
+    cell.compile_cache.clear()
+
+
+def free_compiled(cells: Sequence[nn.Cell]) -> None:
+    """Free the graphs compiled for Cells and their ``ms.jit`` methods, which may compile anew."""
+    api = _graph_api()
+    executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
+    for cell in cells:
+        if cell.compile_cache:
+            executor.del_net_res(cell, cell.compile_cache)
+            forget_compiled(cell)
+    # The name of a method's graph holds when its Cell was made, and where it lies.
+    marks = [(f".{cell.create_time}", f".{id(cell)}.") for cell in cells]
+    methods = {
+        name
+        for name in api.ms_compile_cache
+        if any(made in name and place in name for made, place in marks)
+    }
+    if methods:
+        executor.del_net_res(None, methods)
+        if hasattr(api, "JitExecutor_"):
+            api.JitExecutor_.get_instance().del_net_res(None, methods)
+        api.ms_compile_cache.difference_update(methods)
+
+
+def without_autograd() -> Any:
+    """Return a context in which PYNATIVE_MODE writes down nothing for a backward pass.
+
+    Without it what is assigned to a weight keeps all that it was made from, from step to step.
+    """
+    if ms.get_context("mode") == ms.GRAPH_MODE:
+        return contextlib.nullcontext()
+    return _graph_api()._no_grad()
+
+
+@contextlib.contextmanager
+def running_eagerly() -> Iterator[None]:
+    """In the context Cells run operator by operator, in GRAPH_MODE too, and nothing is compiled."""
+    context = ms.context._context()
+    mode = context.get_mode()
+    context.set_mode(ms.PYNATIVE_MODE)
+    try:
+        with _graph_api()._no_grad():
+            yield
+    finally:
+        context.set_mode(mode)
+
+
+@contextlib.contextmanager
+def forgetting_failures() -> Iterator[None]:
+    """In the context a Cell that raises leaves PYNATIVE_MODE as it was.
+
+    MindSpore would go on recording for a backward pass, and compute all that follows in the float16
+    of such a Cell. Within a recording of the user's own, which would be lost, nothing is done.
+    """
+    executor = sys.modules["mindspore.nn.cell"]._pynative_executor
+    is_within = executor.grad_flag()
+    try:
+        yield
+    except BaseException:
+        if not is_within:
+            executor.clear_res()
+        raise
+
+
+def _graph_api() -> ModuleType:
+    """Return ``mindspore.common.api`` up to 2.8, later ``mindspore.graph.api``."""
+    executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
+    return sys.modules[type(executor).__module__]
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
+    api = _graph_api()
+    return len(api.ms_compile_cache) + sum(len(one) for one in api.cells_compile_cache.values())
+
+
+def differentiated_functions() -> dict[str, str]:
+    """Return the functions of ``ms.jit``, but ours, that were compiled to be differentiated.
+
+    Returns:
+        dict, what each was compiled for -> module, name, file and line of the function.
+    """
+    # "module.function.FILE.LINE.grad.TIME..."; ours have gradients of their own.
+    own = __name__.partition(".")[0] + "."
+    names = [name for name in _graph_api().ms_compile_cache if ".grad." in name]
+    return {name: name.partition(".grad.")[0] for name in names if not name.startswith(own)}
+
+
 # ---- Communication groups ----
 
 
@@ -324,17 +405,6 @@ def make_group(name: str, ranks: tuple[int, ...]) -> None:
         ms.communication.create_group(name, list(ranks))
 
 
-def hooked(tensor: ms.Tensor, hook: Callable[[ms.Tensor], ms.Tensor]) -> ms.Tensor:
-    """Return a tensor equal to ``tensor`` whose gradient passes through ``hook`` (PYNATIVE_MODE).
-
-    Other users of ``tensor`` are not affected. Before 2.10 a function of ``ms.jit`` that is given a
-    tensor with a hook is compiled anew in every step, hence a second view there.
-    """
-    tensor = ms.ops.reshape(tensor, tensor.shape)
-    tensor.register_hook(hook)
-    return tensor if VERSION >= (2, 10) else ms.ops.reshape(tensor, tensor.shape)
-
-
 def reduces_in_groups() -> bool:
     """Return whether AllReduce works among some of the ranks: on CPU not before 2.8."""
     return VERSION >= (2, 8) or ms.get_context("device_target") != "CPU"
@@ -343,7 +413,6 @@ def reduces_in_groups() -> bool:
 # ---- The machine: settings of MindSpore's CPU backend that have no public name ----
 
 ONEDNN_LACKS_AVX512 = VERSION in ((2, 9), (2, 10))
-_ONEDNN_AVX2, _ONEDNN_SUCCESS = 0x7, 0  # dnnl_cpu_isa_avx2, dnnl_success
 
 
 def no_cpu_training(may_change: bool) -> str:
@@ -361,17 +430,6 @@ def no_cpu_training(may_change: bool) -> str:
         one for one in ("Ascend", "GPU") if MSContext.get_instance().is_pkg_support_device(one)
     ]
     return f"{others[0]} may be chosen before the first Model" if others and may_change else ""
-
-
-@functools.cache  # oneDNN takes the setting once
-def limit_onednn() -> bool:
-    """Keep oneDNN from AVX-512; return whether that was in time, before its first operator."""
-    libraries = sorted((Path(ms.__file__).parent / "lib").glob("libdnnl.so*"))
-    try:
-        library = ctypes.CDLL(str(libraries[0]), mode=os.RTLD_NOLOAD)
-    except (IndexError, OSError):
-        return True  # not loaded yet: it will read the environment
-    return bool(library.dnnl_set_max_cpu_isa(_ONEDNN_AVX2) == _ONEDNN_SUCCESS)
 
 
 def launches_blocking() -> bool:
