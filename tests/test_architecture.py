@@ -158,6 +158,24 @@ def test_every_module_has_a_docstring_and_reads_in_one_sitting(module):
     assert len(text.splitlines()) <= 450
 
 
+def functions():
+    for module in MODULES:
+        tree = ast.parse(path_of(module).read_text(encoding="utf-8"))
+        yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+def test_nine_functions_of_ten_read_in_one_glance():
+    lengths = [one.end_lineno - one.lineno + 1 for one in functions()]  # with their docstrings
+    assert sum(length <= 18 for length in lengths) >= 0.9 * len(lengths)
+
+
+def test_few_arguments_and_results_are_of_any_type():
+    typed = [one.returns for one in functions()]
+    for one in functions():
+        typed += [each.annotation for each in (*one.args.args, *one.args.kwonlyargs)]
+    assert sum(isinstance(one, ast.Name) and one.id == "Any" for one in typed) <= 94
+
+
 def test_no_example_or_benchmark_is_long():
     lengths = {
         str(one.relative_to(ROOT)): len(one.read_text(encoding="utf-8").splitlines())

@@ -322,6 +322,10 @@ def _check(rank: int, device_number: int, group_number: int, parameters: Any) ->
     )
     if not parameters:
         raise ValueError("AdaSum.parameter_tuple must hold at least one parameter, got none")
+    _check_ranks(rank, device_number, group_number)
+
+
+def _check_ranks(rank: int, device_number: int, group_number: int) -> None:
     ranks = device_number * group_number
     if rank >= ranks:
         raise ValueError(

@@ -26,7 +26,7 @@ class CheaperCell(nn.Cell):
         plain: the operator or Cell that it stands for.
     """
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, plain: nn.Cell | ops.Primitive) -> None:
         super().__init__(auto_prefix=False)
         self.plain = plain
         self.fp16 = self.bf16 = False  # to_float and mixed precision set them, now or later
@@ -68,7 +68,7 @@ class CheaperLeakyRelu(CheaperCell):
 class CheaperSoftmax(CheaperCell):
     """A softmax over the last axis, whose gradient sums up by a matrix product."""
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(plain)
         self.of_rows = _SoftmaxOfRows(plain)
 
@@ -80,7 +80,7 @@ class CheaperSoftmax(CheaperCell):
 
 
 class _SoftmaxOfRows(nn.Cell):
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(auto_prefix=False)
         self.plain = plain
 
@@ -96,7 +96,7 @@ class _SoftmaxOfRows(nn.Cell):
 class CheaperLayerNorm(CheaperCell):
     """A LayerNorm over the last axis; its outputs are those of ``ops.LayerNorm`` on CPU."""
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(plain)
         self.epsilon = plain.epsilon
 
@@ -117,7 +117,7 @@ class CheaperLayerNorm(CheaperCell):
 class CheaperMaxPool(CheaperCell):
     """A maximum pooling that remembers where the maxima lay, for the gradient."""
 
-    def __init__(self, plain: Any) -> None:
+    def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(plain)
         self.kernel: tuple[int, int] = plain.kernel_size[2:]
         self.strides: tuple[int, int] = plain.strides[2:]
@@ -143,15 +143,15 @@ def _padding(size: int, kernel: int, stride: int) -> int:
     return (outputs - 1) * stride + kernel - size
 
 
-def _is_over_last_axis(plain: Any) -> bool:
+def _is_over_last_axis(plain: ops.Primitive) -> bool:
     return plain.axis in (-1, (-1,))
 
 
-def _is_of_last_axis(plain: Any) -> bool:
+def _is_of_last_axis(plain: ops.Primitive) -> bool:
     return bool(plain.begin_norm_axis == plain.begin_params_axis == -1)
 
 
-def _is_channels_first(plain: Any) -> bool:
+def _is_channels_first(plain: ops.Primitive) -> bool:
     return bool(plain.format == "NCHW")
 
 

@@ -99,7 +99,7 @@ class _WholeStep(nn.Cell):
         return _behind_a_branch(outputs)
 
 
-def _behind_a_branch(value: Tensor) -> Any:
+def _behind_a_branch(value: Tensor) -> Tensor:
     """Return ``value``, whatever it is; there is a branch in front, which changes nothing."""
     total = value.sum()
     if total != total:

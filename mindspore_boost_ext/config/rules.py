@@ -215,12 +215,10 @@ def reals(interval: str, count: int | None = None) -> Rule:
     single = real(interval)
 
     def accepts(value: object) -> bool:
-        if not isinstance(value, (list, tuple)) or not value:
+        if not isinstance(value, (list, tuple)) or not value or not all(map(single.accepts, value)):
             return False
-        good = all(single.accepts(item) for item in value)
-        if count is None or not good:
-            return good
-        return len(value) == count and all(one >= two for one, two in zip(value, value[1:]))
+        falls = count is None or all(one >= two for one, two in zip(value, value[1:]))
+        return falls and count in (None, len(value))
 
     text = f"a list of numbers in {interval}"
     if count is not None:

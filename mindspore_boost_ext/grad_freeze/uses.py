@@ -48,20 +48,21 @@ def _read_by_code(cell: nn.Cell) -> Iterator[Parameter]:
     for kind in type(cell).__mro__:
         if kind.__module__.partition(".")[0] in ("mindspore", "builtins"):
             continue  # MindSpore's own Cells read no weights of others
-        try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-        except (OSError, TypeError, SyntaxError):
-            continue  # no source, as in a console
-        methods = (
-            node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef) and node.name != "__init__"
-        )
-        for function in methods:
+        for function in _methods(kind):
             for node in ast.walk(function):
                 found = _reached(cell, node) if isinstance(node, ast.Attribute) else None
                 if isinstance(found, Parameter):
                     yield found
+
+
+def _methods(kind: type) -> list[ast.FunctionDef]:
+    """Return what a class defines, but its constructor; nothing where there is no source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):  # as in a console
+        return []
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return [one for one in functions if one.name != "__init__"]
 
 
 def _reached(cell: nn.Cell, node: ast.expr) -> Any:

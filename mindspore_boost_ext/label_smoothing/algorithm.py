@@ -71,7 +71,7 @@ class LabelSmoothingAlgorithm(Algorithm):
         report.put(Row(self.switch, report[self.switch].asked_by, status, reason))
 
 
-def _is_known(loss: Any) -> bool:
+def _is_known(loss: nn.Cell) -> bool:
     """Return whether a loss is one of MindSpore's, and not smoothed already."""
     if type(loss) is nn.CrossEntropyLoss:
         return not loss.label_smoothing

@@ -165,12 +165,9 @@ class _Tracer:
         """Run a Python function with proxies for what it finds in its surroundings."""
         while hasattr(function, "__wrapped__") and _is_mindspore(function.__code__.co_filename):
             function = function.__wrapped__  # ms.jit and the like
-        own = {
-            name: self.wrap(function.__globals__[name])
-            for name in _names(function.__code__)
-            if name in function.__globals__
-        }
-        own["__builtins__"] = function.__globals__.get("__builtins__", __builtins__)
+        known = function.__globals__
+        own = {name: self.wrap(known[name]) for name in _names(function.__code__) if name in known}
+        own["__builtins__"] = known.get("__builtins__", __builtins__)
         if args and "super" in function.__code__.co_names:
             kind = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
             own["super"] = lambda *_: _SuperStandIn(kind["__class__"].cell_contents, args[0])

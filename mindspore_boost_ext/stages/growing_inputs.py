@@ -121,9 +121,7 @@ class GrowingInputs(Algorithm):
         settings = getattr(step.auto_boost.config, self.switch)
         reason = self._unfit(step.network, settings, *inputs)
         if step.reducer_flag and settings.if_unfit == SKIP:
-            found = {self.switch: SKIPPED if reason else APPLIED}
-            remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
-            check_equal_on_ranks(found, "the first batch", remedy)
+            self._check_ranks(SKIPPED if reason else APPLIED)
         if reason:
             self._begin_at(step, [0] * (len(settings.phases) + 1))  # all is behind, but full size
             self._put_row(step, SKIPPED, reason)
@@ -133,6 +131,10 @@ class GrowingInputs(Algorithm):
         self._begin_at(step, firsts)
         self._show(step, firsts)
         self.too_short.release()
+
+    def _check_ranks(self, status: str) -> None:
+        remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
+        check_equal_on_ranks({self.switch: status}, "the first batch", remedy)
 
     def _unfit(self, network: nn.Cell, settings: Any, *inputs: object) -> str:
         """Return why a network is left at full size; raise where that is not asked for."""

@@ -129,7 +129,7 @@ def _late_any_non_finite(gradients: tuple[Any, ...]) -> Tensor:
 
 
 @ops.constexpr
-def _is_late_type(kind: Any) -> bool:
+def _is_late_type(kind: object) -> bool:
     return "Undetermined" in str(kind)
 
 

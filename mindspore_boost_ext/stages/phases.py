@@ -5,10 +5,9 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.stages.choice import Chooser
@@ -67,7 +66,7 @@ class CountedUpdate(UpdateAround):
         return ops.depend(loss, ops.assign_add(self.count, 1))
 
 
-def phases_of(part: Any, switch: str) -> Phases:
+def phases_of(part: nn.Cell, switch: str) -> Phases:
     """Return the phases of an algorithm, from what updates the weights of its step."""
     while not (isinstance(part, CountedUpdate) and part.switch == switch):
         part = part.inner

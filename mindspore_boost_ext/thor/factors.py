@@ -197,9 +197,8 @@ class Curvature(nn.Cell):
     def __init__(self, plans: Sequence[LayerPlan], settings: CurvatureSettings) -> None:
         super().__init__(auto_prefix=False)
         self.plans, self.settings = tuple(plans), settings
-        self.layers = nn.CellList(
-            [LayerFactors(plan, settings) for plan in plans], auto_prefix=False
-        )
+        layers = [LayerFactors(plan, settings) for plan in plans]
+        self.layers = nn.CellList(layers, auto_prefix=False)
         self.pairs = tuple((layer.a, layer.g) for layer in self.layers)
         self.factors = tuple(factor for pair in self.pairs for factor in pair)
         self.a_sizes = Tensor([float(plan.a_size) for plan in plans], ms.float32)
