@@ -181,7 +181,7 @@ OPTIMIZERS = {"momentum": momentum, "adamw": adamw}
 TASKS = {
     "ResNet-20, MNIST": Task(mnist, ResNet20, momentum(0.1), 64, 500),
     "small ResNet, digits": Task(digits, lambda: SmallResNet(16), momentum(0.1), 32, 440),
-    "LeNet, digits": Task(digits, LeNet5, momentum(0.03), 32, 880),
+    "LeNet, digits": Task(digits, LeNet5, momentum(0.01), 32, 9600),
     "transformer, text": Task(text, Transformer, adamw(5e-3), 16, 400, is_loss=True),
 }
 
