@@ -3,13 +3,17 @@
     taskset -c 0 python examples/benchmarks/cheaper_operators.py
     taskset -c 0 python examples/benchmarks/cheaper_operators.py --mode PYNATIVE --pairs 10
     taskset -c 0 python examples/benchmarks/cheaper_operators.py --only none --mindcv swin_tiny
+    python examples/benchmarks/cheaper_operators.py --only "step of transformer" --memory O1
 
-Both kinds take turns in one process. Prints medians of the ratios, and MindSpore's own time.
+Both kinds take turns in one process. Prints medians of the ratios, and MindSpore's own time. With
+``--memory`` prints what steps at level O1 (cheaper operators) or O0 (MindSpore's own) add to the
+peak of the process: each is a run of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 from collections.abc import Callable, Iterator, Sequence
 
 import mindspore as ms
@@ -106,6 +110,14 @@ def of_mindcv(name: str) -> Steps:
     return steps(make, [Tensor(images), Tensor(labels)])
 
 
+def added_mib(step: Callable[[], object]) -> float:
+    """Return by how much three steps raise the most memory that this process ever held."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(3):
+        step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024  # KiB on Linux
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Cheaper operators, alone and in a step.")
@@ -113,12 +125,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--only", default="", help="the beginning of a name")
     parser.add_argument("--mindcv", nargs="*", default=[], help="networks of MindCV, too")
+    parser.add_argument("--memory", choices=["O0", "O1"], help="MiB in place of milliseconds")
     options = parser.parse_args(argv)
     ms.set_context(mode=MODES[options.mode])
     made = {name: (operator, name) for name in OPERATORS}
     made |= {f"step of {name}": (training, name) for name in TASKS if "ResNet" not in name}
     made = {title: one for title, one in made.items() if title.startswith(options.only)}
     made |= {f"step of {name}": (of_mindcv, name) for name in options.mindcv}
+
+    if options.memory:
+        for title, (make, name) in made.items():
+            step = make(name)[options.memory == "O0"]
+            print(f"{title}, {options.memory}: {added_mib(step):.0f} MiB")
+        return
 
     def rows() -> Iterator[tuple[str, ...]]:
         for title, (make, name) in made.items():

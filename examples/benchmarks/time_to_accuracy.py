@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -106,8 +105,7 @@ def course_of(task: Task, run: str, seed: int) -> Course:
             step.set_train()
         if number == batches:
             break
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{run}: at most {peak:.0f} MiB\n{step.report()}", file=sys.stderr)
+    print(step.report(), file=sys.stderr)
     return evaluated
 
 
