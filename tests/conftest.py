@@ -130,6 +130,15 @@ def mode(request):
 
 
 @pytest.fixture
+def pynative_mode():
+    """Run the test in PYNATIVE_MODE only."""
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    yield
+    ms.set_context(mode=before)
+
+
+@pytest.fixture
 def graph_mode():
     """Run the test in GRAPH_MODE only."""
     before = ms.get_context("mode")

@@ -21,8 +21,10 @@ from mindspore_boost_ext.stages.state import connected
 
 # Steps between two looks at the scale from the host. Only CPU has the value at hand at no cost.
 _LOOK_EVERY = {"CPU": 1}
-# Whose optimizers are known to compile; in PYNATIVE_MODE one of the user's own need not.
+# Whose Cells are known to compile; in PYNATIVE_MODE one of the user's own need not.
 _COMPILE = ("mindspore", __name__.partition(".")[0])
+# Whose optimizers hold settings as Python's numbers, which a graph would never see changed.
+_CHANGE = "mindspore.experimental"
 
 
 class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
@@ -88,6 +90,7 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         self._steps_run = 0
         ours = type(self) is self._library_class() and _compiles(optimizer)
         ours = ours and _compiles(self.update_part, "inner")
+        ours = ours and (self.loss_scaling_manager is None or _compiles(self.loss_scaling_manager))
         # What runs the network again is not compiled: the network need not compile.
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
@@ -214,21 +217,19 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
         return step  # type: ignore[no-any-return]
 
     def set_sense_scale(self, sens: Tensor) -> None:
-        """Set the scale that was given as a Tensor.
+        """Set the scale; a Cell that updates it goes on from there.
 
         Args:
             sens (Tensor): the new scale, of the shape and dtype of the first.
 
         Raises:
             TypeError: if ``sens`` is not a Tensor.
-            ValueError: if its shape differs, or a manager sets the scale.
+            ValueError: if its shape differs, or a group manager has the scales.
         """
         if not isinstance(sens, Tensor):
             raise TypeError(f"sens must be a Tensor, got {shown(sens)}")
-        if self.loss_scaling_manager is not None:
-            raise ValueError(
-                "sens cannot be set: the scale is updated by the Cell given as scale_sense"
-            )
+        if not self.scale_part.can_be_set:
+            raise ValueError("sens cannot be set: set_loss_scale_status of the manager sets scales")
         if sens.shape != self.scale_sense.shape:
             raise ValueError(f"sens must have shape {self.scale_sense.shape}, got {sens.shape}")
         # Not set_data: in PYNATIVE_MODE that cuts a Parameter off from operators that have run.
@@ -256,10 +257,11 @@ def _compiles(cell: nn.Cell, inner: str = "opt") -> bool:
     """Return whether a Cell and those in it are MindSpore's or ours, and so known to compile.
 
     Args:
-        cell (Cell): an optimizer, or a part of the step.
+        cell (Cell): an optimizer, a part of the step, or what updates the scale.
         inner (str): the attribute under which LARS and FreezeOpt, or a part, hold another one.
     """
-    known = type(cell).__module__.partition(".")[0] in _COMPILE
+    module = type(cell).__module__
+    known = module.partition(".")[0] in _COMPILE and not module.startswith(_CHANGE)
     wrapped = getattr(cell, inner, None)
     return known and (not isinstance(wrapped, nn.Cell) or _compiles(wrapped, inner))
 

@@ -226,18 +226,20 @@ class GroupLossScaleManager(nn.Cell):
             )
         self._set(_first_scales(init_loss_scale, self.count))
 
-    def update_loss_scale_status(self, layer: int, update_ratio: float) -> Tensor:
+    def update_loss_scale_status(self, layer: int, update_ratio: float | Tensor) -> Tensor:
         """Multiply the scale of one group by a number; return the new one, shape ().
 
         Args:
             layer (int): the group, from 0.
-            update_ratio (float): the number.
+            update_ratio (Union[float, Tensor]): the number.
 
         Raises:
             ValueError: if there is no such group, or the new scale leaves its range.
         """
         scales = self.group_scales()
         _check("layer", layer, layer in range(self.count), f"in [0, {self.count})")
+        if isinstance(update_ratio, Tensor):
+            update_ratio = update_ratio.asnumpy().item()
         scales[layer] *= _number("update_ratio", update_ratio)
         self._set(scales)
         return self.dynamic_loss_scale[layer + 1]
@@ -311,21 +313,20 @@ class GroupLossScaleManager(nn.Cell):
         """
         return GroupedScale(self, detector, weights, layers)
 
-    def blamed(self, marker_gradients: Tensor, own: Tensor) -> Tensor:
+    def blamed(self, marked: Tensor, own: Tensor) -> Tensor:
         """Return which groups have overflowed by themselves.
 
         What the loss itself brings is blamed on the group that it enters.
 
         Args:
-            marker_gradients: float32 [n + 2, 4], gradient of the probe: for each group how often it
-                handed on something that is not finite, something not finite entered it, that was so
-                before the ratio was applied, and how often something entered.
+            marked: bool [n, 3], for each group whether it handed on something that is not finite,
+                something not finite entered it, and that was so before the ratio was applied.
             own: bool [n], whether a gradient of the group's own parameters is not finite.
 
         Returns:
             Tensor of bool [n].
         """
-        handed_on, entered, before, _ = ops.unstack(marker_gradients[1:-1] > 0, 1)
+        handed_on, entered, before = ops.unstack(marked, 1)
         bad = ops.logical_or(ops.logical_or(handed_on, entered), own)
         return ops.logical_and(bad, ops.logical_not(before))
 

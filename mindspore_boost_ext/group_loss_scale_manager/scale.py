@@ -26,6 +26,8 @@ class GroupedScale(OneScale):
         layers (Sequence[Parameter]): the weight of each layer that captures. Default: none.
     """
 
+    can_be_set = False  # by one number
+
     def __init__(
         self,
         manager: nn.Cell,
@@ -94,14 +96,17 @@ class GroupedScale(OneScale):
         An overflow counts if it reaches the gradient of a weight that this step trains. The scale
         of a group of which it trains nothing does not grow.
         """
-        marked = self.manager.marked(extra[0], records)
-        own = self._own_overflows(gradients)
+        marked = self.manager.marked(extra[0], records)[1:-1] > 0
+        own = ops.reshape(self._own_overflows(gradients), (-1, 1))
+        missing = ops.reshape(ops.logical_not(marked[:, 3]), (-1, 1))
+        # A rank whose own gradients are clean is handed those of the others, and blames alike.
+        flags = self.detector.agree(ops.concat((marked, own, missing), 1))
+        own = flags[:, 4]
         # In GRAPH_MODE markers also see branches in which nothing is trained at present.
-        blamed = ops.logical_and(self.manager.blamed(marked, own), own.any())
-        blamed = self.detector.agree(blamed)
-        entered = ops.logical_and(marked[1:-1, 3] > 0, self.has_weights)
+        blamed = ops.logical_and(self.manager.blamed(flags[:, :3], own), own.any())
+        entered = ops.logical_and(flags[:, 3], self.has_weights)
         # Without its marker a group's gradients do not carry its scale: nothing may be divided.
-        complete = ops.logical_or(entered, self.has_none).all()
+        complete = ops.logical_or(ops.logical_not(flags[:, 5]), self.has_none).all()
         inverses = each(ops.partial(entry, ops.unstack(1.0 / scale)), self.group_of_weight)
         result = each(multiplied, inverses, gradients)
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))

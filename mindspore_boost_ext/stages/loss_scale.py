@@ -30,6 +30,8 @@ class OneScale(nn.Cell):
         detector (OverflowDetector): finds what is not finite.
     """
 
+    can_be_set = True
+
     def __init__(self, scale_sense: Tensor | nn.Cell, detector: OverflowDetector) -> None:
         super().__init__(auto_prefix=False)
         self.detector = detector

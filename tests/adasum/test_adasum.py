@@ -199,12 +199,6 @@ def test_a_snapshot_is_a_copy(mode, size):
 # ---- Send and Receive: recorded, since no device here has them ----
 
 
-@pytest.fixture
-def pynative_mode():
-    """Run the test in PYNATIVE_MODE only; ``conftest.py`` puts back the mode after each test."""
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-
-
 class Recorder(nn.Cell):
     def __init__(self, calls, name, answer=None):
         super().__init__()

@@ -7,7 +7,7 @@ import nets
 import numpy as np
 import oracles
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, experimental, nn, ops
 from models import model_of
 
 from mindspore_boost_ext import (
@@ -16,6 +16,7 @@ from mindspore_boost_ext import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
     BoostWarning,
+    GroupLossScaleManager,
     read_history,
 )
 
@@ -92,9 +93,52 @@ def test_the_setter_refuses_what_does_not_fit():
         step.set_sense_scale(4.0)
     with pytest.raises(ValueError, match=r"sens must have shape \(\), got \(1,\)"):
         step.set_sense_scale(Tensor([4.0]))
-    step = scaled_step(Product(), nn.DynamicLossScaleUpdateCell(8, 2, 3))
-    with pytest.raises(ValueError, match="updated by the Cell"):
-        step.set_sense_scale(Tensor(4.0))
+    manager = GroupLossScaleManager([8.0], [])
+    net = Product()
+    manager.loss_scale_groups = [net.trainable_params()]
+    with pytest.raises(ValueError, match="set_loss_scale_status"):
+        scaled_step(net, manager).set_sense_scale(Tensor(4.0))
+
+
+def test_a_dynamic_scale_goes_on_from_the_one_that_is_set(mode):
+    step = scaled_step(Product(), nn.DynamicLossScaleUpdateCell(8, 2, 2))
+    step.set_sense_scale(Tensor(64.0))
+    used = [float(step(Tensor([1.0], ms.float16))[2].asnumpy()) for _ in range(3)]
+    assert used == [64.0, 64.0, 128.0]
+
+
+def test_settings_of_an_experimental_optimizer_may_change_in_pynative_mode(pynative_mode):
+    """The gradient is 0, so that nothing but the weight decay moves the weight."""
+    net = nn.Dense(3, 1, weight_init="ones", has_bias=False)
+    optimizer = experimental.optim.SGD(net.trainable_params(), lr=0.1)
+    step = scaled_step(nn.WithLossCell(net, nn.MSELoss()), Tensor(1024.0), optimizer)
+    batch = Tensor(np.zeros((2, 3), np.float32)), Tensor(np.zeros((2, 1), np.float32))
+    step(*batch)
+    optimizer.param_groups[0]["weight_decay"] = 1.0
+    step(*batch)
+    np.testing.assert_allclose(net.weight.asnumpy(), 0.9, rtol=1e-6)  # rounding of float32
+
+
+class OnHost(nn.Cell):
+    """A rule for the scale as one may write it for PYNATIVE_MODE."""
+
+    factor = 2.0
+
+    def get_loss_scale(self):
+        return 8.0
+
+    def construct(self, scale, overflow):
+        ops.assign(scale, scale * (0.5 if bool(overflow.asnumpy()) else self.factor))
+        return overflow
+
+
+def test_a_rule_of_the_users_own_runs_in_python_in_pynative_mode(pynative_mode):
+    rule = OnHost()
+    step = scaled_step(Product(), rule)
+    step(Tensor([1.0], ms.float16))
+    rule.factor = 1.0
+    used = [float(step(Tensor([1.0], ms.float16))[2].asnumpy()) for _ in range(2)]
+    assert used == [16.0, 16.0]
 
 
 @pytest.mark.parametrize("name", nets.OPTIMIZERS)

@@ -84,6 +84,31 @@ def test_only_the_group_that_overflows_shrinks(mode, guilty):
     assert step.observations()["skipped_steps"] == 1
 
 
+class OtherRank(nn.Cell):
+    """In place of the reduction of flags: rows are groups, and group 2 has overflowed there."""
+
+    def construct(self, flags):
+        # It handed on, was entered, was so before, had an entry; overflowed itself; has no marker.
+        return flags + Tensor([[1.0, 1, 1, 1, 1, 0], [1, 0, 0, 1, 1, 0]], ms.float32)
+
+
+class Infinite(nn.Cell):
+    """In place of the reduction of gradients, those of the other rank being infinite."""
+
+    def construct(self, gradients):
+        return tuple([gradient * np.inf for gradient in gradients])
+
+
+def test_what_another_rank_hands_down_is_not_blamed_on_a_lower_group(mode):
+    """All of it is clean here, but for the gradients that come out of the reduction."""
+    manager, step = chain([8.0, 64.0], [2.0, 3.0], growth_factor=2.0, shrink_factor=0.5)
+    step.detector.distributed, step.detector.all_reduce = True, OtherRank()
+    step.grad_reducer = Infinite()
+    _, overflow, _ = run(step, 1.0)
+    assert overflow
+    assert manager.group_scales() == [16.0, 32.0]
+
+
 def test_an_overflow_between_groups_is_not_missed(mode):
     """The gradient that group 2 hands on overflows, but the one of its own weight does not."""
     # dL/dw2 = S2 * x * w1 = 1024 * 2 ** -10; what is handed on: S2 * w2 = 1024 * 128 = inf in fp16.
