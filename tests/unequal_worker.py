@@ -31,6 +31,10 @@ def settings(rank, name):
         config["boost"]["seq_length_warmup"] = True
         section = {"phases": [[0.5, 0.4]], "total_steps": 4, "if_unfit": "skip"}
         config["seq_length_warmup"] = section
+    elif name == "lengths":
+        config["boost"]["seq_length_warmup"] = True
+        section = {"phases": [[0.25, 0.25], [0.25, 0.5]], "total_steps": 4, "multiple": 2}
+        config["seq_length_warmup"] = section
     elif name == "level" and rank == 1:
         level, config = "O0", None
     return {"boost_level": level, "boost_config_dict": config}
@@ -53,13 +57,19 @@ def model_of_rank(rank, name):
     ms.set_seed(rank if name == "seed" else 7)
     hidden = 5 if name == "shape" and rank == 1 else 6
     net = nn.SequentialCell(nn.Dense(nets.FEATURES, hidden), nn.Dense(hidden, nets.CLASSES))
-    net = OverPlaces() if name == "padding" else net
+    net = OverPlaces() if name in ("padding", "lengths") else net
     falling = [0.4, 0.3, 0.2, 0.1]
     rate = {"rate": 0.1 * (1 + rank), "first batch": falling, "labels": falling}.get(name, 0.1)
+    if name == "rates":
+        rate = [*falling[:3], 0.1 * (1 + rank)]
+    elif name == "schedule":
+        rate = nn.CosineDecayLR(0.0, 0.1 * (1 + rank), 4)
     optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
     manager = {}
     if name == "scale":
         manager["loss_scale_manager"] = ms.FixedLossScaleManager(64.0 + rank, False)
+    elif name == "dynamic scale":
+        manager["loss_scale_manager"] = ms.DynamicLossScaleManager(64 * (1 + rank))
     loss = nn.MSELoss() if name == "labels" else nets.loss_fn()
     return BoostModel(net, loss, optimizer, **settings(rank, name), **manager), net
 
@@ -70,11 +80,15 @@ NAMES = (
     "level",
     "shape",
     "rate",
+    "rates",
+    "schedule",
     "scale",
+    "dynamic scale",
     "batches",
     "first batch",
     "labels",
     "padding",
+    "lengths",
     "seed",
     "equal",
 )
@@ -88,6 +102,10 @@ def data_of_rank(rank, name):
     if name == "labels":  # on rank 1 they are no shares of classes
         x, y = np.ones((2, nets.BATCH, nets.FEATURES), np.float32), np.eye(3, dtype=np.float32)
         y = y[np.zeros((2, nets.BATCH), int)] + rank
+        return ms.dataset.NumpySlicesDataset((x, y), shuffle=False)
+    if name == "lengths":  # on rank 1 two phases have one length
+        x = np.ones((2, nets.BATCH, 8 if rank == 0 else 4), np.float32)
+        y = np.zeros((2, nets.BATCH), np.int32)
         return ms.dataset.NumpySlicesDataset((x, y), shuffle=False)
     if name == "padding":  # on rank 1 the first places
         x = np.ones((2, nets.BATCH, nets.FEATURES), np.float32)

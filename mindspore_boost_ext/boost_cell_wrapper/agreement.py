@@ -6,8 +6,10 @@ import zlib
 from typing import TYPE_CHECKING
 
 import mindspore as ms
-from mindspore import Parameter, nn
+from mindspore import Tensor, nn
 
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_between_ranks
@@ -15,6 +17,11 @@ from mindspore_boost_ext.runtime.watch import watch_ranks
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+# What optimizers call their settings, where they have them.
+_SETTINGS = ("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps")
+_NUMBERS = (int, float, Tensor)
+_SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
 
 
 def check_same_step_on_ranks(step: nn.TrainOneStepCell, boost: AutoBoost) -> None:
@@ -53,16 +60,19 @@ def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batch
     check_equal_on_ranks(
         {"number of epochs": str(epochs), "number of batches in an epoch": batches},
         "the training",
-        "Give every rank as many batches, such as by num_shards and shard_id of the dataset.",
+        "Give every rank as many batches, such as by num_shards and shard_id of the dataset; and "
+        "to go on from checkpoints, those of the same epoch.",
     )
-    if ms.get_auto_parallel_context("parameter_broadcast"):
+    compiles = ms.get_context("mode") == ms.GRAPH_MODE
+    if compiles and ms.get_auto_parallel_context("parameter_broadcast"):
         return
     unequal = differences_between_ranks(_values(step), "the weights")
     if unequal:
         warn(
             "the weights are not the same on all ranks, so that each trains another network: "
-            f"{'; '.join(unequal)}. Call mindspore.set_seed with the same number on every rank, "
-            "or set_auto_parallel_context(parameter_broadcast=True), or load one checkpoint"
+            f"{'; '.join(unequal)}. Call mindspore.set_seed with the same number on every rank, or "
+            "load one checkpoint, or, in GRAPH_MODE (where alone MindSpore broadcasts), "
+            "set_auto_parallel_context(parameter_broadcast=True)"
         )
 
 
@@ -73,16 +83,37 @@ def _levels(boost: AutoBoost) -> dict[str, str]:
 def _parts(step: nn.TrainOneStepCell) -> dict[str, str]:
     mode = "GRAPH_MODE" if ms.get_context("mode") == ms.GRAPH_MODE else "PYNATIVE_MODE"
     manager = getattr(step, "loss_scaling_manager", None)
-    facts = {
+    scale = getattr(step, "scale_sense", step.sens)
+    return {
         "mode": mode,
         "step cell": type(step).__name__,
         "optimizer": type(step.optimizer).__name__,
-        "loss scale": f"{step.sens}" if manager is None else type(manager).__name__,
+        "kind of loss scale": "fixed" if manager is None else type(manager).__name__,
+        "loss scale": _described(scale),
+        **_settings(step.optimizer),
     }
-    rate = getattr(step.optimizer, "learning_rate", None)
-    if isinstance(rate, Parameter) and rate.size == 1:
-        facts["learning rate"] = f"{float(rate.asnumpy()):g}"
-    return facts
+
+
+def _settings(optimizer: nn.Cell) -> dict[str, str]:
+    """Return the rates and the like of an optimizer, in words."""
+    found = {name.replace("_", " "): getattr(optimizer, name, None) for name in _SETTINGS}
+    return {name: _described(one) for name, one in found.items() if one is not None}
+
+
+def _described(value: object) -> str:
+    """Return a number, a list, or a schedule in words that differ where it differs."""
+    if isinstance(value, nn.Cell):  # a schedule is known by the numbers in it
+        inside = {**_compat.own_attributes(value), **_compat.own_parameters(value)}
+        kept = sorted((name, one) for name, one in inside.items() if isinstance(one, _NUMBERS))
+        words = ", ".join(f"{name} {_described(one)}" for name, one in kept)
+        text = f"{type(value).__name__}({words})"
+    elif isinstance(value, (list, tuple, nn.CellList)):
+        text = ", ".join(_described(one) for one in value)
+    else:
+        text = ", ".join(f"{one:g}" for one in host_array(value).ravel().tolist())
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}... (checksum {zlib.crc32(text.encode()):08x})"
 
 
 def _shapes(step: nn.TrainOneStepCell) -> dict[str, str]:

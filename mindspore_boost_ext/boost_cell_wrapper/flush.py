@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.stages.state import connected
@@ -29,6 +29,10 @@ class Flush(nn.Cell):
     def __init__(self, step: BoostTrainOneStepCell) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
+
+    def parameters_broadcast_dict(self, recurse: bool = True) -> dict[str, Parameter]:
+        """Return what rank 0 hands to all when this compiles: as the step."""
+        return self.step.parameters_broadcast_dict(recurse)
 
     def construct(self, *inputs: Tensor) -> Tensor:
         """Close the window."""

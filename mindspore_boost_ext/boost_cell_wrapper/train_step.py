@@ -20,6 +20,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.agreement import check_same_step_on_ranks
+from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
@@ -38,7 +39,7 @@ from mindspore_boost_ext.stages.update import Update
 MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
 
 
-class BoostTrainOneStepCell(StepNames, nn.TrainOneStepCell):
+class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
     r"""One training step of a network with the accelerators of its configuration.
 
     Subclasses may override ``construct``; the parts of the step are there under the names that

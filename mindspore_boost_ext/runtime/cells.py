@@ -53,4 +53,17 @@ def _exchanged(thing: object, table: Mapping[int, Any]) -> object:
     return table.get(id(thing), thing)
 
 
-__all__ = ["exchange", "layers_of", "name_of"]
+def open_shapes(cell: nn.Cell, first_axis: int = 0) -> str:
+    """Return which shapes of a Cell's inputs ``set_inputs`` leaves open; empty if none.
+
+    Args:
+        cell (Cell): a network or a step.
+        first_axis (int): from which axis on it matters. Default: 0.
+    """
+    shapes = [getattr(one, "shape", ()) for one in cell.get_inputs() or ()]
+    sizes = [size for shape in shapes for size in shape[first_axis:]]
+    is_open = any(size is None or size < 0 for size in sizes)
+    return ", ".join(map(str, shapes)) if is_open else ""
+
+
+__all__ = ["exchange", "layers_of", "name_of", "open_shapes"]

@@ -12,7 +12,7 @@ from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, Row
-from mindspore_boost_ext.runtime.cells import layers_of
+from mindspore_boost_ext.runtime.cells import layers_of, open_shapes
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import (
@@ -119,28 +119,37 @@ class GrowingInputs(Algorithm):
         if not self.is_on(step):
             return
         settings = getattr(step.auto_boost.config, self.switch)
-        reason = self._unfit(step.network, settings, *inputs)
-        if step.reducer_flag and settings.if_unfit == SKIP:
-            self._check_ranks(SKIPPED if reason else APPLIED)
+        reason = self._unfit(step, settings, *inputs)
+        firsts = [0] * (len(settings.phases) + 1)  # all is behind, but full size
+        if not reason:
+            # The batch may have shown that no update is saved, and shows the sizes.
+            firsts = _merged(self._firsts(step), self._sizes(settings, *inputs))
+        if step.reducer_flag:
+            self._check_ranks(SKIPPED if reason else APPLIED, firsts)
+        self._begin_at(step, firsts)
         if reason:
-            self._begin_at(step, [0] * (len(settings.phases) + 1))  # all is behind, but full size
             self._put_row(step, SKIPPED, reason)
             return
-        # The batch may have shown that no update is saved, and shows the sizes.
-        firsts = _merged(self._firsts(step), self._sizes(settings, *inputs))
-        self._begin_at(step, firsts)
         self._show(step, firsts)
         self.too_short.release()
 
-    def _check_ranks(self, status: str) -> None:
+    def _check_ranks(self, status: str, firsts: Sequence[int]) -> None:
         remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
-        check_equal_on_ranks({self.switch: status}, "the first batch", remedy)
+        begins = {f"first updates of the sizes of {self.switch}": str(firsts)}
+        for found in ({self.switch: status}, begins):
+            check_equal_on_ranks(found, "the first batch", remedy)
 
-    def _unfit(self, network: nn.Cell, settings: Any, *inputs: object) -> str:
+    def _unfit(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> str:
         """Return why a network is left at full size; raise where that is not asked for."""
         try:
+            found = "" if step.runs_eagerly() else open_shapes(step, first_axis=1)
+            if found:
+                raise ValueError(
+                    f"{self.switch} makes inputs smaller by their shapes, which set_inputs leaves "
+                    f"open ({found}): leave {self.switch} away"
+                )
             self.check_inputs(*inputs)
-            self._try_sizes(network, settings, *inputs)
+            self._try_sizes(step.network, settings, *inputs)
         except ValueError as error:
             if settings.if_unfit != SKIP:
                 raise

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import nets
 import pytest
 import unequal_worker
+from mindspore import Tensor
+from models import model_of
+
+from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
 
 REFUSED = {
     "clip": "gradients.clip_norm is 1.0 on rank 0, None on rank 1. Give every rank the same",
@@ -11,10 +16,14 @@ REFUSED = {
     "level": "boost_level is O1 on rank 0, O0 on rank 1",
     "shape": "weight 0.weight is Float32 (6, 3) on rank 0, Float32 (5, 3) on rank 1",
     "rate": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
-    "scale": "loss scale is 64.0 on rank 0, 65.0 on rank 1",
+    "rates": "learning rate is _IteratorLearningRate(learning_rate 0.4, 0.3, 0.2, 0.1) on rank 0",
+    "schedule": "on rank 0, CosineDecayLR(decay_steps 4, ",
+    "scale": "loss scale is 64 on rank 0, 65 on rank 1",
+    "dynamic scale": "loss scale is 64 on rank 0, 128 on rank 1",
     "batches": "number of batches in an epoch is 2 on rank 0, 3 on rank 1",
     "first batch": "updates of a batch is 2 on rank 0, 1 on rank 1. Give every rank batches of one",
     "labels": "labels that are classes of samples is True on rank 0, False on rank 1. Give every",
+    "lengths": "first updates of the sizes of seq_length_warmup is [0, 1, 2] on rank 0, [0, 0, 2]",
     "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank batches",
 }
 
@@ -48,3 +57,21 @@ def test_ranks_that_were_given_the_same_are_told_nothing(ended, mode):
     _, results = ended(2, mode)
     for result in results:
         assert result["unequal"]["equal"] == {"messages": [], "moved": True}
+
+
+def test_weights_alone_are_broadcast_when_a_part_compiles_in_mid_training(graph_mode):
+    """MindSpore asks at every compilation; buffers and moments may differ by rank by then."""
+    net = nets.Deep()
+    net.trainable_params()[0].requires_grad = False
+    every = net.trainable_params()
+    config = {"grad_accumulation": {"grad_accumulation_step": 2}}
+    config["boost"] = {"mode": "manual", "less_bn": False, "grad_accumulation": True}
+    config["grad_freeze"] = {"param_groups": 3, "schedule": [0, 0, 1]}
+    step = model_of(net, config, nets.momentum(every)).train_network
+    assert set(step.parameters_broadcast_dict()) == {one.name for one in net.get_parameters()}
+    x, y = nets.batches(1)[0]
+    step(Tensor(x), Tensor(y))
+    names = {one.name for one in every}
+    assert set(step.parameters_broadcast_dict()) == names
+    for variant in step.choice_part.variants:
+        assert set(Flush(variant).parameters_broadcast_dict()) <= names

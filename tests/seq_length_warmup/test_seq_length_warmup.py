@@ -34,6 +34,21 @@ class NextToken(nn.Cell):
         return self.loss(logits, targets.reshape((-1,))) * weight.mean()
 
 
+def test_shapes_that_are_left_open_are_refused_or_left_alone(graph_mode):
+    """The graph would not know how long a sequence is."""
+    (batch, *_) = batches(1)
+    batch = [Tensor(one) for one in batch]
+    for if_unfit in ("refuse", "skip"):
+        step = step_of(NextToken(), if_unfit=if_unfit)
+        step.set_inputs(*(Tensor(shape=[None, None], dtype=ms.int32) for _ in range(2)), batch[2])
+        if if_unfit == "refuse":
+            with pytest.raises(ValueError, match="by their shapes, which set_inputs leaves open"):
+                step(*batch)
+            continue
+        step(*batch)
+        assert step.report()["seq_length_warmup"].status == "skipped"
+
+
 def batches(count):
     random = np.random.default_rng(0)
     tokens = random.integers(0, VOCABULARY, (count, nets.BATCH, LENGTH + 1)).astype(np.int32)
