@@ -26,9 +26,11 @@ class CheaperCell(nn.Cell):
         plain: the operator or Cell that it stands for.
     """
 
+    one_step = True  # for less_bn, which looks for what it knows
+
     def __init__(self, plain: nn.Cell | ops.Primitive) -> None:
         super().__init__(auto_prefix=False)
-        self.plain = plain
+        self.plain, self.step_name = plain, type(plain).__name__
         self.fp16 = self.bf16 = False  # to_float and mixed precision set them, now or later
         if isinstance(plain, nn.Cell):
             self.add_flags(**plain.get_flags())
@@ -102,7 +104,7 @@ class CheaperLayerNorm(CheaperCell):
 
     def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised values, and mean and variance with a last axis of 1."""
-        if self.is_plain(x) or self.is_plain(gamma):
+        if self.is_plain(x) or self.is_plain(gamma) or gamma.shape != x.shape[-1:]:
             outputs: tuple[Tensor, Tensor, Tensor] = self.plain(x, gamma, beta)
             return outputs
         of_rows, width = (*x.shape[:-1], 1), x.shape[-1]
@@ -155,6 +157,12 @@ def _is_channels_first(plain: ops.Primitive) -> bool:
     return bool(plain.format == "NCHW")
 
 
+def _is_bent(plain: nn.Cell) -> bool:
+    return bool(
+        0 < plain.alpha < 1
+    )  # else an infinite value would be multiplied by 0, or subtracted
+
+
 class Known(NamedTuple):
     """An operator that is replaced.
 
@@ -174,7 +182,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
     {
         nn.GELU: Known("gelu", lambda plain: plain.approximate == "tanh", CheaperGelu),
         ops.GeLU: Known("gelu", lambda plain: True, CheaperGelu),
-        nn.LeakyReLU: Known("leaky_relu", lambda plain: True, CheaperLeakyRelu),
+        nn.LeakyReLU: Known("leaky_relu", _is_bent, CheaperLeakyRelu),
         ops.Softmax: Known("softmax", _is_over_last_axis, CheaperSoftmax),
         ops.LayerNorm: Known("layer_norm", _is_of_last_axis, CheaperLayerNorm),
         ops.MaxPool: Known("max_pool", _is_channels_first, CheaperMaxPool),

@@ -15,7 +15,11 @@ from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
     classify,
     find_classifier,
 )
-from mindspore_boost_ext.less_batch_normalization.steps import BATCH_NORMS, own_construct
+from mindspore_boost_ext.less_batch_normalization.steps import (
+    BATCH_NORMS,
+    does_else,
+    own_construct,
+)
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.cells import exchange, layers_of, name_of
@@ -199,7 +203,7 @@ class _Plan:
                 self.changes.append(Change(cell.before.name, REMOVED, "removed before", now=False))
                 continue
             name = name_of(cell.gamma)
-            removal = removals.get(id(cell), Removal(False, own_construct(cell) or "never called"))
+            removal = removals.get(id(cell), Removal(False, does_else(cell) or "never called"))
             if any(id(cell) in graph.read for graph in self.graphs):
                 removal = Removal(False, "other code reads its parameters")
             reason = failures.get(id(cell), removal.reason)

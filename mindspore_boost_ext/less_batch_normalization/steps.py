@@ -42,13 +42,21 @@ _WORDS = {
     **dict.fromkeys(("conv2dtranspose", "conv3dtranspose"), "a transposed convolution"),
     **dict.fromkeys(("div", "truediv", "realdiv"), "a division"),
     **dict.fromkeys(("interpolate", "upsample", "resizebilinear"), "a resizing of the image"),
+    **dict.fromkeys(ADDITIONS, "an addition of a number"),
     "sub": "a subtraction",
 }
 
 
 def is_batch_norm(node: Node) -> bool:
-    """Return whether a node is a BatchNorm, and nothing besides."""
-    return isinstance(node.cell, BATCH_NORMS) and not own_construct(node.cell)
+    """Return whether a node is a BatchNorm over its batch, and nothing besides."""
+    return isinstance(node.cell, BATCH_NORMS) and not does_else(node.cell)
+
+
+def does_else(norm: nn.Cell) -> str:
+    """Return why a BatchNorm neither goes nor takes the scale out of its batch; else empty."""
+    if norm.use_batch_statistics is False:
+        return "its statistics are fixed"
+    return own_construct(norm)
 
 
 def own_construct(layer: nn.Cell) -> str:
@@ -66,6 +74,8 @@ def is_convolution(node: Node) -> bool:
 
 def passes_on(node: Node) -> bool:
     """Return whether larger inputs make a node's result larger, and nothing else of it new."""
+    if node.name in ADDITIONS and len(node.inputs) == 1:
+        return False  # of a number
     known = is_convolution(node) or node.name in _PASSING_ON
     return known or _gates_itself(node) or _is_scaled(node)
 
@@ -77,6 +87,8 @@ def words(node: Node) -> str:
         if any(step.name in _MEANS for step in way):
             return "a squeeze-and-excitation gate"
         return "a gate" if way else "a product of two values"
+    if isinstance(node.cell, BATCH_NORMS):
+        return "a BatchNorm with fixed statistics"
     if node.cell is None or node.name in _WORDS:
         return _WORDS.get(node.name, f"the operation {node.name}")
     return f"the layer {type(node.cell).__name__}"
@@ -114,6 +126,7 @@ __all__ = [
     "CONCATENATIONS",
     "PRODUCTS",
     "SPLITS",
+    "does_else",
     "is_batch_norm",
     "is_convolution",
     "own_construct",

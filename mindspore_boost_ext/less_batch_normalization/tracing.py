@@ -148,7 +148,7 @@ class _Tracer:
         """Trace into a Cell; one that is a leaf, or not understood, becomes a node."""
         inputs = tuple(_values((args, kwargs)))
         if _is_leaf(cell):
-            return self.record(type(cell).__name__, inputs, cell)
+            return self.record(getattr(cell, "step_name", type(cell).__name__), inputs, cell)
         mark = len(self.graph.nodes)
         try:
             return self.call(type(cell).construct, (_CellStandIn(self, cell), *args), kwargs)
@@ -273,6 +273,8 @@ def _add_operators() -> None:
     for special, name in names.items():
 
         def operator(self: Value, *others: object, _name: str = name) -> Value:
+            if _name == "add" and type(others[0]) in (int, float) and others[0] == 0:
+                return self  # the beginning of Python's sum
             return self.tracer.record(_name, (self, *_values(others)))
 
         setattr(Value, special, operator)

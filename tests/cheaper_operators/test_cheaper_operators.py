@@ -38,6 +38,19 @@ def replaced(net):
     return boost.report()[NAME]
 
 
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 1.5, -0.5])
+def test_a_leaky_relu_that_would_subtract_or_drop_infinities_stays(alpha):
+    assert replaced(nn.SequentialCell(nn.LeakyReLU(alpha))).status == "skipped"
+
+
+def test_a_layer_norm_of_another_shape_is_refused_as_by_mindspore(pynative_mode):
+    """MindSpore's checks; what is computed here would be broadcast without a word."""
+    net = nn.SequentialCell(nn.LayerNorm((1,)))
+    assert replaced(net).status == "applied"
+    with pytest.raises((ValueError, RuntimeError)):
+        net(Tensor(np.ones((3, 7), np.float32)))
+
+
 def gelu(x):
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import residual_nets
 from mindspore import Tensor, nn, ops
+from models import model_of
 
 from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
 
@@ -92,11 +93,13 @@ WORDS = {
     "a transposed convolution": [lambda net, x: net.up(x)],
     "a division": [lambda _, x: x / (1.0 + ops.abs(x))],
     "a resizing of the image": [lambda _, x: ops.interpolate(x, size=(8, 8), mode="bilinear")],
+    "an addition of a number": [lambda _, x: x + 1.0, lambda _, x: ops.add(2, x)],
     "a subtraction": [lambda net, x: x - net.squeeze(x)],
     "the operation cumsum": [lambda _, x: ops.cumsum(x, 1)],
     "the layer Opaque": [lambda net, x: net.layer(x)],
     "": [
         lambda _, x: x * ops.sigmoid(x),
+        lambda _, x: sum([x, ops.relu(x)]),
         lambda _, x: x * ops.tanh(ops.softplus(x)),
         lambda _, x: 0.5 * x * SCALE,
         lambda _, x: ops.concat(ops.chunk(x, 2, 1)[::-1], 1),
@@ -113,6 +116,23 @@ def test_the_words_for_a_step_in_the_branch(words, step):
     assert (first.done, last.reason) == ("kept" if words else "removed", zoo.LAST)
     if words:
         assert first.reason == f"{words} inside the branch"
+
+
+def test_a_batch_norm_with_fixed_statistics_does_not_end_a_branch():
+    """It leaves the scale in, which the removal of the one before it would set free."""
+    net = residual_nets.Block()
+    net.bn2.use_batch_statistics = False
+    first, last = less_bn(net).changes
+    assert (first.done, last.done, last.reason) == ("kept", "kept", "its statistics are fixed")
+
+
+def test_cheaper_operators_of_an_earlier_model_hide_nothing():
+    block = residual_nets.Block()
+    block.act = nn.LeakyReLU()
+    net = nn.SequentialCell(nn.Conv2d(1, WIDTH, 3), nn.MaxPool2d(2, 2), block, nn.Flatten())
+    config = {"boost": {"mode": "manual", "less_bn": False}, "cheaper_operators": {}}
+    model_of(net, config, nets.momentum(net.trainable_params()))
+    assert set(reasons(less_bn(net), "removed")) == {"2.bn1"}
 
 
 class ByShape(residual_nets.Block):
