@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.report import APPLIED, Row
+from mindspore_boost_ext.runtime.cells import open_shapes
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.thor.captures import FactorCaptures, RefreshChooser
 from mindspore_boost_ext.thor.optimizer import thor_of
@@ -63,6 +64,15 @@ class ThorAlgorithm(Algorithm):
         thor.taps.attach()
         chooser = RefreshChooser(thor, step.window_part)
         return StepChoice((ordinary, capturing), chooser, ("ordinary", "refresh of THOR"))
+
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+        """Refuse inputs whose shapes a graph does not know."""
+        found = open_shapes(step)
+        if step.captures_part is not None and found and not step.runs_eagerly():
+            raise ValueError(
+                "THOR takes the number of samples from the shapes of its inputs, which set_inputs "
+                f"leaves open ({found}): give whole shapes, or take another optimizer"
+            )
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
         """Return what THOR counts."""

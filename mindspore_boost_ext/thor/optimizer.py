@@ -21,6 +21,7 @@ PRECONDITIONED = "preconditioned"
 _NEVER = 2**30  # no step is so late; exact in float32, in which MindSpore 2.7 multiplies int32
 _WHOLE = 2**30  # the size of a block that no factor exceeds
 _GRADIENT_NORM = 1.0  # enable_clip_grad bounds each gradient by this
+_LEAST_CURVATURE = 1e-30  # without damping, that of a gradient of 0, which has no direction
 _CAST = ops.Cast()
 
 
@@ -290,7 +291,7 @@ class THOR(nn.Optimizer):
         if normed:
             gradient = ops.cast(gradient, ms.float32)
             curvature = ops.square(gradient) / self.samples + ops.sqrt(self._damping_now())
-            return gradient / curvature
+            return gradient / ops.maximum(curvature, _LEAST_CURVATURE)
         return gradient
 
     def _clipped(

@@ -65,6 +65,11 @@ def thor_in_place_of(
             "give the plain optimizer"
         )
     kind = type(optimizer).__name__
+    if getattr(optimizer, "relative_step", False):
+        raise ValueError(
+            f"thor takes over the optimizer's learning rate, but {kind} computes its own "
+            "(relative_step): give it a learning_rate and relative_step=False"
+        )
     reason = f"in place of {kind}, with its parameters, learning rate and weight decay"
     arguments = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}
     if settings.momentum is None:

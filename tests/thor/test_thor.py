@@ -102,6 +102,18 @@ def test_layer_norm(mode):
         np.testing.assert_allclose(found[name], expected, **TOLERANCE)
 
 
+def test_a_layer_norm_without_gradient_stays_where_it_is_without_damping(mode):
+    """Its curvature is 0 then, and 0 / 0 no direction."""
+    layer = nn.LayerNorm((4,))
+    net = Weighted(layer)
+    with pytest.warns(BoostWarning, match="no layer to precondition"):
+        step = BoostTrainOneStepCell(net, THOR(layer, RATE, 0.0, 0.0)).set_train()
+    before, x = nets.weights(net), random(8, 4)
+    step(Tensor(x), Tensor(np.zeros_like(x)))
+    for name, value in nets.weights(net).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
 def test_a_grouped_convolution_keeps_its_plain_gradient(mode):
     layer = nn.SequentialCell(nn.Conv2d(2, 2, 1, group=2), nn.Conv2d(2, 1, 1))
     x, target = random(4, 2, 3, 3), random(4, 1, 3, 3, seed=1)

@@ -413,6 +413,22 @@ def test_thor_does_not_take_the_place_of_a_wrapper():
         model_of(net, config, FreezeOpt(nets.momentum(net.trainable_params())), BoostModel)
 
 
+def test_thor_takes_no_rate_over_that_the_optimizer_computes():
+    net = nets.MLP()
+    config = {"boost": {"mode": "manual", "less_bn": False}, "thor": {"frequency": 2}}
+    with pytest.raises(ValueError, match="AdaFactor computes its own"):
+        model_of(net, config, nn.AdaFactor(net.trainable_params()), BoostModel)
+
+
+def test_shapes_that_are_left_open_are_refused_in_a_graph(graph_mode):
+    net = nets.MLP()
+    step = model_of(net, {"boost": {"mode": "disable_all"}}, THOR(net, 0.1, 0.1, 0.9)).train_network
+    x, y = nets.batches(1)[0]
+    step.set_inputs(Tensor(shape=[None, nets.FEATURES], dtype=ms.float32), Tensor(y))
+    with pytest.raises(ValueError, match=r"which set_inputs leaves open \(\(-1, 3\)"):
+        step(Tensor(x), Tensor(y))
+
+
 class JittedMLP(nets.MLP):
     """The network as one function of ``ms.jit``."""
 
