@@ -330,6 +330,12 @@ def _flat(group: Iterable[Any]) -> list[Parameter]:
     flat: list[Parameter] = []
     for one in group:
         flat.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
+        ignored = sorted(set(one) - {"params", "order_params"}) if isinstance(one, dict) else ()
+        if ignored:
+            warn(
+                f"train_parameter_groups gives {', '.join(ignored)} of some parameters, which has "
+                "no effect: they are those of the optimizer, opt"
+            )
     return flat
 
 

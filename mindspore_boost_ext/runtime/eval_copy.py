@@ -29,21 +29,25 @@ def eval_copy(
         Cell, over the same Parameters: the network itself if ``in_evaluation`` is empty.
     """
     copier = _Copier({id(cell) for cell in in_evaluation})
-    copier.done.update({id(cell): cell for cell in shared})
+    copier.done.update({(id(cell), within): cell for cell in shared for within in (False, True)})
     return copier.copy(network, False)
 
 
 class _Copier:
-    """Copies each Cell at most once, so that one used in two places stays one."""
+    """Copies each Cell at most once, so that one used in two places stays one.
+
+    But for those without Parameters, such as a dropout, inside and outside of what evaluates.
+    """
 
     def __init__(self, in_evaluation: set[int]) -> None:
         self.in_evaluation = in_evaluation
-        self.done: dict[int, nn.Cell] = {}
+        self.done: dict[tuple[int, bool], nn.Cell] = {}
 
     def copy(self, cell: nn.Cell, within: bool) -> nn.Cell:
-        if id(cell) not in self.done:
-            self.done[id(cell)] = self._made(cell, within or id(cell) in self.in_evaluation)
-        return self.done[id(cell)]
+        key = _key(cell, within)
+        if key not in self.done:
+            self.done[key] = self._made(cell, within or id(cell) in self.in_evaluation)
+        return self.done[key]
 
     def _made(self, cell: nn.Cell, evaluates: bool) -> nn.Cell:
         children = {
@@ -58,18 +62,22 @@ class _Copier:
         for name, child in children.items():
             _compat.set_child(made, name, child)
         for name, value in _compat.own_attributes(made).items():
-            vars(made)[name] = self._replaced(value)
+            vars(made)[name] = self._replaced(value, evaluates)
         if evaluates:
             made.add_flags(training=False)
         return made
 
-    def _replaced(self, value: Any) -> object:
+    def _replaced(self, value: Any, within: bool) -> object:
         """Return what an attribute holds, with copies in place of the Cells that have one."""
         if isinstance(value, nn.Cell):
-            return self.done.get(id(value), value)
+            return self.done.get(_key(value, within), value)
         if type(value) in (list, tuple) and any(isinstance(one, nn.Cell) for one in value):
-            return type(value)(self._replaced(one) for one in value)
+            return type(value)(self._replaced(one, within) for one in value)
         return value
+
+
+def _key(cell: nn.Cell, within: bool) -> tuple[int, bool]:
+    return id(cell), within and not any(True for _ in cell.get_parameters())
 
 
 @functools.cache

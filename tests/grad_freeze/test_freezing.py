@@ -13,6 +13,7 @@ from mindspore_boost_ext import (
     AutoBoost,
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
+    BoostWarning,
     FreezeOpt,
     GroupLossScaleManager,
     NoEffectWarning,
@@ -256,6 +257,35 @@ def test_dropout_between_frozen_layers_rests_when_asked(mode):
         }
     assert len(losses[True]) == 1
     assert len(losses[False]) > 1
+
+
+def test_a_dropout_that_a_trained_layer_shares_stays_on_there(mode):
+    """At rate 0 the loss of a batch varies by that dropout alone."""
+
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            drop = nn.Dropout(p=0.5)
+            self.first = nn.SequentialCell(nn.Dense(3, 3), drop, nn.Dense(3, 3), drop)
+            self.last = nn.SequentialCell(nn.Dense(3, 3), drop, nn.Dense(3, 3))
+            nets.fill(self)
+
+        def construct(self, x):
+            return self.last(self.first(x))
+
+    net = Net()
+    settings = config(param_groups=2, schedule=[1, 1, 1, 1], eval_frozen=True)
+    model = decaying(net, settings, nn.SGD(net.trainable_params(), 0.0))
+    ((x, y),) = nets.batches(1)
+    losses = {float(model.train_network(Tensor(x), Tensor(y)).asnumpy()) for _ in range(4)}
+    assert len(losses) > 1
+
+
+def test_settings_of_groups_of_a_freeze_opt_are_warned_of():
+    every = nets.MLP().trainable_params()
+    groups = [[{"params": every[:2], "lr": 0.0}, {"params": every[2:]}], every[2:]]
+    with pytest.warns(BoostWarning, match="train_parameter_groups gives lr of some parameters"):
+        FreezeOpt(nets.momentum(every), groups, [0, 1])
 
 
 class Around(nn.Cell):
