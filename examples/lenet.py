@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--data-dir", help="a folder with MNIST, in place of the bundled digits")
     options = parser.parse_args()
+    if options.epochs < 1:
+        parser.error(f"--epochs must be at least 1, got {options.epochs}")
 
     ms.set_context(mode=ms.GRAPH_MODE if options.mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_seed(options.seed)

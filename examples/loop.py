@@ -10,7 +10,7 @@ Freezing shows here that its schedule goes on; a network as small as LeNet gains
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import mindspore as ms
 from mindspore import nn
@@ -24,7 +24,7 @@ CONFIG = {
         "param_groups": 5,
         "schedule": "cubic",
         "prefix_start": 0.4,
-        "prefix_fraction": 0.5,
+        "prefix_fraction": 1.0,
         "total_steps": 44 * 6,  # batches of an epoch, epochs
     },
     "gradients": {"clip_norm": 5.0},
@@ -33,6 +33,9 @@ CONFIG = {
 
 def main() -> None:
     """Trains three epochs, or goes on to the sixth."""
+    parser = argparse.ArgumentParser(description="Train LeNet-5 in a loop of one's own.")
+    parser.add_argument("--resume", action="store_true", help="go on from loop.ckpt")
+    resume = parser.parse_args().resume
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
     train, test = digits_datasets(batch_size=32)
@@ -40,7 +43,6 @@ def main() -> None:
     optimizer = nn.Momentum(net.trainable_params(), learning_rate=0.03, momentum=0.9)
     step = make_train_step(net, loss_fn, optimizer, level="O1", config=CONFIG)
 
-    resume = "--resume" in sys.argv[1:]
     epochs = 6 if resume else 3
     done = restore(step.train_network, "loop.ckpt") if resume else 0
     callbacks = [BoostMonitor("loop.jsonl"), BoostCheckpoint("loop.ckpt")]

@@ -53,6 +53,8 @@ def main() -> None:
     parser.add_argument("--max-images", type=int, help="use no more digits, for a quick look")
     parser.add_argument("--data-dir", help="a folder with CIFAR-10's binary files")
     options = parser.parse_args()
+    if options.epochs < 1:
+        parser.error(f"--epochs must be at least 1, got {options.epochs}")
 
     ms.set_context(mode=ms.GRAPH_MODE if options.mode == "graph" else ms.PYNATIVE_MODE)
     ms.set_seed(options.seed)

@@ -36,7 +36,7 @@ def main() -> None:
     train, test = digits_datasets(32, order=lambda count: order)
     net = LeNet5()
     updates = options.epochs * train.get_dataset_size()
-    prefix = {"schedule": "cubic", "prefix_fraction": 0.5, "total_steps": updates}
+    prefix = {"schedule": "cubic", "prefix_fraction": 1.0, "total_steps": updates}
     model = ms.Model(
         net,
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),

@@ -26,6 +26,7 @@ from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
 from mindspore_boost_ext.cli.launcher import run_script
 from mindspore_boost_ext.config.page import page
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
+from mindspore_boost_ext.config.sections import SECTIONS
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.integration.outside import (
     BUILT,
@@ -232,6 +233,9 @@ def explain(config: BoostConfig) -> str:
         settings = getattr(config, one.algorithm, None)
         if one.wanted and settings is not None:
             lines.append(f"{one.algorithm}: {settings}")
+    for name, kind in SECTIONS.items():
+        if kind.for_every_step and name in config.given and config.level != "O0":
+            lines.append(f"every step, {name}: {getattr(config, name)}")
     return "\n".join([*lines, *config.notices()])
 
 

@@ -348,6 +348,19 @@ def test_a_model_of_the_users_own_may_have_algorithms_that_are_none():
     Own(net, optimizer=nn.SGD(net.trainable_params(), RATE), boost_level="O0")
 
 
+class TwoOptimizers(ms.Model):
+    """A Model of the user's own, as for two networks that train against each other."""
+
+    def _build_train_network(self):
+        return self._network
+
+
+def test_a_model_of_the_users_own_may_have_several_optimizers():
+    net = Linear()
+    both = [nn.SGD(net.trainable_params(), RATE) for _ in range(2)]
+    assert TwoOptimizers(net, optimizer=both).train_network is net
+
+
 def test_a_window_that_is_switched_off_does_not_shorten_a_training():
     net = Linear()
     every = net.trainable_params()

@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,7 @@ from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig
 BUNDLED = {"network": LENET, "epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
 _CHOICES = {"mode": MODES, "network": NETWORKS}
 _POLL_SECONDS = 0.1
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b(: |$)")
 PROGRESS_HELP = "without a terminal, a line every STEPS instead of one a run"
 _PROGRAM = "python -m mindspore_boost_ext compare"
 
@@ -181,7 +183,7 @@ def _picture(text: str) -> Path:
 def writable(text: str) -> Path:
     """Read a word of the command line as a file that can be written."""
     path = Path(text)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise argparse.ArgumentTypeError(f"must be a file in a writable folder, got {text!r}")
     return path
 
@@ -230,7 +232,8 @@ def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
     """Start the process; what it prints goes to a file."""
     environment = dict(os.environ)
     here = str(Path(__file__).resolve().parents[2])
-    paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
+    # Behind the user's own: with a package that is installed this is the folder of all packages.
+    paths = [*filter(None, [environment.get("PYTHONPATH")]), here]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     command = [sys.executable, "-m", "mindspore_boost_ext.cli.run", str(trial.save(folder))]
     with open(folder / OUTPUT, "wb") as output:
@@ -291,9 +294,11 @@ class _Progress:
 
 
 def _last_line(path: Path) -> str:
-    """Return the last line that says something of what a process printed."""
+    """Return the last error that a process printed, else the last line that says something."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip(" -")), "")
+    said = [line.strip() for line in lines if line.strip(" -")]
+    # MindSpore prints pages of advice behind its errors.
+    return next((line for line in reversed(said) if _ERROR.match(line)), said[-1] if said else "")
 
 
 def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from mindspore_boost_ext.callbacks.display import make_display
@@ -100,7 +100,11 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
             note = plain.outcome.note if plain.outcome else "it trained nothing"
             write(f"the plain run of the script failed: {note}")
             return 1
-        goal, racers = _goal(losses), [_with_time(plain, losses, _goal(losses), len(losses))]
+        goal = _goal(losses)
+        if not math.isfinite(goal):
+            write(f"the plain run of the script ends with the loss {goal}: mend that first")
+            return 1
+        racers = [_with_time(plain, losses, goal, len(losses))]
         eager = any(record.get("mode") == "PYNATIVE_MODE" for record in history)
         others = candidates(len(losses), eager)
         for one in others:
@@ -132,9 +136,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--minutes", type=float, default=10.0, help="for all runs together (10)")
     add("--seed", type=int, default=0, help="for ms.set_seed in front of the script (0)")
     add("--progress", type=count, metavar="STEPS", help=PROGRESS_HELP)
-    add(
-        "--json", type=writable, default=Path("recommended.json"), metavar="FILE", help="the winner"
-    )
+    add("--json", type=writable, default="recommended.json", metavar="FILE", help="the winner")
     add("script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]", help="all that follows is its")
     options = parser.parse_args(argv)
     if not options.script or not os.path.isfile(options.script[0]):

@@ -368,7 +368,7 @@ class _Parser:
     def _unknown(self, path: str, name: object, known: tuple[str, ...]) -> None:
         text = name[:200] if isinstance(name, str) else ""
         near = difflib.get_close_matches(text[:100], known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'none'}"
         kind = "key" if path else "section"
         # What is no string, and what cannot be seen, is shown as Python writes it.
         own = printable(text)[:200] if text.strip() else shown(name)

@@ -106,11 +106,11 @@ class GradientAccumulation(nn.Cell):
         super().__setattr__(name, value)
 
     def construct(
-        self, loss: Tensor, gradients: tuple[Tensor, ...], weight: float | Tensor = 1.0
+        self, loss: Tensor, grads: tuple[Tensor, ...], weight: float | Tensor = 1.0
     ) -> Tensor:
         """Add one micro-batch; at the end of the window update and clear."""
         loss = connected(loss, self._state)
-        loss = ops.depend(loss, self.accumulate(gradients, weight))
+        loss = ops.depend(loss, self.accumulate(grads, weight))
         if self.is_full():
             loss = ops.depend(loss, self.optimizer(self.window_gradients()))
             loss = ops.depend(loss, self.clear())

@@ -122,7 +122,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
                 "the optimizer is a FreezeOpt, but boost_level O0 freezes nothing: use O1 or O2",
                 NoEffectWarning,
             )
-        elif thor_of(parts.optimizer) is not None:
+        elif isinstance(parts.optimizer, nn.Cell) and thor_of(parts.optimizer) is not None:
             check_loss_scale_manager(parts.loss_scale_manager, boost)
             parts.boost = boost  # only the step of this package brings THOR its factors
         return

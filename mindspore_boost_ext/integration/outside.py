@@ -39,7 +39,7 @@ def settings_from_outside() -> dict[str, str]:
     try:
         BoostConfig.parse(level, config)
     except ValueError as error:
-        raise ValueError(f"{CONFIG_VARIABLE}={config}: {error}") from error
+        raise ValueError(f"--config or {CONFIG_VARIABLE}={config}: {error}") from error
     return {"boost_level": level, "boost_config_dict": config}
 
 

@@ -24,7 +24,8 @@ def no_class_a_sample(*inputs: object) -> str:
     rows = len(labels) == 2 and getattr(inputs[-1], "dtype", None) in _SHARES
     if first[:1] == labels[:1] and (len(labels) == 1 or rows):
         return ""
-    return f"takes one class a sample, but the labels have the shape {tuple(labels)}"
+    found = f"the labels have the shape {tuple(labels)}, and the first input has {tuple(first)}"
+    return f"takes one class a sample, but {found}"
 
 
 def rows_of_places(*inputs: Any) -> str:

@@ -14,7 +14,7 @@ from mindspore_boost_ext import AutoBoost, BoostConfig
 from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli import trial_settings
-from mindspore_boost_ext.cli.compare import compare
+from mindspore_boost_ext.cli.compare import _last_line, compare
 from mindspore_boost_ext.cli.results import NOT_RUN, Outcome
 from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS, Setup
 from mindspore_boost_ext.config.parse import ALGORITHMS
@@ -42,6 +42,19 @@ HISTORY = [
     step(4, 0.25),
     {"event": "epoch", "loss": 0.5, "metrics": {"accuracy": 0.75, "confusion": [[1]]}},
 ]
+
+
+def test_the_note_of_a_failed_run_is_its_error_and_not_the_advice_behind_it(tmp_path):
+    output = tmp_path / "output"
+    output.write_text(
+        "Traceback (most recent call last):\n"
+        "ValueError: For 'Reshape', the shape does not fit\n\n"
+        "----------------\n- The Traceback of Net Construct Code:\n"
+        "(See file 'analyze_fail.ir' for more details.)\n"
+    )
+    assert _last_line(output) == "ValueError: For 'Reshape', the shape does not fit"
+    output.write_text("killed\n----\n")
+    assert _last_line(output) == "killed"
 
 
 def test_figures_of_a_history():

@@ -145,6 +145,11 @@ def test_explain_says_what_a_configuration_would_do(capsys, tmp_path):
     assert "mode auto" in capsys.readouterr().out
 
 
+def test_explain_shows_what_every_step_has(capsys):
+    assert main(["--recipe", "fp16", "--total-steps", "10", "--explain"]) == 0
+    assert "every step, loss_scale: LossScaleConfig(init=65536.0" in capsys.readouterr().out
+
+
 def test_explain_says_what_a_recipe_or_a_given_file_would_do(capsys, tmp_path):
     assert main(["--recipe", "fast", "--total-steps", "1000", "--explain"]) == 0
     assert "total_steps=1000" in capsys.readouterr().out

@@ -99,6 +99,23 @@ def test_a_plain_run_that_fails_is_said(race):
     assert "the plain run of the script failed: a script may fail" in printed
 
 
+def test_no_winner_is_named_where_plain_training_diverges(race):
+    code, settings, printed = race(plain=history(2, 1.0, lambda step: float("nan")))
+    assert (code, settings) == (1, None)
+    assert "the plain run of the script ends with the loss nan" in printed
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_first_run(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "recommended.json").mkdir()
+    with pytest.raises(SystemExit):
+        main(["recommend", "train.py"])
+    assert "must be a file in a writable folder, got 'recommended.json'" in capsys.readouterr().err
+
+
 def test_every_candidate_is_a_configuration_without_idle_settings():
     for one in recommend.candidates(100, eager=True):
         assert BoostConfig.parse(one.level, one.config).notices() == (), one.name
