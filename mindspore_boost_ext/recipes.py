@@ -25,16 +25,19 @@ def _fastest(total_steps: int, devices: int) -> dict[str, Any]:
 
 
 def _in_fewer_batches(total_steps: int, share: float, whole_share: float) -> dict[str, Any]:
-    common = {"total_steps": total_steps, "if_unfit": "skip"}
     schedule = {"share": share, "parts": _PARTS, "whole_share": whole_share}
-    phases = [[0.2, 0.125], [0.3, 0.25]]
     return {
         "boost": {**_ALL_OFF},
-        "short_schedule": {**schedule, **common},
+        "short_schedule": {**schedule, "total_steps": total_steps, "if_unfit": "skip"},
         "label_smoothing": {**_LABELS},
-        "seq_length_warmup": {"phases": phases, "method": "reshape", **common},
+        "seq_length_warmup": _short_sequences(total_steps),
         "cheaper_operators": {},
     }
+
+
+def _short_sequences(updates: int) -> dict[str, Any]:
+    phases = [[0.2, 0.125], [0.3, 0.25]]
+    return {"phases": phases, "method": "reshape", "total_steps": updates, "if_unfit": "skip"}
 
 
 def _fp16(total_steps: int, devices: int) -> dict[str, Any]:
@@ -51,6 +54,7 @@ def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
         schedule = {"share": updates / total_steps, "total_steps": total_steps}
         settings["short_schedule"] = {**schedule, "if_unfit": "skip_rate"}
         settings["label_smoothing"] = {**_LABELS}
+        settings["seq_length_warmup"] = _short_sequences(updates)
     server = 1 if devices % 2 else devices // 2  # two servers, where that divides the devices
     return {**settings, "common": {"device_number": server}} if devices > 1 else settings
 
@@ -78,7 +82,8 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
             is.
             ``"large-batch"`` makes one update of two batches, and over several devices combines
             them by AdaSum; a schedule of learning rates is gone through in half of the updates,
-            with smoothed labels; it was tuned on one device. ``"fp16"`` scales the loss of a
+            with smoothed labels, or, for a language model, short sequences at first; it was tuned
+            on one device. ``"fp16"`` scales the loss of a
             script whose network computes in float16, and that has no loss-scale manager, whatever
             the number of updates; it was not tuned.
         total_steps (int): updates of the whole training without a recipe, which are its batches,

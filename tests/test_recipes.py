@@ -188,6 +188,20 @@ def test_large_batch_trains_on_all_batches(batches, rate, status):
     assert model.train_network.report()[SHORT].status == status
 
 
+@pytest.mark.parametrize("rate", [FALLING, 0.1])
+def test_large_batch_makes_half_of_its_updates_at_full_length(rate):
+    """Of ten updates five: at a constant rate, whose schedule is not shortened, too."""
+    net = nets.fill(Tokens())
+    optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
+    step = model_of(net, recipe("large-batch", 20), optimizer).train_network
+    scales = []
+    for x, y in rows_of(20, Tokens):
+        step(Tensor(x), Tensor(y))
+        scales.append(step.observations()["seq_length_warmup_scale"])
+    # Of the next batch: two updates of two batches at an eighth, three at a quarter.
+    assert scales == [0.125] * 3 + [0.25] * 6 + [1.0] * 11
+
+
 @pytest.mark.parametrize("total_steps", [1, 2, 3])
 def test_large_batch_is_valid_for_a_few_steps(total_steps):
     settings = recipe("large-batch", total_steps)
