@@ -11,7 +11,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
-from mindspore_boost_ext.boost_cell_wrapper.upstream_names import add_overflow_names
+from mindspore_boost_ext.boost_cell_wrapper.upstream_names import (
+    OverflowNames,
+    add_overflow_names,
+)
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Row, warn
 from mindspore_boost_ext.stages.loss_scale import OneScale
@@ -27,7 +30,7 @@ _COMPILE = ("mindspore", __name__.partition(".")[0])
 _CHANGE = "mindspore.experimental"
 
 
-class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
+class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     r"""One training step with a loss scale, on every device.
 
     Source: Micikevicius et al., Mixed Precision Training, ICLR 2018.
@@ -234,6 +237,8 @@ class BoostTrainOneStepWithLossScaleCell(BoostTrainOneStepCell):
             raise ValueError(f"sens must have shape {self.scale_sense.shape}, got {sens.shape}")
         # Not set_data: in PYNATIVE_MODE that cuts a Parameter off from operators that have run.
         ops.assign(self.scale_sense, sens.astype(ms.float32))
+
+    _set_sense_scale = set_sense_scale
 
     def observations(self) -> dict[str, Any]:
         """Return the next loss scale (or one for each group) and how many steps were skipped."""

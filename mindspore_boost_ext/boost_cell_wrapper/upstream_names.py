@@ -49,6 +49,31 @@ class StepNames:
         return self.enable_dim_reduce
 
 
+class OverflowNames:
+    """Parts of a loss-scaled step under MindSpore's names, for a ``construct`` of the user's."""
+
+    detector: Any
+    scale_part: Any
+
+    def start_overflow_check(self, pre_cond: Tensor, compute_input: Any) -> tuple[Tensor, Any]:
+        """Begin to look for overflow behind ``pre_cond``; return a status, and the input."""
+        status, compute_input = self.detector.start(compute_input, pre_cond)
+        return status, compute_input
+
+    def get_overflow_status(self, status: Tensor, compute_output: tuple[Tensor, ...]) -> Tensor:
+        """Return bool, shape (): whether a value of any rank is not finite."""
+        overflow: Tensor = self.detector(status, compute_output)
+        return overflow
+
+    def process_loss_scale(self, overflow: Tensor) -> Tensor:
+        """Let the Cell that updates the scale set the next one; return the overflow."""
+        updated: Tensor = self.scale_part.update(overflow)
+        return updated
+
+    _start_overflow_check, _get_overflow_status = start_overflow_check, get_overflow_status
+    _process_loss_scale = process_loss_scale
+
+
 def add_overflow_names(step: nn.Cell, distributed: bool) -> None:
     """Give a loss-scaled step the operators and constants with which overflow is looked for.
 
@@ -70,4 +95,4 @@ def tensor_grad_scale(scale: Tensor, grad: Tensor) -> Tensor:
     return grad * ops.cast(ops.reciprocal(scale), grad.dtype)
 
 
-__all__ = ["StepNames", "add_overflow_names", "tensor_grad_scale"]
+__all__ = ["OverflowNames", "StepNames", "add_overflow_names", "tensor_grad_scale"]

@@ -85,9 +85,9 @@ class OneScale(nn.Cell):
             records (tuple(Tensor)): from :meth:`records`.
         """
         overflow = self.detector(status, gradients)
-        return gradients, ops.depend(overflow, self._update(overflow))
+        return gradients, ops.depend(overflow, self.update(overflow))
 
-    def _update(self, overflow: Tensor) -> Tensor:
+    def update(self, overflow: Tensor) -> Tensor:
         """Let the manager set the next scale, and keep it within float32."""
         if self.manager is None:
             return overflow

@@ -119,6 +119,32 @@ def test_settings_of_an_experimental_optimizer_may_change_in_pynative_mode(pynat
     np.testing.assert_allclose(net.weight.asnumpy(), 0.9, rtol=1e-6)  # rounding of float32
 
 
+class ByHand(BoostTrainOneStepWithLossScaleCell):
+    """Puts the step together from its parts, under the names that MindSpore's step has."""
+
+    def construct(self, x):
+        loss = self.network(x)
+        scale = self.scale_sense + 0.0
+        status, sens = self.start_overflow_check(
+            loss, ops.ones_like(loss) * scale.astype(loss.dtype)
+        )
+        (gradient,) = self.grad(self.network, self.weights)(x, sens)
+        overflow = self._get_overflow_status(status, (gradient,))
+        if not self.process_loss_scale(overflow):
+            loss = ops.depend(loss, self.optimizer((gradient / scale.astype(gradient.dtype),)))
+        return loss, overflow, scale
+
+
+def test_a_subclass_finds_the_parts_of_the_step_under_mindspores_names(mode):
+    net = Product()
+    optimizer = nn.SGD(net.trainable_params(), 0.5)
+    step = ByHand(net, optimizer, nn.DynamicLossScaleUpdateCell(8, 2, 2)).set_train()
+    found = [step(Tensor([value], ms.float16)) for value in (1.0, 40000.0, 1.0)]
+    assert [bool(one[1].asnumpy()) for one in found] == [False, True, False]
+    assert [float(one[2].asnumpy()) for one in found] == [8.0, 8.0, 4.0]
+    assert net.w.asnumpy().tolist() == [1.0 - 0.5 - 0.5]  # of two gradients of 1
+
+
 class OnHost(nn.Cell):
     """A rule for the scale as one may write it for PYNATIVE_MODE."""
 
