@@ -85,7 +85,7 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
             with smoothed labels, or, for a language model, short sequences at first; it was tuned
             on one device. ``"fp16"`` scales the loss of a
             script whose network computes in float16, and that has no loss-scale manager, whatever
-            the number of updates; it was not tuned.
+            the number of updates.
         total_steps (int): updates of the whole training without a recipe, which are its batches,
             from 1 to 2**30.
         devices (int): processes that train together, from 1 on. Default: 1.
