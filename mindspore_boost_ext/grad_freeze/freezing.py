@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Iterable, Sequence
 
 from mindspore import Parameter, Tensor, nn, ops
@@ -41,6 +42,7 @@ from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 from mindspore_boost_ext.stages.choice import StepChoice
 
 _CHUNK = 3  # parameters in a chunk before it may close
+_STAYS = re.compile("bias|(?<![a-z])bn|bn(?![a-z])")  # not inside of a word such as subnet
 
 
 def split_chunks(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
@@ -51,7 +53,7 @@ def split_chunks(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
     """
     chunks: list[list[Parameter]] = []
     for parameter in parameters:
-        opens = not any(part in parameter.name for part in ("bn", "bias"))
+        opens = not _STAYS.search(parameter.name)
         if not chunks or (opens and len(chunks[-1]) >= _CHUNK):
             chunks.append([])
         chunks[-1].append(parameter)

@@ -6,7 +6,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 from models import model_of
 
 from mindspore_boost_ext import (
@@ -18,6 +18,7 @@ from mindspore_boost_ext import (
     GroupLossScaleManager,
     NoEffectWarning,
 )
+from mindspore_boost_ext.grad_freeze.freezing import split_chunks
 
 SCHEDULE = [0, 1, 2, 1, 0]
 
@@ -279,6 +280,16 @@ def test_a_dropout_that_a_trained_layer_shares_stays_on_there(mode):
     ((x, y),) = nets.batches(1)
     losses = {float(model.train_network(Tensor(x), Tensor(y)).asnumpy()) for _ in range(4)}
     assert len(losses) > 1
+
+
+@pytest.mark.parametrize(
+    ("part", "chunks"),
+    [("subnet", 3), ("layers", 3), ("bn1", 1), ("convbn", 1), ("down_bn", 1), ("net.bn", 1)],
+)
+def test_a_batch_norm_is_known_by_its_name_and_no_word_around_it(part, chunks):
+    names = [f"{part}.{number}.weight" for number in range(9)]
+    found = split_chunks([Parameter(Tensor([0.0]), name=name) for name in names])
+    assert len(found) == chunks
 
 
 def test_settings_of_groups_of_a_freeze_opt_are_warned_of():
