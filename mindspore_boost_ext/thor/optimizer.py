@@ -55,7 +55,8 @@ class THOR(nn.Optimizer):
         batch_size (int): samples N in the rule of LayerNorm, at least 1. Elsewhere N is taken from
             the activations themselves. Default: 32.
         use_nesterov (bool): Nesterov momentum. Default: False.
-        decay_filter (Callable): Parameter -> bool, whether it decays. Default: all do.
+        decay_filter (Callable): Parameter -> bool, whether it decays; where ``params`` come in
+            groups, their own weight decay says so. Default: all do.
         split_indices (Sequence[int], optional): numbers of the layers that end a group whose
             factors are averaged over ranks together. Default: None, one group.
         enable_clip_grad (bool): bound the norm of each update by 1 before momentum.

@@ -74,6 +74,8 @@ def thor_in_place_of(
     arguments = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}
     if settings.momentum is None:
         arguments["momentum"] = _own_momentum(optimizer)
+    if _is_nesterov(optimizer) and not settings.use_nesterov:
+        reason += "; Nesterov's momentum is off (thor.use_nesterov)"
     earlier = in_its_place(optimizer).get(_KEY)
     made = _Made(network, list(optimizer.parameters), arguments)
     if earlier is not None and earlier[0].equals(made):
@@ -102,6 +104,10 @@ def _own_momentum(optimizer: nn.Optimizer) -> float:
     if isinstance(momentum, (int, float, Tensor)):
         return float(host_array(momentum).reshape(()))
     return _MOMENTUM
+
+
+def _is_nesterov(optimizer: nn.Optimizer) -> bool:
+    return any(getattr(optimizer, name, False) is True for name in ("nesterov", "use_nesterov"))
 
 
 def _replace(cell: nn.Cell, name: str, value: object) -> None:

@@ -413,6 +413,16 @@ def test_thor_does_not_take_the_place_of_a_wrapper():
         model_of(net, config, FreezeOpt(nets.momentum(net.trainable_params())), BoostModel)
 
 
+def test_a_momentum_that_is_not_taken_over_is_said():
+    off = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+    for nesterov in (False, True):
+        net = nets.MLP()
+        optimizer = nn.SGD(net.trainable_params(), 0.1, momentum=0.9, nesterov=True)
+        config = {"boost": off, "thor": {"use_nesterov": nesterov}}
+        report = model_of(net, config, optimizer, BoostModel).train_network.report()
+        assert ("Nesterov's momentum is off" in report["thor"].reason) is not nesterov
+
+
 def test_thor_takes_no_rate_over_that_the_optimizer_computes():
     net = nets.MLP()
     config = {"boost": {"mode": "manual", "less_bn": False}, "thor": {"frequency": 2}}
