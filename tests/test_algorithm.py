@@ -359,6 +359,8 @@ def test_a_model_of_the_users_own_may_have_several_optimizers():
     net = Linear()
     both = [nn.SGD(net.trainable_params(), RATE) for _ in range(2)]
     assert TwoOptimizers(net, optimizer=both).train_network is net
+    with pytest.raises(TypeError, match="boost_level O1 takes one optimizer, got"):
+        TwoOptimizers(net, optimizer=both, boost_level="O1")
 
 
 def test_a_window_that_is_switched_off_does_not_shorten_a_training():

@@ -131,7 +131,10 @@ def outcome(rank, name):
     moved = weights is not None and any(
         not np.array_equal(value, nets.weights(net)[key]) for key, value in weights.items()
     )
-    return {"messages": found, "moved": moved}
+    result = {"messages": found, "moved": moved}
+    if name == "lengths":
+        result["begins"] = model.train_network.report()["seq_length_warmup"].reason
+    return result
 
 
 def outcomes(rank):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # What optimizers call their settings, where they have them.
 _SETTINGS = ("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps")
-_NUMBERS = (int, float, Tensor)
+_GROUP_SETTINGS = ("lr", "weight_decay", "momentum", "betas")
 _SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
 
 
@@ -96,24 +96,39 @@ def _parts(step: nn.TrainOneStepCell) -> dict[str, str]:
 
 def _settings(optimizer: nn.Cell) -> dict[str, str]:
     """Return the rates and the like of an optimizer, in words."""
-    found = {name.replace("_", " "): getattr(optimizer, name, None) for name in _SETTINGS}
-    return {name: _described(one) for name, one in found.items() if one is not None}
+    while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
+        optimizer = inner
+    found = {name: getattr(optimizer, name, None) for name in _SETTINGS}
+    groups = getattr(optimizer, "param_groups", ())  # of mindspore.experimental.optim
+    for number, group in enumerate(one for one in groups if isinstance(one, dict)):
+        found |= {f"{name} of group {number}": group.get(name) for name in _GROUP_SETTINGS}
+    words = {name.replace("_", " "): _described(one) for name, one in found.items()}
+    return {name: text for name, text in words.items() if text}
 
 
 def _described(value: object) -> str:
-    """Return a number, a list, or a schedule in words that differ where it differs."""
-    if isinstance(value, nn.Cell):  # a schedule is known by the numbers in it
-        inside = {**_compat.own_attributes(value), **_compat.own_parameters(value)}
-        kept = sorted((name, one) for name, one in inside.items() if isinstance(one, _NUMBERS))
-        words = ", ".join(f"{name} {_described(one)}" for name, one in kept)
-        text = f"{type(value).__name__}({words})"
-    elif isinstance(value, (list, tuple, nn.CellList)):
-        text = ", ".join(_described(one) for one in value)
-    else:
-        text = ", ".join(f"{one:g}" for one in host_array(value).ravel().tolist())
+    """Return numbers, lists and schedules in words that differ where they do; else nothing."""
+    text = _in_words(value)
     if len(text) <= _SHOWN:
         return text
     return f"{text[:_SHOWN]}... (checksum {zlib.crc32(text.encode()):08x})"
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, (list, tuple, nn.CellList)):
+        return ", ".join(_in_words(one) for one in value)
+    if isinstance(value, nn.Cell):  # a schedule is known by the numbers in it
+        inside = {**_compat.own_attributes(value), **_compat.own_parameters(value)}
+        kept = {**inside, **_compat.children(value)}
+        # What the user's own class counts may be the rank.
+        is_ours = type(value).__module__.startswith("mindspore")
+        kinds = (nn.Cell, float, Tensor, *((int,) if is_ours else ()))
+        found = sorted(name for name, one in kept.items() if isinstance(one, kinds))
+        words = ", ".join(f"{name} {_in_words(kept[name])}" for name in found)
+        return f"{type(value).__name__}({words})"
+    if isinstance(value, (int, float, Tensor)):
+        return ", ".join(str(one) for one in host_array(value).ravel())
+    return ""  # an optimizer of the user's own may mean anything by such a name
 
 
 def _shapes(step: nn.TrainOneStepCell) -> dict[str, str]:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mindspore import Parameter
 
 
 class BroadcastsWeights:
-    """Hands out weights, and no state of a rank's own.
+    """Hands out what all ranks have in common, and no state of a rank's own.
 
     MindSpore broadcasts whenever a Cell is compiled. A variant of the step, a new shape and a flush
-    compile in the middle of a training, where buffers and, under AdaSum, moments differ by rank.
+    compile in the middle of a training, where windows and, under AdaSum, moments differ by rank.
     """
 
     weights: Any
     network: Any
+    window_part: Any
+    enable_adasum: bool
+    get_parameters: Callable[[], Iterable[Parameter]]
     _first_runs: list[str]
 
     def parameters_broadcast_dict(self, recurse: bool = True) -> dict[str, Parameter]:
-        """Return the network's Parameters before the first step, later the weights it trains."""
-        handed_out = self.weights if self._first_runs else self.network.get_parameters()
-        return {one.name: one for one in handed_out if not one.layerwise_parallel}
+        """Return what begins a training, also from a checkpoint; later the weights it trains."""
+        handed_out = self.weights
+        if not self._first_runs:
+            begins = self.network if self.enable_adasum else self
+            handed_out = begins.get_parameters()
+        own = () if self.window_part is None else self.window_part.state()
+        kept = {id(one) for one in own}
+        return {
+            one.name: one
+            for one in handed_out
+            if not one.layerwise_parallel and id(one) not in kept
+        }
 
 
 __all__ = ["BroadcastsWeights"]

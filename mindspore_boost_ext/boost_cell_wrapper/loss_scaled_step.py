@@ -26,7 +26,8 @@ from mindspore_boost_ext.stages.state import connected
 _LOOK_EVERY = {"CPU": 1}
 # Whose Cells are known to compile; in PYNATIVE_MODE one of the user's own need not.
 _COMPILE = ("mindspore", __name__.partition(".")[0])
-# Whose optimizers hold settings as Python's numbers, which a graph would never see changed.
+# Whose optimizers hold settings as Python's numbers, which a graph would never see changed. Those
+# of mint do as well, but train nothing on CPU in PYNATIVE_MODE unless they are compiled.
 _CHANGE = "mindspore.experimental"
 
 

@@ -47,7 +47,8 @@ from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig
 BUNDLED = {"network": LENET, "epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
 _CHOICES = {"mode": MODES, "network": NETWORKS}
 _POLL_SECONDS = 0.1
-_ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b(: |$)")
+# What MindSpore prints behind the error of a graph.
+_ADVICE = re.compile(r"- (The Traceback of Net Construct Code|C\+\+ Call Stack)|.*analyze_fail\.ir")
 PROGRESS_HELP = "without a terminal, a line every STEPS instead of one a run"
 _PROGRAM = "python -m mindspore_boost_ext compare"
 
@@ -294,11 +295,17 @@ class _Progress:
 
 
 def _last_line(path: Path) -> str:
-    """Return the last error that a process printed, else the last line that says something."""
+    """Return the last line that says something of what a process printed.
+
+    Where MindSpore's advice stands there, it is the first line of the error in front of that.
+    """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = [line.strip() for line in lines if line.strip(" -")]
-    # MindSpore prints pages of advice behind its errors.
-    return next((line for line in reversed(said) if _ERROR.match(line)), said[-1] if said else "")
+    said = [line for line in lines if line.strip(" -")]
+    if any(_ADVICE.match(line) for line in said):
+        begins = [number for number, line in enumerate(said) if line.startswith("Traceback (")]
+        behind = said[begins[-1] + 1 :] if begins else said
+        return next((line for line in behind if not line.startswith(" ")), said[-1].strip())
+    return said[-1].strip() if said else ""
 
 
 def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:

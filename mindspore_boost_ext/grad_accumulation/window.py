@@ -174,6 +174,10 @@ class GradientAccumulation(nn.Cell):
         """How many micro-batches the window holds: int32, shape ()."""
         return self._accumulation_step
 
+    def state(self) -> tuple[Parameter, ...]:
+        """Return what differs by rank while the window is open: buffers and counters."""
+        return (*self._grad_accumulation, self._accumulation_step, self._total_weight)
+
     def micro_steps(self) -> int:
         """Return how many micro-batches the window holds."""
         return int(self._accumulation_step.asnumpy())

@@ -132,6 +132,11 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
             NoEffectWarning,
         )
         return
+    if not isinstance(parts.optimizer, nn.Cell):
+        raise TypeError(
+            f"boost_level {boost.level} takes one optimizer, got {shown(parts.optimizer)}: leave "
+            "the level away, or give each network a Model of its own"
+        )
     manager = manager_of(parts.loss_scale_manager, boost)
     check_loss_scale_manager(manager, boost)
     boost.loss_fn = parts.loss_fn

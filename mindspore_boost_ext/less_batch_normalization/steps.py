@@ -87,7 +87,7 @@ def words(node: Node) -> str:
         if any(step.name in _MEANS for step in way):
             return "a squeeze-and-excitation gate"
         return "a gate" if way else "a product of two values"
-    if isinstance(node.cell, BATCH_NORMS):
+    if isinstance(node.cell, BATCH_NORMS) and node.cell.use_batch_statistics is False:
         return "a BatchNorm with fixed statistics"
     if node.cell is None or node.name in _WORDS:
         return _WORDS.get(node.name, f"the operation {node.name}")

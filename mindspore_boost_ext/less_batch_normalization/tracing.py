@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -273,7 +274,7 @@ def _add_operators() -> None:
     for special, name in names.items():
 
         def operator(self: Value, *others: object, _name: str = name) -> Value:
-            if _name == "add" and type(others[0]) in (int, float) and others[0] == 0:
+            if _name == "add" and isinstance(others[0], numbers.Number) and others[0] == 0:
                 return self  # the beginning of Python's sum
             return self.tracer.record(_name, (self, *_values(others)))
 

@@ -53,17 +53,14 @@ def _exchanged(thing: object, table: Mapping[int, Any]) -> object:
     return table.get(id(thing), thing)
 
 
-def open_shapes(cell: nn.Cell, first_axis: int = 0) -> str:
-    """Return which shapes of a Cell's inputs ``set_inputs`` leaves open; empty if none.
-
-    Args:
-        cell (Cell): a network or a step.
-        first_axis (int): from which axis on it matters. Default: 0.
-    """
-    shapes = [getattr(one, "shape", ()) for one in cell.get_inputs() or ()]
-    sizes = [size for shape in shapes for size in shape[first_axis:]]
-    is_open = any(size is None or size < 0 for size in sizes)
-    return ", ".join(map(str, shapes)) if is_open else ""
+def declared_shapes(cell: nn.Cell) -> list[tuple[int | None, ...]]:
+    """Return the shapes that ``set_inputs`` has declared for a Cell; empty if none."""
+    return [getattr(one, "shape", ()) for one in cell.get_inputs() or ()]
 
 
-__all__ = ["exchange", "layers_of", "name_of", "open_shapes"]
+def is_open(shape: tuple[int | None, ...], axes: slice) -> bool:
+    """Return whether the size of one of some axes, or their number, is not declared."""
+    return shape == (-2,) or any(size is None or size < 0 for size in shape[axes])
+
+
+__all__ = ["declared_shapes", "exchange", "is_open", "layers_of", "name_of"]

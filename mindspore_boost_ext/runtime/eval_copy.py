@@ -36,7 +36,8 @@ def eval_copy(
 class _Copier:
     """Copies each Cell at most once, so that one used in two places stays one.
 
-    But for those without Parameters, such as a dropout, inside and outside of what evaluates.
+    But for MindSpore's own without Parameters, such as a dropout, inside and outside of what
+    evaluates.
     """
 
     def __init__(self, in_evaluation: set[int]) -> None:
@@ -70,14 +71,16 @@ class _Copier:
     def _replaced(self, value: Any, within: bool) -> object:
         """Return what an attribute holds, with copies in place of the Cells that have one."""
         if isinstance(value, nn.Cell):
-            return self.done.get(_key(value, within), value)
+            here, elsewhere = _key(value, within), (id(value), not within)
+            return self.done.get(here, self.done.get(elsewhere, value))
         if type(value) in (list, tuple) and any(isinstance(one, nn.Cell) for one in value):
             return type(value)(self._replaced(one, within) for one in value)
         return value
 
 
 def _key(cell: nn.Cell, within: bool) -> tuple[int, bool]:
-    return id(cell), within and not any(True for _ in cell.get_parameters())
+    own = type(cell).__module__.startswith("mindspore.")
+    return id(cell), within and own and not any(True for _ in cell.get_parameters())
 
 
 @functools.cache

@@ -12,8 +12,8 @@ from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, Row
-from mindspore_boost_ext.runtime.cells import layers_of, open_shapes
-from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
+from mindspore_boost_ext.runtime.cells import declared_shapes, is_open, layers_of
+from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_between_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import (
     CountedUpdate,
@@ -125,7 +125,10 @@ class GrowingInputs(Algorithm):
             # The batch may have shown that no update is saved, and shows the sizes.
             firsts = _merged(self._firsts(step), self._sizes(settings, *inputs))
         if step.reducer_flag:
-            self._check_ranks(SKIPPED if reason else APPLIED, firsts)
+            self._check_ranks(SKIPPED if reason else APPLIED)
+            words = {"first updates of the sizes": str(firsts)}
+            if differences_between_ranks(words, "the first batch"):
+                firsts = list(self._firsts(step))  # sizes that are alike on one rank alone
         self._begin_at(step, firsts)
         if reason:
             self._put_row(step, SKIPPED, reason)
@@ -133,28 +136,33 @@ class GrowingInputs(Algorithm):
         self._show(step, firsts)
         self.too_short.release()
 
-    def _check_ranks(self, status: str, firsts: Sequence[int]) -> None:
+    def _check_ranks(self, status: str) -> None:
         remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
-        begins = {f"first updates of the sizes of {self.switch}": str(firsts)}
-        for found in ({self.switch: status}, begins):
-            check_equal_on_ranks(found, "the first batch", remedy)
+        check_equal_on_ranks({self.switch: status}, "the first batch", remedy)
 
     def _unfit(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> str:
         """Return why a network is left at full size; raise where that is not asked for."""
         try:
-            found = "" if step.runs_eagerly() else open_shapes(step, first_axis=1)
-            if found:
-                raise ValueError(
-                    f"{self.switch} makes inputs smaller by their shapes, which set_inputs leaves "
-                    f"open ({found}): leave {self.switch} away"
-                )
             self.check_inputs(*inputs)
+            self._check_declared(step, settings, *inputs)
             self._try_sizes(step.network, settings, *inputs)
         except ValueError as error:
             if settings.if_unfit != SKIP:
                 raise
             return str(error).partition(": leave ")[0]
         return ""
+
+    def _check_declared(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> None:
+        """Raise a ``ValueError`` if a graph does not know the sizes that are made smaller."""
+        shapes = [] if step.runs_eagerly() else declared_shapes(step)
+        *small, full = self._sizes(settings, *inputs) if shapes else [[]]
+        for number, shape in enumerate(shapes):
+            grows = any(each[number] != full[number] for each in small)
+            if grows and is_open(shape, slice(1, None)):
+                raise ValueError(
+                    f"{self.switch} makes inputs smaller by their shapes, which set_inputs leaves "
+                    f"open ({shape}): leave {self.switch} away"
+                )
 
     def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
         """Raise a ``ValueError`` unless the network gives like losses at every size."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.report import APPLIED, Row
-from mindspore_boost_ext.runtime.cells import open_shapes
+from mindspore_boost_ext.runtime.cells import declared_shapes, is_open
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.thor.captures import FactorCaptures, RefreshChooser
 from mindspore_boost_ext.thor.optimizer import thor_of
@@ -66,12 +66,12 @@ class ThorAlgorithm(Algorithm):
         return StepChoice((ordinary, capturing), chooser, ("ordinary", "refresh of THOR"))
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Refuse inputs whose shapes a graph does not know."""
-        found = open_shapes(step)
-        if step.captures_part is not None and found and not step.runs_eagerly():
+        """Refuse a batch whose number of samples a graph does not know."""
+        shapes = [] if step.runs_eagerly() else declared_shapes(step)
+        if step.captures_part is not None and shapes and is_open(shapes[0], slice(1)):
             raise ValueError(
-                "THOR takes the number of samples from the shapes of its inputs, which set_inputs "
-                f"leaves open ({found}): give whole shapes, or take another optimizer"
+                "THOR takes the number of samples from the shape of the first input, in which "
+                f"set_inputs leaves it open ({shapes[0]}): give it, or take another optimizer"
             )
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import nets
 import pytest
 import unequal_worker
-from mindspore import Tensor
+from mindspore import Tensor, experimental, nn
 from models import model_of
 
+from mindspore_boost_ext.boost_cell_wrapper.agreement import _settings
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
 
 REFUSED = {
@@ -18,18 +19,17 @@ REFUSED = {
     "rate": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "rates": "learning rate is _IteratorLearningRate(learning_rate 0.4, 0.3, 0.2, 0.1) on rank 0",
     "schedule": "on rank 0, CosineDecayLR(decay_steps 4, ",
-    "scale": "loss scale is 64 on rank 0, 65 on rank 1",
-    "dynamic scale": "loss scale is 64 on rank 0, 128 on rank 1",
+    "scale": "loss scale is 64.0 on rank 0, 65.0 on rank 1",
+    "dynamic scale": "loss scale is 64.0 on rank 0, 128.0 on rank 1",
     "batches": "number of batches in an epoch is 2 on rank 0, 3 on rank 1",
     "first batch": "updates of a batch is 2 on rank 0, 1 on rank 1. Give every rank batches of one",
     "labels": "labels that are classes of samples is True on rank 0, False on rank 1. Give every",
-    "lengths": "first updates of the sizes of seq_length_warmup is [0, 1, 2] on rank 0, [0, 0, 2]",
     "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank batches",
 }
 
 
 def test_every_case_is_judged():
-    assert set(unequal_worker.NAMES) == {*REFUSED, "seed", "equal"}
+    assert set(unequal_worker.NAMES) == {*REFUSED, "seed", "equal", "lengths"}
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
@@ -59,6 +59,59 @@ def test_ranks_that_were_given_the_same_are_told_nothing(ended, mode):
         assert result["unequal"]["equal"] == {"messages": [], "moved": True}
 
 
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_sizes_begin_together_where_the_first_batches_are_of_other_lengths(ended, mode):
+    """On rank 1 two of the lengths are one, and would begin at once."""
+    _, results = ended(2, mode)
+    found = [result["unequal"]["lengths"] for result in results]
+    assert found[0]["begins"] == found[1]["begins"]
+    assert all(one["moved"] for one in found)
+    assert "scale 0.25 until update 1, scale 0.5 until update 2 of 4" in found[0]["begins"]
+
+
+def optimizers(rate, decay=0.0):
+    """Return optimizers whose rates, or whose decay, stand in all the places that there are."""
+    first, *rest = nets.MLP().trainable_params()
+    schedule = nn.CosineDecayLR(0.0, rate, 4)
+    yield nn.Momentum([first, *rest], schedule, 0.9)
+    yield nn.Momentum([first, *rest], [rate, rate / 2], 0.9)
+    for one in (rate, [rate, rate / 2], schedule):
+        yield nn.Momentum([{"params": [first], "lr": one}, {"params": rest}], 0.1, 0.9)
+    yield nn.Momentum([first, *rest], 0.1, 0.9, weight_decay=schedule)
+    yield nn.LARS(nn.Momentum([first, *rest], rate, 0.9))
+    yield experimental.optim.SGD([first, *rest], lr=rate)
+
+
+def test_rates_are_compared_wherever_they_stand():
+    for one, same, other in zip(optimizers(0.2), optimizers(0.2), optimizers(0.20001)):
+        assert _settings(one) == _settings(same)
+        assert _settings(one) != _settings(other)
+
+
+@pytest.mark.parametrize("value", [None, "auto", {"a": 1}, lambda: 0.1, object(), 10**400, [None]])
+def test_what_an_optimizer_of_the_users_own_means_by_a_name_is_left_to_it(value):
+    optimizer = nets.momentum(nets.MLP().trainable_params())
+    optimizer.eps = value
+    assert "learning rate" in _settings(optimizer)
+
+
+class Logged(nn.learning_rate_schedule.LearningRateSchedule):
+    """A schedule of the user's own that knows its rank."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.rank, self.highest = rank, 0.1
+
+    def construct(self, step):
+        return self.highest
+
+
+def test_a_schedule_of_the_users_own_may_keep_its_rank():
+    of_ranks = [nn.SGD(nets.MLP().trainable_params(), Logged(rank)) for rank in range(2)]
+    assert _settings(of_ranks[0]) == _settings(of_ranks[1])
+    assert "highest 0.1" in _settings(of_ranks[0])["learning rate"]
+
+
 def test_weights_alone_are_broadcast_when_a_part_compiles_in_mid_training(graph_mode):
     """MindSpore asks at every compilation; buffers and moments may differ by rank by then."""
     net = nets.Deep()
@@ -68,7 +121,10 @@ def test_weights_alone_are_broadcast_when_a_part_compiles_in_mid_training(graph_
     config["boost"] = {"mode": "manual", "less_bn": False, "grad_accumulation": True}
     config["grad_freeze"] = {"param_groups": 3, "schedule": [0, 0, 1]}
     step = model_of(net, config, nets.momentum(every)).train_network
-    assert set(step.parameters_broadcast_dict()) == {one.name for one in net.get_parameters()}
+    # A checkpoint may have been loaded on rank 0 alone; but each rank has a window of its own.
+    own = {one.name for one in step.window_part.state()}
+    assert len(own) == len(every) + 2
+    assert set(step.parameters_broadcast_dict()) == {*step.parameters_dict()} - own
     x, y = nets.batches(1)[0]
     step(Tensor(x), Tensor(y))
     names = {one.name for one in every}

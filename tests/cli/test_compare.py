@@ -53,8 +53,8 @@ def test_the_note_of_a_failed_run_is_its_error_and_not_the_advice_behind_it(tmp_
         "(See file 'analyze_fail.ir' for more details.)\n"
     )
     assert _last_line(output) == "ValueError: For 'Reshape', the shape does not fit"
-    output.write_text("killed\n----\n")
-    assert _last_line(output) == "killed"
+    output.write_text("KeyError: 3\nDuring ...\nmine.Refused: bad data\n----\n")
+    assert _last_line(output) == "mine.Refused: bad data"
 
 
 def test_figures_of_a_history():

@@ -282,6 +282,37 @@ def test_a_dropout_that_a_trained_layer_shares_stays_on_there(mode):
     assert len(losses) > 1
 
 
+def test_a_frozen_dropout_rests_however_it_is_reached(mode):
+    """Here through a list of layers, next to the Cell that holds them."""
+
+    class Block(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.drop, self.f2 = nn.Dense(3, 3), nn.Dropout(p=0.5), nn.Dense(3, 3)
+
+        def construct(self, x):
+            return self.f2(self.drop(self.fc(x)))
+
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.a, self.head = Block(), nn.SequentialCell(nn.Dense(3, 3), nn.Dense(3, 3))
+            self.way = [self.a.fc, self.a.drop, self.a.f2]
+            nets.fill(self)
+
+        def construct(self, x):
+            for layer in self.way:
+                x = layer(x)
+            return self.head(x)
+
+    net = Net()
+    settings = config(param_groups=2, schedule=[1, 1, 1, 1], eval_frozen=True)
+    model = decaying(net, settings, nn.SGD(net.trainable_params(), 0.0))
+    ((x, y),) = nets.batches(1)
+    losses = {float(model.train_network(Tensor(x), Tensor(y)).asnumpy()) for _ in range(4)}
+    assert len(losses) == 1
+
+
 @pytest.mark.parametrize(
     ("part", "chunks"),
     [("subnet", 3), ("layers", 3), ("bn1", 1), ("convbn", 1), ("down_bn", 1), ("net.bn", 1)],

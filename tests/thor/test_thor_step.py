@@ -435,7 +435,7 @@ def test_shapes_that_are_left_open_are_refused_in_a_graph(graph_mode):
     step = model_of(net, {"boost": {"mode": "disable_all"}}, THOR(net, 0.1, 0.1, 0.9)).train_network
     x, y = nets.batches(1)[0]
     step.set_inputs(Tensor(shape=[None, nets.FEATURES], dtype=ms.float32), Tensor(y))
-    with pytest.raises(ValueError, match=r"which set_inputs leaves open \(\(-1, 3\)"):
+    with pytest.raises(ValueError, match=r"set_inputs leaves it open \(\(-1, 3\)\)"):
         step(Tensor(x), Tensor(y))
 
 
