@@ -120,9 +120,9 @@ def _in_words(value: object) -> str:
     if isinstance(value, nn.Cell):  # a schedule is known by the numbers in it
         inside = {**_compat.own_attributes(value), **_compat.own_parameters(value)}
         kept = {**inside, **_compat.children(value)}
-        # What the user's own class counts may be the rank.
-        is_ours = type(value).__module__.startswith("mindspore")
-        kinds = (nn.Cell, float, Tensor, *((int,) if is_ours else ()))
+        # An int of the user's own class may be its rank.
+        is_known = type(value).__module__.startswith("mindspore")
+        kinds = (nn.Cell, float, Tensor, *((int,) if is_known else ()))
         found = sorted(name for name, one in kept.items() if isinstance(one, kinds))
         words = ", ".join(f"{name} {_in_words(kept[name])}" for name in found)
         return f"{type(value).__name__}({words})"

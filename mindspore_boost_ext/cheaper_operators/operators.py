@@ -158,9 +158,8 @@ def _is_channels_first(plain: ops.Primitive) -> bool:
 
 
 def _is_bent(plain: nn.Cell) -> bool:
-    return bool(
-        0 < plain.alpha < 1
-    )  # else an infinite value would be multiplied by 0, or subtracted
+    # Else an infinite value would be multiplied by 0, or subtracted.
+    return bool(0 < plain.alpha < 1)
 
 
 class Known(NamedTuple):
