@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -120,31 +121,33 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
 
 
+@contextlib.contextmanager
+def _in(mode):
+    before = ms.get_context("mode")
+    ms.set_context(mode=mode)
+    yield
+    ms.set_context(mode=before)
+
+
 @pytest.fixture(params=["graph", "pynative"])
 def mode(request):
     """Run the test in GRAPH_MODE and in PYNATIVE_MODE."""
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.GRAPH_MODE if request.param == "graph" else ms.PYNATIVE_MODE)
-    yield request.param
-    ms.set_context(mode=before)
+    with _in(ms.GRAPH_MODE if request.param == "graph" else ms.PYNATIVE_MODE):
+        yield request.param
 
 
 @pytest.fixture
 def pynative_mode():
     """Run the test in PYNATIVE_MODE only."""
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    yield
-    ms.set_context(mode=before)
+    with _in(ms.PYNATIVE_MODE):
+        yield
 
 
 @pytest.fixture
 def graph_mode():
     """Run the test in GRAPH_MODE only."""
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.GRAPH_MODE)
-    yield
-    ms.set_context(mode=before)
+    with _in(ms.GRAPH_MODE):
+        yield
 
 
 @pytest.fixture(scope="session")
