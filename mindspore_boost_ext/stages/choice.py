@@ -55,11 +55,14 @@ class StepChoice(nn.Cell):
         self.variants = tuple(variants)  # a CellList takes no Tensor as its index in PYNATIVE_MODE
         self.only = variants[0] if len(variants) == 1 else None
         self.chooser = chooser
+        self.takes_last = False  # in a graph, whatever the chooser says
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the variant whose turn it is."""
         if self.only is not None:
             return call(self.only, inputs)
+        if self.takes_last:
+            return call(self.variants[-1], inputs)
         return call(self.variants[self.chooser.index()], inputs)
 
     def run(self, variant: nn.Cell, *inputs: Tensor, **kwargs: object) -> Any:

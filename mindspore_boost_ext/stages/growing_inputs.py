@@ -34,6 +34,7 @@ class GrowingInputs(Algorithm):
 
     def __init__(self) -> None:
         self.too_short = HeldWarning()
+        self._unseen = False  # whether the first batch has yet to show that the network fits
 
     def smaller(self, settings: Any, scale: float) -> nn.Cell:
         """Return the Cell that makes a batch smaller: all inputs -> all inputs.
@@ -56,12 +57,14 @@ class GrowingInputs(Algorithm):
                 f"{type(step).__name__} has a construct of its own, which would train at full size "
                 f"from the first step on: leave {self.switch} away"
             )
+        firsts = self._firsts(step)
         if getattr(step.auto_boost.config, self.switch).if_unfit != SKIP:
             self.too_short.release()
-        firsts = self._firsts(step)
+        else:  # in sink mode nobody looks whether the network fits: it stays at full size
+            self._unseen = True
+        self._show(step, firsts)
         step.update_part = CountedUpdate(step.update_part, self.switch, firsts)
         step.choose_last(self._choice)
-        self._show(step, firsts)
 
     def _updates(self, step: BoostTrainOneStepCell) -> int:
         """Return the updates that phases are shares of: those that are made of the training."""
@@ -88,8 +91,10 @@ class GrowingInputs(Algorithm):
     def _begin_at(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
         """Let phases begin elsewhere, in every variant of the step."""
         phases_of(step.update_part, self.switch).firsts = tuple(firsts)
-        for chooser in layers_of(step, (PhaseChooser,)):
-            chooser.follow()
+        for choice in layers_of(step, (StepChoice,)):
+            if isinstance(choice.chooser, PhaseChooser):
+                choice.chooser.follow()
+                choice.takes_last = False
 
     def _put_row(
         self,
@@ -112,13 +117,15 @@ class GrowingInputs(Algorithm):
             steps.append(variant)
         steps.append(step.restricted(step.optimizer, everything))
         names = [*(f"scale {scale:g}" for _, scale in settings.phases), "full size"]
-        return StepChoice(steps, PhaseChooser(phases_of(step.update_part, self.switch)), names)
+        choice = StepChoice(steps, PhaseChooser(phases_of(step.update_part, self.switch)), names)
+        choice.takes_last = self._unseen
+        return choice
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Try every size on the first batch; refuse a network that one of them does not fit."""
         if not self.is_on(step):
             return
-        settings = getattr(step.auto_boost.config, self.switch)
+        settings, self._unseen = getattr(step.auto_boost.config, self.switch), False
         reason = self._unfit(step, settings, *inputs)
         firsts = [0] * (len(settings.phases) + 1)  # all is behind, but full size
         if not reason:
@@ -221,7 +228,8 @@ class GrowingInputs(Algorithm):
         if not self.is_on(step) or epochs <= 0:
             return
         phases = phases_of(step.update_part, self.switch)
-        updates, first = phases.updates() + step.updates_in(epochs * steps), phases.firsts[-1] + 1
+        updates = phases.updates() + step.updates_in(epochs * steps)
+        first = phases.firsts[-1] + 1
         if updates >= first:
             return
         self.too_short.give(

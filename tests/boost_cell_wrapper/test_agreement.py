@@ -69,8 +69,8 @@ def test_sizes_begin_together_where_the_first_batches_are_of_other_lengths(ended
     assert "scale 0.25 until update 1, scale 0.5 until update 2 of 4" in found[0]["begins"]
 
 
-def optimizers(rate, decay=0.0):
-    """Return optimizers whose rates, or whose decay, stand in all the places that there are."""
+def optimizers(rate):
+    """Return optimizers with a number in all the places where rates, and a decay, stand."""
     first, *rest = nets.MLP().trainable_params()
     schedule = nn.CosineDecayLR(0.0, rate, 4)
     yield nn.Momentum([first, *rest], schedule, 0.9)
