@@ -202,24 +202,13 @@ def test_large_batch_makes_half_of_its_updates_at_full_length(rate):
     assert scales == [0.125] * 3 + [0.25] * 6 + [1.0] * 11
 
 
-class Around(nn.Cell):
-    """As in sink mode, the step is in a graph of its own, and nobody sees a batch before."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, x, y):
-        return self.step(x, y) * 1.0
-
-
 @pytest.mark.parametrize("name", ["fast", "fastest", "large-batch"])
 def test_what_nobody_has_looked_at_stays_at_full_size(graph_mode, name):
     """Rows of features would be cut as if they were sequences, and the layers not fit."""
     net = nets.fill(nets.MLP())
     optimizer = nn.Momentum(net.trainable_params(), FALLING, 0.9)
     step = model_of(net, recipe(name, 20), optimizer).train_network
-    around = Around(step).set_train()
+    around = nets.Around(step).set_train()
     before = nets.weights(net)
     for x, y in nets.batches(2):
         around(Tensor(x), Tensor(y))

@@ -330,18 +330,9 @@ def test_settings_of_groups_of_a_freeze_opt_are_warned_of():
         FreezeOpt(nets.momentum(every), groups, [0, 1])
 
 
-class Around(nn.Cell):
-    """A user's own loop around the step: in GRAPH_MODE the group is then chosen in the graph."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, x, y):
-        return self.step(x, y) * 1.0
-
-
-@pytest.mark.parametrize("around", [lambda step: step, Around], ids=["on the host", "in a graph"])
+@pytest.mark.parametrize(
+    "around", [lambda step: step, nets.Around], ids=["on the host", "in a graph"]
+)
 @pytest.mark.parametrize("eval_frozen", [False, True])
 def test_statistics_of_frozen_layers_rest_when_asked(mode, eval_frozen, around):
     class Block(nn.Cell):
