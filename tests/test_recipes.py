@@ -106,7 +106,8 @@ def test_fast_ends_with_its_share_at_full_length(mode, parts):
     step = model_of(net, settings, optimizer).train_network
     words = "scale 0.125 until update {}, scale 0.25 until update {} of {}, then full size"
     at_first = words.format(2, 6, 12) if parts == 1 else words.format(4, 10, 20)
-    assert step.report()[WARMUP].reason == at_first
+    unseen = "; in sink mode full size from the first update on"
+    assert step.report()[WARMUP].reason == at_first + unseen
     made = {"updates": 12} if parts == 1 else {"updates": 20, "parts": 2}
     assert step.report()[SHORT].counts == made
     scales = []
@@ -209,6 +210,8 @@ def test_what_nobody_has_looked_at_stays_at_full_size(graph_mode, name):
     optimizer = nn.Momentum(net.trainable_params(), FALLING, 0.9)
     step = model_of(net, recipe(name, 20), optimizer).train_network
     around = nets.Around(step).set_train()
+    for row in (step.report()[one] for one in (WARMUP, "progressive_resizing")):
+        assert row.status != "applied" or "in sink mode full size from the first" in row.reason
     before = nets.weights(net)
     for x, y in nets.batches(2):
         around(Tensor(x), Tensor(y))

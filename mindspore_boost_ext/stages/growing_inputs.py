@@ -86,6 +86,8 @@ class GrowingInputs(Algorithm):
         if not words:
             return self._put_row(step, SKIPPED, "every phase is rounded to full size or away")
         reason = f"{', '.join(words)} of {self._updates(step)}, then full size"
+        if self._unseen:
+            reason += "; in sink mode full size from the first update on"
         return self._put_row(step, APPLIED, reason, {"sizes": len(words) + 1})
 
     def _begin_at(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
