@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import warnings
 
 import mindspore as ms
@@ -9,7 +11,7 @@ import nets
 import numpy as np
 from mindspore import nn
 
-from mindspore_boost_ext import BoostModel, BoostWarning
+from mindspore_boost_ext import BoostModel, BoostWarning, restore, save_checkpoint
 
 
 def settings(rank, name):
@@ -89,6 +91,7 @@ NAMES = (
     "labels",
     "padding",
     "lengths",
+    "restored",
     "seed",
     "equal",
 )
@@ -115,6 +118,13 @@ def data_of_rank(rank, name):
     return nets.dataset(2 + rank if name == "batches" else 2)
 
 
+def restore_unequal(step, rank):
+    """Go on from a file of another epoch on each rank, as a loop of one's own would."""
+    path = os.path.join(tempfile.mkdtemp(), "run{rank}.ckpt")
+    save_checkpoint(step, path.format(rank=rank), append_dict={"epoch": 1 + rank})
+    restore(step, path)
+
+
 def outcome(rank, name):
     """Train a case; return what was raised or warned of, and whether a weight has moved."""
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
@@ -124,6 +134,8 @@ def outcome(rank, name):
         try:
             model, net = model_of_rank(rank, name)
             weights = nets.weights(net)
+            if name == "restored":
+                restore_unequal(model.train_network, rank)
             model.train(1, data_of_rank(rank, name), dataset_sink_mode=False)
         except ValueError as error:
             found.append(str(error))
