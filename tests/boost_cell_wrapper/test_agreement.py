@@ -25,7 +25,7 @@ REFUSED = {
     "first batch": "updates of a batch is 2 on rank 0, 1 on rank 1. Give every rank batches of one",
     "labels": "labels that are classes of samples is True on rank 0, False on rank 1. Give every",
     "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank batches",
-    "restored": "number of epochs that are done is 1 on rank 0, 2 on rank 1. Give every rank a file of one epoch",
+    "restored": "number of epochs that are done is 1 on rank 0, 2 on rank 1. Give",
 }
 
 
