@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn, ops
@@ -117,7 +118,9 @@ class SmoothedLoss(nn.Cell):
             return ops.cross_entropy(
                 logits, labels, one.weight, one.ignore_index, one.reduction, self.share
             )
-        of_all_classes = -ops.log_softmax(logits, -1).mean(-1)
+        shares = ops.log_softmax(logits, -1)
+        shares = ops.masked_fill(shares, shares == -math.inf, 0.0)  # a class that is masked out
+        of_all_classes = -shares.mean(-1)
         return (1 - self.share) * loss + self.share * self.plain.get_loss(of_all_classes)
 
 

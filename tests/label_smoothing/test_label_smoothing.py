@@ -102,6 +102,32 @@ def test_the_loss_that_is_shown_stays_that_of_the_labels(mode, kind):
     )
 
 
+class LastMaskedOut(nn.Cell):
+    """Gives its last class the logit -inf."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Dense(4, 3)
+        self.mask = Tensor(np.array([0, 0, -np.inf], "f"))
+
+    def construct(self, x):
+        return self.head(x) + self.mask
+
+
+def test_a_class_that_is_masked_out_gets_no_share(mode):
+    net, labels = LastMaskedOut(), SPARSE % 2
+    weight, bias = (one.asnumpy().astype(np.float64) for one in net.trainable_params())
+    _, step = step_of(softmax_loss(True), net)
+    loss = step(Tensor(X), Tensor(labels)).asnumpy()
+    shares = np.exp((X @ weight.T + bias)[:, :2])
+    shares /= shares.sum(1, keepdims=True)
+    np.testing.assert_allclose(loss, -np.log(shares[range(6), labels]).mean(), rtol=1e-6)
+    smooth = (1 - SHARE) * np.eye(2)[labels] + SHARE / 3
+    gradient = (shares * smooth.sum(1, keepdims=True) - smooth) / 6
+    expected = weight - np.pad(gradient, ((0, 0), (0, 1))).T @ X
+    np.testing.assert_allclose(net.head.weight.asnumpy(), expected, rtol=2e-6, atol=2e-6)
+
+
 def test_a_later_model_over_the_same_objects_trains_as_ever(mode):
     """Neither the user's network nor the user's loss is left smoothed."""
     net, loss = nn.Dense(4, 3), softmax_loss(True)
