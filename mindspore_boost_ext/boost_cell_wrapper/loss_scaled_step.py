@@ -9,7 +9,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import (
     OverflowNames,
@@ -123,7 +123,8 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             inputs = call(self.batch_part, inputs)
         loss = call(self.network, inputs)
         status, sens, scale = self.scale_part.start(loss)
-        gradients = call(self.grad(self.network, self._differentiated), (*inputs, sens))
+        batch = (*inputs, sens)
+        gradients = gradients_of(self.grad, self.network, self._differentiated, batch)
         again = inputs if self.update_part.takes_inputs else ()
         weight = 1.0 if self.window_part is None else call(self.window_part.weight_of, inputs)
         finish = self._finish_compiled if self.compiles_end else self._finish

@@ -17,7 +17,7 @@ import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.agreement import check_same_step_on_ranks
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
@@ -158,10 +158,11 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
             inputs = call(self.batch_part, inputs)
         loss = call(self.network, inputs)
         if not (self._special or self.clip_norm is not None or self.window_part is not None):
-            gradients = call(self.grad_no_sens(self.network, self.weights), inputs)
+            gradients = gradients_of(self.grad_no_sens, self.network, self.weights, inputs)
             return ops.depend(loss, self.optimizer(self.grad_reducer(gradients)))
         sens = filled_like(loss, self.sens)
-        gradients = call(self.grad(self.network, self._differentiated), (*inputs, sens))
+        batch = (*inputs, sens)
+        gradients = gradients_of(self.grad, self.network, self._differentiated, batch)
         if self.capturing:
             captured = self.captures_part.prepared(gradients[len(self.weights) :], self.sens)
             gradients = gradients[: len(self.weights)]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.base.filled import filled
-from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.config.rules import (
     check,
     check_all,
@@ -324,7 +324,7 @@ class GroupTrainStep(nn.Cell):
         """Compute loss and gradients; at the end of a window reduce and update."""
         loss = call(self.network, inputs)
         sens = filled(loss.dtype, loss.shape, self.sens)
-        gradients = call(self.grad(self.network, self.weights), (*inputs, sens))
+        gradients = gradients_of(self.grad, self.network, self.weights, (*inputs, sens))
         if self.accumulation is None:
             return ops.depend(loss, self.optimizer(self.grad_reducer(gradients)))
         loss = ops.depend(loss, self.accumulation.accumulate(gradients))

@@ -225,6 +225,54 @@ def test_a_with_loss_cell_of_the_user_works(mode, kind):
     assert any((before[name] != value).any() for name, value in nets.weights(net).items())
 
 
+class Fixed(nn.Cell):
+    """Holds its loss, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.loss = nets.Deep(), nets.loss_fn()
+
+    def construct(self, x, y):
+        return self.loss(self.backbone(x), y)
+
+
+class Optional(Fixed):
+    def construct(self, x, y=None, mask=None):
+        logits = self.backbone(x)
+        return self.loss(logits if mask is None else logits * mask, y)
+
+
+class Defaults(Fixed):
+    def construct(self, x, y, scale=1.0, flag=True):
+        return self.loss(self.backbone(x) * scale, y) if flag else x.sum()
+
+
+class Starred(Fixed):
+    def construct(self, *batch):
+        return self.loss(self.backbone(batch[0]), batch[1])
+
+
+SETTINGS = (  # a way of their own to the gradients has each
+    {},
+    {"gradients": {"clip_norm": 0.1}},
+    {"loss_scale": {"init": 64}},
+    {"grad_freeze": {"param_groups": 2, "schedule": [0, 1], "total_steps": 4}},
+)
+
+
+@pytest.mark.parametrize("net", [Defaults, Starred, Optional])
+def test_a_network_with_optional_inputs_trains_as_one_without(mode, net):
+    for config in SETTINGS:
+        trained = net(), Fixed()
+        for one in trained:
+            nets.fill(one)
+            switches = {"less_bn": False, "grad_freeze": "grad_freeze" in config}
+            settings = {"boost": {"mode": "manual", **switches}, **config}
+            model = build(net=one, loss_fn=None, boost_config_dict=settings)
+            model.train(1, nets.dataset(4), dataset_sink_mode=False)
+        nets.assert_same_weights(*trained)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_an_eval_network_of_the_user_works(kind):
     net = nets.MLP()
