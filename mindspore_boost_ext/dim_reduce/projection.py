@@ -54,6 +54,7 @@ class Subspace(nn.Cell):
         self.padding = Tensor(np.zeros((self.share * rank_size - n_components, 1), np.float32))
         # Tells, after a checkpoint was loaded, whether the state was made in this basis.
         self.basis_mark = state("basis_mark", basis_mark(padded))
+        self.basis_mark.layerwise_parallel = True  # of this rank's rows: not to be broadcast
         self.from_rows = ops.MatMul(transpose_a=True)
         if rank_size > 1:
             self.all_gather = ops.AllGather()
@@ -121,8 +122,8 @@ class Subspace(nn.Cell):
         if not np.allclose(loaded, present, rtol=1e-3, atol=1e-3):
             raise ValueError(
                 "the state that was loaded belongs to another basis (boost.dim_reduce.basis_mark "
-                "differs): use the basis of that run, saved once and given as "
-                "dim_reduce.pca_mat_path"
+                "differs), or to another rank: use the basis of that run, saved once and given as "
+                "dim_reduce.pca_mat_path, and each rank's own checkpoint"
             )
 
 

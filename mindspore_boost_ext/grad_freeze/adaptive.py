@@ -59,7 +59,8 @@ class AdaptiveFreezeOpt(FreezeOpt):
         ]
         self.first_steps = _state("first_steps", np.array([0, *[_NEVER] * most], np.int32))
         self.looked = _state("looked", np.zeros(2, np.int32))  # looks, and the update of the last
-        self.fastest = _state("fastest", np.zeros(most, np.float32))
+        # One at least: a checkpoint file of MindSpore's leaves out what has no entry.
+        self.fastest = _state("fastest", np.zeros(max(most, 1), np.float32))
         frozen = [self.parameters[place] for part in self.parts for place in part]
         self.last = _copies("last", frozen)
         self.before_last = _copies("before_last", frozen)

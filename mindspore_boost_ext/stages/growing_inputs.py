@@ -153,6 +153,7 @@ class GrowingInputs(Algorithm):
         """Return why a network is left at full size; raise where that is not asked for."""
         try:
             self.check_inputs(*inputs)
+            self._check_samples(settings, *inputs)
             self._check_declared(step, settings, *inputs)
             self._try_sizes(step.network, settings, *inputs)
         except ValueError as error:
@@ -160,6 +161,22 @@ class GrowingInputs(Algorithm):
                 raise
             return str(error).partition(": leave ")[0]
         return ""
+
+    def _check_samples(self, settings: Any, *inputs: object) -> None:
+        """Raise a ``ValueError`` if a batch of more samples would keep the labels of fewer.
+
+        Some losses would take them nevertheless, and broadcast.
+        """
+        *small, full = self._sizes(settings, *inputs)
+        together = [number for number, shape in enumerate(full) if shape and shape[0] == full[0][0]]
+        for each in small:
+            counts = {each[number][0] for number in together}
+            if len(counts) > 1:
+                raise ValueError(
+                    f"{self.switch} would make {each} of inputs of shapes {full}, in which samples "
+                    "and labels no longer go together, as labels of whole sequences do not: leave "
+                    f"{self.switch} away"
+                )
 
     def _check_declared(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> None:
         """Raise a ``ValueError`` if a graph does not know the sizes that are made smaller."""

@@ -52,7 +52,7 @@ def test_shapes_that_are_left_open_are_refused_or_left_alone(graph_mode):
 def batches(count):
     random = np.random.default_rng(0)
     tokens = random.integers(0, VOCABULARY, (count, nets.BATCH, LENGTH + 1)).astype(np.int32)
-    weight = np.ones((nets.BATCH,), np.float32)
+    weight = np.ones((1,), np.float32)  # of no sample
     return [(one[:, :-1], one[:, 1:], weight) for one in tokens]
 
 
@@ -166,6 +166,33 @@ def test_the_trial_leaves_no_mark(mode, length):
     assert nn.Dense(2, 2)(Tensor(np.ones((1, 2), np.float32))).dtype == ms.float32
     status = step.report()["seq_length_warmup"].status
     assert status == ("skipped" if length else "applied")
+
+
+class OneValueEach(nn.Cell):
+    """Predicts a number from a whole sequence; its loss broadcasts one label to more samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.loss = nn.Dense(3, 1), nn.MSELoss()
+
+    def construct(self, x, y):
+        return self.loss(self.head(x.mean(1)), y)
+
+
+@pytest.mark.parametrize(("samples", "label"), [(1, (1, 1)), (4, (4,))])
+@pytest.mark.parametrize("if_unfit", ["refuse", "skip"])
+def test_labels_of_whole_sequences_are_not_given_to_their_parts(mode, samples, label, if_unfit):
+    step = step_of(OneValueEach(), method="reshape", if_unfit=if_unfit)
+    batch = [Tensor(np.ones(shape, np.float32)) for shape in ((samples, LENGTH, 3), label)]
+    reason = "samples and labels no longer go together"
+    if if_unfit == "refuse":
+        with pytest.raises(ValueError, match=reason):
+            step(*batch)
+        return
+    step(*batch)
+    row = step.report()["seq_length_warmup"]
+    assert row.status == "skipped"
+    assert reason in row.reason
 
 
 class OfWholeRows(nn.Cell):
