@@ -146,6 +146,3 @@ def fewest_updates(step: BoostTrainOneStepCell) -> int | None:
     """Return after how many updates algorithms end the training; None: the script does."""
     found = [one.updates_made(step) for one in step.auto_boost.algorithms]
     return min((one for one in found if one is not None), default=None)
-
-
-__all__ = ["Algorithm", "Build", "fewest_updates"]

@@ -39,5 +39,3 @@ ALGORITHMS: tuple[type[Algorithm], ...] = (
     LabelSmoothingAlgorithm,
     CompiledStepAlgorithm,
 )
-
-__all__ = ["ALGORITHMS"]

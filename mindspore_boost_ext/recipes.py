@@ -108,6 +108,3 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
         devices=(devices, integer(1)),
     )
     return _RECIPES[name](int(total_steps), int(devices))
-
-
-__all__ = ["NAMES", "recipe"]

@@ -38,6 +38,3 @@ def run_ranks(script: str, count: int, arguments: Sequence[str], timeout: float 
         if ended.returncode:
             logs = sorted(Path(folder).glob("worker_*.log"))
             raise RuntimeError("\n".join(log.read_text()[-2000:] for log in logs))
-
-
-__all__ = ["run_ranks"]

@@ -77,6 +77,3 @@ class AdaSumAlgorithm(Algorithm):
         step.update_part, step.adasum, step.enable_adasum = part, part.adasum, True
         adasum = part.adasum
         report.put(Row("adasum", asked_by, APPLIED, adasum.describe(), adasum.counts()))
-
-
-__all__ = ["AdaSumAlgorithm", "AdaSumUpdate"]

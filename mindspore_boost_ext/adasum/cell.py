@@ -336,6 +336,3 @@ def _check_ranks(rank: int, device_number: int, group_number: int) -> None:
             f"AdaSum.device_number * group_number must be the number of ranks ({rank_count()}), "
             f"got {device_number} * {group_number}: start the script with msrun, and call init()"
         )
-
-
-__all__ = ["AdaSum", "has_partial_server", "server_reducer", "unavailable_reason"]

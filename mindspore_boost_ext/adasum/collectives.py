@@ -173,13 +173,3 @@ class SumOverGroup(nn.Cell):
             return self.all_reduce(value)
         rows = self.rows(ops.reshape(value, (-1,)))[self.first : self.last]
         return ops.reshape(rows.sum(0), value.shape)
-
-
-__all__ = [
-    "AllReduceSwap",
-    "RowsOfRanks",
-    "SendReceiveSwap",
-    "SumOverGroup",
-    "group_of",
-    "make_swap",
-]

@@ -102,6 +102,3 @@ def block_width(sizes: Sequence[int]) -> int:
     while 2 * width <= min(wanted, _LARGEST_BLOCK):
         width *= 2
     return width
-
-
-__all__ = ["Packing", "block_width"]

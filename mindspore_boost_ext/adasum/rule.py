@@ -284,6 +284,3 @@ def pair_sum(first: Tensor, second: Tensor, wide: bool = True) -> Tensor:
     pair = rule.pair(ops.reshape(first, (1, -1)), ops.reshape(second, (1, -1)))
     products, scales = rule.joined(ops.expand_dims(rule.sums(pair), 0))
     return ops.reshape(rule.combined(pair, products, scales), first.shape)
-
-
-__all__ = ["Level", "PairRule", "WholeTree", "owners_of_slices", "pair_sum", "tree"]

@@ -290,14 +290,3 @@ def _keep_rate_names(old: nn.Optimizer, new: nn.Optimizer) -> None:
             before, now = old.get_lr_parameter(parameter), new.get_lr_parameter(parameter)
             if isinstance(before, Parameter) and isinstance(now, Parameter):
                 now.name = before.name
-
-
-__all__ = [
-    "ORDER",
-    "Group",
-    "arguments_of",
-    "base_of",
-    "construct_like",
-    "groups_of",
-    "present_rate",
-]

@@ -296,16 +296,3 @@ def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None
 def installed_axes(optimizer: nn.Optimizer) -> dict[int, int]:
     """Return what an optimizer centralizes by this rule: ``id`` of a parameter -> output axis."""
     return dict(vars(optimizer).get(_NOTE, {}))
-
-
-__all__ = [
-    "UNTOUCHED",
-    "Centralization",
-    "OptimizerPart",
-    "centralize",
-    "install_centralization",
-    "installed_axes",
-    "output_axes",
-    "output_axis_of",
-    "owned_parameters",
-]

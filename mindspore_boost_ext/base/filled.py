@@ -18,6 +18,3 @@ def _number(value: Any, dtype: Any) -> Tensor:
 def filled(dtype: Any, shape: tuple[int, ...], value: float | numbers.Number) -> Tensor:
     """Return a tensor of one number; ``ops.fill`` casts it in the graph, which compiles long."""
     return _fill(shape, _number(value, dtype))
-
-
-__all__ = ["filled"]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from mindspore import nn, ops
+from mindspore import Parameter, nn, ops
 
 # each(function, *tuples) returns the tuple of function(*entries). In a graph MindSpore makes every
 # turn of a Python loop graphs of its own, which takes about 10 ms to compile; here 0.1 ms.
@@ -22,8 +22,11 @@ def call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
 
 
 def gradients_of(
-    grad: Callable[..., Any], network: nn.Cell, weights: Any, inputs: tuple[Any, ...]
-) -> Any:
+    grad: Callable[..., Any],
+    network: nn.Cell,
+    weights: Sequence[Parameter],
+    inputs: tuple[Any, ...],
+) -> tuple[Any, ...]:
     """Return ``grad(network, weights)(*inputs)``, of which ``call`` cannot do the second half.
 
     A derivative that was given away as an argument takes all inputs of a network, optional ones
@@ -32,7 +35,7 @@ def gradients_of(
     Args:
         grad: a ``GradOperation`` by inputs or by Parameters.
         network (Cell): what is differentiated.
-        weights (ParameterTuple): what by, as ``grad`` takes it.
+        weights (tuple(Parameter)): what by, as ``grad`` takes it.
         inputs (tuple): those of the network, and the gradient of its output if ``grad`` takes it.
     """
     return grad(network, weights)(*inputs)
@@ -41,6 +44,3 @@ def gradients_of(
 def entry(values: tuple[Any, ...], place: int) -> Any:
     """Return ``values[place]``; ``each(ops.partial(entry, values), places)`` picks entries."""
     return values[place]
-
-
-__all__ = ["call", "each", "entry", "gradients_of"]

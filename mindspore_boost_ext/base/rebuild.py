@@ -415,6 +415,3 @@ def _grouped(parameters: list[Parameter]) -> list[Group]:
         return [{"params": parameters}]
     groups: list[Group] = [{"params": decayed}] if decayed else []
     return [*groups, {"params": whole, "weight_decay": 0.0}, {ORDER: parameters}]
-
-
-__all__ = ["OptimizerProcess", "ParameterProcess", "rebuilt"]

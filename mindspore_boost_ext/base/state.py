@@ -98,6 +98,3 @@ def _state(optimizer: nn.Optimizer) -> list[Parameter]:
         for parameter in optimizer.get_parameters()
         if id(parameter) not in trained and not parameter.name.startswith("learning_rate")
     ]
-
-
-__all__ = ["exchange_parameters", "in_its_place", "share_state", "stand_in"]

@@ -36,6 +36,3 @@ def finite_sums(value: Tensor) -> Tensor:
     """
     rows = ops.reshape(value, (value.shape[0] if value.ndim > 1 else 1, -1))
     return ops.MatMul()(rows, filled(ms.float32, (rows.shape[1], 1), _SMALL))
-
-
-__all__ = ["finite_sums", "sum_of_squares"]

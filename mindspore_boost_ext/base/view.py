@@ -167,6 +167,3 @@ def _kept_parameters(
     cut = members(vars(optimizer).values()) - members(attributes.values())
     listed = _compat.own_parameters(optimizer).items()
     return OrderedDict((name, parameter) for name, parameter in listed if id(parameter) not in cut)
-
-
-__all__ = ["optimizer_view", "parameter_positions"]

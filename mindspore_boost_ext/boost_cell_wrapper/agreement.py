@@ -140,6 +140,3 @@ def _values(step: nn.TrainOneStepCell) -> dict[str, str]:
     weights = [one for one in step.weights if not one.layerwise_parallel]
     sums = ((one.name, zlib.crc32(one.asnumpy().tobytes())) for one in weights)
     return {f"checksum of {name}": f"{value:08x}" for name, value in sums}
-
-
-__all__ = ["check_same_step_on_ranks", "check_same_training_on_ranks"]

@@ -35,6 +35,3 @@ class BroadcastsWeights:
             for one in handed_out
             if not one.layerwise_parallel and id(one) not in kept
         }
-
-
-__all__ = ["BroadcastsWeights"]

@@ -40,6 +40,3 @@ class Flush(nn.Cell):
             inputs = call(self.step.batch_part, inputs)
         loss = connected(call(self.step.update_part.loss_of, inputs), self.step._state)
         return call(self.step.close_window, (loss, *inputs))
-
-
-__all__ = ["Flush"]

@@ -47,6 +47,3 @@ def asking(step: nn.TrainOneStepCell, reducer: nn.Cell) -> nn.Cell:
     if not getattr(step, "use_graceful_exit", False) or rank_count() == 1:
         return reducer
     return ReducesAndAsks(reducer, step.init_param, step.exit_param)
-
-
-__all__ = ["asking"]

@@ -271,6 +271,3 @@ def _compiles(cell: nn.Cell, inner: str = "opt") -> bool:
     known = module.partition(".")[0] in _COMPILE and not module.startswith(_CHANGE)
     wrapped = getattr(cell, inner, None)
     return known and (not isinstance(wrapped, nn.Cell) or _compiles(wrapped, inner))
-
-
-__all__ = ["BoostTrainOneStepWithLossScaleCell"]

@@ -445,6 +445,3 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
 
 def _graph_mode() -> bool:
     return bool(ms.get_context("mode") == ms.GRAPH_MODE)
-
-
-__all__ = ["BoostTrainOneStepCell"]

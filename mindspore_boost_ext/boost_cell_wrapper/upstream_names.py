@@ -93,6 +93,3 @@ def add_overflow_names(step: nn.Cell, distributed: bool) -> None:
 def tensor_grad_scale(scale: Tensor, grad: Tensor) -> Tensor:
     """Return a gradient divided by a scale, in the dtype of the gradient."""
     return grad * ops.cast(ops.reciprocal(scale), grad.dtype)
-
-
-__all__ = ["OverflowNames", "StepNames", "add_overflow_names", "tensor_grad_scale"]

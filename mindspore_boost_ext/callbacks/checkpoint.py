@@ -128,13 +128,3 @@ def _flush(path: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-__all__ = [
-    "SETTINGS",
-    "checkpoint_path",
-    "kind_of",
-    "read_settings",
-    "save_checkpoint",
-    "settings_of",
-]

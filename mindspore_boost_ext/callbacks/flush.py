@@ -54,6 +54,3 @@ class FlushAccumulation(Callback):
         """Close the window."""
         if self._cell is not None:
             self._cell.flush_accumulation()
-
-
-__all__ = ["FlushAccumulation"]

@@ -22,8 +22,6 @@ from mindspore_boost_ext.callbacks.history import (
     HistoryWriter,
     PathLike,
     Record,
-    plot_history,
-    read_history,
 )
 from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
@@ -31,13 +29,6 @@ from mindspore_boost_ext.runtime.ranks import launched_rank
 
 if TYPE_CHECKING:
     from mindspore.dataset import Dataset
-
-__all__ = [
-    "BoostMonitor",
-    "plot_history",
-    "read_history",
-    "read_learning_rate",
-]
 
 
 _SMOOTHING = 0.9

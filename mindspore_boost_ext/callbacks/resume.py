@@ -250,6 +250,3 @@ def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], pa
 
 def _form(parameter: Parameter) -> str:
     return f"{parameter.dtype} {tuple(parameter.shape)}"
-
-
-__all__ = ["BoostCheckpoint", "restore"]

@@ -77,6 +77,3 @@ def _numbers(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, floa
             yield from _numbers(f"{prefix}{name}/", {str(i): one for i, one in enumerate(value)})
         elif isinstance(value, (bool, int, float)):
             yield prefix + name, float(value)
-
-
-__all__ = ["TensorBoardWriter"]

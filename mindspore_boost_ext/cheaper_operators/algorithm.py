@@ -54,6 +54,3 @@ def cheaper_operators(network: nn.Cell) -> dict[int, CheaperCell]:
         for plain in [*layers, *operators]
         if id(plain) not in done and type(plain) in KNOWN and KNOWN[type(plain)].fits(plain)
     }
-
-
-__all__ = ["CheaperOperatorsAlgorithm", "cheaper_operators"]

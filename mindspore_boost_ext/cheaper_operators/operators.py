@@ -187,5 +187,3 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         ops.MaxPool: Known("max_pool", _is_channels_first, CheaperMaxPool),
     }
 )
-
-__all__ = ["KNOWN", "CheaperCell", "Known"]

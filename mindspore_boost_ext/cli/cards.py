@@ -54,6 +54,3 @@ def card(name: str) -> str:
     """Return what a method does, its rule, its price, what was measured, and when not to use it."""
     folder = Path(mindspore_boost_ext.__file__).parent
     return (folder / CARDS[name]).read_text(encoding="utf-8").strip()
-
-
-__all__ = ["CARDS", "OTHER_NAMES", "card"]

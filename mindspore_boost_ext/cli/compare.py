@@ -323,6 +323,3 @@ def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
         "runs": [one.to_dict() for one in outcomes],
     }
     return json.dumps(strict_json(document), allow_nan=False, indent=1) + "\n"
-
-
-__all__ = ["PROGRESS_HELP", "compare", "count", "run_trial", "writable"]

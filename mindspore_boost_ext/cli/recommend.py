@@ -240,6 +240,3 @@ def _sentence(winner: Racer, plain: Racer) -> str:
 
 def _settings(winner: Racer) -> dict[str, Any]:
     return winner.config if winner.name != PLAIN else {"boost": {"mode": "disable_all"}}
-
-
-__all__ = ["candidates", "recommend"]

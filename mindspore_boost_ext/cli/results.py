@@ -262,20 +262,3 @@ def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str]) -> None:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)))
     figure.savefig(os.fspath(path), dpi=150)
-
-
-__all__ = [
-    "CAUTION",
-    "FAILED",
-    "NOT_RUN",
-    "RAN",
-    "Outcome",
-    "applied",
-    "draw",
-    "for_good",
-    "markdown",
-    "outcome",
-    "step_and_compile_seconds",
-    "table",
-    "times_to_accuracy",
-]

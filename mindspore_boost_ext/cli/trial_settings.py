@@ -209,18 +209,3 @@ def configuration(name: str, setup: Setup) -> tuple[str, dict[str, Any]]:
 def parts(name: str, network: str) -> Parts:
     """Return the network of a run, and further arguments of ``ms.Model``."""
     return TRIAL_SETTINGS.get(name, TrialSettings()).parts(network)
-
-
-__all__ = [
-    "LENET",
-    "NETWORKS",
-    "PLAIN",
-    "RESNET",
-    "TRIAL_SETTINGS",
-    "Setup",
-    "TrialSettings",
-    "configuration",
-    "parts",
-    "runs",
-    "warmed_up",
-]

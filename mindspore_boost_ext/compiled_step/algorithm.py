@@ -105,6 +105,3 @@ def _behind_a_branch(value: Tensor) -> Tensor:
     if total != total:
         total = total + 1
     return ops.depend(value, total)
-
-
-__all__ = ["CompiledStepAlgorithm", "StepGraph"]

@@ -100,6 +100,3 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = printable(", ".join(twice[:8])[:200]) + (", ..." if len(twice) > 8 else "")
         raise ValueError(f"{names} given twice: leave one")
     return seen
-
-
-__all__ = ["read_json"]

@@ -73,6 +73,3 @@ class Section:
     def missing(self) -> str:
         """Return what the algorithm needs and was not given; empty if it has all."""
         return ""
-
-
-__all__ = ["Section", "setting"]

@@ -443,5 +443,3 @@ SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
         "loss_scale": LossScaleConfig,
     }
 )
-
-__all__ = ["SECTIONS", *(kind.__name__ for kind in SECTIONS.values())]

@@ -86,6 +86,3 @@ class DimReduceAlgorithm(Algorithm):
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
         """Return what the search counts."""
         return step.dim_reduce.observations() if step.enable_dim_reduce else {}
-
-
-__all__ = ["DimReduceAlgorithm", "SubspaceUpdate"]

@@ -397,17 +397,3 @@ def first_difference(
         if tuple(found[name]) != tuple(shape):
             return f"parameter {name!r} is {list(found[name])} there, but {list(shape)} here"
     return ""
-
-
-__all__ = [
-    "Basis",
-    "Layout",
-    "load_basis",
-    "orthonormality_error",
-    "principal_basis",
-    "principal_coefficients",
-    "project",
-    "rows_of_rank",
-    "save_basis",
-    "snapshot_mean",
-]

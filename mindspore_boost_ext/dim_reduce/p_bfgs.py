@@ -340,6 +340,3 @@ def _replaced(accepted: Tensor, place: Parameter, old: Tensor, new: Tensor) -> T
 
 def _counter(name: str) -> Parameter:
     return Parameter(Tensor(0, ms.int32), PREFIX + name, requires_grad=False)
-
-
-__all__ = ["DimReduce"]

@@ -25,8 +25,6 @@ from mindspore_boost_ext.config.rules import (
 )
 from mindspore_boost_ext.report import is_main_process
 
-__all__ = ["TrajectorySampler"]
-
 _SAFE_PREFIX = re.compile(r"[A-Za-z0-9_]+\Z")
 
 

@@ -111,6 +111,3 @@ def _load(path: str, names: frozenset[str]) -> dict[str, Any]:
             return {}  # which MindSpore takes for a mistake in choice_func
         raise ValueError("it is damaged, or no checkpoint") from error
     return loaded
-
-
-__all__ = ["layout_of", "read_snapshots", "snapshot_files"]

@@ -46,6 +46,3 @@ class AccumulationAlgorithm(Algorithm):
         """Warn when an epoch ends before a window is full."""
         if step.use_grad_accumulation:
             step.window_part.expect_epoch(steps)
-
-
-__all__ = ["AccumulationAlgorithm"]

@@ -227,5 +227,3 @@ def _counter(name: str, dtype: ms.Type) -> Parameter:
 
 # The functions behind the operators, under upstream's names.
 cumulative_grad_process, clear_grad = gradient_accumulation_op, gradient_clear_op
-
-__all__ = ["GradientAccumulation", "gradient_accumulation_op", "gradient_clear_op"]

@@ -146,6 +146,3 @@ def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
 
 def _norm(values: np.ndarray) -> float:
     return float(np.linalg.norm(values))
-
-
-__all__ = ["AdaptiveFreezeOpt"]

@@ -90,6 +90,3 @@ class FreezeAlgorithm(Algorithm):
         """Warn when the training ends before the schedule freezes anything."""
         if step.freeze and epochs > 0:
             step.optimizer.expect_updates(step.updates_in(epochs * steps))
-
-
-__all__ = ["FreezeAlgorithm"]

@@ -120,6 +120,3 @@ class HostChooser(GroupChooser):
     def index(self) -> Tensor:
         """Say what is possible instead."""
         raise ValueError(self.refusal)
-
-
-__all__ = ["GroupChooser", "group_chooser"]

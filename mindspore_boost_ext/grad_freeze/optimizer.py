@@ -350,6 +350,3 @@ def rebuilt_with_groups(
         plain = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
         return optimizer.over_other_parameters(plain)
     return rebuilt(optimizer, removed, added, centralize, carry_state=True)
-
-
-__all__ = ["FreezeOpt", "GroupOptimizer", "prepare_first_step", "rebuilt_with_groups"]

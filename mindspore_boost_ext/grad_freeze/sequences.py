@@ -230,14 +230,3 @@ class FunctionGroups(GroupSequence):
 
     def _ask(self, step: int) -> int:
         return checked_group(f"grad_freeze.schedule({step})", self._function(step))
-
-
-__all__ = [
-    "AT_ONCE",
-    "DrawnGroups",
-    "FunctionGroups",
-    "GroupSequence",
-    "PrefixGroups",
-    "RepeatedGroups",
-    "checked_group",
-]

@@ -77,6 +77,3 @@ def _reached(cell: nn.Cell, node: ast.expr) -> Any:
         if ordered and isinstance(place, int) and -len(held) <= place < len(held):
             return held[place]
     return None
-
-
-__all__ = ["in_order_of_last_use"]

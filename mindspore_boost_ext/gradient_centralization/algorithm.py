@@ -42,6 +42,3 @@ def centralized_weights(build: Build, row: str, asked_by: str) -> dict[str, int]
     status = SKIPPED if reason else APPLIED
     build.report.put(Row(row, asked_by, status, reason, {"weights": len(found)}))
     return found
-
-
-__all__ = ["GradientCentralizationAlgorithm", "centralized_weights"]

@@ -38,6 +38,3 @@ class GroupedScaleAlgorithm(Algorithm):
                 "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: "
                 f"{remedy}"
             )
-
-
-__all__ = ["GroupedScaleAlgorithm"]

@@ -397,6 +397,3 @@ def _checked_groups(groups: Any) -> list[list[Parameter]]:
                 )
             seen.add(id(parameter))
     return listed
-
-
-__all__ = ["GroupLossScaleManager"]

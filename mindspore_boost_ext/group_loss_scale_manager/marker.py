@@ -102,6 +102,3 @@ def marker_constants(
         return Tensor(np.stack((unit[two], unit[one], by_others, unit[one]), axis=1))
 
     return picks, tuple(tuple(rows(one, two) for two in everyone) for one in everyone)
-
-
-__all__ = ["Marker", "marker_constants", "marker_gradients_of", "scaled_and_recorded"]

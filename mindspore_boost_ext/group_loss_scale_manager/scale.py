@@ -146,6 +146,3 @@ class GroupedScale(OneScale):
         """Return the next scale of each group."""
         scales = self.manager.group_scales()
         return {f"loss_scale.{number}": scale for number, scale in enumerate(scales, 1)}
-
-
-__all__ = ["GroupedScale"]

@@ -256,6 +256,3 @@ def make_train_step(
         **manager,
     )
     return TrainStep(cell, network)
-
-
-__all__ = ["TrainStep", "make_train_step"]

@@ -380,6 +380,3 @@ class BoostModel(ms.Model):
 
     def _exec_preprocess(self, *args: object, **kwargs: object) -> object:
         return open_data(ms.Model._exec_preprocess, self, *args, **kwargs)
-
-
-__all__ = ["BoostModel", "build_model", "make_step_cell", "prepare_model"]

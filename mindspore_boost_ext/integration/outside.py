@@ -132,15 +132,3 @@ def level_and_settings(level: str | None, config: Any) -> tuple[str, Any]:
     """Return level and settings of a call; those from outside if it gives neither."""
     outside: Mapping[str, str] = {} if level or config else settings_from_outside()
     return outside.get("boost_level", level or "O0"), outside.get("boost_config_dict", config)
-
-
-__all__ = [
-    "BUILT",
-    "CONFIG_VARIABLE",
-    "LEVEL_VARIABLE",
-    "Built",
-    "construct_model",
-    "level_and_settings",
-    "settings_from_outside",
-    "take_down",
-]

@@ -184,6 +184,3 @@ def installed() -> Iterator[None]:
 def _own(module: str, name: str) -> object:
     """Return the object with a public name of MindSpore in this package's ``module``."""
     return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
-
-
-__all__ = ["INSTALL_VARIABLE", "install", "installed", "is_installed", "uninstall"]

@@ -122,6 +122,3 @@ class SmoothedLoss(nn.Cell):
         shares = ops.masked_fill(shares, shares == -math.inf, 0.0)  # a class that is masked out
         of_all_classes = -shares.mean(-1)
         return (1 - self.share) * loss + self.share * self.plain.get_loss(of_all_classes)
-
-
-__all__ = ["LabelSmoothingAlgorithm", "SmoothedLoss"]

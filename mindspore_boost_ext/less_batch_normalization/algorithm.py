@@ -100,6 +100,3 @@ def rebuild_for(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None
     if not (removed or added or centralize):
         return optimizer
     return rebuilt_with_groups(optimizer, removed, added, centralize)
-
-
-__all__ = ["LessBNAlgorithm", "rebuild_for"]

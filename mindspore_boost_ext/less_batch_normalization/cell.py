@@ -98,6 +98,3 @@ def _has_been_trained(batch_norm: nn.Cell) -> bool:
     """Return whether the statistics differ from those with which a BatchNorm begins."""
     mean, variance = (host_array(getattr(batch_norm, name)) for name in _STATISTICS)
     return bool((mean != 0.0).any() or (variance != 1.0).any())
-
-
-__all__ = ["LessBN", "warn_of_trained", "warn_without_effect"]

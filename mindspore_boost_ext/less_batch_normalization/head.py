@@ -300,6 +300,3 @@ def no_classes(network: nn.Cell, loss_fn: object = None) -> str:
     if not losses or not all(isinstance(one, _NOT_OVER_CLASSES) for one in losses):
         return ""
     return f"{type(losses[-1]).__name__} is not over classes: the last Dense is no classifier"
-
-
-__all__ = ["CommonHeadLastFN", "in_place_of", "lowest_cross_entropy"]

@@ -333,6 +333,3 @@ def _sources(graph: Graph) -> dict[Node, frozenset[Node]]:
         inputs = [found[one] for one in node.data]
         found[node] = frozenset().union(*inputs) if node.inputs else frozenset((node,))
     return found
-
-
-__all__ = ["Removal", "classify", "find_classifier"]

@@ -370,12 +370,3 @@ def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:
         one for cell in removed for one in cell.before.parameters if id(one) not in left
     ]
     return tuple(dict.fromkeys(removed_parameters))
-
-
-__all__ = [
-    "Change",
-    "CommonHeadLastFN",
-    "RemovedBatchNorm",
-    "Rewriting",
-    "less_bn",
-]

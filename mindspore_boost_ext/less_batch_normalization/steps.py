@@ -118,18 +118,3 @@ def _gate(node: Node) -> tuple[Node | None, list[Node]]:
             if step is value:
                 return value, way
     return None, []
-
-
-__all__ = [
-    "ADDITIONS",
-    "BATCH_NORMS",
-    "CONCATENATIONS",
-    "PRODUCTS",
-    "SPLITS",
-    "does_else",
-    "is_batch_norm",
-    "is_convolution",
-    "own_construct",
-    "passes_on",
-    "words",
-]

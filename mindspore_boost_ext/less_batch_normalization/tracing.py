@@ -439,6 +439,3 @@ def _arguments(cell: nn.Cell) -> int:
     parameters: Callable[..., Any] = inspect.signature(cell.construct).parameters.values
     needed = [one for one in parameters() if one.default is one.empty and one.kind not in kinds]
     return len(needed)
-
-
-__all__ = ["Graph", "Node", "NotUnderstoodError", "trace", "trace_both"]

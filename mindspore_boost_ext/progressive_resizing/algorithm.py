@@ -87,6 +87,3 @@ class ResizingAlgorithm(GrowingInputs):
             "progressive_resizing resizes the first input, which must be images: a float Tensor "
             f"of shape (N, C, H, W), got {found}: leave progressive_resizing away"
         )
-
-
-__all__ = ["ResizedImages", "ResizingAlgorithm"]

@@ -61,6 +61,3 @@ def declared_shapes(cell: nn.Cell) -> list[tuple[int | None, ...]]:
 def is_open(shape: tuple[int | None, ...], axes: slice) -> bool:
     """Return whether the size of one of some axes, or their number, is not declared."""
     return shape == (-2,) or any(size is None or size < 0 for size in shape[axes])
-
-
-__all__ = ["declared_shapes", "exchange", "is_open", "layers_of", "name_of"]

@@ -93,6 +93,3 @@ def _locked(kind: type[nn.Cell]) -> type[nn.Cell]:
         return kind.add_flags(self, **flags)
 
     return type(kind.__name__, (kind,), {"add_flags": add_flags, "__doc__": kind.__doc__})
-
-
-__all__ = ["eval_copy"]

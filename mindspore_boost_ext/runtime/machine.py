@@ -279,6 +279,3 @@ def processor_flags() -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(found.partition(":")[2].split())
-
-
-__all__ = ["SWITCH_VARIABLE", "tune_machine", "tuning", "usable_cores"]

@@ -122,15 +122,3 @@ def _variable(folder: Path, name: str) -> str:
         if key == name.encode():
             return value.decode()
     return ""
-
-
-__all__ = [
-    "PROGRESS",
-    "Progress",
-    "how_it_failed",
-    "is_stopped",
-    "progress_of",
-    "ranks_beside",
-    "stat_of",
-    "updates_in",
-]

@@ -119,6 +119,3 @@ def _notice_of_waiting(what: str) -> Iterator[None]:
         yield
     finally:
         notice.cancel()
-
-
-__all__ = ["check_equal_on_ranks", "differences_between_ranks", "rank_and_count"]

@@ -41,6 +41,3 @@ def release(step: nn.Cell) -> None:
     graphs = [vars(cell).get("graph_part") for cell in cells]
     whole = [one for part in graphs if part is not None for one in part.cells]
     _compat.free_compiled([*cells, *closing, *whole])
-
-
-__all__ = ["release", "release_dropped", "release_with"]

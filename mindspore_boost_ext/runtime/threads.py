@@ -39,6 +39,3 @@ def end_of_start() -> None:
     while _starting.count:
         _starting.count -= 1
         ONE_AT_A_TIME.release()
-
-
-__all__ = ["ONE_AT_A_TIME", "end_of_start", "is_starting", "start_of_training"]

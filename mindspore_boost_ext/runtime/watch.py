@@ -183,6 +183,3 @@ def _end(message: str) -> None:
     _say(message)
     time.sleep(PATIENCE)
     os._exit(1)  # the main thread may wait in a collective for ever
-
-
-__all__ = ["Watch", "watch_ranks"]

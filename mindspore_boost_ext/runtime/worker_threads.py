@@ -90,6 +90,3 @@ def _cores_of(thread: int) -> set[int]:
 def _move(thread: int, cores: Sequence[int]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.sched_setaffinity(thread, cores)
-
-
-__all__ = ["Placement", "worker_threads"]

@@ -404,6 +404,3 @@ CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
         "dim_reduce": dim_reduce,
     }
 )
-
-
-__all__ = ["CHECKS", "NotPossible"]

@@ -189,6 +189,3 @@ def _surroundings(options: argparse.Namespace) -> dict[str, Any]:
         "ranks": options.ranks,
         "machine": [f"{row.algorithm}: {row.reason}" for row in tuning() if row.status == APPLIED],
     }
-
-
-__all__ = ["selftest"]

@@ -86,6 +86,3 @@ class SeqLengthAlgorithm(GrowingInputs):
             "seq_length_warmup shortens the second axis of the first input, which must be a Tensor "
             f"of shape (N, L) or (N, L, features), got {found}: leave seq_length_warmup away"
         )
-
-
-__all__ = ["SeqLengthAlgorithm", "ShortSequences"]

@@ -264,6 +264,3 @@ class FasterSchedule(UpdateAround):
         further = ops.depend(self.position, loss) + (self.whole - 1) + carry
         loss = ops.depend(loss, ops.assign(self.position, ops.minimum(further, self.last)))
         return ops.depend(loss, ops.assign(self.remainder, remainder - carry * self.updates))
-
-
-__all__ = ["FasterSchedule", "ShortScheduleAlgorithm"]

@@ -68,6 +68,3 @@ class StepChoice(nn.Cell):
     def run(self, variant: nn.Cell, *inputs: Tensor, **kwargs: object) -> Any:
         """Run the variant that the host has chosen."""
         return variant(*inputs, **kwargs)
-
-
-__all__ = ["Chooser", "StepChoice"]

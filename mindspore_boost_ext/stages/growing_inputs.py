@@ -285,6 +285,3 @@ def _merged(firsts: Sequence[int], sizes: Sequence[object]) -> list[int]:
 def scaled(size: int, scale: float, multiple: int) -> int:
     """Return the nearest multiple to a size times its scale, at least one; also in a graph."""
     return max(int(size * scale / multiple + 0.5), 1) * multiple
-
-
-__all__ = ["GrowingInputs", "scaled"]

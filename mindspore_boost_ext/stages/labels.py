@@ -46,6 +46,3 @@ def rows_of_places(*inputs: Any) -> str:
     if abs(sums - 1).max() <= _SLACK:
         return ""
     return f"takes shares of classes, but the rows of labels {tuple(shape)} do not add up to 1"
-
-
-__all__ = ["no_class_a_sample", "rows_of_places"]

@@ -131,6 +131,3 @@ def warn_of_unequal_scales(sens: float, optimizer: nn.Cell) -> None:
         f"divides them by its loss_scale={own}: give the optimizer "
         f"loss_scale={float(sens)}, or use drop_overflow_update=True"
     )
-
-
-__all__ = ["OneScale", "warn_of_unequal_scales"]

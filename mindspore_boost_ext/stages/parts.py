@@ -90,6 +90,3 @@ def joined_losses(losses: tuple[Any, ...], samples: int) -> Any:
         if are_of_samples or losses[0].shape != losses[-1].shape:
             return ops.cat(losses)
     return sum(losses[1:], losses[0]) / len(losses)
-
-
-__all__ = ["PartByPart", "joined_losses"]

@@ -90,6 +90,3 @@ class PhaseChooser(Chooser):
         """Count the phases that have begun."""
         begun = ops.cast(self.count >= self.table, ms.int32)
         return ops.cast(ops.sum(begun), ms.int32) - 1
-
-
-__all__ = ["CountedUpdate", "PhaseChooser", "Phases", "first_updates", "phases_of"]

@@ -67,6 +67,3 @@ def _memory_of(parameter: Parameter) -> Tensor:
 
 def _alike(parameter: Parameter, known: Tensor) -> bool:
     return bool(parameter.shape == known.shape and parameter.dtype == known.dtype)
-
-
-__all__ = ["HostWrites", "connected", "state_of"]

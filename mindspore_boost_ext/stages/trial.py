@@ -67,6 +67,3 @@ def _values(outputs: object) -> Iterator[np.ndarray]:
 def _on_host(tensor: Tensor) -> np.ndarray:
     value: np.ndarray = (tensor.float() if tensor.dtype == ms.bfloat16 else tensor).asnumpy()
     return value
-
-
-__all__ = ["Outcome", "on_trial"]

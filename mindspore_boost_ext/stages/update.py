@@ -101,6 +101,3 @@ class UpdateAround(Update):
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return that of :attr:`inner`."""
         return call(self.inner.loss_of, inputs)
-
-
-__all__ = ["Update", "UpdateAround"]

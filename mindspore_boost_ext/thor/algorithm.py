@@ -78,6 +78,3 @@ class ThorAlgorithm(Algorithm):
         """Return what THOR counts."""
         thor = thor_of(step.optimizer)
         return {} if thor is None else thor.observations()
-
-
-__all__ = ["ThorAlgorithm"]

@@ -58,6 +58,3 @@ def checked_damping(damping: Any) -> Any:
             f"THOR.damping must be finite and >= 0 in every step, got {shown(damping)}"
         )
     return Tensor(values, ms.float32)
-
-
-__all__ = ["checked_damping", "checked_rule", "checked_split"]

@@ -101,6 +101,3 @@ class RefreshChooser(Chooser):
             yield
         finally:
             self.thor.taps.attach()
-
-
-__all__ = ["FactorCaptures", "RefreshChooser"]

@@ -359,6 +359,3 @@ def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _taken_out(flat: Tensor, start: int, like: Tensor) -> Tensor:
     return ops.reshape(ops.slice(flat, (start,), (like.size,)), like.shape)
-
-
-__all__ = ["Curvature", "CurvatureSettings", "LayerFactors"]

@@ -138,6 +138,3 @@ def _is_inverse(matrix: Tensor, inverse: Tensor, eye: Tensor) -> Tensor:
     products = ((matrix * eye).sum(-1) * (inverse * eye).sum(-1)).min()
     # Comparisons with NaN are False: a residual that is no number is not good.
     return ops.logical_and(ops.less(residual, _RESIDUAL), ops.greater(products, 0.5))
-
-
-__all__ = ["ByCholesky", "by_lu", "damped_inverse", "inverse_for_device"]

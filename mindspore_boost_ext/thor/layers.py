@@ -321,6 +321,3 @@ class Taps:
 def _remove(layer: nn.Cell) -> None:
     for name in _OWN:
         layer.__dict__.pop(name, None)
-
-
-__all__ = ["LayerPlan", "Taps", "factor_shape", "gram", "layer_plans"]

@@ -424,5 +424,3 @@ def thor_of(optimizer: nn.Cell) -> THOR | None:
 
 
 thor = THOR
-
-__all__ = ["THOR", "thor", "thor_of"]

@@ -115,6 +115,3 @@ def _replace(cell: nn.Cell, name: str, value: object) -> None:
     if hasattr(cell, name):
         delattr(cell, name)
     setattr(cell, name, value)
-
-
-__all__ = ["thor_in_place_of"]
