@@ -123,8 +123,7 @@ def default_loss_scale_manager(amp_level: str) -> LossScaleManager | None:
 
 def model_method(name: str) -> Callable[..., Any]:
     """Return the function that ``ms.Model`` holds now under ``name``."""
-    function: Callable[..., Any] = vars(ms.Model)[name]
-    return function
+    return vars(ms.Model)[name]
 
 
 def upstream_names() -> Iterator[tuple[str, str, list[Any]]]:
@@ -237,8 +236,7 @@ def shallow_copy(cell: nn.Cell, kind: Any = None) -> nn.Cell:
 
 def children(cell: nn.Cell) -> dict[str, Any]:
     """Return the Cells that a Cell holds as attributes, by name; to be read only."""
-    held: dict[str, Any] = cell._cells
-    return held
+    return cell._cells
 
 
 def set_child(cell: nn.Cell, name: str, child: Any) -> None:
@@ -267,8 +265,7 @@ def lists_of_rates(optimizer: nn.Cell) -> list[Tensor]:
 
 def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:
     """Return the Parameters that a Cell itself holds as attributes, by name; to be read only."""
-    held: dict[str, Parameter] = cell._params
-    return held
+    return cell._params
 
 
 def set_own_parameters(cell: nn.Cell, parameters: dict[str, Parameter]) -> None:
@@ -278,8 +275,7 @@ def set_own_parameters(cell: nn.Cell, parameters: dict[str, Parameter]) -> None:
 
 def primitives(cell: nn.Cell) -> dict[str, Any]:
     """Return the operators that a Cell itself holds as attributes, by name; to be read only."""
-    held: dict[str, Any] = cell._primitives
-    return held
+    return cell._primitives
 
 
 def has_hooks(cell: nn.Cell) -> bool:

@@ -209,8 +209,7 @@ def enlarge(images: np.ndarray, side: int) -> np.ndarray:
     position = np.clip((np.arange(side) + 0.5) * old / side - 0.5, 0, old - 1)
     # Linear weight of each old pixel: 1 at distance 0, falling to 0 at distance 1. Rows sum to 1.
     weights = np.maximum(0, 1 - np.abs(position[:, None] - np.arange(old))).astype(np.float32)
-    enlarged: np.ndarray = weights @ images.astype(np.float32) @ weights.T
-    return enlarged
+    return weights @ images.astype(np.float32) @ weights.T
 
 
 class EpochOrder(ds.Sampler):

@@ -306,8 +306,7 @@ class _MeanOfServer(nn.Cell):
         self.sum, self.device_number = SumOverGroup(first, device_number), device_number
 
     def construct(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        means: tuple[Tensor, ...] = each(self._mean, gradients)
-        return means
+        return each(self._mean, gradients)
 
     def _mean(self, gradient: Tensor) -> Tensor:
         return self.sum(gradient) / self.device_number

@@ -72,8 +72,7 @@ class Packing(nn.Cell):
     def unpack(self, buffer: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors in their shapes and dtypes."""
         flat = ops.reshape(buffer, (-1,))
-        tensors: tuple[Tensor, ...] = each(ops.partial(self._taken_out, flat), self.places)
-        return tensors
+        return each(ops.partial(self._taken_out, flat), self.places)
 
     def _taken_out(self, flat: Tensor, place: int) -> Tensor:
         values = ops.slice(flat, (self.starts[place],), (self.sizes[place],))
@@ -81,8 +80,7 @@ class Packing(nn.Cell):
 
     def write(self, buffer: Tensor, parameters: tuple[Parameter, ...]) -> tuple[Tensor, ...]:
         """Assign the values in the buffer to parameters, and return them."""
-        written: tuple[Tensor, ...] = each(ops.assign, parameters, self.unpack(buffer))
-        return written
+        return each(ops.assign, parameters, self.unpack(buffer))
 
 
 def block_width(sizes: Sequence[int]) -> int:

@@ -19,8 +19,7 @@ def in_its_place(optimizer: nn.Optimizer) -> dict[str, Any]:
     So the next Model goes on with it. An optimizer that was made from another by
     :func:`share_state` or :func:`stand_in` has the same dict as that one.
     """
-    kept: dict[str, Any] = vars(base_of(optimizer)).setdefault(_PLACES, {})
-    return kept
+    return vars(base_of(optimizer)).setdefault(_PLACES, {})
 
 
 def stand_in(new: nn.Optimizer, old: nn.Optimizer) -> None:

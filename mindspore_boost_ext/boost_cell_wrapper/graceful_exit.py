@@ -38,8 +38,7 @@ class ReducesAndAsks(nn.Cell):
         # In float32, since CPU sums no integers over ranks.
         count = self.sum_over_ranks(asked.astype(ms.float32))
         all_asked = (count == self.ranks).all()
-        result: tuple[Any, ...] = ops.depend(reduced, ops.assign(self.agreed, all_asked))
-        return result
+        return ops.depend(reduced, ops.assign(self.agreed, all_asked))
 
 
 def asking(step: nn.TrainOneStepCell, reducer: nn.Cell) -> nn.Cell:

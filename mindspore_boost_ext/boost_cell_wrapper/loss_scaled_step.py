@@ -111,14 +111,12 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         if make is None:
             return OneScale(scale_sense, self.detector)
         layers = () if self.captures_part is None else self.captures_part.weights
-        part: OneScale = make(self.detector, self.weights, layers)
-        return part
+        return make(self.detector, self.weights, layers)
 
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""
         if self.choice_part is not None:
-            outputs: tuple[Tensor, Tensor, Tensor] = call(self.gradient_freeze_process, inputs)
-            return outputs
+            return call(self.gradient_freeze_process, inputs)
         if self.batch_part is not None:
             inputs = call(self.batch_part, inputs)
         loss = call(self.network, inputs)
@@ -219,7 +217,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         step: Any = super().restricted(optimizer, positions)
         step._look_every = 0  # the step of which this is a part looks
         step.scale_part = self.scale_part.restricted(positions)
-        return step  # type: ignore[no-any-return]
+        return step
 
     def set_sense_scale(self, sens: Tensor) -> None:
         """Set the scale; a Cell that updates it goes on from there.

@@ -37,8 +37,7 @@ class StepNames:
     @property
     def train_strategy(self) -> Sequence[int] | None:
         """The group of each step, as the optimizer has it; None without freezing."""
-        strategy: Sequence[int] | None = getattr(self.optimizer, "train_strategy", None)
-        return strategy
+        return getattr(self.optimizer, "train_strategy", None)
 
     def check_adasum_enable(self) -> bool:
         """Return whether the step combines the ranks by AdaSum."""
@@ -62,13 +61,11 @@ class OverflowNames:
 
     def get_overflow_status(self, status: Tensor, compute_output: tuple[Tensor, ...]) -> Tensor:
         """Return bool, shape (): whether a value of any rank is not finite."""
-        overflow: Tensor = self.detector(status, compute_output)
-        return overflow
+        return self.detector(status, compute_output)
 
     def process_loss_scale(self, overflow: Tensor) -> Tensor:
         """Let the Cell that updates the scale set the next one; return the overflow."""
-        updated: Tensor = self.scale_part.update(overflow)
-        return updated
+        return self.scale_part.update(overflow)
 
     _start_overflow_check, _get_overflow_status = start_overflow_check, get_overflow_status
     _process_loss_scale = process_loss_scale

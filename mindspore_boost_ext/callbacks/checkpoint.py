@@ -107,8 +107,7 @@ def settings_of(train_network: nn.Cell) -> dict[str, str]:
     """Return the settings in force in a step; of a plain one, those of level O0."""
     boosted = isinstance(train_network, BoostTrainOneStepCell)
     boost = train_network.auto_boost if boosted else AutoBoost()
-    in_force: dict[str, str] = boost.settings_in_force()
-    return in_force
+    return boost.settings_in_force()
 
 
 def read_settings(saved: Mapping[str, Any]) -> dict[str, str] | None:

@@ -105,8 +105,7 @@ class CheaperLayerNorm(CheaperCell):
     def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised values, and mean and variance with a last axis of 1."""
         if self.is_plain(x) or self.is_plain(gamma) or gamma.shape != x.shape[-1:]:
-            outputs: tuple[Tensor, Tensor, Tensor] = self.plain(x, gamma, beta)
-            return outputs
+            return self.plain(x, gamma, beta)
         of_rows, width = (*x.shape[:-1], 1), x.shape[-1]
         rows = x.reshape((-1, width))
         mean = _row_sums(rows) / width

@@ -173,8 +173,7 @@ class BoostConfig:
 
     def section(self, algorithm: str) -> Section:
         """Return the section of an algorithm; one without declares nothing."""
-        section: Section = getattr(self, algorithm, Section())
-        return section
+        return getattr(self, algorithm, Section())
 
     def _left_out_of_all(self) -> dict[str, str]:
         """Return the algorithms that mode ``enable_all`` leaves out, each with the reason."""

@@ -51,13 +51,11 @@ class SubspaceUpdate(Update):
 
     def last_inputs(self) -> tuple[Any, ...]:
         """Return the last batch: a flush searches on it."""
-        inputs: tuple[Any, ...] = self._seen["inputs"]
-        return inputs
+        return self._seen["inputs"]
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of a batch for the weights as they are."""
-        loss: Tensor = call(self.dim_reduce.loss_of, inputs)
-        return loss
+        return call(self.dim_reduce.loss_of, inputs)
 
 
 class DimReduceAlgorithm(Algorithm):

@@ -231,8 +231,7 @@ class DimReduce(Subspace):
         return call(self._trial_loss, (ops.depend(length, there), *inputs))
 
     def _set_weights(self, column: Tensor) -> tuple[Tensor, ...]:
-        written: tuple[Tensor, ...] = each(ops.assign, self.weight, self.parts(column))
-        return written
+        return each(ops.assign, self.weight, self.parts(column))
 
     def _trial_loss(self, after: Tensor, *inputs: Tensor) -> Tensor:
         """Return the loss of all ranks for the weights as they are."""

@@ -70,8 +70,7 @@ class Subspace(nn.Cell):
     def parts(self, column: Tensor) -> tuple[Tensor, ...]:
         """Return a column [n, 1] as tensors of the weights' shapes and dtypes."""
         take = ops.partial(self._part, column)
-        parts: tuple[Tensor, ...] = each(take, self.starts, self.sizes, self.weight)
-        return parts
+        return each(take, self.starts, self.sizes, self.weight)
 
     def _part(self, column: Tensor, start: int, size: int, weight: Parameter) -> Tensor:
         values = ops.slice(column, (start, 0), (size, 1))
@@ -195,8 +194,7 @@ def _column(value: Tensor) -> Tensor:
 def basis_mark(rows: np.ndarray) -> np.ndarray:
     """Return float32 [rows]: each row against one fixed vector, which sets two bases apart."""
     probe = np.sin(np.arange(1, rows.shape[1] + 1) * 0.7) * np.sqrt(2.0)
-    mark: np.ndarray = (rows.astype(np.float64) @ probe).astype(np.float32)
-    return mark
+    return (rows.astype(np.float64) @ probe).astype(np.float32)
 
 
 def _checked_rows(

@@ -141,8 +141,7 @@ class GradientAccumulation(nn.Cell):
     def window_gradients(self) -> tuple[Tensor, ...]:
         """Return the mean over what the window holds, in the dtypes of the parameters."""
         mean = ops.partial(self._mean, 1.0 / self._total_weight)
-        means: tuple[Tensor, ...] = each(mean, self._grad_accumulation, self.weights)
-        return means
+        return each(mean, self._grad_accumulation, self.weights)
 
     def _mean(self, inverse: Tensor, buffer: Parameter, weight: Parameter) -> Tensor:
         mean = buffer / self._total_weight if self.divides else buffer * inverse

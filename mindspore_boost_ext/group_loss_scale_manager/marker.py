@@ -36,8 +36,7 @@ class Marker(nn.Cell):
     ) -> tuple[Any, ...]:
         """Scale the gradient of ``out`` and take a note."""
         dtype = dout.dtype if self.dtype is None else self.dtype
-        gradients: tuple[Any, ...] = scaled_and_recorded(dout, scales, pick, rows, dtype)
-        return gradients
+        return scaled_and_recorded(dout, scales, pick, rows, dtype)
 
 
 @ms.jit  # one by one, these operators would cost more in PYNATIVE_MODE than the layers around them

@@ -50,8 +50,7 @@ class GroupedScale(OneScale):
         self._divide(groups)
 
     def _parameter(self, scale_sense: Any) -> Parameter:
-        scales: Parameter = scale_sense.scales
-        return scales
+        return scale_sense.scales
 
     def _divide(self, groups: Sequence[int]) -> None:
         """Keep the group of each weight, counted from 0."""

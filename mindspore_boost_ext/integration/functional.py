@@ -66,14 +66,12 @@ class TrainStep:
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
-        report: Report = self.train_network.report()
-        return report
+        return self.train_network.report()
 
     def observations(self) -> dict[str, Any]:
         """Return what the active algorithms report of the last step: name -> number or bool."""
         observations = getattr(self.train_network, "observations", dict)
-        found: dict[str, Any] = observations()
-        return found
+        return observations()
 
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""

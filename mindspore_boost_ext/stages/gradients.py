@@ -46,8 +46,7 @@ def unscaled_all(gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
     By its inverse: a division takes a CPU twenty times as long. It is exact for powers of two,
     which loss scales are.
     """
-    result: tuple[Any, ...] = each(ops.partial(multiplied, 1.0 / scale), gradients)
-    return result
+    return each(ops.partial(multiplied, 1.0 / scale), gradients)
 
 
 def global_norm(gradients: tuple[Any, ...]) -> Tensor:
@@ -65,8 +64,7 @@ def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """
     factor = norm / ops.maximum(global_norm(gradients), norm)
-    result: tuple[Any, ...] = each(ops.partial(multiplied, factor), gradients)
-    return result
+    return each(ops.partial(multiplied, factor), gradients)
 
 
 def check_dense(network: nn.Cell, asked_by: str) -> None:

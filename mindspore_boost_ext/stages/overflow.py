@@ -96,8 +96,7 @@ def _compiled_any_non_finite(*values: Tensor) -> Tensor:
 
 def values_of(gradients: tuple[Any, ...]) -> tuple[Tensor, ...]:
     """Return the stored values: of a dense gradient itself, of a row-sparse or COO one its rows."""
-    values: tuple[Tensor, ...] = each(_values, gradients)
-    return values
+    return each(_values, gradients)
 
 
 def _values(gradient: Tensor) -> Tensor:

@@ -65,5 +65,4 @@ def _values(outputs: object) -> Iterator[np.ndarray]:
 
 
 def _on_host(tensor: Tensor) -> np.ndarray:
-    value: np.ndarray = (tensor.float() if tensor.dtype == ms.bfloat16 else tensor).asnumpy()
-    return value
+    return (tensor.float() if tensor.dtype == ms.bfloat16 else tensor).asnumpy()

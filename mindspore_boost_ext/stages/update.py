@@ -88,7 +88,7 @@ class UpdateAround(Update):
         """Return this part for some of the weights; arguments are those of :class:`Update`."""
         part: Any = super().restricted(optimizer, positions)
         part.inner = self.inner.restricted(optimizer, positions)
-        return part  # type: ignore[no-any-return]
+        return part
 
     def before_step(self, *inputs: Tensor) -> None:
         """Let :attr:`inner` look at the batch."""

@@ -49,8 +49,7 @@ class FactorCaptures(nn.Cell):
             captured (tuple(Tensor)): gradients of :attr:`parameters`.
             scales (Union[Tensor, float, tuple(Tensor)]): the loss scale, or one for each layer.
         """
-        factors: tuple[Tensor, ...] = self.thor.curvature.prepared(captured, scales)
-        return factors
+        return self.thor.curvature.prepared(captured, scales)
 
     def use(self, captured: tuple[Tensor, ...]) -> Tensor:
         """Take in factors that :meth:`prepared` returned."""

@@ -36,8 +36,7 @@ class ByCholesky(nn.Cell):
 
     def construct(self, factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the inverse, the damping used, and whether the inverse is good."""
-        found: tuple[Tensor, Tensor, Tensor] = self.on_host(factor, damping)
-        return found
+        return self.on_host(factor, damping)
 
 
 def _inverse_in_float32(

@@ -188,8 +188,7 @@ class _Tap(nn.Cell):
 
     def scales(self, x: Tensor, gradients: Tensor, dout: Tensor) -> tuple[float, float]:
         """Return what the products of columns are multiplied by for A and for G."""
-        found: tuple[float, float] = _factors_scales(x.shape, gradients.shape[1], 1)
-        return found
+        return _factors_scales(x.shape, gradients.shape[1], 1)
 
     def a_product(self, activations: Tensor) -> Tensor:
         """Return the sum that factor A is made of, from the columns of activations."""
@@ -230,8 +229,7 @@ class _ConvTap(_Tap):
 
     def scales(self, x: Tensor, gradients: Tensor, dout: Tensor) -> tuple[float, float]:
         positions = dout.shape[2] * dout.shape[3]
-        found: tuple[float, float] = _factors_scales(x.shape, gradients.shape[1], positions)
-        return found
+        return _factors_scales(x.shape, gradients.shape[1], positions)
 
     def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
         x = _CAST(x, ms.float32)

@@ -186,8 +186,7 @@ class THOR(nn.Optimizer):
     @property
     def factors(self) -> tuple[Parameter, ...]:
         """A and G of each layer in turn; differentiate by them to get the new ones."""
-        factors: tuple[Parameter, ...] = self.curvature.factors
-        return factors
+        return self.curvature.factors
 
     def get_frequency(self) -> int:
         """Return the steps from one refresh to the next."""
@@ -240,8 +239,7 @@ class THOR(nn.Optimizer):
 
     def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Update the parameters."""
-        done: Tensor = call(self._update_compiled, gradients)
-        return done
+        return call(self._update_compiled, gradients)
 
     def _update(self, *gradients: Tensor) -> Tensor:
         gradients = self.scale_grad(gradients)
@@ -259,8 +257,8 @@ class THOR(nn.Optimizer):
     def _each(self, function: Any, rate: Any, *columns: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """Call a function with the rate of each parameter and its entries of the columns."""
         if self.is_group_lr:
-            return each(function, rate, *columns)  # type: ignore[no-any-return]
-        return each(ops.partial(function, rate), *columns)  # type: ignore[no-any-return]
+            return each(function, rate, *columns)
+        return each(ops.partial(function, rate), *columns)
 
     def _with_momentum(
         self, rate: Tensor, weight: Parameter, moment: Parameter, gradient: Tensor
@@ -283,8 +281,7 @@ class THOR(nn.Optimizer):
         found = each(self._direction, self.layer_of, self.normed, gradients)
         if self.kl_clip is not None:
             found = self._clipped(found, gradients, rate)
-        result: tuple[Tensor, ...] = each(_like, found, self.parameters)
-        return result
+        return each(_like, found, self.parameters)
 
     def _direction(self, layer: int, normed: bool, gradient: Tensor) -> Tensor:
         if layer >= 0:
@@ -304,8 +301,7 @@ class THOR(nn.Optimizer):
         """Shrink the preconditioned directions so that the predicted KL divergence is bounded."""
         total = ops.addn(self._each(self._product, rate, self.layer_of, found, gradients))
         factor = ops.clamp(ops.sqrt(self.kl_clip / ops.clamp(total, 1e-30, None)), None, 1.0)
-        result: tuple[Tensor, ...] = each(ops.partial(_shrunk, factor), self.layer_of, found)
-        return result
+        return each(ops.partial(_shrunk, factor), self.layer_of, found)
 
     def _product(self, rate: Tensor, layer: int, direction: Tensor, gradient: Tensor) -> Tensor:
         """Return η² ⟨u, ∇W⟩ of one parameter; 0 for one that is not preconditioned."""
