@@ -19,31 +19,16 @@ EPSILON = 1e-4
 
 
 class _Head(nn.Cell):
-    """Cosines times m, and the cosines themselves; with gradients that pass over rows only once.
+    """Cosines plus a bias, times m; and the cosines. Gradients pass over rows only once.
 
     The gradient of a row has no part along the row, and the part to take away is a sum of gradients
     times cosines: one number a row. Automatic differentiation goes back through all squares.
     """
 
-    def construct(self, rows: Tensor, weight: Tensor, multiplier: Tensor) -> tuple[Tensor, Tensor]:
-        results: tuple[Tensor, Tensor] = _outputs(rows, weight, multiplier)
-        return results
-
-    def bprop(
-        self, rows: Tensor, weight: Tensor, multiplier: Tensor, out: Tensor, dout: Tensor
-    ) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = _gradients(rows, weight, multiplier, out[1], dout[0])
-        return found
-
-
-class _BiasedHead(nn.Cell):
-    """The same with a bias, added to the cosines before they are multiplied."""
-
     def construct(
         self, rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
-        results: tuple[Tensor, Tensor] = _outputs(rows, weight, multiplier, bias)
-        return results
+        return _outputs(rows, weight, multiplier, bias)
 
     def bprop(
         self,
@@ -54,11 +39,10 @@ class _BiasedHead(nn.Cell):
         out: Tensor,
         dout: Tensor,
     ) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = _gradients(rows, weight, multiplier, out[1], dout[0], bias)
-        return found
+        return _gradients(rows, weight, multiplier, bias, out[1], dout[0])
 
 
-_HEAD, _BIASED_HEAD = _Head(auto_prefix=False), _BiasedHead(auto_prefix=False)
+_HEAD = _Head(auto_prefix=False)
 
 
 # Both are one call from PYNATIVE_MODE instead of a dozen. Not one function that MindSpore
@@ -66,7 +50,7 @@ _HEAD, _BIASED_HEAD = _Head(auto_prefix=False), _BiasedHead(auto_prefix=False)
 # below are frozen, it leaves out that of the rows for ever after.
 @ms.jit
 def _outputs(
-    rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor | None = None
+    rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return cosines plus bias, times m; and the cosines.
 
@@ -75,7 +59,7 @@ def _outputs(
     """
     product = ops.MatMul(transpose_b=True)(_unit(rows), ops.cast(weight, rows.dtype))
     cosines = product * ops.cast(ops.transpose(_lengths(weight)[0], (1, 0)), rows.dtype)
-    result = cosines if bias is None else cosines + ops.cast(bias, rows.dtype)
+    result = cosines + ops.cast(bias, rows.dtype)
     return result * ops.cast(multiplier, rows.dtype), cosines
 
 
@@ -84,11 +68,11 @@ def _gradients(
     rows: Tensor,
     weight: Tensor,
     multiplier: Tensor,
+    bias: Tensor,
     cosines: Tensor,
     dout: Tensor,
-    bias: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of rows, weight, m and bias, if there is one."""
+    """Return the gradients of rows, weight, m and bias."""
     total, kind = ops.ReduceSum(keep_dims=True), rows.dtype
     row_scale, row_away = _lengths(rows)  # [batch, 1]
     scale, away = _lengths(weight)  # [outputs, 1]
@@ -103,9 +87,6 @@ def _gradients(
     to_weight = ops.MatMul(transpose_a=True)(ops.cast(to_product, kind), unit)
     by_output = ops.transpose(total(along, 0), (1, 0)) * (away * scale)
     to_weight = ops.cast(to_weight, weight.dtype) - weight * ops.cast(by_output, weight.dtype)
-    if bias is None:
-        to_multiplier = ops.reshape((by_result * wide).sum(), (1,))
-        return to_rows, to_weight, ops.cast(to_multiplier, multiplier.dtype)
     inner = wide + ops.cast(bias, ms.float32)
     to_multiplier = ops.reshape((by_result * inner).sum(), (1,))
     to_multiplier = ops.cast(to_multiplier, multiplier.dtype)
@@ -138,11 +119,8 @@ class _Outputs(nn.Cell):
         # Plain Tensors: ms.jit compiles a function anew for each Parameter, and keeps that.
         weight = ops.reshape(self.weight, (self.out_channels, self.in_channels))
         multiplier = ops.reshape(self.multiplier, (1,))
-        if self.bias is None:
-            result, _ = _HEAD(rows, weight, multiplier)
-        else:
-            bias = ops.reshape(self.bias, (self.out_channels,))
-            result, _ = _BIASED_HEAD(rows, weight, multiplier, bias)
+        bias = ops.zeros((self.out_channels,), ms.float32) if self.bias is None else self.bias
+        result, _ = _HEAD(rows, weight, multiplier, ops.reshape(bias, (self.out_channels,)))
         if x.ndim != 2:
             result = result.reshape((*x.shape[:-1], self.out_channels))
         return result if self.activation is None else self.activation(result)
