@@ -22,7 +22,7 @@ def checked_group(name: str, group: object) -> int:
     """Return the number of a group as an int; ``name`` says in the error where it comes from."""
     if type(group) is not int or group < 0:
         check(name, group, _GROUP, "give ints, the group of each step")
-    return int(group)  # type: ignore[call-overload, no-any-return]
+    return int(group)  # type: ignore[call-overload]
 
 
 class GroupSequence(Sequence[int]):
