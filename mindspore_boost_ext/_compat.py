@@ -372,6 +372,11 @@ def _graph_api() -> ModuleType:
     return sys.modules[type(executor).__module__]
 
 
+def broadcast_parameters(cell: nn.Cell) -> None:
+    """Give all ranks the Parameters of rank 0 that a Cell names, as MindSpore does to compile."""
+    _graph_api()._parameter_broadcast(cell)
+
+
 def compiled_graphs() -> int:
     """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
     api = _graph_api()

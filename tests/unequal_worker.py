@@ -11,7 +11,7 @@ import nets
 import numpy as np
 from mindspore import nn
 
-from mindspore_boost_ext import BoostModel, BoostWarning, restore, save_checkpoint
+from mindspore_boost_ext import BoostModel, BoostWarning, FreezeOpt, restore, save_checkpoint
 
 
 def settings(rank, name):
@@ -37,6 +37,10 @@ def settings(rank, name):
         config["boost"]["seq_length_warmup"] = True
         section = {"phases": [[0.25, 0.25], [0.25, 0.5]], "total_steps": 4, "multiple": 2}
         config["seq_length_warmup"] = section
+    elif name == "broadcast":
+        config["boost"]["grad_freeze"] = True
+        window = {"schedule": "adaptive", "adaptive_window": 1}
+        config["grad_freeze"] = {"param_groups": 3, "prefix_fraction": 0.5, **window}
     elif name == "level" and rank == 1:
         level, config = "O0", None
     return {"boost_level": level, "boost_config_dict": config}
@@ -56,9 +60,12 @@ class OverPlaces(nn.Cell):
 
 def model_of_rank(rank, name):
     """Build the Model of a case; ``net`` is trained by it."""
-    ms.set_seed(rank if name == "seed" else 7)
+    ms.set_seed(rank if name in ("seed", "broadcast") else 7)
     hidden = 5 if name == "shape" and rank == 1 else 6
     net = nn.SequentialCell(nn.Dense(nets.FEATURES, hidden), nn.Dense(hidden, nets.CLASSES))
+    if name == "broadcast":
+        inner = [nn.Dense(hidden, hidden) for _ in range(4)]
+        net = nn.SequentialCell(net[0], *inner, net[1])
     net = OverPlaces() if name in ("padding", "lengths") else net
     falling = [0.4, 0.3, 0.2, 0.1]
     rate = {"rate": 0.1 * (1 + rank), "first batch": falling, "labels": falling}.get(name, 0.1)
@@ -67,6 +74,13 @@ def model_of_rank(rank, name):
     elif name == "schedule":
         rate = nn.CosineDecayLR(0.0, 0.1 * (1 + rank), 4)
     optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
+    if name == "freezing":
+        head = net[1].trainable_params()
+        groups = [net.trainable_params(), head]
+        optimizer = FreezeOpt(optimizer, groups, [0, rank])
+    elif name == "alone" and rank == 0:  # a Model to evaluate with
+        twin = nn.Dense(nets.FEATURES, nets.CLASSES)
+        ms.Model(twin, nets.loss_fn(), nn.SGD(twin.trainable_params(), 0.1))
     manager = {}
     if name == "scale":
         manager["loss_scale_manager"] = ms.FixedLossScaleManager(64.0 + rank, False)
@@ -92,6 +106,9 @@ NAMES = (
     "padding",
     "lengths",
     "restored",
+    "freezing",
+    "alone",
+    "broadcast",
     "seed",
     "equal",
 )
@@ -115,7 +132,7 @@ def data_of_rank(rank, name):
         x[:, :, 0] -= rank
         y = np.zeros((2, nets.BATCH), np.int32)
         return ms.dataset.NumpySlicesDataset((x, y), shuffle=False)
-    return nets.dataset(2 + rank if name == "batches" else 2)
+    return nets.dataset({"batches": 2 + rank, "broadcast": 4}.get(name, 2))
 
 
 def restore_unequal(step, rank):
@@ -127,7 +144,8 @@ def restore_unequal(step, rank):
 
 def outcome(rank, name):
     """Train a case; return what was raised or warned of, and whether a weight has moved."""
-    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    broadcast = {"parameter_broadcast": name == "broadcast"}
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, **broadcast)
     found, weights = [], None
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -144,6 +162,8 @@ def outcome(rank, name):
         not np.array_equal(value, nets.weights(net)[key]) for key, value in weights.items()
     )
     result = {"messages": found, "moved": moved}
+    if name == "broadcast":
+        result["largest changes"] = model.train_network.optimizer.fastest.asnumpy().tolist()
     if name == "lengths":
         result["begins"] = model.train_network.report()["seq_length_warmup"].reason
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import mindspore as ms
 from mindspore import Tensor, nn
@@ -11,6 +12,7 @@ from mindspore import Tensor, nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.boost_cell_wrapper.broadcast import broadcasts_weights
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_between_ranks
 from mindspore_boost_ext.runtime.watch import watch_ranks
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
 # What optimizers call their settings, where they have them.
 _SETTINGS = ("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps")
 _GROUP_SETTINGS = ("lr", "weight_decay", "momentum", "betas")
+_COMPARED: WeakSet[nn.Cell] = WeakSet()
 _SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
 
 
 def check_same_step_on_ranks(step: nn.TrainOneStepCell, boost: AutoBoost) -> None:
-    """Compare settings, optimizer and weights' shapes with those of the other ranks.
+    """Compare settings, optimizer and weights' shapes with those of the other ranks, once.
+
+    Every rank that trains must call this. A step alone is no reason to: a rank may build a Model
+    that it only evaluates with.
 
     Args:
         step (TrainOneStepCell): this package's step, or MindSpore's own.
@@ -34,7 +40,8 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell, boost: AutoBoost) -> Non
     Raises:
         ValueError: on every rank, if they differ; with names, values and ranks.
     """
-    if step.reducer_flag:
+    if step.reducer_flag and step not in _COMPARED:
+        _COMPARED.add(step)
         check_equal_on_ranks(
             {**_levels(boost), **boost.settings_in_force(), **_parts(step), **_shapes(step)},
             "the training step",
@@ -63,8 +70,7 @@ def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batch
         "Give every rank as many batches, such as by num_shards and shard_id of the dataset; and "
         "to go on from checkpoints, those of the same epoch.",
     )
-    compiles = ms.get_context("mode") == ms.GRAPH_MODE
-    if compiles and ms.get_auto_parallel_context("parameter_broadcast"):
+    if broadcasts_weights():
         return
     unequal = differences_between_ranks(_values(step), "the weights")
     if unequal:
@@ -95,10 +101,12 @@ def _parts(step: nn.TrainOneStepCell) -> dict[str, str]:
 
 
 def _settings(optimizer: nn.Cell) -> dict[str, str]:
-    """Return the rates and the like of an optimizer, in words."""
+    """Return the rates and the like of an optimizer, and what wrappers add to it, in words."""
+    found: dict[str, object] = {}
     while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
+        found |= getattr(optimizer, "common_to_ranks", dict)()
         optimizer = inner
-    found = {name: getattr(optimizer, name, None) for name in _SETTINGS}
+    found |= {name: getattr(optimizer, name, None) for name in _SETTINGS}
     groups = getattr(optimizer, "param_groups", ())  # of mindspore.experimental.optim
     for number, group in enumerate(one for one in groups if isinstance(one, dict)):
         found |= {f"{name} of group {number}": group.get(name) for name in _GROUP_SETTINGS}

@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mindspore import Parameter
+import mindspore as ms
+from mindspore import Parameter, nn
+
+from mindspore_boost_ext import _compat
+
+
+def broadcasts_weights() -> bool:
+    """Return whether MindSpore gives all ranks what rank 0 begins with: in GRAPH_MODE alone."""
+    compiles = ms.get_context("mode") == ms.GRAPH_MODE
+    return compiles and bool(ms.get_auto_parallel_context("parameter_broadcast"))
+
+
+def begin_together(step: nn.Cell) -> None:
+    """Give all ranks the weights that rank 0 begins with, before an algorithm looks at them."""
+    if step.reducer_flag and broadcasts_weights():
+        _compat.broadcast_parameters(step.network)
 
 
 class BroadcastsWeights:

@@ -20,7 +20,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.agreement import check_same_step_on_ranks
-from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
+from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, begin_together
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
@@ -238,6 +238,8 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
     def _run(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         """Run a step on the state that the host has set."""
         if not self._has_run:
+            check_same_step_on_ranks(self, self.auto_boost)
+            begin_together(self)
             for algorithm in self.auto_boost.algorithms:
                 algorithm.check_state(self, *inputs)
             self._has_run = True
@@ -347,11 +349,6 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
         self._make_choices.append(make)
 
     def _complete(self) -> None:
-        """Make the variants, and compare the step with those of the other ranks."""
-        self._make_variants()
-        check_same_step_on_ranks(self, self.auto_boost)
-
-    def _make_variants(self) -> None:
         """Make the variants of the step. Each compiles when it first runs."""
         steps: list[Any] = [self]
         every = list(steps)

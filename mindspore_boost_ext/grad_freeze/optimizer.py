@@ -19,6 +19,7 @@ from mindspore_boost_ext.base.rebuild import Centralize, rebuilt
 from mindspore_boost_ext.base.view import optimizer_view, parameter_positions
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.schedule import Strategy, as_schedule, check_highest
+from mindspore_boost_ext.grad_freeze.sequences import AT_ONCE
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 POSITION_NAME = "boost.grad_freeze.position"
@@ -225,6 +226,11 @@ class FreezeOpt(nn.Optimizer):
             "distinct_groups": len(set(self.group_positions)),
             "steps_training_everything_percent": round(100 * full / sum(steps.values())),
         }
+
+    def common_to_ranks(self) -> dict[str, object]:
+        """Return what ranks that train together must have in common, by name."""
+        schedule = np.array(self.schedule.groups[:AT_ONCE], np.int32)
+        return {"freezing groups": self.group_positions, "freezing schedule": Tensor(schedule)}
 
     def ever_freezes(self) -> bool:
         """Return whether the schedule freezes anything."""

@@ -168,7 +168,6 @@ def with_report(plain: nn.Cell) -> nn.Cell:
     if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
         boost = AutoBoost()
         plain.report = boost.report
-        check_same_step_on_ranks(plain, boost)
     return plain
 
 
@@ -255,6 +254,7 @@ def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | Non
     Raises:
         ValueError: if ranks differ.
     """
+    check_same_step_on_ranks(step, step.auto_boost)
     known = "an unknown number" if batches is None else str(batches)
     check_same_training_on_ranks(step, epochs, known)
     if batches is not None:
@@ -303,7 +303,10 @@ def train_model(
 ) -> object:
     """Train as ``plain_train`` does, after a look at how long the training is."""
     step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
-    if not isinstance(step, BoostTrainOneStepCell) or is_starting():  # a BoostModel, installed too
+    is_ours = isinstance(step, BoostTrainOneStepCell)
+    if not is_ours and hasattr(step, "report"):  # MindSpore's own step, of level O0
+        check_same_step_on_ranks(step, AutoBoost())
+    if not is_ours or is_starting():  # a BoostModel, installed too
         return plain_train(model, epoch, train_dataset, *args, **kwargs)
     with start_of_training():
         given = inspect.signature(plain_train).bind(model, epoch, train_dataset, *args, **kwargs)

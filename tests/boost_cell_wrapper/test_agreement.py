@@ -25,12 +25,14 @@ REFUSED = {
     "first batch": "updates of a batch is 2 on rank 0, 1 on rank 1. Give every rank batches of one",
     "labels": "labels that are classes of samples is True on rank 0, False on rank 1. Give every",
     "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank batches",
+    "freezing": "freezing schedule is 0, 0 on rank 0, 0, 1 on rank 1. Give every rank the same",
     "restored": "number of epochs that are done is 1 on rank 0, 2 on rank 1. Give",
 }
+TRAINED = {"seed", "equal", "lengths", "alone", "broadcast"}
 
 
 def test_every_case_is_judged():
-    assert set(unequal_worker.NAMES) == {*REFUSED, "seed", "equal", "lengths"}
+    assert set(unequal_worker.NAMES) == {*REFUSED, *TRAINED}
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
@@ -54,10 +56,21 @@ def test_ranks_that_begin_with_other_weights_are_warned_and_train(ended, mode):
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
-def test_ranks_that_were_given_the_same_are_told_nothing(ended, mode):
+@pytest.mark.parametrize("name", ["equal", "alone"])
+def test_ranks_that_were_given_the_same_are_told_nothing(ended, mode, name):
+    """A Model that one rank alone has built, to evaluate with, is nothing to compare."""
     _, results = ended(2, mode)
     for result in results:
-        assert result["unequal"]["equal"] == {"messages": [], "moved": True}
+        assert result["unequal"][name] == {"messages": [], "moved": True}
+
+
+def test_weights_are_broadcast_before_an_algorithm_looks_at_them(ended):
+    """MindSpore would do so when it compiles; ranks would take that for a change of one's own."""
+    _, results = ended(2, "graph")
+    first, second = (result["unequal"]["broadcast"] for result in results)
+    assert first == second
+    assert first["moved"]
+    assert max(first["largest changes"]) > 0
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
