@@ -44,6 +44,13 @@ DEMO = ("compare", "fast", "--network", "resnet", "--report")
 _WITH_VALUE = (["--level"], ["--config"], ["--recipe"], ["--total-steps"])
 
 
+def _given(text: str) -> str:
+    """Refuse an empty word, which a variable of the shell gives that is not set."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"needs a file, got {text!r}")
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m mindspore_boost_ext",
@@ -61,7 +68,10 @@ def _parser() -> argparse.ArgumentParser:
         help="for every Model of the script that gives none itself; for --explain and --check (O1)",
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="a JSON configuration for those Models (at level O1)"
+        "--config",
+        metavar="FILE",
+        type=_given,
+        help="a JSON configuration for those Models (at level O1)",
     )
     parser.add_argument(
         "--recipe", choices=NAMES, help="tuned settings for those Models, in place of --config"
@@ -79,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         f"card of an algorithm: {', '.join(CARDS)}",
     )
     questions.add_argument(
-        "--check", metavar="CONFIG", help="say whether a JSON configuration is valid"
+        "--check", metavar="CONFIG", type=_given, help="say whether a JSON configuration is valid"
     )
     questions.add_argument("--env", action="store_true", help="say what this machine offers")
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script to run")

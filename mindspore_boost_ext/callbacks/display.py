@@ -4,25 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any, Union
 
 _REFRESH_SECONDS = 0.1
-
-
-class Display(Protocol):
-    """Where progress is shown."""
-
-    def begin_epoch(self, title: str, steps: int) -> None:
-        """Start an epoch of so many steps, under a title."""
-
-    def step(self, step: int, text: str) -> None:
-        """Show that so many steps of the epoch are done, with a text."""
-
-    def line(self, text: str) -> None:
-        """Write a line that stays."""
-
-    def close(self) -> None:
-        """Take the display away."""
 
 
 class PlainDisplay:
@@ -31,6 +15,10 @@ class PlainDisplay:
     def __init__(self, interval: int | None) -> None:
         self._interval = interval
         self._title, self._steps, self._last = "", 0, 0
+
+    def begin_run(self, title: str) -> None:
+        """Say that a run begins, whose first epoch may be long in coming."""
+        self.line(f"{title} runs")
 
     def begin_epoch(self, title: str, steps: int) -> None:
         """Start an epoch of so many steps, under a title."""
@@ -77,7 +65,11 @@ class RichDisplay:
         self._task: Any = None
         self._drawn = 0.0
 
-    def begin_epoch(self, title: str, steps: int) -> None:
+    def begin_run(self, title: str) -> None:
+        """Say that a run begins, whose first epoch may be long in coming."""
+        self.begin_epoch(title, None)
+
+    def begin_epoch(self, title: str, steps: int | None) -> None:
         """Start an epoch of so many steps, under a title."""
         if self._task is not None:
             self._progress.remove_task(self._task)
@@ -98,6 +90,9 @@ class RichDisplay:
     def close(self) -> None:
         """Take the display away."""
         self._progress.stop()
+
+
+Display = Union[PlainDisplay, RichDisplay]
 
 
 def make_display(interval: int | None) -> Display:

@@ -212,11 +212,11 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
         return Outcome(trial.name, NOT_RUN, reason), []
     with tempfile.TemporaryDirectory(prefix="compare-") as name:
         folder = Path(name)
+        display.begin_run(title)
         code = _watch(_start(trial, folder), folder / HISTORY, title, display)
         history = read_history(folder / HISTORY) if (folder / HISTORY).exists() else []
         if code:
-            note = _last_line(folder / OUTPUT) or f"exit code {code}"
-            return Outcome(trial.name, FAILED, note), history
+            return Outcome(trial.name, FAILED, _why(code, folder / OUTPUT)), history
         if not any(record["event"] == "step" for record in history):
             return Outcome(trial.name, FAILED, "no step was seen: ms.Model trained nothing"), []
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
@@ -292,6 +292,14 @@ class _Progress:
             loss = record["loss"]
             text = f"loss {loss:.4g}" if isinstance(loss, float) else f"loss {loss}"
             self._display.step(self._steps, text)
+
+
+def _why(code: int, output: Path) -> str:
+    """Return why a process ended: its error; with a code of its own that, and what it last said."""
+    last = _last_line(output)
+    if code == 1 and last:  # an exception, or ``sys.exit("a sentence")``
+        return last
+    return f"exit code {code}" + (f", after: {last}" if last else "")
 
 
 def _last_line(path: Path) -> str:

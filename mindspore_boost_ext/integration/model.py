@@ -304,7 +304,8 @@ def train_model(
     """Train as ``plain_train`` does, after a look at how long the training is."""
     step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
     is_ours = isinstance(step, BoostTrainOneStepCell)
-    if not is_ours and hasattr(step, "report"):  # MindSpore's own step, of level O0
+    # MindSpore's own step, of level O0
+    if not is_ours and isinstance(step, nn.TrainOneStepCell) and hasattr(step, "report"):
         check_same_step_on_ranks(step, AutoBoost())
     if not is_ours or is_starting():  # a BoostModel, installed too
         return plain_train(model, epoch, train_dataset, *args, **kwargs)

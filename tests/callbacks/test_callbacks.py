@@ -434,6 +434,20 @@ def test_plain_lines_default_to_one_an_epoch(interval, lines, capsys):
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
+def test_a_run_is_shown_before_its_first_epoch(capsys, monkeypatch):
+    _display.PlainDisplay(None).begin_run("plain (1/2)")
+    assert capsys.readouterr().err == "plain (1/2) runs\n"
+    console = pytest.importorskip("rich.console")
+    screen = io.StringIO()
+    display = _display.RichDisplay(console.Console(file=screen, force_terminal=True, width=120))
+    display.begin_run("plain (1/2)")
+    assert "plain (1/2)" in screen.getvalue()
+    display.begin_epoch("plain (1/2)", 3)
+    display.step(1, "loss 0.1")
+    display.close()
+    assert "1/3" in screen.getvalue()
+
+
 def test_broken_standard_error_does_not_stop_training(monkeypatch):
     closed = io.StringIO()
     closed.close()

@@ -14,7 +14,7 @@ from mindspore_boost_ext import AutoBoost, BoostConfig
 from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli import trial_settings
-from mindspore_boost_ext.cli.compare import _last_line, compare
+from mindspore_boost_ext.cli.compare import _last_line, _why, compare
 from mindspore_boost_ext.cli.results import NOT_RUN, Outcome
 from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS, Setup
 from mindspore_boost_ext.config.parse import ALGORITHMS
@@ -55,6 +55,20 @@ def test_the_note_of_a_failed_run_is_its_error_and_not_the_advice_behind_it(tmp_
     assert _last_line(output) == "ValueError: For 'Reshape', the shape does not fit"
     output.write_text("KeyError: 3\nDuring ...\nmine.Refused: bad data\n----\n")
     assert _last_line(output) == "mine.Refused: bad data"
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "note"),
+    [
+        (3, "accuracy 0.9\n", "exit code 3, after: accuracy 0.9"),
+        (1, "no images\n", "no images"),
+        (-9, "", "exit code -9"),
+    ],
+)
+def test_what_a_failed_run_last_said_is_not_taken_for_the_reason(tmp_path, code, printed, note):
+    output = tmp_path / "output"
+    output.write_text(printed)
+    assert _why(code, output) == note
 
 
 def test_figures_of_a_history():

@@ -213,6 +213,13 @@ def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, mes
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--check", ""], ["--config", "", "train.py"]])
+def test_an_empty_word_is_no_file(capsys, words):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert f"argument {words[0]}: needs a file, got ''" in capsys.readouterr().err
+
+
 def test_without_words_it_prints_its_help(capsys):
     assert main([]) == 2
     assert "msrun" in capsys.readouterr().out
