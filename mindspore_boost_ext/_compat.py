@@ -56,6 +56,15 @@ _CONVERSIONS = (
 _STATE = "_mindspore_boost_ext"
 
 
+def _alias(name: str, doc: str, *default: object) -> Any:
+    """Return a property for a private attribute of the Model, with what it is until it is set."""
+    return property(
+        lambda self: getattr(self._model, name, *default),
+        lambda self, value: setattr(self._model, name, value),
+        doc=doc,
+    )
+
+
 class ModelUnderConstruction:
     """Public names for the parts of a ``ms.Model`` whose constructor is running."""
 
@@ -63,32 +72,12 @@ class ModelUnderConstruction:
         """Look at ``model``; nothing is changed until an attribute is set."""
         self._model = model
 
-    network = property(
-        lambda self: self._model._network,
-        lambda self, value: setattr(self._model, "_network", value),
-        doc="The user's network (nn.Cell).",
-    )
-    optimizer = property(
-        lambda self: self._model._optimizer,
-        lambda self, value: setattr(self._model, "_optimizer", value),
-        doc="The user's optimizer, or None.",
-    )
-    eval_network = property(
-        lambda self: self._model._eval_network,
-        lambda self, value: setattr(self._model, "_eval_network", value),
-        doc="The user's network for evaluation, or None.",
-    )
-    loss_fn = property(lambda self: self._model._loss_fn, doc="The user's loss, or None.")
-    boost_level = property(
-        lambda self: self._model._boost_level,
-        lambda self, value: setattr(self._model, "_boost_level", value),
-        doc="The level as given to ms.Model.",
-    )
-    boost = property(
-        lambda self: getattr(self._model, _STATE, None),
-        lambda self, value: setattr(self._model, _STATE, value),
-        doc="The AutoBoost of this Model, or None.",
-    )
+    network = _alias("_network", "The user's network (nn.Cell).")
+    optimizer = _alias("_optimizer", "The user's optimizer, or None.")
+    eval_network = _alias("_eval_network", "The user's network for evaluation, or None.")
+    loss_fn = _alias("_loss_fn", "The user's loss, or None.")
+    boost_level = _alias("_boost_level", "The level as given to ms.Model.")
+    boost = _alias(_STATE, "The AutoBoost of this Model, or None.", None)
 
     @property
     def loss_scale_manager(self) -> LossScaleManager | None:

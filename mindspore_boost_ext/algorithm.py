@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspore import nn
 
-from mindspore_boost_ext.report import APPLIED, Report, Row
+from mindspore_boost_ext.report import APPLIED, Report
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost import AutoBoost
@@ -48,7 +48,7 @@ class Build:
         self, switch: str, reason: str = "", counts: Mapping[str, int] | None = None
     ) -> None:
         """Put the row of an algorithm that has changed something."""
-        self.report.put(Row(switch, self.report[switch].asked_by, APPLIED, reason, counts or {}))
+        self.report.update(switch, APPLIED, reason, counts)
 
 
 class Algorithm:

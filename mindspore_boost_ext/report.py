@@ -128,6 +128,12 @@ class Report:
         """Add a row, or replace the one of the same algorithm."""
         self._rows[row.algorithm] = row
 
+    def update(
+        self, name: str, status: str, reason: str = "", counts: Mapping[str, int] | None = None
+    ) -> None:
+        """Put another status into the row of an algorithm; who asked for it stays."""
+        self.put(Row(name, self[name].asked_by, status, reason, counts or {}))
+
     @property
     def rows(self) -> tuple[Row, ...]:
         """All rows, in the order in which their algorithms came up."""

@@ -14,7 +14,7 @@ from mindspore_boost_ext.adasum.cell import (
     unavailable_reason,
 )
 from mindspore_boost_ext.algorithm import Algorithm
-from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.ranks import rank_and_count
 from mindspore_boost_ext.stages.update import Update
 
@@ -65,15 +65,15 @@ class AdaSumAlgorithm(Algorithm):
         if not self.is_on(step):
             return
         devices, report = step.auto_boost.device_number, step.report()
-        asked_by, reason = report["adasum"].asked_by, unavailable_reason(devices)
+        reason = unavailable_reason(devices)
         if step.reducer_flag and has_partial_server(devices):
             raise ValueError(reason)
         if reason:
-            report.put(Row("adasum", asked_by, SKIPPED, reason))
+            report.update(self.switch, SKIPPED, reason)
             return
         rank, _ = rank_and_count()
         step.reducer_of = functools.partial(server_reducer, rank=rank, device_number=devices)
         part = AdaSumUpdate(step.optimizer, devices)
         step.update_part, step.adasum, step.enable_adasum = part, part.adasum, True
         adasum = part.adasum
-        report.put(Row("adasum", asked_by, APPLIED, adasum.describe(), adasum.counts()))
+        report.update(self.switch, APPLIED, adasum.describe(), adasum.counts())

@@ -10,7 +10,7 @@ from mindspore import nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.cheaper_operators.operators import KNOWN, CheaperCell
-from mindspore_boost_ext.report import SKIPPED, Row
+from mindspore_boost_ext.report import SKIPPED
 from mindspore_boost_ext.runtime.cells import exchange, layers_of
 
 
@@ -27,13 +27,13 @@ class CheaperOperatorsAlgorithm(Algorithm):
         found = layers_of(network, (CheaperCell,))
         if found:
             counts = Counter(KNOWN[type(one.plain)].name for one in found)
-            build.applied(self.switch, "the same values by faster operators", counts)
+            reason = "the same values by faster operators"
+            build.applied(self.switch, reason, counts)
             return
         reason = "no layer holds one of its operators; those called as functions are not seen"
         if target != "CPU":
             reason = f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
-        asked_by = build.report[self.switch].asked_by
-        build.report.put(Row(self.switch, asked_by, SKIPPED, reason))
+        build.report.update(self.switch, SKIPPED, reason)
 
     @staticmethod
     def _replace(network: nn.Cell, build: Build) -> None:

@@ -10,7 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
-from mindspore_boost_ext.report import APPLIED, INACTIVE, Row
+from mindspore_boost_ext.report import APPLIED, INACTIVE
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
@@ -30,7 +30,7 @@ class CompiledStepAlgorithm(Algorithm):
         status, reason = APPLIED, "the whole step is one graph; the script stays in PYNATIVE_MODE"
         if graph:
             status, reason = INACTIVE, "in GRAPH_MODE every step is one graph"
-        step.report().put(Row(self.switch, step.report()[self.switch].asked_by, status, reason))
+        step.report().update(self.switch, status, reason)
 
 
 class StepGraph:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
-from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.cells import exchange, layers_of
 from mindspore_boost_ext.stages.labels import no_class_a_sample
 
@@ -37,7 +37,7 @@ class LabelSmoothingAlgorithm(Algorithm):
         if _is_known(loss):
             exchange(step.network, {id(loss): SmoothedLoss(loss, share)})
         if layers_of(step.network, (SmoothedLoss,)):
-            self._put_row(step, APPLIED, f"{share:g} of each label")
+            step.report().update(self.switch, APPLIED, f"{share:g} of each label")
         else:
             self._unfit(
                 step,
@@ -65,11 +65,7 @@ class LabelSmoothingAlgorithm(Algorithm):
     def _unfit(self, step: BoostTrainOneStepCell, reason: str) -> None:
         if step.auto_boost.config.label_smoothing.if_unfit != SKIP:
             raise ValueError(f"label_smoothing {reason}: leave label_smoothing away")
-        self._put_row(step, SKIPPED, reason)
-
-    def _put_row(self, step: BoostTrainOneStepCell, status: str, reason: str) -> None:
-        report = step.report()
-        report.put(Row(self.switch, report[self.switch].asked_by, status, reason))
+        step.report().update(self.switch, SKIPPED, reason)
 
 
 def _is_known(loss: nn.Cell) -> bool:

@@ -12,7 +12,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, Row
+from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import no_class_a_sample, rows_of_places
@@ -42,13 +42,12 @@ class ShortScheduleAlgorithm(Algorithm):
         if not self.is_on(step):
             return
         settings: Any = step.auto_boost.config.short_schedule
-        report = step.report()
-        asked_by, optimizer = report[self.switch].asked_by, _innermost(step.optimizer)
+        optimizer = _innermost(step.optimizer)
         reason = _unfit(optimizer)
         if reason:
             if settings.if_unfit == REFUSE:
                 raise ValueError(f"short_schedule {reason}: leave short_schedule away")
-            report.put(Row(self.switch, asked_by, SKIPPED, reason))
+            step.report().update(self.switch, SKIPPED, reason)
             return
         step.updates_per_batch = self._parts(step, settings)
         _check_rates(optimizer, settings.total_steps)
@@ -93,9 +92,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if parts > 1:
             length, counts = f"{settings.batches(parts)} batches, {parts} of each", {"parts": parts}
         reason = f"the schedule of {settings.total_steps} updates in {length}"
-        report = step.report()
-        asked_by = report[self.switch].asked_by
-        report.put(Row(self.switch, asked_by, APPLIED, reason, {"updates": updates, **counts}))
+        step.report().update(self.switch, APPLIED, reason, {"updates": updates, **counts})
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Where a recipe asks, leave a language model alone, and small batches whole."""
@@ -120,8 +117,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if reason:
             for each in layers_of(step, (FasterSchedule,)):  # every variant of the step has one
                 each.leave_alone()
-            report = step.report()
-            report.put(Row(self.switch, report[self.switch].asked_by, SKIPPED, reason))
+            step.report().update(self.switch, SKIPPED, reason)
         else:
             self.other_length.release()
 

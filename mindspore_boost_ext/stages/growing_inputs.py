@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
@@ -11,7 +11,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
-from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, Row
+from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning
 from mindspore_boost_ext.runtime.cells import declared_shapes, is_open, layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_between_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
@@ -84,11 +84,12 @@ class GrowingInputs(Algorithm):
             if begin < end
         ]
         if not words:
-            return self._put_row(step, SKIPPED, "every phase is rounded to full size or away")
+            reason = "every phase is rounded to full size or away"
+            return step.report().update(self.switch, SKIPPED, reason)
         reason = f"{', '.join(words)} of {self._updates(step)}, then full size"
         if self._unseen:
             reason += "; in sink mode full size from the first update on"
-        return self._put_row(step, APPLIED, reason, {"sizes": len(words) + 1})
+        return step.report().update(self.switch, APPLIED, reason, {"sizes": len(words) + 1})
 
     def _begin_at(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
         """Let phases begin elsewhere, in every variant of the step."""
@@ -97,16 +98,6 @@ class GrowingInputs(Algorithm):
             if isinstance(choice.chooser, PhaseChooser):
                 choice.chooser.follow()
                 choice.takes_last = False
-
-    def _put_row(
-        self,
-        step: BoostTrainOneStepCell,
-        status: str,
-        reason: str,
-        counts: Mapping[str, int] | None = None,
-    ) -> None:
-        report = step.report()
-        report.put(Row(self.switch, report[self.switch].asked_by, status, reason, counts or {}))
 
     def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
         """Return a step for each size; the last one leaves the inputs as they are."""
@@ -140,7 +131,7 @@ class GrowingInputs(Algorithm):
                 firsts = list(self._firsts(step))  # sizes that are alike on one rank alone
         self._begin_at(step, firsts)
         if reason:
-            self._put_row(step, SKIPPED, reason)
+            step.report().update(self.switch, SKIPPED, reason)
             return
         self._show(step, firsts)
         self.too_short.release()
