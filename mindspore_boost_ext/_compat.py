@@ -56,7 +56,7 @@ _CONVERSIONS = (
 _STATE = "_mindspore_boost_ext"
 
 
-def _alias(name: str, doc: str, *default: object) -> Any:
+def _alias(name: str, doc: str, *default: object) -> property:
     """Return a property for a private attribute of the Model, with what it is until it is set."""
     return property(
         lambda self: getattr(self._model, name, *default),
