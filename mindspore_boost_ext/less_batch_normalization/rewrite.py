@@ -154,42 +154,13 @@ class Rewriting:
         return (first, *layers)
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The arguments of :func:`less_bn`, checked."""
-
-    fn_flag: bool = False
-    keep_shortcut: bool = False
-    include: Patterns | None = None
-    exclude: Patterns = ()
-    multiplier: float = 1.0
-    heads: Patterns | None = None
-    head_alone: bool = True
-
-    def __post_init__(self) -> None:
-        LessBNConfig.check(
-            "less_bn",
-            include=self.include,
-            exclude=self.exclude,
-            multiplier=self.multiplier,
-            heads=self.heads,
-        )
-
-    def objection(self, name: str, removal: Removal) -> str:
-        """Return why the user wants a removable BatchNorm to stay; empty if not."""
-        if removal.shortcut and self.keep_shortcut:
-            return "on a shortcut, and keep_shortcut is set"
-        if self.include is not None and not _matches(name, self.include):
-            return "no pattern of include matches"
-        return "a pattern of exclude matches" if _matches(name, self.exclude) else ""
-
-
 @dataclass
 class _Plan:
     """Which layers to exchange, by identity, and what to say of each."""
 
     network: nn.Cell
-    settings: _Settings
+    settings: LessBNConfig
+    head_alone: bool
     graphs: list[Graph] = field(default_factory=list)
     exchanged: list[tuple[nn.Cell, nn.Cell]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -207,11 +178,19 @@ class _Plan:
             if any(id(cell) in graph.read for graph in self.graphs):
                 removal = Removal(False, "other code reads its parameters")
             reason = failures.get(id(cell), removal.reason)
-            objection = self.settings.objection(name, removal) if removal.removable else reason
+            objection = self._objection(name, removal) if removal.removable else reason
             if removal.removable and not objection:
                 self.exchanged.append((RemovedBatchNorm(cell), cell))
             done = KEPT if objection else REMOVED
             self.changes.append(Change(name, done, objection or removal.reason))
+
+    def _objection(self, name: str, removal: Removal) -> str:
+        """Return why the user wants a removable BatchNorm to stay; empty if not."""
+        if removal.shortcut and self.settings.keep_shortcut:
+            return "on a shortcut, and keep_shortcut is set"
+        if self.settings.include is not None and not _matches(name, self.settings.include):
+            return "no pattern of include matches"
+        return "a pattern of exclude matches" if _matches(name, self.settings.exclude) else ""
 
     def idle_patterns(self) -> list[str]:
         """Return the patterns that match no layer."""
@@ -236,7 +215,7 @@ class _Plan:
             name = name_of(head.weight)
             self.changes.append(Change(name, NORMALISED, "before", now=False, is_head=True))
         removed = any(change.done == REMOVED for change in self.changes)
-        if self.settings.heads is None and not (removed or self.settings.head_alone):
+        if self.settings.heads is None and not (removed or self.head_alone):
             reason = "no BatchNorm was removed: name a Dense in heads to normalise it all the same"
             self.changes.append(Change("head", KEPT, reason, is_head=True))
         elif self.settings.heads is None:
@@ -322,8 +301,15 @@ def less_bn(
     """
     if not isinstance(network, nn.Cell):
         raise TypeError(f"network must be a Cell, got {type(network).__name__}")
-    settings = _Settings(fn_flag, keep_shortcut, include, exclude, multiplier, heads, head_alone)
-    plan = _Plan(network, settings, trace_both(network))
+    settings = LessBNConfig(
+        fn_flag=fn_flag,
+        keep_shortcut=keep_shortcut,
+        include=include,
+        exclude=exclude,
+        multiplier=multiplier,
+        heads=heads,
+    )
+    plan = _Plan(network, settings, head_alone, trace_both(network))
     plan.norms()
     if fn_flag:
         plan.heads()
