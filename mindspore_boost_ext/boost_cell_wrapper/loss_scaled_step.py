@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import mindspore as ms
@@ -127,12 +126,11 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         weight = 1.0 if self.window_part is None else call(self.window_part.weight_of, inputs)
         finish = self._finish_compiled if self.compiles_end else self._finish
         # One flat list: a compiled function is compiled anew for each tuple that it is given.
-        rest = (*gradients, *again, *self.scale_part.records())
-        loss, overflow = finish(status, loss, scale, weight, len(again), *rest)
+        loss, overflow = finish(status, loss, scale, weight, *gradients, *again)
         return loss, overflow, scale
 
     def _finish(
-        self, status: Tensor, loss: Tensor, scale: Tensor, weight: float, inputs: int, *rest: Any
+        self, status: Tensor, loss: Tensor, scale: Tensor, weight: float, *rest: Any
     ) -> tuple[Tensor, Tensor]:
         """Do all that follows the backward pass; return the loss and the overflow.
 
@@ -141,33 +139,30 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             loss (Tensor): the loss.
             scale (Tensor): the scale of this step.
             weight (float): of the batch in its window.
-            inputs (int): how many inputs are in ``rest``.
             rest (tuple(Tensor)): gradients of weights, of captures and of what the scale wants; the
-                inputs; what the scale has recorded.
+                inputs.
         """
-        gradients, captured, extra, batch, records = self._parts(rest, inputs)
+        gradients, captured, extra, batch = self._parts(rest)
         if self.capturing:
             captured = self.captures_part.prepared(captured, self.scale_part.of_layers(scale))
         gradients = self.grad_reducer(self.scale_part.divided(gradients, scale))
-        gradients, overflow = self.scale_part.finish(status, scale, gradients, extra, records)
+        gradients, overflow = self.scale_part.finish(status, scale, gradients, extra)
         loss = call(self._update_unless, (overflow, loss, gradients, weight, captured, *batch))
         return loss, overflow
 
     # In PYNATIVE_MODE dozens of small operators one by one cost more than the backward pass.
     _finish_compiled = ms.jit(_finish)
 
-    def _parts(self, rest: tuple[Any, ...], inputs: int) -> tuple[tuple[Any, ...], ...]:
-        """Return gradients, captured, what the scale wants, inputs and records of a flat list."""
+    def _parts(self, rest: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
+        """Return gradients, captured, what the scale wants, and inputs of a flat list."""
         captures = len(self.weights)
         extra = captures + self._captured
         batch = extra + len(self._extra)
-        records = batch + inputs
         return (
             rest[:captures],
             rest[captures:extra],
             rest[extra:batch],
-            rest[batch:records],
-            rest[records:],
+            rest[batch:],
         )
 
     def _update_unless(
@@ -202,8 +197,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
 
     def __call__(self, *inputs: Tensor, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:
         """Run a step; from time to time look whether the scale sits at its minimum."""
-        with self.scale_part.recording() if self.runs_eagerly() else contextlib.nullcontext():
-            outputs: tuple[Tensor, Tensor, Tensor] = super().__call__(*inputs, **kwargs)
+        outputs: tuple[Tensor, Tensor, Tensor] = super().__call__(*inputs, **kwargs)
         self._steps_run += 1
         if self._steps_run == 1:
             self.scale_part.after_first_step()

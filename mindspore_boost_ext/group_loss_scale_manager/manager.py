@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.group_loss_scale_manager.marker import (
-    Marker,
-    marker_constants,
-    marker_gradients_of,
-)
+from mindspore_boost_ext.group_loss_scale_manager.marker import Marker, marker_constants
 from mindspore_boost_ext.group_loss_scale_manager.scale import GroupedScale
 from mindspore_boost_ext.stages.overflow import OverflowDetector
 
@@ -100,8 +94,6 @@ class GroupLossScaleManager(nn.Cell):
         self.minimum, self.maximum = float(minimum), float(maximum)
         self.marker = Marker()
         self._in_use = False
-        # While a step of PYNATIVE_MODE runs: what its markers have seen, three Tensors for each.
-        self.__dict__["records"], self.__dict__["known"] = (), None
         self._groups: list[list[Parameter]] = []
         self.loss_scale_groups = loss_scale_groups
 
@@ -148,44 +140,6 @@ class GroupLossScaleManager(nn.Cell):
             flags.update(fp16=False, bf16=False, fp32=True)
         super().add_flags_recursive(**flags)
         return self
-
-    def __call__(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
-        """Mark the passage; in a step of PYNATIVE_MODE by a hook, which costs next to nothing."""
-        if isinstance(self.records, list):
-            return self._hooked(x, layer1, layer2)
-        return super().__call__(x, layer1, layer2)
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
-        """Let the markers of one step in PYNATIVE_MODE note in ``records`` what they see."""
-        before = self.records, self.known
-        # On CPU their values are at hand; elsewhere the host would have to wait for them.
-        on_cpu = ms.get_context("device_target") == "CPU"
-        self.__dict__["known"] = self.scales.asnumpy().tolist() if on_cpu else self.scales
-        self.__dict__["records"] = []
-        try:
-            yield
-        finally:
-            self.__dict__["records"], self.__dict__["known"] = before
-
-    def _hooked(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
-        dtype, records, scales = self.marker.dtype, self.records, self.known
-        if layer1 > 0:  # below the first group nothing is trained that could want a gradient
-
-            def scaled(gradient: Tensor) -> Tensor:
-                dx = ops.cast(gradient, ms.float32) * (scales[layer1] / scales[layer2])
-                dx = ops.cast(dx, dtype or gradient.dtype)
-                records.extend((gradient, dx, self.rows[layer1][layer2]))
-                return ops.cast(dx, gradient.dtype)
-
-            x = _with_hook(x, scaled)
-        return x if dtype is None else ops.cast(x, dtype)
-
-    def marked(self, probe_gradient: Tensor, records: tuple[Tensor, ...]) -> Tensor:
-        """Return what all markers saw: the probe's gradient, and what was recorded by hooks."""
-        if len(records) == 0:
-            return probe_gradient
-        return probe_gradient + marker_gradients_of(records)
 
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
         """Mark the passage from group ``layer1`` to group ``layer2``."""
@@ -342,17 +296,6 @@ class GroupLossScaleManager(nn.Cell):
         scales = ops.clamp(self.scales[1:-1] * factors, self.minimum, self.maximum)
         ends = ops.ones((1,), ms.float32)
         return ops.assign(self.scales, ops.concat((ends, scales, ends)))
-
-
-def _with_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a tensor equal to ``tensor`` whose gradient passes through ``hook`` (PYNATIVE_MODE).
-
-    Other users of ``tensor`` are not affected. Before 2.10 a function of ``ms.jit`` that is given a
-    tensor with a hook is compiled anew in every step, hence a second view there.
-    """
-    tensor = ops.reshape(tensor, tensor.shape)
-    tensor.register_hook(hook)
-    return tensor if _compat.VERSION >= (2, 10) else ops.reshape(tensor, tensor.shape)
 
 
 def _number(name: str, value: object) -> float:

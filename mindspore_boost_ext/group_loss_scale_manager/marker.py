@@ -8,8 +8,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext.base.mapping import each
-
 
 class Marker(nn.Cell):
     """Identity forwards; backwards a factor, and a note of overflow as gradient of ``probe``."""
@@ -52,20 +50,10 @@ def scaled_and_recorded(
     return (
         ops.cast(dx, dout.dtype),
         unused[0],
-        marker_gradients_of((dout, dx, rows)),
+        _noted(dout, dx, rows),
         unused[1],
         unused[2],
     )
-
-
-def marker_gradients_of(records: tuple[Tensor, ...]) -> Tensor:
-    """Return what markers note: float32 [n + 2, 4].
-
-    Args:
-        records: for each marker the gradient before and after its ratio, and where they go.
-    """
-    noted = each(_noted, records[::3], records[1::3], records[2::3])
-    return noted[0] if len(noted) == 1 else ops.addn(noted)
 
 
 def _noted(before: Tensor, after: Tensor, rows: Tensor) -> Tensor:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
@@ -88,14 +86,13 @@ class GroupedScale(OneScale):
         scale: Tensor,
         gradients: tuple[Any, ...],
         extra: tuple[Tensor, ...],
-        records: tuple[Tensor, ...],
     ) -> tuple[tuple[Any, ...], Tensor]:
         """Find the groups that overflowed, set the next scales, and divide the gradients.
 
         An overflow counts if it reaches the gradient of a weight that this step trains. The scale
         of a group of which it trains nothing does not grow.
         """
-        marked = self.manager.marked(extra[0], records)[1:-1] > 0
+        marked = extra[0][1:-1] > 0
         own = ops.reshape(self._own_overflows(gradients), (-1, 1))
         missing = ops.reshape(ops.logical_not(marked[:, 3]), (-1, 1))
         # A rank whose own gradients are clean is handed those of the others, and blames alike.
@@ -120,17 +117,6 @@ class GroupedScale(OneScale):
             own = each(ops.partial(entry, gradients), places)
             found += (ops.reshape(self.detector.any_non_finite(own), ()),)  # type: ignore[assignment]
         return ops.stack(found)
-
-    def records(self) -> tuple[Tensor, ...]:
-        """Return what the markers have recorded by hooks in PYNATIVE_MODE."""
-        return tuple(self.manager.records)
-
-    def recording(self) -> contextlib.AbstractContextManager[Any]:
-        """Let the markers record by hooks in PYNATIVE_MODE."""
-        if ms.get_context("mode") == ms.GRAPH_MODE:
-            return contextlib.nullcontext()
-        recording: contextlib.AbstractContextManager[Any] = self.manager.recording()
-        return recording
 
     def after_first_step(self) -> None:
         """Refuse a network in which a marker is missing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import mindspore as ms
@@ -73,7 +72,6 @@ class OneScale(nn.Cell):
         scale: Tensor,
         gradients: tuple[Any, ...],
         extra: tuple[Tensor, ...],
-        records: tuple[Tensor, ...],
     ) -> tuple[tuple[Any, ...], Tensor]:
         """Set the next scale; return unscaled gradients, and whether the step must be skipped.
 
@@ -82,7 +80,6 @@ class OneScale(nn.Cell):
             scale (Tensor): from :meth:`start`.
             gradients (tuple(Tensor)): reduced over ranks.
             extra (tuple(Tensor)): gradients of :attr:`extra`.
-            records (tuple(Tensor)): from :meth:`records`.
         """
         overflow = self.detector(status, gradients)
         return gradients, ops.depend(overflow, self.update(overflow))
@@ -99,14 +96,6 @@ class OneScale(nn.Cell):
     def restricted(self, positions: tuple[int, ...]) -> OneScale:
         """Return this part for the weights at some positions."""
         return self
-
-    def records(self) -> tuple[Tensor, ...]:
-        """Return what was recorded in the backward pass, besides gradients."""
-        return ()
-
-    def recording(self) -> contextlib.AbstractContextManager[Any]:
-        """Return what stands around a step that the host runs."""
-        return contextlib.nullcontext()
 
     def after_first_step(self) -> None:
         """Raise an error where the first step has shown that the scale cannot work."""
