@@ -53,6 +53,11 @@ class OneScale(nn.Cell):
 
     def start(self, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the detector's status, the gradient of the loss, and the scale of this step."""
+        if isinstance(loss, tuple):
+            raise TypeError(
+                "a dynamic loss scale needs a network with one output, the loss, but this one "
+                "returns several: return the loss alone, or take the scale away"
+            )
         # A value of its own: the Parameter changes in `finish`.
         scale = ops.minimum(self.scale_sense, _LARGEST_FACTOR)
         status, sens = self.detector.start(ops.ones_like(loss) * ops.cast(scale, loss.dtype), loss)

@@ -110,3 +110,24 @@ def test_the_recipe_lets_float16_learn_from_faint_gradients(mode, settings, move
     )
     step(Tensor([2.0**-13], ms.float16))
     assert net.w.asnumpy()[0] == (1 - 2.0**-10 if moves else 1)
+
+
+class TwoOutputs(nn.Cell):
+    """Returns its loss and what it was made of."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.loss = nets.MLP(), nets.loss_fn()
+
+    def construct(self, x, y):
+        logits = self.backbone(x)
+        return self.loss(logits, y), logits
+
+
+def test_a_network_of_several_outputs_is_refused(mode):
+    net = TwoOutputs()
+    optimizer = nets.momentum(net.trainable_params())
+    step = make_train_step(net, None, optimizer, level="O1", config=config_of(loss_scale=SECTION))
+    (batch,) = nets.batches(1)
+    with pytest.raises(TypeError, match="a dynamic loss scale needs a network with one output"):
+        step(*map(Tensor, batch))
