@@ -69,7 +69,6 @@ class ModelUnderConstruction:
     """Public names for the parts of a ``ms.Model`` whose constructor is running."""
 
     def __init__(self, model: ms.Model) -> None:
-        """Look at ``model``; nothing is changed until an attribute is set."""
         self._model = model
 
     network = _alias("_network", "The user's network (nn.Cell).")

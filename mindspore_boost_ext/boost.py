@@ -84,7 +84,6 @@ class AutoBoost:
         strict: bool | None = None,
         algorithms: Sequence[Algorithm] = (),
     ) -> None:
-        """Check the settings; nothing is applied yet."""
         if "config" in self.__dict__:
             return
         self.config = BoostConfig.parse(level, boost_config_dict, strict=strict)

@@ -120,7 +120,6 @@ class Report:
     HEADINGS = ("algorithm", "asked by", "status", "reason", "counts")
 
     def __init__(self, title: str) -> None:
-        """Start an empty report under ``title``."""
         self.title = title
         self._rows: dict[str, Row] = {}
 

@@ -243,7 +243,6 @@ class Trainer:
     """One compiled step that is reset for every run."""
 
     def __init__(self, problem: Problem, method: Method) -> None:
-        """Build the network and its step."""
         ms.set_seed(0)
         self.problem = problem
         self.net = problem.network()

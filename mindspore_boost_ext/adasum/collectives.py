@@ -41,9 +41,6 @@ class AllReduceSwap(nn.Cell):
 
     Outputs:
         Tensor, what the partner gave, of the same shape and dtype.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
     """
 
     def __init__(self, rank: int, partner: int) -> None:
@@ -74,9 +71,6 @@ class SendReceiveSwap(nn.Cell):
 
     Outputs:
         Tensor, what the partner gave, of the same shape and dtype.
-
-    Supported Platforms:
-        Written, not run: ``Ascend``, ``GPU``.
     """
 
     def __init__(self, rank: int, partner: int, shape: tuple[int, ...], tag: int) -> None:
@@ -123,9 +117,6 @@ class RowsOfRanks(nn.Cell):
 
     Outputs:
         Tensor, :math:`(ranks, n)`: row r is the vector of rank r.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
     """
 
     def __init__(self) -> None:
@@ -153,9 +144,6 @@ class SumOverGroup(nn.Cell):
 
     Outputs:
         Tensor, the sum, bitwise the same on the ranks of a group.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
     """
 
     def __init__(self, first: int, count: int) -> None:

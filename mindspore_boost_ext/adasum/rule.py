@@ -91,9 +91,6 @@ class PairRule(nn.Cell):
 
     Outputs:
         Tensor, float32 [blocks, width], their AdaSum.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
     """
 
     def __init__(self, owners: np.ndarray, count: int, wide: bool) -> None:
@@ -182,9 +179,6 @@ class WholeTree(nn.Cell):
 
     Outputs:
         Tensor, float32 [blocks, width], their AdaSum.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
     """
 
     def __init__(self, owners: np.ndarray, count: int, servers: int, wide: bool) -> None:
@@ -268,9 +262,6 @@ def pair_sum(first: Tensor, second: Tensor, wide: bool = True) -> Tensor:
         first (Tensor): :math:`a`, any shape.
         second (Tensor): :math:`b`, of the same shape.
         wide (bool): float64 throughout, or float32 with every tensor scaled. Default: True.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 
     Examples:
         >>> from mindspore import Tensor

@@ -228,7 +228,6 @@ class OptimizerProcess:
     """
 
     def __init__(self, opt: nn.Optimizer) -> None:
-        """Read the optimizer; nothing is made yet."""
         self.single_opt = base_of(opt)
         self.opt_class = type(self.single_opt)
         self.is_lars = isinstance(opt, nn.LARS)
@@ -334,7 +333,6 @@ class ParameterProcess:
     """
 
     def __init__(self) -> None:
-        """Begin with the first fusion group."""
         self._fusion_group = 1
 
     @staticmethod

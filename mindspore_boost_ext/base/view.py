@@ -39,9 +39,6 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
         TypeError: if ``optimizer`` is not an ``nn.Optimizer`` or an index is not an int.
         ValueError: if the positions are empty, not increasing, or out of range.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import numpy as np
         >>> from mindspore import Tensor, nn

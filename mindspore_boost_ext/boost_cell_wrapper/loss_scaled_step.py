@@ -79,7 +79,6 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     is_complete_at_once = False  # the variants need what is set up here
 
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, scale_sense: Tensor | nn.Cell) -> None:
-        """Build the step for the configuration in force."""
         super().__init__(network, optimizer, sens=None)
         self.detector = choose_detector(self.reducer_flag)
         add_overflow_names(self, self.reducer_flag)

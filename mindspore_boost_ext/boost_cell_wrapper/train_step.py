@@ -93,7 +93,6 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
     def __init__(
         self, network: nn.Cell, optimizer: nn.Cell, sens: numbers.Number | None = None
     ) -> None:
-        """Build the step for the configuration in force."""
         if sens is not None and (isinstance(sens, bool) or not isinstance(sens, numbers.Number)):
             raise TypeError(f"sens must be a number or None, got {shown(sens)}")
         super().__init__(network, optimizer, sens)

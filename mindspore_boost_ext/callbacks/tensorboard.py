@@ -27,7 +27,6 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Open a new file of events in the folder."""
         path = os.fspath(folder)
         try:
             from tensorboardX import SummaryWriter

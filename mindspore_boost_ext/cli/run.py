@@ -163,7 +163,6 @@ class Bound(Callback):
     """
 
     def __init__(self, steps: int, seconds: float) -> None:
-        """Count nothing yet."""
         super().__init__()
         self.steps, self.seconds = steps, seconds
         self.done, self.began = 0, 0.0

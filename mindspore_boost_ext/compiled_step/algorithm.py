@@ -44,7 +44,6 @@ class StepGraph:
     """
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
-        """Nothing is compiled yet."""
         self.step = step
         self.cells: list[nn.Cell] = []
         self._functions: dict[tuple[bool, ...], Any] = {}

@@ -74,7 +74,6 @@ class BoostConfigError(ValueError):
     """
 
     def __init__(self, problems: list[str]) -> None:
-        """Join all problems into one message."""
         self.problems = tuple(problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         super().__init__(f"boost configuration: {count}\n  " + "\n  ".join(problems))

@@ -153,7 +153,6 @@ class GradientFreeze:
         adaptive_window: int = 50,
         adaptive_tolerance: float = 0.3,
     ) -> None:
-        """Check the arguments; no network is needed yet."""
         GradFreezeConfig.check(
             "grad_freeze",
             param_groups=param_groups,

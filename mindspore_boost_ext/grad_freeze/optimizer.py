@@ -113,7 +113,6 @@ class FreezeOpt(nn.Optimizer):
         train_parameter_groups: Sequence[Iterable[Any]] | None = None,
         train_strategy: Strategy = None,
     ) -> None:
-        """Find the groups in the optimizer; their views are made when they are asked for."""
         if isinstance(opt, FreezeOpt):
             raise TypeError("opt is a FreezeOpt already: give the optimizer that it wraps")
         if not isinstance(opt, nn.Optimizer):

@@ -33,7 +33,6 @@ class GroupSequence(Sequence[int]):
     """
 
     def __init__(self, length: int) -> None:
-        """Set the number of steps, at least 1."""
         self._length = length
         self._block: tuple[int, list[int]] = (0, [])
 

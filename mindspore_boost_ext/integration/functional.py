@@ -44,7 +44,6 @@ class TrainStep:
     """
 
     def __init__(self, train_network: nn.Cell, network: nn.Cell) -> None:
-        """Hold a step cell, and the network that it trains."""
         self.train_network: Any = train_network
         self.overflow: Tensor | None = None
         self.scale: Tensor | None = None

@@ -364,7 +364,6 @@ class BoostModel(ms.Model):
     def __init__(
         self, *args: object, algorithms: Sequence[Algorithm] = (), **kwargs: object
     ) -> None:
-        """Build the Model."""
         self.algorithms = tuple(algorithms)
         construct_model(ms.Model.__init__, self, *args, **kwargs)
 

@@ -279,9 +279,6 @@ def less_bn(
         TypeError: if ``network`` is not a Cell.
         ValueError: for everything wrong with the settings, all in one message.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore import nn
         >>> from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn

@@ -42,7 +42,6 @@ class Cure:
     taken_back: ClassVar[str] = "the script has set it back"
 
     def __init__(self) -> None:
-        """Nothing is changed yet."""
         self.status, self.reason = INACTIVE, "not tried"
         self.set_back = ""
 

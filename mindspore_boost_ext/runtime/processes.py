@@ -22,7 +22,6 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        """Count without showing it."""
         self._memory: mmap.mmap | None = None
         self._count = 0
 

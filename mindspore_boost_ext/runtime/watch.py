@@ -86,7 +86,6 @@ class Watch(threading.Thread):
     """
 
     def __init__(self, others: dict[int, int]) -> None:
-        """Look at nothing yet."""
         super().__init__(name=NAME, daemon=True)
         self._poll = select.poll()
         self._alive: dict[int, _Rank] = {}

@@ -24,7 +24,6 @@ class Placement:
     """
 
     def __init__(self) -> None:
-        """Begin to look."""
         self.cores = sorted(os.sched_getaffinity(0))
         self.placed: dict[int, int] = {}  # thread -> core
         self._bound = False  # by somebody else

@@ -289,7 +289,6 @@ class Taps:
     def __init__(
         self, plans: Iterable[LayerPlan], factors: Iterable[tuple[Parameter, Parameter]]
     ) -> None:
-        """Make the taps; they are not attached yet."""
         self._parts = [
             (plan.layer, _TAPS[plan.kind](plan), *pair) for plan, pair in zip(plans, factors)
         ]
