@@ -15,7 +15,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "mindspore_boost_ext"
 SAYS = {"warn", "Row", "Rule", "error", "info", "warning", "print", "write", "line", "add"}
-SAYS |= {"add_argument", "ArgumentParser", "put", "_put_row", "NoEffectWarning", "BoostWarning"}
+SAYS |= {"add_argument", "ArgumentParser", "put", "update", "NoEffectWarning", "BoostWarning"}
 LEAST = 12  # characters; shorter strings are names
 
 

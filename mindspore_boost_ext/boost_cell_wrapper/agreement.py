@@ -41,12 +41,12 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell, boost: AutoBoost) -> Non
         ValueError: on every rank, if they differ; with names, values and ranks.
     """
     if step.reducer_flag and step not in _COMPARED:
-        _COMPARED.add(step)
         check_equal_on_ranks(
             {**_levels(boost), **boost.settings_in_force(), **_parts(step), **_shapes(step)},
             "the training step",
             "Give every rank the same network, optimizer and settings.",
         )
+        _COMPARED.add(step)
         if (watch := watch_ranks()) is not None:
             watch.meet()
 

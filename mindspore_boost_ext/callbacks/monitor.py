@@ -22,6 +22,8 @@ from mindspore_boost_ext.callbacks.history import (
     HistoryWriter,
     PathLike,
     Record,
+    plot_history,
+    read_history,
 )
 from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
@@ -422,3 +424,11 @@ def _text(record: Record) -> str:
     if record["event"] == "epoch":
         parts.append(f"{record['seconds']:.1f} s")
     return "  ".join(parts)
+
+
+__all__ = [
+    "BoostMonitor",
+    "plot_history",
+    "read_history",
+    "read_learning_rate",
+]

@@ -23,7 +23,7 @@ from mindspore_boost_ext.callbacks.checkpoint import (
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.integration.model import EndOfTraining
 from mindspore_boost_ext.report import warn
-from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, rank_and_count
+from mindspore_boost_ext.runtime.ranks import rank_and_count
 
 EPOCH = "epoch"
 _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
@@ -139,7 +139,7 @@ def restore(
     Raises:
         TypeError: if ``train_network`` is no Cell, such as a Model.
         ValueError: if the file cannot be read, does not say its epoch, was saved with other
-            settings, or names, shapes or dtypes of Parameters differ, or the epochs of the ranks.
+            settings, or names, shapes or dtypes of Parameters differ.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -169,9 +169,6 @@ def restore(
         values.pop(name, None)
     _check_settings(train_network, settings, path, allow_other_settings)
     _check_parameters(train_network, values, path)
-    if getattr(train_network, "reducer_flag", False):
-        done = {"number of epochs that are done": str(epoch)}
-        check_equal_on_ranks(done, "what is restored", "Give every rank a file of one epoch.")
     ms.load_param_into_net(train_network, values)
     _DONE[train_network] = epoch
     return epoch

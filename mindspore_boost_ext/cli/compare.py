@@ -49,7 +49,7 @@ _CHOICES = {"mode": MODES, "network": NETWORKS}
 _POLL_SECONDS = 0.1
 # What MindSpore prints behind the error of a graph.
 _ADVICE = re.compile(r"- (The Traceback of Net Construct Code|C\+\+ Call Stack)|.*analyze_fail\.ir")
-PROGRESS_HELP = "without a terminal, a line every STEPS instead of one a run"
+PROGRESS_HELP = "without a terminal, a line every STEPS, beside those of a run"
 _PROGRAM = "python -m mindspore_boost_ext compare"
 
 

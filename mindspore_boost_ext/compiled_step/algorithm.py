@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
@@ -62,6 +63,7 @@ class StepGraph:
         function = self._functions.get(training)
         if function is not None:
             return function(*inputs)
+        self._check_hooks()
         cell = _WholeStep(self.step)
         function = ms.jit(cell.construct)
         try:
@@ -74,6 +76,15 @@ class StepGraph:
         self.cells.append(cell)
         self._functions[training] = function
         return outputs
+
+    def _check_hooks(self) -> None:
+        """Raise a ``ValueError`` for a network with a hook, which MindSpore's graphs leave out."""
+        for name, cell in self.step.network.cells_and_names():
+            if _compat.has_hooks(cell):
+                raise ValueError(
+                    f"{name or 'the network'} has a hook, which the graph of compiled_step would "
+                    "not call: take it off, or leave compiled_step away"
+                )
 
 
 class _WholeStep(nn.Cell):

@@ -29,7 +29,7 @@ from mindspore_boost_ext.config.rules import (
 )
 from mindspore_boost_ext.config.section import Section
 from mindspore_boost_ext.config.sections import SECTIONS
-from mindspore_boost_ext.report import NoEffectWarning, warn
+from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, warn
 
 ALGORITHMS = (
     "less_bn",
@@ -431,3 +431,17 @@ def warn_of_idle_settings(config: BoostConfig) -> None:
     notices = config.notices()
     if notices:
         warn("boost configuration: " + "; ".join(notices), NoEffectWarning)
+
+
+__all__ = [
+    "ALGORITHMS",
+    "LEVELS",
+    "MODES",
+    "SECTIONS",
+    "BoostConfig",
+    "BoostConfigError",
+    "BoostWarning",
+    "Decision",
+    "read_json",
+    "warn_of_idle_settings",
+]

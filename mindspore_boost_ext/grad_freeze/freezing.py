@@ -421,3 +421,14 @@ def freeze_cell(
         part = window and window.restricted(own, optimizer.group_positions[group])
         steps[id(view)] = GroupTrainStep(network, own, grad, sens, reducer, part)
     return tuple(steps[id(view)] for view in optimizer.opts)
+
+
+__all__ = [
+    "FreezeOpt",
+    "FreezeSchedule",
+    "GradientFreeze",
+    "ScheduledSteps",
+    "freeze_cell",
+    "prefix_schedule",
+    "tabulate",
+]

@@ -36,7 +36,7 @@ def centralized_weights(build: Build, row: str, asked_by: str) -> dict[str, int]
     names = {parameter.name for parameter in getattr(build.optimizer, "parameters", ())}
     axes = output_axes(build.network)
     found = {name: axis for name, axis in axes.items() if name in names}
-    reason = "" if found else "no weight has more than one input for an output"
+    reason = "" if found else "no weight that is trained has more than one input for an output"
     if build.switches["thor"] or thor_of(build.optimizer) is not None:
         found, reason = {}, "THOR has a rule of its own for each weight"
     status = SKIPPED if reason else APPLIED

@@ -17,7 +17,7 @@ from mindspore_boost_ext._compat import ModelUnderConstruction, built_in_thor
 from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import check, integer, optional
 from mindspore_boost_ext.integration.model import BoostModel
-from mindspore_boost_ext.thor.optimizer import thor_of
+from mindspore_boost_ext.thor.optimizer import THOR, thor_of
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
@@ -114,3 +114,6 @@ def _own_step(step: nn.TrainOneStepCell) -> nn.Cell:
             "update(loss, gradients), or give the network with its loss and the optimizer"
         )
     return BoostTrainOneStepCell(step.network, step.optimizer, step.sens).set_train()
+
+
+__all__ = ["THOR", "ConvertModelUtils"]

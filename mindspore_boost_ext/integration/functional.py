@@ -17,6 +17,7 @@ from mindspore_boost_ext.config.rules import check_all, integer, shown
 from mindspore_boost_ext.integration.model import (
     EndOfTraining,
     boosted_build_train_network,
+    compare_on_ranks,
     expect_training,
 )
 from mindspore_boost_ext.report import Report
@@ -57,6 +58,7 @@ class TrainStep:
         """Train on one batch of Tensors; return the loss, as the network gives it."""
         if not self._network.training:  # left so by an evaluation
             self.train_network.set_train()
+        compare_on_ranks(self.train_network)
         self._last = self.train_network(*batch)
         if not self._scales:
             return self._last
@@ -106,6 +108,7 @@ class TrainStep:
         check_all("over", epochs=(epochs, integer(1)), initial_epoch=(initial_epoch, integer(0)))
         size = _size(dataset)
         callbacks = list(callbacks)
+        compare_on_ranks(self.train_network)
         if isinstance(self.train_network, BoostTrainOneStepCell):
             expect_training(self.train_network, epochs - initial_epoch, size)
             callbacks += [end := EndOfTraining(self.train_network)]

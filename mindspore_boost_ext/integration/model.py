@@ -243,6 +243,13 @@ def boosted_build_train_network(
     return take_down(given, boosted_step(plain, optimizer, manager, boost))
 
 
+def compare_on_ranks(step: object) -> None:
+    """Compare a step that is about to train, of any level, with those of the other ranks."""
+    if isinstance(step, nn.TrainOneStepCell) and hasattr(step, "report"):
+        boost = step.auto_boost if isinstance(step, BoostTrainOneStepCell) else AutoBoost()
+        check_same_step_on_ranks(step, boost)
+
+
 def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | None) -> None:
     """Look at how long a training is: the same on all ranks, and long enough for the settings.
 
@@ -254,7 +261,6 @@ def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | Non
     Raises:
         ValueError: if ranks differ.
     """
-    check_same_step_on_ranks(step, step.auto_boost)
     known = "an unknown number" if batches is None else str(batches)
     check_same_training_on_ranks(step, epochs, known)
     if batches is not None:
@@ -303,11 +309,8 @@ def train_model(
 ) -> object:
     """Train as ``plain_train`` does, after a look at how long the training is."""
     step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
-    is_ours = isinstance(step, BoostTrainOneStepCell)
-    # MindSpore's own step, of level O0
-    if not is_ours and isinstance(step, nn.TrainOneStepCell) and hasattr(step, "report"):
-        check_same_step_on_ranks(step, AutoBoost())
-    if not is_ours or is_starting():  # a BoostModel, installed too
+    compare_on_ranks(step)
+    if not isinstance(step, BoostTrainOneStepCell) or is_starting():  # a BoostModel, installed too
         return plain_train(model, epoch, train_dataset, *args, **kwargs)
     with start_of_training():
         given = inspect.signature(plain_train).bind(model, epoch, train_dataset, *args, **kwargs)

@@ -175,6 +175,8 @@ class _Plan:
                 continue
             name = name_of(cell.gamma)
             removal = removals.get(id(cell), Removal(False, does_else(cell) or "never called"))
+            if not (cell.gamma.requires_grad or cell.beta.requires_grad):
+                removal = Removal(False, "its scale and shift do not train, as in a frozen part")
             if any(id(cell) in graph.read for graph in self.graphs):
                 removal = Removal(False, "other code reads its parameters")
             reason = failures.get(id(cell), removal.reason)
@@ -299,8 +301,8 @@ def less_bn(
     if not isinstance(network, nn.Cell):
         raise TypeError(f"network must be a Cell, got {type(network).__name__}")
     settings = LessBNConfig(
-        fn_flag=fn_flag,
-        keep_shortcut=keep_shortcut,
+        fn_flag=bool(fn_flag),
+        keep_shortcut=bool(keep_shortcut),
         include=include,
         exclude=exclude,
         multiplier=multiplier,
@@ -353,3 +355,12 @@ def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:
         one for cell in removed for one in cell.before.parameters if id(one) not in left
     ]
     return tuple(dict.fromkeys(removed_parameters))
+
+
+__all__ = [
+    "Change",
+    "CommonHeadLastFN",
+    "RemovedBatchNorm",
+    "Rewriting",
+    "less_bn",
+]

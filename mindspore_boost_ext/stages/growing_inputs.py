@@ -166,7 +166,7 @@ class GrowingInputs(Algorithm):
                 raise ValueError(
                     f"{self.switch} would make {each} of inputs of shapes {full}, in which samples "
                     "and labels no longer go together, as labels of whole sequences do not: leave "
-                    f"{self.switch} away"
+                    f"{self.switch} away, or take its method 'truncate'"
                 )
 
     def _check_declared(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> None:

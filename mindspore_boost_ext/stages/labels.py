@@ -19,6 +19,8 @@ def no_class_a_sample(*inputs: object) -> str:
     Args:
         inputs: the batch, labels last: ``[N]`` of classes or ``[N, K]`` of their shares.
     """
+    if len(inputs) == 1:
+        return "takes one class a sample, but the batch has one input, and no labels"
     shapes: list[tuple[int, ...]] = [getattr(one, "shape", ()) for one in inputs]
     first, labels = shapes[0], shapes[-1]
     rows = len(labels) == 2 and getattr(inputs[-1], "dtype", None) in _SHARES

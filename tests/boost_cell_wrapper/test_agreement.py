@@ -25,8 +25,9 @@ REFUSED = {
     "first batch": "updates of a batch is 2 on rank 0, 1 on rank 1. Give every rank batches of one",
     "labels": "labels that are classes of samples is True on rank 0, False on rank 1. Give every",
     "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank batches",
+    "again": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
+    "loop": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "freezing": "freezing schedule is 0, 0 on rank 0, 0, 1 on rank 1. Give every rank the same",
-    "restored": "number of epochs that are done is 1 on rank 0, 2 on rank 1. Give",
 }
 TRAINED = {"seed", "equal", "lengths", "alone", "broadcast"}
 

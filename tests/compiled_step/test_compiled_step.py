@@ -145,6 +145,17 @@ def test_a_network_that_does_not_compile_is_refused_with_the_remedy():
     np.testing.assert_array_equal(net.weight.asnumpy(), np.ones(4))
 
 
+def test_a_network_with_a_hook_is_refused():
+    """A graph would leave it out."""
+    net = MeanOfSquares()
+    step = compiled(net)
+    handle = net.dense.register_forward_hook(lambda cell, inputs, output: output * 0.5)
+    with pytest.raises(ValueError, match="dense has a hook, which the graph of compiled_"):
+        step(X)
+    handle.remove()
+    step(X)
+
+
 @ms.jit
 def _scaled(x):
     return x * 2.0

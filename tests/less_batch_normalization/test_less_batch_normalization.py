@@ -248,6 +248,18 @@ def test_the_first_batch_norm_of_a_block_goes_however_it_is_written(kind):
     assert [node.cell for node in trace(net)[0].nodes if is_batch_norm(node)] == [net.bn2]
 
 
+def test_a_frozen_part_keeps_its_batch_norms():
+    """It could not learn back what their removal loses; a teacher that is held, say."""
+    (kind, *_) = zoo.UNDERSTOOD
+    body = nn.SequentialCell([nn.Conv2d(1, zoo.WIDTH, 3), kind(), kind()])
+    for parameter in body[1].get_parameters():
+        parameter.requires_grad = False
+    rewriting = less_bn(nn.WithLossCell(body, nn.MSELoss()))
+    assert done(rewriting, "removed") == ["2.bn1"]
+    (kept,) = (one for one in rewriting.changes if one.name == "1.bn1")
+    assert kept.reason == "its scale and shift do not train, as in a frozen part"
+
+
 @pytest.mark.parametrize("kind", zoo.UNDERSTOOD, ids=lambda one: one.__name__)
 def test_a_block_inside_a_sequence_and_a_network_with_loss(kind):
     body = nn.SequentialCell([nn.Conv2d(1, zoo.WIDTH, 3), kind(), kind()])

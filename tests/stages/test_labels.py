@@ -40,3 +40,7 @@ def test_labels_of_places_are_told_from_classes(inputs, words):
 def test_several_classes_of_a_text_are_no_shares_but_classes():
     """What loss takes them is another question: by their shape they belong to samples."""
     assert no_class_a_sample(TOKENS, rows(1, 1, 0)) == ""
+
+
+def test_a_batch_of_one_input_has_no_labels():
+    assert no_class_a_sample(rows(1, 1, 0)).endswith("the batch has one input, and no labels")
