@@ -27,20 +27,20 @@ _COMPARED: WeakSet[nn.Cell] = WeakSet()
 _SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
 
 
-def check_same_step_on_ranks(step: nn.TrainOneStepCell, boost: AutoBoost) -> None:
+def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
     """Compare settings, optimizer and weights' shapes with those of the other ranks, once.
 
     Every rank that trains must call this. A step alone is no reason to: a rank may build a Model
     that it only evaluates with.
 
     Args:
-        step (TrainOneStepCell): this package's step, or MindSpore's own.
-        boost (AutoBoost): what it was built with.
+        step (TrainOneStepCell): this package's step, or MindSpore's own, which is of level O0.
 
     Raises:
         ValueError: on every rank, if they differ; with names, values and ranks.
     """
     if step.reducer_flag and step not in _COMPARED:
+        boost = getattr(step, "auto_boost", None) or AutoBoost()
         check_equal_on_ranks(
             {**_levels(boost), **boost.settings_in_force(), **_parts(step), **_shapes(step)},
             "the training step",

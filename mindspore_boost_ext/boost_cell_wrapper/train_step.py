@@ -237,7 +237,7 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
     def _run(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         """Run a step on the state that the host has set."""
         if not self._has_run:
-            check_same_step_on_ranks(self, self.auto_boost)
+            check_same_step_on_ranks(self)
             begin_together(self)
             for algorithm in self.auto_boost.algorithms:
                 algorithm.check_state(self, *inputs)

@@ -246,8 +246,7 @@ def boosted_build_train_network(
 def compare_on_ranks(step: object) -> None:
     """Compare a step that is about to train, of any level, with those of the other ranks."""
     if isinstance(step, nn.TrainOneStepCell) and hasattr(step, "report"):
-        boost = step.auto_boost if isinstance(step, BoostTrainOneStepCell) else AutoBoost()
-        check_same_step_on_ranks(step, boost)
+        check_same_step_on_ranks(step)
 
 
 def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | None) -> None:

@@ -434,7 +434,7 @@ def test_plain_lines_default_to_one_an_epoch(interval, lines, capsys):
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
-def test_a_run_is_shown_before_its_first_epoch(capsys, monkeypatch):
+def test_a_run_is_shown_before_its_first_epoch(capsys):
     _display.PlainDisplay(None).begin_run("plain (1/2)")
     assert capsys.readouterr().err == "plain (1/2) runs\n"
     console = pytest.importorskip("rich.console")

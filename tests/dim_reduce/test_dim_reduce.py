@@ -355,6 +355,14 @@ def test_the_report_says_what_became_of_the_optimizer(tmp_path):
     assert isinstance(step.optimizer, nn.SGD)
 
 
+def test_the_mark_of_a_ranks_own_rows_is_not_broadcast():
+    """With that of rank 0 no other rank could go on from its file."""
+    _, step = reduced()
+    name = "boost.dim_reduce.basis_mark"
+    assert name in step.parameters_dict()
+    assert name not in step.parameters_broadcast_dict()
+
+
 def test_a_loaded_state_of_another_basis_is_refused(tmp_path):
     _, step = reduced()
     ms.save_checkpoint(step, str(tmp_path / "run.ckpt"))
