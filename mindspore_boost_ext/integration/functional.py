@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -134,10 +135,10 @@ class TrainStep:
             for one in callbacks:
                 stack.enter_context(one)
             _call(callbacks, "on_train_begin", context)
-            for _ in range(state.epoch_num):
+            for batches in _epochs(dataset, state.epoch_num):
                 state.cur_epoch_num += 1
                 _call(callbacks, "on_train_epoch_begin", context)
-                for batch in _batches(dataset):
+                for batch in batches:
                     state.cur_step_num += 1
                     state.train_dataset_element = batch
                     _call(callbacks, "on_train_step_begin", context)
@@ -183,10 +184,12 @@ def _size(dataset: Dataset) -> int:
         ) from None
 
 
-def _batches(dataset: Dataset) -> Any:
-    if hasattr(dataset, "create_tuple_iterator"):
-        return dataset.create_tuple_iterator(num_epochs=1)
-    return dataset
+def _epochs(dataset: Dataset, count: int) -> Iterator[Any]:
+    """Return the batches of each epoch."""
+    if count > 0 and hasattr(dataset, "create_tuple_iterator"):
+        # One for all epochs: with a seed, a new iterator shuffles as the one before it did.
+        dataset = dataset.create_tuple_iterator(num_epochs=count)
+    return itertools.repeat(dataset, count)
 
 
 def make_train_step(

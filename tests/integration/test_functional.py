@@ -189,6 +189,17 @@ def test_callbacks_see_what_they_see_under_a_model(mode, tmp_path):
     assert [one["event"] for one in second] == ["start", *(["step"] * 3 + ["epoch"]) * 2]
 
 
+def test_each_epoch_is_shuffled_anew_as_under_a_model():
+    """With a seed set, each new iterator over a dataset has the order of the first one."""
+    ms.set_seed(3)
+    model = model_of(nets.MLP(), OFF)
+    model.train(3, nets.dataset(3).shuffle(3), dataset_sink_mode=False)
+    net = nets.MLP()
+    step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), config=OFF)
+    loop(step, 3, data=nets.dataset(3).shuffle(3))
+    nets.assert_same(nets.weights(step.train_network), nets.weights(model.train_network))
+
+
 def test_a_loop_goes_on_from_a_file(mode, tmp_path):
     whole = loop(accumulating(), 3)
     loop(accumulating(), 1, [BoostCheckpoint(tmp_path / "run")])
