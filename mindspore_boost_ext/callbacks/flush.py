@@ -6,6 +6,7 @@ from typing import Any
 
 from mindspore.train import Callback, ModelCheckpoint, RunContext
 
+from mindspore_boost_ext.callbacks.epoch import is_last_of_epoch
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 
@@ -47,7 +48,7 @@ class FlushAccumulation(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Close the window after the last step of an epoch."""
         params = run_context.original_args()
-        if not params.get("dataset_sink_mode") and params.cur_step_num % params.batch_num == 0:
+        if not params.get("dataset_sink_mode") and is_last_of_epoch(params):
             self.on_train_epoch_end(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:

@@ -18,6 +18,7 @@ from mindspore.train import Callback, RunContext
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.base.learning_rate import host_array, read_learning_rate
 from mindspore_boost_ext.callbacks.display import Display, PlainDisplay, make_display
+from mindspore_boost_ext.callbacks.epoch import batches_of_epoch
 from mindspore_boost_ext.callbacks.history import (
     HistoryWriter,
     PathLike,
@@ -233,7 +234,7 @@ class BoostMonitor(Callback):
         if run.epoch is None:
             run.last_epoch = number - 1 + params.epoch_num
             if run.last_step == 0:
-                run.step_offset = (number - 1) * params.batch_num
+                run.step_offset = (number - 1) * batches_of_epoch(params)
             if number == 1 and self._done[0] is run.network:
                 _, run.step_offset, run.epoch_offset = self._done
                 run.last_epoch += run.epoch_offset
@@ -241,7 +242,7 @@ class BoostMonitor(Callback):
         now = time.perf_counter()
         run.epoch = _Epoch(number, began=now, first_step=params.cur_step_num, ended=now)
         if run.display is not None:
-            run.display.begin_epoch(f"epoch {number}/{run.last_epoch}", params.batch_num)
+            run.display.begin_epoch(f"epoch {number}/{run.last_epoch}", batches_of_epoch(params))
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """Read the learning rate this step is going to use."""
@@ -350,7 +351,7 @@ def _start_record(params: RunContext, run: _Run) -> Record:
         "device": ms.get_context("device_target"),
         "batch_size": run.batch_size,
         "epochs": params.epoch_num,
-        "steps_per_epoch": params.batch_num,
+        "steps_per_epoch": batches_of_epoch(params),
         **_new_report(run),
     }
 

@@ -20,6 +20,7 @@ from mindspore_boost_ext.callbacks.checkpoint import (
     save_checkpoint,
     settings_of,
 )
+from mindspore_boost_ext.callbacks.epoch import is_last_of_epoch
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.integration.model import EndOfTraining
 from mindspore_boost_ext.report import warn
@@ -102,7 +103,7 @@ class BoostCheckpoint(Callback):
         network, done = run.train_network, (self._before or 0) + run.cur_epoch_num
         is_over = isinstance(network, BoostTrainOneStepCell) and EndOfTraining(network).is_now()
         # Epochs may differ in length: one that does not end where it should is no break alone.
-        is_broken = run_context.get_stop_requested() and run.cur_step_num % run.batch_num != 0
+        is_broken = run_context.get_stop_requested() and not is_last_of_epoch(run)
         if is_broken and not is_over:
             warn(f"epoch {done} was broken off: {self.path!r} is left as it was")
             return

@@ -126,6 +126,17 @@ def test_last_window_of_an_epoch_carries_or_is_flushed(mode, flush):
     assert model.train_network.flush_accumulation() is not flush
 
 
+def test_a_sink_size_closes_no_window_in_mid_epoch():
+    """On CPU MindSpore sinks nothing, but calls ``sink_size`` the number of batches."""
+    weights = []
+    for sinking in ({"dataset_sink_mode": False}, {"dataset_sink_mode": True, "sink_size": 2}):
+        net = nets.MLP()
+        model = model_of(net, config(), nn.SGD(net.trainable_params(), 0.1))
+        model.train(2, nets.dataset(4), [FlushAccumulation()], **sinking)
+        weights.append(nets.weights(model.train_network))
+    nets.assert_same(*weights)
+
+
 def test_the_window_is_flushed_before_a_checkpoint_and_a_validation_look(mode, tmp_path):
     net = nets.MLP()
     model = model_of(net, config(), nn.SGD(net.trainable_params(), 0.1), metrics={"loss"})

@@ -1,0 +1,26 @@
+"""Where an epoch ends, for callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def batches_of_epoch(params: Mapping[str, Any]) -> int:
+    """Return how many batches an epoch has.
+
+    MindSpore's ``batch_num`` is ``sink_size`` where one is given, also on CPU, which sinks nothing
+    and goes through the whole dataset.
+
+    Args:
+        params: what a ``RunContext`` has of a training that has begun.
+    """
+    size = getattr(params.get("train_dataset"), "get_dataset_size", None)
+    if size is None or params.get("dataset_sink_mode"):
+        return int(params.get("batch_num", 1))
+    return int(size())
+
+
+def is_last_of_epoch(params: Mapping[str, Any]) -> bool:
+    """Return whether the step that has ended is the last of an epoch of full length."""
+    return params.get("cur_step_num", 0) % batches_of_epoch(params) == 0
