@@ -13,8 +13,12 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import broadcasts_weights
-from mindspore_boost_ext.report import warn
-from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_between_ranks
+from mindspore_boost_ext.report import INACTIVE, Row, warn
+from mindspore_boost_ext.runtime.ranks import (
+    check_equal_on_ranks,
+    differences_between_ranks,
+    rank_count,
+)
 from mindspore_boost_ext.runtime.watch import watch_ranks
 
 if TYPE_CHECKING:
@@ -25,6 +29,18 @@ _SETTINGS = ("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps
 _GROUP_SETTINGS = ("lr", "weight_decay", "momentum", "betas")
 _COMPARED: WeakSet[nn.Cell] = WeakSet()
 _SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
+
+
+def watch_or_report(step: BoostTrainOneStepCell) -> None:
+    """Watch the other ranks if a step trains with them; else put it into its report."""
+    if step.reducer_flag:
+        watch_ranks()
+    elif rank_count() > 1 and ms.get_auto_parallel_context("parallel_mode") == "stand_alone":
+        reason = (
+            f"{rank_count()} ranks train apart: to train one network together, call "
+            "ms.set_auto_parallel_context(parallel_mode='data_parallel') before the Model is built"
+        )
+        step.report().put(Row("ranks", "-", INACTIVE, reason))
 
 
 def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:

@@ -19,7 +19,10 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.boost import AutoBoost
-from mindspore_boost_ext.boost_cell_wrapper.agreement import check_same_step_on_ranks
+from mindspore_boost_ext.boost_cell_wrapper.agreement import (
+    check_same_step_on_ranks,
+    watch_or_report,
+)
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, begin_together
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
@@ -28,7 +31,6 @@ from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.runtime.processes import PROGRESS
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
-from mindspore_boost_ext.runtime.watch import watch_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.gradients import check_dense, clipped, filled_like
 from mindspore_boost_ext.stages.loss_scale import warn_of_unequal_scales
@@ -96,9 +98,8 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
         if sens is not None and (isinstance(sens, bool) or not isinstance(sens, numbers.Number)):
             raise TypeError(f"sens must be a number or None, got {shown(sens)}")
         super().__init__(network, optimizer, sens)
-        if self.reducer_flag:
-            watch_ranks()
         self.auto_boost = AutoBoost.current(optimizer)
+        watch_or_report(self)
         self._empty_places()
         self._use_clipping()
         self.auto_boost.look_for_unavailable(own_only=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import types
+
 import nets
 import pytest
 import unequal_worker
 from mindspore import Tensor, experimental, nn
 from models import model_of
 
+from mindspore_boost_ext import AutoBoost
+from mindspore_boost_ext.boost_cell_wrapper import agreement
 from mindspore_boost_ext.boost_cell_wrapper.agreement import _settings
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
 
@@ -146,3 +150,17 @@ def test_weights_alone_are_broadcast_when_a_part_compiles_in_mid_training(graph_
     assert set(step.parameters_broadcast_dict()) == names
     for variant in step.choice_part.variants:
         assert set(Flush(variant).parameters_broadcast_dict()) <= names
+
+
+@pytest.mark.parametrize("parallel", ["stand_alone", "semi_auto_parallel"])
+def test_ranks_that_train_apart_are_in_the_report(monkeypatch, parallel):
+    """Semi-automatic parallelism reduces in the graph, without a reducer of the step."""
+    monkeypatch.setattr(agreement, "rank_count", lambda: 2)
+    monkeypatch.setattr(agreement.ms, "get_auto_parallel_context", lambda name: parallel)
+    boost = AutoBoost()
+    step = types.SimpleNamespace(reducer_flag=False, report=boost.report)
+    agreement.watch_or_report(step)
+    reasons = [row.reason for row in boost.report().rows if row.algorithm == "ranks"]
+    assert [one.partition(":")[0] for one in reasons] == ["2 ranks train apart"] * (
+        parallel == "stand_alone"
+    )
