@@ -8,8 +8,6 @@ MindSpore for this machine's processor (``tune_machine``), unless ``MINDSPORE_BO
 
 from __future__ import annotations
 
-import os
-
 from mindspore_boost_ext._collector import release
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.adasum.cell import AdaSum
@@ -26,6 +24,7 @@ from mindspore_boost_ext.callbacks.history import plot_history, read_history
 from mindspore_boost_ext.callbacks.monitor import BoostMonitor
 from mindspore_boost_ext.callbacks.resume import BoostCheckpoint, restore
 from mindspore_boost_ext.config.parse import BoostConfig, BoostConfigError
+from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.dim_reduce.p_bfgs import DimReduce
 from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
@@ -49,7 +48,7 @@ from mindspore_boost_ext.stages.update import Update, UpdateAround
 from mindspore_boost_ext.thor.optimizer import THOR
 
 tuning(at_import=True)
-if os.environ.get(INSTALL_VARIABLE, "1").lower() not in ("0", "false", "no", "off"):
+if not switched_off(INSTALL_VARIABLE):
     install()
 release()
 

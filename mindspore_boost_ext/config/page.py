@@ -22,9 +22,9 @@ This page is what `python -m mindspore_boost_ext --explain settings` prints.
 `boost_config_dict`, an argument of `ms.Model` beside `boost_level` (`O0` by default, where nothing
 acts), is a dict, or the path of a JSON file; sections and settings may be left out. All that is
 wrong in it is named in one error before anything is built: wrong types, values out of range,
-settings that exclude each other, unknown names (`{STRICT_VARIABLE}=0` in the environment turns
-these into warnings). A switch or a section that the mode or the level makes ineffective is named in
-a warning. Ask before a run:
+unknown names (`{STRICT_VARIABLE}=0` in the environment makes a warning of each of these).
+A switch, a section or a setting that the mode, the level or another setting makes ineffective is
+named in a warning. Ask before a run:
 
 ```bash
 python -m mindspore_boost_ext --explain examples/configs/accumulation.json

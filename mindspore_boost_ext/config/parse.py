@@ -26,6 +26,7 @@ from mindspore_boost_ext.config.rules import (
     plain,
     printable,
     shown,
+    switched_off,
 )
 from mindspore_boost_ext.config.section import Section
 from mindspore_boost_ext.config.sections import SECTIONS
@@ -153,7 +154,8 @@ class BoostConfig:
             BoostConfigError: (a ValueError) with every problem found: unknown level, section or
                 key, and each value that breaks its rule.
         """
-        return _Parser(_is_strict(strict)).parse(level, source)
+        strict = not switched_off(STRICT_VARIABLE) if strict is None else strict
+        return _Parser(strict).parse(level, source)
 
     def plan(self, missing: Mapping[str, str] | None = None) -> tuple[Decision, ...]:
         """Decide on each algorithm, in the order of ``ALGORITHMS``.
@@ -262,12 +264,6 @@ def _excluded(decision: Decision, by: str, allowed: Collection[str]) -> Decision
     return dataclasses.replace(decision, wanted=False, reason=f"{by} excludes all others")
 
 
-def _is_strict(strict: bool | None) -> bool:
-    if strict is not None:
-        return strict
-    return os.environ.get(STRICT_VARIABLE, "1").lower() not in ("0", "false", "no", "off")
-
-
 class _Parser:
     """Collects every problem of one source before it raises."""
 
@@ -282,6 +278,7 @@ class _Parser:
         document = self._document(source)
         level = self._level(level, document)
         self._names("", document, _NAMES)
+        before = len(self.problems)
         boost = self._section("boost", document.get("boost"), _SWITCHES)
         mode = self._value("boost.mode", boost.pop("mode", "auto"), one_of(MODES))
         self._names("boost", boost, _SWITCHES)
@@ -290,16 +287,16 @@ class _Parser:
             for name in ALGORITHMS
             if name in boost
         }
+        boost_is_read = len(self.problems) == before
         settings = {name: self._settings(name, document.get(name)) for name in SECTIONS}
+        settings = {name: one for name, one in settings.items() if one is not None}
         given = frozenset(name for name in SECTIONS if document.get(name) is not None)
-        self._raise_problems()
         config = BoostConfig(level, mode, tuple(switches.items()), given, **settings)
-        self._relations(config)
-        return config
-
-    def _raise_problems(self) -> None:
+        if boost_is_read:
+            self._relations(config, settings)
         if self.problems:
             raise BoostConfigError(self.problems) from self.cause
+        return config
 
     def _add(self, problem: str, cause: BaseException | None = None) -> None:
         self.problems.append(problem)
@@ -398,6 +395,7 @@ class _Parser:
         return content
 
     def _settings(self, name: str, content: object) -> Any:
+        """Return a section as it is given; None if anything is wrong in it."""
         section = SECTIONS[name]
         rules = section.rules()
         values = self._section(name, content, tuple(rules))
@@ -408,7 +406,7 @@ class _Parser:
             for key, value in values.items()
             if key in rules
         }
-        return section(**read) if len(self.problems) == problems else section()
+        return section(**read) if len(self.problems) == problems else None
 
     def _value(self, path: str, value: object, rule: Rule) -> Any:
         """Return a value in its stored form; as it is, and written down, if it breaks its rule."""
@@ -418,12 +416,12 @@ class _Parser:
             self._add(str(error), error.__cause__)
             return value
 
-    def _relations(self, config: BoostConfig) -> None:
-        """Check what no single value shows, for the algorithms that are switched on."""
+    def _relations(self, config: BoostConfig, read: Collection[str]) -> None:
+        """Check what no single value shows, for algorithms that are switched on and well read."""
         for one in config.plan():
-            missing = config.section(one.algorithm).missing() if one.wanted else ""
+            known = one.wanted and one.algorithm in read
+            missing = config.section(one.algorithm).missing() if known else ""
             self.problems += [missing] if missing else []
-        self._raise_problems()
 
 
 def warn_of_idle_settings(config: BoostConfig) -> None:

@@ -7,6 +7,7 @@ import numbers
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +36,11 @@ def printable(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
     )
+
+
+def switched_off(variable: str) -> bool:
+    """Return whether a variable of the environment says no."""
+    return os.environ.get(variable, "").lower() in ("0", "false", "no", "off")
 
 
 def described(error: Exception) -> str:
@@ -287,15 +293,17 @@ def check(name: str, value: object, rule: Rule, remedy: str = "") -> None:
     rule.read(name, value, remedy)
 
 
-def check_all(prefix: str, **settings: tuple[object, Rule]) -> None:
-    """Raise one ``ValueError`` that names every setting that breaks its rule."""
+def check_all(prefix: str, **settings: tuple[object, Rule]) -> dict[str, Any]:
+    """Return the stored forms; one ``ValueError`` names every setting that breaks its rule."""
     problems: list[str] = []
+    stored: dict[str, Any] = {}
     cause = None
     for name, (value, rule) in settings.items():
         try:
-            rule.read(f"{prefix}.{name}", value)
+            stored[name] = rule.read(f"{prefix}.{name}", value)
         except ValueError as error:
             problems.append(str(error))
             cause = cause or error.__cause__
     if problems:
         raise ValueError("; ".join(problems)) from cause
+    return stored

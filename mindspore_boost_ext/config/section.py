@@ -49,18 +49,21 @@ class Section:
         return {one.name: one.metadata["rule"] for one in fields(cls)}
 
     @classmethod
-    def check(cls, prefix: str, **values: object) -> None:
+    def check(cls, prefix: str, **values: object) -> dict[str, Any]:
         """Check settings of this section that were given elsewhere, such as to a constructor.
 
         Args:
             prefix (str): stands in front of a setting's name in messages.
             **values: some of the settings.
 
+        Returns:
+            dict, the same in their stored form.
+
         Raises:
             ValueError: naming every setting that breaks its rule.
         """
         rules = cls.rules()
-        check_all(prefix, **{name: (value, rules[name]) for name, value in values.items()})
+        return check_all(prefix, **{name: (value, rules[name]) for name, value in values.items()})
 
     def nothing_to_do(self) -> str:
         """Return why the algorithm has no effect with these settings; empty if it has one."""

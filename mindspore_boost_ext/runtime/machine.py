@@ -12,6 +12,7 @@ from typing import ClassVar
 import mindspore as ms
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
@@ -249,18 +250,15 @@ def tuning(at_import: bool = False) -> tuple[Row, ...]:
     Args:
         at_import (bool): whether the script may still choose another device. Default: False.
     """
-    value = os.environ.get(SWITCH_VARIABLE, "")
-    reason = f"switched off by {SWITCH_VARIABLE}={value}" if _is_off(value) else _off
+    reason = _off
+    if switched_off(SWITCH_VARIABLE):
+        reason = f"switched off by {SWITCH_VARIABLE}={os.environ[SWITCH_VARIABLE]}"
     reason = reason or _compat.no_cpu_training(at_import)
     for cure in _CURES:
         cure.update(reason)
     return tuple(
         Row(f"machine: {cure.name}", "import", cure.status, cure.reason) for cure in _CURES
     )
-
-
-def _is_off(value: str) -> bool:
-    return value.lower() in ("0", "false", "no", "off")
 
 
 def usable_cores() -> int:

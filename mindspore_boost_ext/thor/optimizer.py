@@ -13,7 +13,7 @@ from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
-from mindspore_boost_ext.thor.arguments import checked_damping, checked_rule, checked_split
+from mindspore_boost_ext.thor.arguments import checked_damping
 from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
@@ -132,13 +132,15 @@ class THOR(nn.Optimizer):
         if not isinstance(net, nn.Cell):
             raise TypeError(f"THOR: net must be a Cell, got {shown(net)}")
         check("THOR.momentum", momentum, real("[0, inf)"))  # None is for the section alone
-        ThorConfig.check(
+        stored = ThorConfig.check(
             "THOR",
             batch_size=batch_size,
             use_nesterov=use_nesterov,
+            split_indices=split_indices,
             enable_clip_grad=enable_clip_grad,
             frequency=frequency,
             block_size=block_size,
+            trace_rule=trace_rule,
             pi_damping=pi_damping,
             kl_clip=kl_clip,
             moving_average=moving_average,
@@ -152,9 +154,9 @@ class THOR(nn.Optimizer):
         self.use_nesterov, self.opt = bool(use_nesterov), ops.ApplyMomentum()
         self.samples, self.frequency = float(batch_size), int(frequency)
         self.enable_clip_grad, self.kl_clip = bool(enable_clip_grad), kl_clip
-        self.split_indices = checked_split(split_indices)
+        self.split_indices = stored["split_indices"]
         self.damping = checked_damping(damping)
-        settings = CurvatureSettings(checked_rule(trace_rule), bool(pi_damping), moving_average)
+        settings = CurvatureSettings(stored["trace_rule"], bool(pi_damping), moving_average)
         self._register(net, _WHOLE if block_size is None else int(block_size), settings)
 
     def _register(self, net: nn.Cell, block: int, settings: CurvatureSettings) -> None:

@@ -491,3 +491,14 @@ from mindspore_boost_ext.config import parse as config
 assert config.BoostConfig.parse("O1").plan()[0].wanted
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_is_missing_is_named_beside_what_is_wrong():
+    source = {"grad_freeze": {"freeze_p": 2}, "short_schedule": {}, "thor": 3}
+    with pytest.raises(BoostConfigError) as error:
+        BoostConfig.parse("O1", source)
+    assert [one.split()[0] for one in error.value.problems] == [
+        "grad_freeze.freeze_p",
+        "thor",
+        "short_schedule",
+    ]

@@ -341,8 +341,8 @@ def test_groups_of_parameters_keep_their_settings(graph_mode):
         ({"damping": "x"}, TypeError, "THOR.damping must be a number, a list of numbers, a Tens"),
         ({"momentum": -0.1}, ValueError, r"THOR.momentum must be a number in \[0, inf\), got"),
         ({"frequency": 0}, ValueError, "THOR.frequency must be an int from 1 to 1073741824, got 0"),
-        ({"trace_rule": (0, 1)}, ValueError, "THOR.trace_rule must be None or two numbers"),
-        ({"split_indices": [2, 1]}, ValueError, "THOR.split_indices must be None or a list of"),
+        ({"trace_rule": (0, 1)}, ValueError, "THOR.trace_rule must be None or 2 numbers"),
+        ({"split_indices": [2, 1]}, ValueError, "THOR.split_indices must be None or an int fr"),
         ({"net": 3}, TypeError, "THOR: net must be a Cell, got 3"),
     ],
 )
