@@ -253,25 +253,3 @@ def _whole(parts: Tensor) -> Tensor:
 def _or_one(largest: Tensor) -> Tensor:
     """Return the scales, with 1 for a tensor that is 0 or that has no block in the range."""
     return ops.select(largest > 0, largest, ops.ones_like(largest))
-
-
-def pair_sum(first: Tensor, second: Tensor, wide: bool = True) -> Tensor:
-    """Return A(a, b) of two whole tensors, float32, of their shape.
-
-    Args:
-        first (Tensor): :math:`a`, any shape.
-        second (Tensor): :math:`b`, of the same shape.
-        wide (bool): float64 throughout, or float32 with every tensor scaled. Default: True.
-
-    Examples:
-        >>> from mindspore import Tensor
-        >>> from mindspore_boost_ext.adasum.rule import pair_sum
-        >>> pair_sum(Tensor([1.0, 0.0]), Tensor([0.0, 1.0])).asnumpy().tolist()
-        [1.0, 1.0]
-        >>> pair_sum(Tensor([1.0, 3.0]), Tensor([1.0, 3.0])).asnumpy().tolist()
-        [1.0, 3.0]
-    """
-    rule = PairRule(np.zeros(1, np.int32), 1, wide)
-    pair = rule.pair(ops.reshape(first, (1, -1)), ops.reshape(second, (1, -1)))
-    products, scales = rule.joined(ops.expand_dims(rule.sums(pair), 0))
-    return ops.reshape(rule.combined(pair, products, scales), first.shape)

@@ -274,9 +274,7 @@ def load_basis(
             "for this network, or dim_reduce.weight_load_dir to make one"
         ) from error
     components = basis.components[:n_components].astype(np.float32, copy=False)
-    if layout is not None and basis.layout is None:
-        basis = Basis(components, basis.explained, basis.mean, layout)
-    first = Basis(components, basis.explained[:n_components], basis.mean, basis.layout)
+    first = Basis(components, basis.explained[:n_components], basis.mean, basis.layout or layout)
     return first if layout is None else reordered(first, layout)
 
 

@@ -14,7 +14,7 @@ from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.projection import PREFIX, Subspace, state
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
-P_BFGS, P_SGD, TWA = "p-bfgs", "p-sgd", "twa"
+P_BFGS, TWA = "p-bfgs", "twa"
 _CURVATURE_ABOVE = 1e-20
 _ROUNDING = float(np.finfo(np.float32).eps)
 

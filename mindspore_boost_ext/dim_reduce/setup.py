@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mindspore as ms
@@ -86,7 +86,8 @@ def prepare(
     ordered = [one for one in network.trainable_params() if id(one) in trained]
     known = {id(one) for one in ordered}
     ordered += [one for one in optimizer.parameters if id(one) not in known]
-    share = make_share(layout_of(ordered), settings, *_ranks())
+    read = _from_file if settings.pca_mat_path else _from_folder
+    share = read(layout_of(ordered), settings, *_ranks())
     reason = _explanation(share, settings)
     if settings.method == P_BFGS:
         reason = f"{type(optimizer).__name__} is replaced by SGD(1.0), as upstream does; {reason}"
@@ -156,12 +157,6 @@ def _taking_steps_whole(optimizer: nn.Cell, ordered: Sequence[Any]) -> nn.Optimi
         found = kept[_SGD] = nn.SGD(ordered, learning_rate=1.0)
         stand_in(found, optimizer)
     return found
-
-
-def make_share(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int) -> Share:
-    """Return the rows of one rank, from the file or the folder that the settings name."""
-    read = _from_file if settings.pca_mat_path else _from_folder
-    return read(layout, settings, rank, rank_size)
 
 
 def _from_file(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int) -> Share:
@@ -314,7 +309,7 @@ def _start_at_mean(optimizer: nn.Cell, ordered: Sequence[Any], share: Share) -> 
     if share.mean is None:
         raise ValueError(
             "dim_reduce.method 'twa' starts at the mean of the snapshots, which this basis does "
-            "not hold: give dim_reduce.weight_load_dir, or a .npz file of pca.save_basis"
+            "not hold: give dim_reduce.weight_load_dir, or a .npz file of save_basis"
         )
     kept = in_its_place(optimizer)
     if np.array_equal(kept.get(_MEAN, ()), share.mean):
@@ -335,6 +330,4 @@ def _in_order_of(parameters: Sequence[Any], ordered: Sequence[Any], share: Share
     ends = np.cumsum([0, *(one.size for one in ordered)])
     place = {id(one): slice(ends[i], ends[i + 1]) for i, one in enumerate(ordered)}
     rows = np.concatenate([share.rows[:, place[id(one)]] for one in parameters], axis=1)
-    return Share(
-        rows, share.rank, share.rank_size, share.explained, None, share.source, share.snapshots
-    )
+    return replace(share, rows=rows, mean=None)

@@ -20,7 +20,7 @@ from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.state import connected, state_of
 
 EQUAL, SAMPLES = "equal", "samples"
-DROP_MICRO_BATCH, DROP_WINDOW = "drop_micro_batch", "drop_window"
+DROP_WINDOW = "drop_window"
 
 
 def gradient_accumulation_op(
@@ -31,7 +31,7 @@ def gradient_accumulation_op(
 
 
 def gradient_clear_op(cumulative: Parameter) -> Tensor:
-    """Set one buffer to zero, for ``ops.HyperMap``; return the buffer."""
+    """Set one buffer to zero; return the buffer. Also for ``ops.HyperMap``."""
     return ops.assign(cumulative, ops.zeros_like(cumulative))
 
 
@@ -149,7 +149,7 @@ class GradientAccumulation(nn.Cell):
 
     def clear(self) -> Tensor:
         """Empty the window."""
-        done = each(_emptied, self._grad_accumulation)
+        done = each(gradient_clear_op, self._grad_accumulation)
         ops.assign(self._total_weight, ops.zeros_like(self._total_weight))
         step = ops.assign(self._accumulation_step, ops.zeros_like(self._accumulation_step))
         return ops.depend(step, done)
@@ -208,10 +208,6 @@ class GradientAccumulation(nn.Cell):
                 f"than the {steps} steps of an epoch: the window carries over, unless "
                 "FlushAccumulation closes it"
             )
-
-
-def _emptied(buffer: Parameter) -> Tensor:
-    return ops.assign(buffer, ops.zeros_like(buffer))
 
 
 def _buffer(parameter: Parameter) -> Parameter:

@@ -216,16 +216,14 @@ class GroupLossScaleManager(nn.Cell):
         """Return False: ms.Model need not update anything on the host after a step."""
         return False
 
-    def group_of(self, parameters: Sequence[Parameter]) -> list[int]:
-        """Return for each parameter the number of its group, from 1 on.
+    def use(self, parameters: Sequence[Parameter]) -> list[int]:
+        """Keep the groups from changing, and return the group of each parameter, from 0 on.
 
         Raises:
             ValueError: if a parameter to train is in no group, or a group's parameter is not
                 trained.
         """
-        numbers_of = {
-            id(one): index + 1 for index, group in enumerate(self._groups) for one in group
-        }
+        numbers_of = {id(one): index for index, group in enumerate(self._groups) for one in group}
         for parameter in parameters:
             if id(parameter) not in numbers_of:
                 raise ValueError(
@@ -240,17 +238,8 @@ class GroupLossScaleManager(nn.Cell):
                         f"loss_scale_groups: the parameter {parameter.name!r} is in a group but "
                         "not among the optimizer's parameters: take it out of the group"
                     )
-        return [numbers_of[id(parameter)] for parameter in parameters]
-
-    def use(self, parameters: Sequence[Parameter]) -> list[int]:
-        """Keep the groups from changing, and return the group of each parameter, from 0 on.
-
-        Raises:
-            ValueError: if a parameter to train is in no group, or a group's is not trained.
-        """
-        groups = [group - 1 for group in self.group_of(parameters)]
         self._in_use = True
-        return groups
+        return [numbers_of[id(parameter)] for parameter in parameters]
 
     def scale_of_step(
         self,

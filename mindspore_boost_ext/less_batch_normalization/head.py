@@ -6,7 +6,6 @@ and scales the cosines by one learned number m.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import mindspore as ms
@@ -232,22 +231,6 @@ def _parameter(given: Any, shape: tuple[int, ...], name: str) -> Parameter:
     if given is None or isinstance(given, bool):
         raise TypeError(f"{name}_init must be a Tensor, str or number, got {shown(given)}")
     return Parameter(initializer(given, shape), name=name)
-
-
-def lowest_cross_entropy(multiplier: float, classes: int) -> float:
-    """Return the cross-entropy that cosines times ``multiplier`` cannot go below.
-
-    Args:
-        multiplier: m.
-        classes: number of classes, >= 2.
-
-    Examples:
-        >>> from mindspore_boost_ext.less_batch_normalization.head import lowest_cross_entropy
-        >>> round(lowest_cross_entropy(1.0, 10), 3)
-        1.377
-    """
-    others = classes - 1
-    return math.log1p(others * math.exp(-multiplier * classes / others))
 
 
 _NOT_OVER_CLASSES = tuple(

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import NoEffectWarning
 from mindspore_boost_ext._compat import compiled_graphs
-from mindspore_boost_ext.less_batch_normalization.head import in_place_of, lowest_cross_entropy
+from mindspore_boost_ext.less_batch_normalization.head import in_place_of
 from mindspore_boost_ext.less_batch_normalization.rewrite import CommonHeadLastFN, less_bn
 
 DRAWN = np.random.default_rng(0)
@@ -95,14 +95,6 @@ def test_more_axes_and_an_activation(mode):
     expected = np.maximum(oracles.cosine_head(X, W, B, 1), 0)
     assert result.shape == (2, 5, 3)
     np.testing.assert_allclose(result, [expected, expected], rtol=1e-5, atol=1e-6)
-
-
-def test_the_loss_that_cosines_cannot_go_below():
-    for multiplier, classes in ((1.0, 10), (4.0, 3)):
-        logits = np.full(classes, -multiplier / (classes - 1))  # corners of a simplex
-        logits[0] = multiplier
-        expected = np.log(np.exp(logits).sum()) - logits[0]
-        assert lowest_cross_entropy(multiplier, classes) == pytest.approx(expected, rel=1e-12)
 
 
 def test_wrong_arguments_are_named():
