@@ -11,12 +11,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mindspore as ms
 import mindspore.boost
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
+from mindspore.rewrite.common import namespace
 from mindspore.train.train_thor.convert_utils import (
     ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
 )
@@ -24,6 +25,7 @@ from mindspore.train.train_thor.convert_utils import (
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
 
+_Kind = TypeVar("_Kind", bound=type)
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
 PREPARE_METHOD = "_build_boost_network"
 BUILD_METHOD = "_build_train_network"
@@ -270,6 +272,12 @@ def has_hooks(cell: nn.Cell) -> bool:
     """Return whether somebody has put a hook on a Cell."""
     kinds = ("forward_hook", "forward_pre_hook", "backward_hook", "backward_pre_hook")
     return any(vars(cell)[name] for name in vars(cell) if any(kind in name for kind in kinds))
+
+
+def not_rewritten(kind: _Kind) -> _Kind:
+    """Let mixed precision O1 leave Cells of a class as they are: it loses the globals of others."""
+    namespace._subtree_black_list.append(kind)
+    return kind
 
 
 def name_trained(optimizer: nn.Optimizer) -> None:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
+
 # gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)
 _LINEAR = 1.5957691216057308  # 2 * sqrt(2 / pi)
 _CUBIC = 0.044715 * _LINEAR
@@ -19,6 +21,7 @@ def _row_sums(rows: Tensor) -> Tensor:
     return ops.MatMul()(rows, ops.ones((rows.shape[1], 1), ms.float32))
 
 
+@_compat.not_rewritten
 class CheaperCell(nn.Cell):
     """An operator by other operators, for float32; other dtypes take MindSpore's own.
 
@@ -29,7 +32,10 @@ class CheaperCell(nn.Cell):
     one_step = True  # for less_bn, which looks for what it knows
 
     def __init__(self, plain: nn.Cell | ops.Primitive) -> None:
-        super().__init__(auto_prefix=False)
+        nn.Cell.__init__(self, auto_prefix=False)  # not that of the layer's class
+        for name, value in vars(plain).items():  # the network may ask for a setting
+            if not name.startswith("_") and not hasattr(self, name):
+                setattr(self, name, value)
         self.plain, self.step_name = plain, type(plain).__name__
         self.fp16 = self.bf16 = False  # to_float and mixed precision set them, now or later
         if isinstance(plain, nn.Cell):
@@ -50,21 +56,21 @@ class CheaperGelu(CheaperCell):
         return x * ops.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
 
 
-class CheaperLeakyRelu(CheaperCell):
+class CheaperGeluLayer(CheaperGelu, nn.GELU):
+    """The same for the layer, whose class a network may ask for."""
+
+
+class CheaperLeakyRelu(CheaperCell, nn.LeakyReLU):
     """A leaky ReLU by a ReLU, whose gradient is vectorised.
 
     At 0 its slope is that of the negative side; MindSpore's is the mean of both.
     """
 
-    def __init__(self, plain: nn.LeakyReLU) -> None:
-        super().__init__(plain)
-        self.slope = plain.alpha
-
     def construct(self, x: Tensor) -> Tensor:
         """Return the activation, of the shape of ``x``."""
         if self.is_plain(x):
             return self.plain(x)
-        return (1 - self.slope) * ops.relu(x) + self.slope * x
+        return (1 - self.alpha) * ops.relu(x) + self.alpha * x
 
 
 class CheaperSoftmax(CheaperCell):
@@ -97,10 +103,6 @@ class _SoftmaxOfRows(nn.Cell):
 
 class CheaperLayerNorm(CheaperCell):
     """A LayerNorm over the last axis; its outputs are those of ``ops.LayerNorm`` on CPU."""
-
-    def __init__(self, plain: ops.Primitive) -> None:
-        super().__init__(plain)
-        self.epsilon = plain.epsilon
 
     def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised values, and mean and variance with a last axis of 1."""
@@ -178,7 +180,7 @@ class Known(NamedTuple):
 # By exact type: a subclass of the user's may compute something else.
 KNOWN: Mapping[type, Known] = MappingProxyType(
     {
-        nn.GELU: Known("gelu", lambda plain: plain.approximate == "tanh", CheaperGelu),
+        nn.GELU: Known("gelu", lambda plain: plain.approximate == "tanh", CheaperGeluLayer),
         ops.GeLU: Known("gelu", lambda plain: True, CheaperGelu),
         nn.LeakyReLU: Known("leaky_relu", _is_bent, CheaperLeakyRelu),
         ops.Softmax: Known("softmax", _is_over_last_axis, CheaperSoftmax),

@@ -11,6 +11,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.group_loss_scale_manager.marker import Marker, marker_constants
 from mindspore_boost_ext.group_loss_scale_manager.scale import GroupedScale
@@ -21,6 +22,7 @@ SHRINK_FACTOR = 2 ** (-1 / 2)
 MAXIMUM = 2.0**100
 
 
+@_compat.not_rewritten
 class GroupLossScaleManager(nn.Cell):
     r"""Loss scales by groups of parameters; a loss-scale manager and the marker between groups.
 

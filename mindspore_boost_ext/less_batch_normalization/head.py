@@ -12,6 +12,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import check, real, shown
 
 EPSILON = 1e-4
@@ -105,27 +106,8 @@ def _unit(rows: Tensor) -> Tensor:
     return ops.cast(ops.cast(rows, ms.float32) * _lengths(rows)[0], rows.dtype)
 
 
-class _Outputs(nn.Cell):
-    """The computation of the head.
-
-    In a class of its own because mixed precision O1 rewrites the source of user Cells, and leaves
-    the methods that they inherit alone.
-    """
-
-    def outputs(self, x: Tensor) -> Tensor:
-        """Return ``activation(m * (cosines + bias))``, of the type of ``x``."""
-        rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
-        # Plain Tensors: ms.jit compiles a function anew for each Parameter, and keeps that.
-        weight = ops.reshape(self.weight, (self.out_channels, self.in_channels))
-        multiplier = ops.reshape(self.multiplier, (1,))
-        bias = ops.zeros((self.out_channels,), ms.float32) if self.bias is None else self.bias
-        result, _ = _HEAD(rows, weight, multiplier, ops.reshape(bias, (self.out_channels,)))
-        if x.ndim != 2:
-            result = result.reshape((*x.shape[:-1], self.out_channels))
-        return result if self.activation is None else self.activation(result)
-
-
-class CommonHeadLastFN(_Outputs):
+@_compat.not_rewritten
+class CommonHeadLastFN(nn.Cell):
     r"""Dense layer over features and weights of length one.
 
     Args:
@@ -189,7 +171,15 @@ class CommonHeadLastFN(_Outputs):
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the scaled cosines between features and weights, activated."""
-        return self.outputs(x)
+        rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
+        # Plain Tensors: ms.jit compiles a function anew for each Parameter, and keeps that.
+        weight = ops.reshape(self.weight, (self.out_channels, self.in_channels))
+        multiplier = ops.reshape(self.multiplier, (1,))
+        bias = ops.zeros((self.out_channels,), ms.float32) if self.bias is None else self.bias
+        result, _ = _HEAD(rows, weight, multiplier, ops.reshape(bias, (self.out_channels,)))
+        if x.ndim != 2:
+            result = result.reshape((*x.shape[:-1], self.out_channels))
+        return result if self.activation is None else self.activation(result)
 
     def extend_repr(self) -> str:
         """Return the settings, for ``print(network)``."""

@@ -40,6 +40,7 @@ class ThorAlgorithm(Algorithm):
             report.put(row)
         if thor.factors:
             self._check_construct(step)
+            thor.taps.follow(step.network)
             step.captures_part = FactorCaptures(thor)
             step.choose_last(self._choice)
 

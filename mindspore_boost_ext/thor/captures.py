@@ -33,7 +33,7 @@ class FactorCaptures(nn.Cell):
     @property
     def layers(self) -> list[nn.Cell]:
         """The layers that capture."""
-        return [plan.layer for plan in self.thor.curvature.plans]
+        return self.thor.taps.layers
 
     @property
     def weights(self) -> list[Parameter]:

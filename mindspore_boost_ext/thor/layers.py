@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -289,30 +289,37 @@ class Taps:
     def __init__(
         self, plans: Iterable[LayerPlan], factors: Iterable[tuple[Parameter, Parameter]]
     ) -> None:
-        self._parts = [
-            (plan.layer, _TAPS[plan.kind](plan), *pair) for plan, pair in zip(plans, factors)
-        ]
+        self._plans = tuple(plans)
+        self.layers = [plan.layer for plan in self._plans]
+        self._parts = [(_TAPS[plan.kind](plan), *pair) for plan, pair in zip(self._plans, factors)]
         self.used = False  # whether they have ever been attached
+
+    def follow(self, network: nn.Cell) -> None:
+        """Go over to the layers that have the weights now: mixed precision O1 makes them anew."""
+        self.detach()
+        owners = {
+            id(parameter): cell
+            for _, cell in network.cells_and_names()
+            for parameter in _compat.own_parameters(cell).values()
+        }
+        self.layers = [owners.get(id(plan.weight), plan.layer) for plan in self._plans]
 
     def attach(self) -> None:
         """Let the layers carry these taps, whatever they carried before."""
         self.used = True
-        for layer, tap, a, g in self._parts:
+        for layer, part in zip(self.layers, self._parts):
             _remove(layer)
             function = _tapped_embedding if isinstance(layer, nn.Embedding) else _tapped
             if isinstance(layer, nn.Dense) and layer.activation_flag:
                 function = _tapped_dense_with_activation
             # Past Cell.__setattr__: the layer must not list them among its Cells and Parameters.
-            values = (types.MethodType(function, layer), layer.construct, tap, a, g)
+            values = (types.MethodType(function, layer), layer.construct, *part)
             layer.__dict__.update(zip(_OWN, values))
 
     def detach(self) -> None:
         """Give the layers back their own ``construct``."""
-        for layer in self._layers():
+        for layer in self.layers:
             _remove(layer)
-
-    def _layers(self) -> Iterator[nn.Cell]:
-        return (part[0] for part in self._parts)
 
 
 def _remove(layer: nn.Cell) -> None:

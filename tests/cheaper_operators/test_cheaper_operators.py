@@ -8,7 +8,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from models import model_of
+from models import loss_of, model_of
 
 from mindspore_boost_ext import Algorithm, AutoBoost
 
@@ -295,6 +295,59 @@ def test_layers_of_a_list_train_as_mindspores(mode):
             model.train_network(Tensor(x), Tensor(y))
     for name, value in nets.weights(plain).items():
         np.testing.assert_allclose(nets.weights(net)[name], value, rtol=1e-4, atol=1e-6)
+
+
+class Between(nn.Cell):
+    """A layer between two Dense ones, at the top of a file, where alone O1 finds its source."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.first, self.last = nn.Dense(3, 4), nn.Dense(4, nets.CLASSES)
+        self.inner = inner
+
+    def construct(self, x):
+        x = ops.expand_dims(self.first(x), 1)
+        return self.last(ops.squeeze(self.inner(x), 1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [nn.GELU, nn.Softmax, lambda: nn.LayerNorm((4,)), lambda: nn.MaxPool1d(2, 1, pad_mode="same")],
+    ids=["gelu", "softmax", "layer_norm", "max_pool"],
+)
+def test_mixed_precision_o1_trains_as_without_it(mode, make):
+    """It writes the source of Cells anew, in which the names of their modules are not known."""
+    losses = []
+    for config in (ON, None):
+        ms.set_seed(1)
+        model = model_of(Between(make()), config, amp_level="O1")
+        losses.append([loss_of(model.train_network(*map(Tensor, one))) for one in nets.batches(3)])
+    # The Dense layers compute in float16, where a rounding is 5e-4.
+    np.testing.assert_allclose(*losses, rtol=2e-3)
+
+
+def test_a_network_may_ask_for_class_and_settings_of_a_layer(mode):
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Dense(3, 4), nn.Dense(4, nets.CLASSES)
+            self.layers = nn.CellList([nn.LeakyReLU(0.3), nn.GELU()])
+
+        def construct(self, x):
+            x = self.first(x)
+            for one in self.layers:
+                if isinstance(one, nn.LeakyReLU):
+                    x = one(x) * one.alpha
+                elif isinstance(one, nn.GELU):
+                    x = one(x) * 3
+            return self.last(x)
+
+    losses = []
+    for config in (ON, None):
+        ms.set_seed(1)
+        step = model_of(Net(), config).train_network
+        losses.append(loss_of(step(*map(Tensor, nets.batches(1)[0]))))
+    np.testing.assert_allclose(*losses, rtol=1e-5)  # sums of four float32 values
 
 
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)

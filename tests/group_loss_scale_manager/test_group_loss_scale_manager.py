@@ -309,7 +309,7 @@ class LeNet(nn.Cell):
         return self.enhanced_amp(x, 2, 3)
 
 
-@pytest.mark.parametrize("amp_level", ["O0", "O2", "O3"])
+@pytest.mark.parametrize("amp_level", ["O0", "O1", "O2", "O3"])
 def test_the_example_of_the_api_text_trains(mode, amp_level):
     ms.set_seed(0)
     manager = GroupLossScaleManager(4096, [])

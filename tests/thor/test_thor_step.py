@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import contract
 import mindspore as ms
 import nets
 import numpy as np
@@ -27,6 +28,7 @@ from mindspore_boost_ext.thor.captures import CAPTURING, ORDINARY
 from mindspore_boost_ext.thor.factors import CurvatureSettings
 from mindspore_boost_ext.thor.optimizer import THOR, thor_of
 
+OFF = contract.switched()
 # Powers of two leave the float32 mantissa alone, so scaled runs meet the unscaled tolerance.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
@@ -317,6 +319,21 @@ def test_a_section_is_all_it_takes(graph_mode):
     held = sum(one.nbytes for one in thor.curvature.get_parameters())
     assert report["thor"].counts["bytes"] == held
     assert report["first.weight"].status == "preconditioned"
+
+
+def test_layers_that_mixed_precision_makes_anew_are_preconditioned(mode):
+    """O1 computes in float16 with layers of other classes, over the same Parameters."""
+    ends = {}
+    for amp_level, thor in (("O0", True), ("O1", True), ("O1", False)):
+        net = nets.MLP()
+        config = {**contract.switched(thor=thor), "thor": {"frequency": 2}} if thor else OFF
+        step = model_of(net, config, amp_level=amp_level).train_network
+        for x, y in nets.batches(4):
+            step(Tensor(x), Tensor(y))
+        ends[amp_level, thor] = net.first.weight.asnumpy()
+    # 2 ** -11 is a rounding of float16; a step of momentum is a tenth of THOR's, or less.
+    np.testing.assert_allclose(ends["O1", True], ends["O0", True], atol=2e-3)
+    assert np.abs(ends["O1", True] - ends["O1", False]).max() > 2e-2
 
 
 def test_groups_of_parameters_keep_their_settings(graph_mode):
