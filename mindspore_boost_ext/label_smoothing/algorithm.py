@@ -75,6 +75,16 @@ def _is_known(loss: nn.Cell) -> bool:
     return type(loss) is nn.SoftmaxCrossEntropyWithLogits
 
 
+class _WithGradientOf(nn.Cell):
+    """Returns its first input, with the gradient of the second; also where both are infinite."""
+
+    def construct(self, value: Tensor, other: Tensor) -> Tensor:
+        return value
+
+    def bprop(self, value: Tensor, other: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        return ops.zeros_like(value), dout
+
+
 class SmoothedLoss(nn.Cell):
     r"""A cross-entropy with the gradient of smoothed labels; its value stays that of the labels.
 
@@ -98,14 +108,14 @@ class SmoothedLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.plain, self.share = plain, share
         self.weighted = isinstance(plain, nn.CrossEntropyLoss)
+        self.with_gradient_of = _WithGradientOf()
 
     def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the labels."""
         loss = self.plain(logits, labels)
         if not self.training or self.share == 0.0:
             return loss
-        change = self.smoothed(loss, logits, labels) - loss
-        return loss + (change - ops.stop_gradient(change))
+        return self.with_gradient_of(loss, self.smoothed(loss, logits, labels))
 
     def smoothed(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of smoothed labels."""

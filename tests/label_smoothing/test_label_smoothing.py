@@ -128,6 +128,18 @@ def test_a_class_that_is_masked_out_gets_no_share(mode):
     np.testing.assert_allclose(net.head.weight.asnumpy(), expected, rtol=2e-6, atol=2e-6)
 
 
+def test_an_infinite_loss_is_shown_as_it_is_and_trains(mode):
+    """MindSpore's is infinite where the right class has the share 0 in float32."""
+    net, step = step_of(softmax_loss(True))
+    net.weight.set_data(net.weight * 0)
+    net.bias.set_data(Tensor(np.array([200, 0, 0], "f")))
+    assert step(Tensor(X), Tensor(np.ones(6, np.int32))).asnumpy() == np.inf
+    # Of class 1 each sample asks for (1 - SHARE) + SHARE / 3, of class 2 for SHARE / 3.
+    share = SHARE / 3
+    expected = [200 - (1 - share), 1 - SHARE + share, share]
+    np.testing.assert_allclose(net.bias.asnumpy(), expected, rtol=1e-6)
+
+
 def test_a_later_model_over_the_same_objects_trains_as_ever(mode):
     """Neither the user's network nor the user's loss is left smoothed."""
     net, loss = nn.Dense(4, 3), softmax_loss(True)
