@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import fnmatch
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import RowTensor
 from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import shown
@@ -253,7 +255,7 @@ class _InUpdate(OptimizerPart):
 
 # The columns of the update of an optimizer, counted from the end: where the gradients stand.
 _GRADIENT_COLUMN: Mapping[type, int] = MappingProxyType({nn.AdamWeightDecay: -3, nn.AdaFactor: -6})
-_HOOK = "gradients_centralization"
+_HOOK, _SCALING, _MAP = "gradients_centralization", "scale_grad", "hyper_map"
 _NOTE = "boost_centralized"
 
 
@@ -270,18 +272,14 @@ def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None
     Raises:
         ValueError: if the update of this class has no place for it.
     """
-    rule = Centralization(axes)
-    names = inspect.unwrap(type(optimizer).construct).__code__.co_names
-    column = next(
-        (place for kind, place in _GRADIENT_COLUMN.items() if isinstance(optimizer, kind)), None
-    )
+    rule, place = Centralization(axes), place_of_rule(optimizer)
     # An attribute, and no child: it has no parameters, and the class has a method of that name.
-    if _HOOK in names and not getattr(optimizer, "use_offload", False):
-        vars(optimizer)[_HOOK] = rule
-    elif "scale_grad" in names:
-        vars(optimizer)["scale_grad"] = _ThenScale(rule, float(optimizer.reciprocal_scale))
-    elif column is not None and "hyper_map" in names:
-        vars(optimizer)["hyper_map"] = _InUpdate(rule, column)
+    if place == _HOOK:
+        vars(optimizer)[place] = rule
+    elif place == _SCALING:
+        vars(optimizer)[place] = _ThenScale(rule, float(optimizer.reciprocal_scale))
+    elif place == _MAP:
+        vars(optimizer)[place] = _InUpdate(rule, _column(optimizer))
     else:
         raise ValueError(
             f"{type(optimizer).__name__} has no place for gradient centralization: call "
@@ -291,6 +289,30 @@ def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None
     optimizer.grad_centralization_flags = tuple(axis != UNTOUCHED for axis in axes)
     chosen = zip(optimizer.parameters, axes)
     vars(optimizer)[_NOTE] = {id(one): axis for one, axis in chosen if axis != UNTOUCHED}
+
+
+def place_of_rule(optimizer: nn.Optimizer) -> str:
+    """Return the method of an optimizer in whose place the rule can be put; empty if there is none.
+
+    Args:
+        optimizer (nn.Optimizer): the optimizer; of one that wraps it, such as LARS, the inner one.
+    """
+    while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
+        optimizer = inner
+    construct = inspect.unwrap(type(optimizer).construct)
+    # Attributes alone: MindCV's AdamW and Lion call a function of the name ``scale_grad``.
+    loads = ("LOAD_ATTR", "LOAD_METHOD")
+    names = {one.argval for one in dis.get_instructions(construct) if one.opname in loads}
+    if _HOOK in names and not getattr(optimizer, "use_offload", False):
+        return _HOOK
+    if _SCALING in names:
+        return _SCALING
+    return _MAP if _MAP in names and _column(optimizer) else ""
+
+
+def _column(optimizer: nn.Optimizer) -> int:
+    """Return which column of its update are the gradients, from the end; 0 if that is unknown."""
+    return next((one for kind, one in _GRADIENT_COLUMN.items() if isinstance(optimizer, kind)), 0)
 
 
 def installed_axes(optimizer: nn.Optimizer) -> dict[int, int]:

@@ -7,6 +7,7 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.base.centralization import place_of_rule
 from mindspore_boost_ext.base.rebuild import ParameterProcess
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
 from mindspore_boost_ext.gradient_centralization.algorithm import centralized_weights
@@ -17,9 +18,10 @@ from mindspore_boost_ext.less_batch_normalization.rewrite import (
     Rewriting,
     less_bn,
 )
-from mindspore_boost_ext.report import APPLIED, Row
+from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.thor.optimizer import thor_of
 
+_CENTRALIZATION = "gradient centralization"
 _CENTRALIZES = "; less_bn.gc_flag centralizes gradients all the same"
 
 
@@ -32,15 +34,12 @@ class LessBNAlgorithm(Algorithm):
         """Rewrite the network, and fit the optimizer to its parameters."""
         rewriting = self._rewritten(build.network, build)
         build.regroupings.append(rewriting.regrouped)
-        centralizes = build.config.less_bn.gc_flag
-        warn_without_effect(rewriting, _CENTRALIZES if centralizes else "")
+        centralize = self._centralized(build) if build.config.less_bn.gc_flag else {}
+        warn_without_effect(rewriting, _CENTRALIZES if centralize else "")
         warn_of_trained(rewriting)
         for row in rewriting.rows(build.report[self.switch].asked_by):
             build.report.put(row)
         self._check_preconditioner(build.optimizer, rewriting)
-        centralize = {}
-        if centralizes:
-            centralize = centralized_weights(build, "gradient centralization", self.switch)
         build.optimizer = rebuild_for(build.optimizer, rewriting, centralize)
         points = build.config.common.gradient_split_groups
         ParameterProcess().assign_parameter_group(build.network.trainable_params(), points)
@@ -52,6 +51,15 @@ class LessBNAlgorithm(Algorithm):
             reason = "a network of its own, rewritten like the trained one"
             row = Row("less_bn (evaluation)", self.switch, APPLIED, reason, rewriting.counts)
             build.report.put(row)
+
+    def _centralized(self, build: Build) -> dict[str, int]:
+        """Return whose gradients are to be centralized; none by an optimizer without a place."""
+        found = centralized_weights(build, _CENTRALIZATION, self.switch)
+        if found and not place_of_rule(build.optimizer):
+            reason = f"{type(build.optimizer).__name__} never calls gradients_centralization"
+            build.report.put(Row(_CENTRALIZATION, self.switch, SKIPPED, reason))
+            return {}
+        return found
 
     @staticmethod
     def _rewritten(network: nn.Cell, build: Build) -> Rewriting:

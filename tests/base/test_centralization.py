@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 
+import contract
 import mindspore as ms
 import nets
 import numpy as np
@@ -404,6 +405,28 @@ def test_own_optimizer_that_calls_the_method(mode):
     np.testing.assert_allclose(trained(optimizer, 1)[0], expected, atol=1e-5)
 
 
-def test_own_optimizer_without_a_place_is_refused():
-    with pytest.raises(ValueError, match="Deaf has no place for gradient centralization: call"):
-        install_centralization(Deaf(parameters(), 1.0), [0, -1])
+def scale_grad(gradients):
+    return gradients
+
+
+class OfAnotherName(Own):
+    """Calls a function that has the name of a method, as MindCV's AdamW does."""
+
+    def construct(self, gradients):
+        return scale_grad(gradients)
+
+
+@pytest.mark.parametrize("kind", [Deaf, OfAnotherName])
+def test_own_optimizer_without_a_place_is_refused(kind):
+    match = f"{kind.__name__} has no place for gradient centralization: call"
+    with pytest.raises(ValueError, match=match):
+        install_centralization(kind(parameters(), 1.0), [0, -1])
+
+
+@pytest.mark.filterwarnings("ignore::mindspore_boost_ext.NoEffectWarning")  # no BatchNorm goes
+def test_less_bn_leaves_it_out_where_it_has_no_place():
+    net = nets.MLP()
+    config = contract.switched(less_bn=True)
+    step = model_of(net, config, Deaf(net.trainable_params(), 1.0)).train_network
+    row = step.report()["gradient centralization"]
+    assert (row.status, row.reason) == ("skipped", "Deaf never calls gradients_centralization")
