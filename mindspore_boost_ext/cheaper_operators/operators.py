@@ -10,6 +10,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.runtime.cells import copy_settings
 
 # gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)
 _LINEAR = 1.5957691216057308  # 2 * sqrt(2 / pi)
@@ -33,9 +34,7 @@ class CheaperCell(nn.Cell):
 
     def __init__(self, plain: nn.Cell | ops.Primitive) -> None:
         nn.Cell.__init__(self, auto_prefix=False)  # not that of the layer's class
-        for name, value in vars(plain).items():  # the network may ask for a setting
-            if not name.startswith("_") and not hasattr(self, name):
-                setattr(self, name, value)
+        copy_settings(plain, self)
         self.plain, self.step_name = plain, type(plain).__name__
         self.fp16 = self.bf16 = False  # to_float and mixed precision set them, now or later
         if isinstance(plain, nn.Cell):

@@ -30,8 +30,14 @@ class LessBNAlgorithm(Algorithm):
 
     switch = "less_bn"
 
+    def __init__(self) -> None:
+        self._trained: frozenset[str] | None = None  # by the optimizer that the user gave
+
     def build(self, build: Build) -> None:
         """Rewrite the network, and fit the optimizer to its parameters."""
+        parameters = getattr(build.optimizer, "parameters", None)
+        if parameters is not None:
+            self._trained = frozenset(one.name for one in parameters)
         rewriting = self._rewritten(build.network, build)
         build.regroupings.append(rewriting.regrouped)
         centralize = self._centralized(build) if build.config.less_bn.gc_flag else {}
@@ -61,8 +67,7 @@ class LessBNAlgorithm(Algorithm):
             return {}
         return found
 
-    @staticmethod
-    def _rewritten(network: nn.Cell, build: Build) -> Rewriting:
+    def _rewritten(self, network: nn.Cell, build: Build) -> Rewriting:
         """Rewrite a network in place."""
         section = build.config.less_bn
         settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
@@ -71,7 +76,7 @@ class LessBNAlgorithm(Algorithm):
             settings["fn_flag"] = False
             build.report.put(Row("less_bn head", "less_bn", KEPT, reason))
         # The head costs accuracy: it comes with what saves time, or when it is asked for.
-        rewriting = less_bn(network, **settings, head_alone=False)
+        rewriting = less_bn(network, **settings, head_alone=False, trained=self._trained)
         build.on_failure(rewriting.undo)
         return rewriting
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mindspore import Parameter, Tensor, nn
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.sections import LessBNConfig
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
@@ -22,9 +23,10 @@ from mindspore_boost_ext.less_batch_normalization.steps import (
 )
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime.cells import exchange, layers_of, name_of
+from mindspore_boost_ext.runtime.cells import copy_settings, exchange, layers_of, name_of
 
 REMOVED, KEPT, NORMALISED = "removed", "kept", "normalised"
+_HOOKED = "it has hooks"
 Patterns = Sequence[str]
 
 
@@ -53,7 +55,7 @@ class RemovedBatchNorm(nn.Cell):
 
     def __init__(self, batch_norm: nn.Cell) -> None:
         super().__init__()
-        self.num_features = batch_norm.num_features
+        copy_settings(batch_norm, self)
         self.before = _Before(name_of(batch_norm.gamma), tuple(batch_norm.get_parameters()))
 
     def construct(self, x: Tensor) -> Tensor:
@@ -161,6 +163,7 @@ class _Plan:
     network: nn.Cell
     settings: LessBNConfig
     head_alone: bool
+    trained: Collection[str] | None
     graphs: list[Graph] = field(default_factory=list)
     exchanged: list[tuple[nn.Cell, nn.Cell]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -175,8 +178,10 @@ class _Plan:
                 continue
             name = name_of(cell.gamma)
             removal = removals.get(id(cell), Removal(False, does_else(cell) or "never called"))
-            if not (cell.gamma.requires_grad or cell.beta.requires_grad):
+            if not (self._trains(cell.gamma) or self._trains(cell.beta)):
                 removal = Removal(False, "its scale and shift do not train, as in a frozen part")
+            if _compat.has_hooks(cell):
+                removal = Removal(False, _HOOKED)
             if any(id(cell) in graph.read for graph in self.graphs):
                 removal = Removal(False, "other code reads its parameters")
             reason = failures.get(id(cell), removal.reason)
@@ -185,6 +190,10 @@ class _Plan:
                 self.exchanged.append((RemovedBatchNorm(cell), cell))
             done = KEPT if objection else REMOVED
             self.changes.append(Change(name, done, objection or removal.reason))
+
+    def _trains(self, parameter: Parameter) -> bool:
+        wanted = self.trained is None or parameter.name in self.trained
+        return bool(parameter.requires_grad and wanted)
 
     def _objection(self, name: str, removal: Removal) -> str:
         """Return why the user wants a removable BatchNorm to stay; empty if not."""
@@ -237,6 +246,10 @@ class _Plan:
         for dense in dense_layers:
             name = name_of(dense.weight)
             objection = own_construct(dense)
+            if not self._trains(dense.weight):
+                objection = "its weight does not train, as in a frozen part"
+            if _compat.has_hooks(dense):
+                objection = _HOOKED
             if dense is self.network:
                 objection = "the network itself is this Dense: put it into a Cell"
             if objection:
@@ -256,6 +269,7 @@ def less_bn(
     multiplier: float = 1.0,
     heads: Patterns | None = None,
     head_alone: bool = True,
+    trained: Collection[str] | None = None,
 ) -> Rewriting:
     """Rewrite a network in place; a second call changes nothing.
 
@@ -273,6 +287,9 @@ def less_bn(
             classifier. Default: None.
         head_alone (bool): whether the classifier is normalised where no BatchNorm is removed, too.
             Default: ``True``.
+        trained (Collection[str], optional): names of the Parameters that the optimizer trains.
+            Layers of others stay: they could not learn back what is lost. Default: None, all with
+            ``requires_grad``.
 
     Returns:
         Rewriting, what was done and why.
@@ -308,7 +325,7 @@ def less_bn(
         multiplier=multiplier,
         heads=heads,
     )
-    plan = _Plan(network, settings, head_alone, trace_both(network))
+    plan = _Plan(network, settings, head_alone, trained, trace_both(network))
     plan.norms()
     if fn_flag:
         plan.heads()

@@ -21,6 +21,13 @@ def name_of(parameter: Parameter) -> str:
     return str(parameter.name.rpartition(".")[0] or parameter.name)
 
 
+def copy_settings(source: object, target: nn.Cell) -> None:
+    """Give a Cell the settings of the layer or operator that it stands for: code may read them."""
+    for name, value in vars(source).items():
+        if not name.startswith("_") and not hasattr(target, name):
+            setattr(target, name, value)
+
+
 def exchange(network: nn.Cell, table: Mapping[int, Any]) -> None:
     """Put Cells or operators in the places of others, wherever the network holds them.
 

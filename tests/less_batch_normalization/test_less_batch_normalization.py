@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from pathlib import Path
 
+import contract
 import mindspore as ms
 import nets
 import numpy as np
@@ -258,6 +260,49 @@ def test_a_frozen_part_keeps_its_batch_norms():
     assert done(rewriting, "removed") == ["2.bn1"]
     (kept,) = (one for one in rewriting.changes if one.name == "1.bn1")
     assert kept.reason == "its scale and shift do not train, as in a frozen part"
+
+
+FROZEN = "its {} not train, as in a frozen part"
+
+
+def test_what_the_optimizer_leaves_out_is_a_frozen_part():
+    """As where only the last layer of a pretrained network is trained; its own is one of two."""
+    (kind, *_) = zoo.UNDERSTOOD
+    body = nn.SequentialCell(
+        nn.Conv2d(1, zoo.WIDTH, 3), kind(), kind(), nn.Flatten(), nn.Dense(zoo.WIDTH * 16, 3)
+    )
+    weights = [*body[2].trainable_params(), body[0].weight]
+    other = copy.deepcopy(body)
+    config = {**contract.switched(less_bn=True), "less_bn": {"fn_flag": True}}
+    with AutoBoost("O1", config).building() as boost:
+        boost.network_auto_process_train(body, nets.momentum(weights))
+        boost.network_auto_process_eval(other)
+    rows = {row.algorithm: row for row in boost.report().rows}
+    assert rows["less_bn 1.bn1"].reason == FROZEN.format("scale and shift do")
+    assert rows["less_bn 2.bn1"].status == "removed"
+    assert rows["less_bn 4"].reason == FROZEN.format("weight does")
+    kinds = [[type(cell) for _, cell in one.cells_and_names()] for one in (body, other)]
+    assert kinds[0] == kinds[1]
+
+
+def test_layers_with_hooks_stay():
+    (kind, *_) = zoo.UNDERSTOOD
+    body = nn.SequentialCell(nn.Conv2d(1, zoo.WIDTH, 3), kind(), kind(), nn.Dense(4, 3))
+    for hooked in (body[1].bn1, body[3]):
+        hooked.register_forward_hook(lambda cell, inputs, output: None)
+    rewriting = less_bn(body, fn_flag=True)
+    assert done(rewriting, "removed") == ["2.bn1"]
+    reasons = {one.name: one.reason for one in rewriting.changes}
+    assert (reasons["1.bn1"], reasons["3"]) == ("it has hooks",) * 2
+
+
+def test_settings_of_a_removed_batch_norm_can_be_read():
+    (kind, *_) = zoo.UNDERSTOOD
+    block = kind()
+    before = block.bn1
+    less_bn(block)
+    assert block.bn1 is not before
+    assert (block.bn1.eps, block.bn1.num_features) == (before.eps, before.num_features)
 
 
 @pytest.mark.parametrize("kind", zoo.UNDERSTOOD, ids=lambda one: one.__name__)
