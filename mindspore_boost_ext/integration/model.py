@@ -31,10 +31,12 @@ from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
 from mindspore_boost_ext.integration.outside import (
     construct_model,
     level_and_settings,
+    own_step,
     take_down,
 )
 from mindspore_boost_ext.report import (
     APPLIED,
+    INACTIVE,
     LOGGER,
     SKIPPED,
     NoEffectWarning,
@@ -153,7 +155,7 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     """Return the step cell of a Model under construction; ``plain_build`` is ms.Model's own way."""
     parts = ModelUnderConstruction(model)
     if parts.boost is None:
-        return with_report(plain_build(model))
+        return with_report(plain_build(model), parts.optimizer is None)
     with ONE_AT_A_TIME, parts.boost.building():
         release_dropped()
         plain = parts.plain_train_network(plain_build)
@@ -163,10 +165,18 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     return step
 
 
-def with_report(plain: nn.Cell) -> nn.Cell:
-    """Give MindSpore's own step a report of nothing done, so that scripts run at level O0 too."""
+def with_report(plain: nn.Cell, brought: bool = False) -> nn.Cell:
+    """Give MindSpore's own step a report of nothing done, so that scripts run at level O0 too.
+
+    Args:
+        plain (Cell): the step; nothing is done to a Cell that is none.
+        brought (bool): whether the script has brought it itself. Default: False.
+    """
     if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
         boost = AutoBoost()
+        if brought:
+            reason = own_step(type(plain).__name__)
+            boost.report().put(Row("step", "-", INACTIVE, reason))
         plain.report = boost.report
     return plain
 

@@ -78,31 +78,41 @@ class Built:
             self.own_steps.append(name)
 
     def summary(self) -> str:
-        """Return what was applied to which network, or why nothing was."""
-        if self.boosted:
-            return "\n\n".join(f"{name}: {report}" for name, report in self.boosted)
-        machine = "\n".join("; ".join(row.cells()[:4]) for row in tuning())
-        return "\n".join(filter(None, (f"nothing was boosted: {self._reason()}", machine)))
-
-    def _reason(self) -> str:
-        if self.plain:
-            names = ", ".join(dict.fromkeys(self.plain))
-            outside = settings_from_outside()
-            if outside.get("boost_level") == "O0":
-                return f"the level given, O0, switches nothing on for the Model of {names}: give O1"
-            if outside:
-                return f"the script gives the Model of {names} boost_level='O0' itself"
-            return f"the Model of {names} has no boost_level: put --level O1 before the script"
-        if self.own_steps:
-            names = ", ".join(dict.fromkeys(self.own_steps))
-            return (
-                f"the script has a step cell of its own, {names}: give ms.Model the network, the "
-                "loss and the optimizer instead, or use mindspore_boost_ext.make_train_step"
-            )
-        return (
+        """Return what was applied to which network, and why nothing was to others."""
+        reports = [f"{name}: {report}" for name, report in self.boosted]
+        if reports:
+            return "\n\n".join((*reports, *(f"not boosted: {one}" for one in self._left_out())))
+        reason = "; ".join(self._left_out()) or (
             "the script built no ms.Model with an optimizer; a loop of its own is boosted by "
             "mindspore_boost_ext.make_train_step"
         )
+        machine = "\n".join("; ".join(row.cells()[:4]) for row in tuning())
+        return "\n".join(filter(None, (f"nothing was boosted: {reason}", machine)))
+
+    def _left_out(self) -> list[str]:
+        """Return why networks were not boosted."""
+        found = [self._why_plain()] if self.plain else []
+        return found + ([own_step(_names(self.own_steps))] if self.own_steps else [])
+
+    def _why_plain(self) -> str:
+        names, outside = _names(self.plain), settings_from_outside()
+        if outside.get("boost_level") == "O0":
+            return f"the level given, O0, switches nothing on for the Model of {names}: give O1"
+        if outside:
+            return f"the script gives the Model of {names} boost_level='O0' itself"
+        return f"the Model of {names} has no boost_level: put --level O1 before the script"
+
+
+def _names(several: list[str]) -> str:
+    return ", ".join(dict.fromkeys(several))
+
+
+def own_step(names: str) -> str:
+    """Return why nothing is done to networks in step cells of the script's own, and the remedy."""
+    return (
+        f"the script has a step cell of its own, {names}: give ms.Model the network, the loss and "
+        "the optimizer instead, or use mindspore_boost_ext.make_train_step"
+    )
 
 
 BUILT: list[Built] = []  # one, where the launcher wants a summary

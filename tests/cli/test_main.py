@@ -249,6 +249,9 @@ SCRIPTS = {
     "own level": "ms.Model(net, loss, optimizer, boost_level='O0').train(1, data)",
     "own step": "step = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)\n"
     "ms.Model(step).train(1, data)",
+    "both": "step = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)\n"
+    "model = ms.Model(step)\nmodel.train(1, data)\nprint(model.train_network.report()['step'])\n"
+    "net, loss, optimizer, data = parts()\nms.Model(net, loss, optimizer).train(1, data)",
     "loop": "gradient = ms.value_and_grad(net, None, optimizer.parameters)",
     "exit": "ms.Model(net, loss, optimizer).train(1, data)\nsys.exit(0)",
     "failure": "ms.Model(net, loss, optimizer)\nraise KeyError('lost')",
@@ -304,6 +307,14 @@ def test_a_script_that_is_not_boosted_is_told_why(launched, name, words, reason)
     assert result.returncode == 0, result.stderr
     assert "mindspore_boost_ext: nothing was boosted: the " in result.stderr
     assert reason in result.stderr
+
+
+def test_what_is_not_boosted_is_named_beside_what_is(launched):
+    result = launched("both", "--config", "CONFIG")
+    assert result.returncode == 0, result.stderr
+    assert "mindspore_boost_ext: SequentialCell: boost level O1, mode manual" in result.stderr
+    assert "not boosted: the script has a step cell of its own, TrainOneStepCell" in result.stderr
+    assert "the script has a step cell of its own, TrainOneStepCell" in result.stdout  # the report
 
 
 def test_a_script_that_fails_ends_with_its_traceback(launched):
