@@ -109,10 +109,14 @@ class CheaperLayerNorm(CheaperCell):
             return self.plain(x, gamma, beta)
         of_rows, width = (*x.shape[:-1], 1), x.shape[-1]
         rows = x.reshape((-1, width))
+        # Seen from a value of the row: the sum of a row far from 0 would round away what it varies.
+        origin = ops.stop_gradient(rows[:, :1])
+        rows = rows - origin
         mean = _row_sums(rows) / width
         centered = rows - mean
         variance = _row_sums(centered * centered) / width
         values = centered * ops.rsqrt(variance + self.epsilon) * gamma + beta
+        mean = mean + origin
         return values.reshape(x.shape), mean.reshape(of_rows), variance.reshape(of_rows)
 
 

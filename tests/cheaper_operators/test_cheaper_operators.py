@@ -51,6 +51,18 @@ def test_a_layer_norm_of_another_shape_is_refused_as_by_mindspore(pynative_mode)
         net(Tensor(np.ones((3, 7), np.float32)))
 
 
+@pytest.mark.parametrize("far", [0.1, 100.1, 3333.3])
+def test_a_layer_norm_of_rows_far_from_zero(mode, far):
+    """Sums of such rows are off by as much as the rows vary; MindSpore's are, too, but less."""
+    net = nn.SequentialCell(nn.LayerNorm((70,), epsilon=EPSILON))
+    assert replaced(net).status == "applied"
+    constant = np.full((1, 70), far, np.float32)
+    np.testing.assert_array_equal(net(Tensor(constant)).asnumpy(), 0)
+    varied = (far + 0.1 * RNG.normal(size=(3, 70))).astype(np.float32)
+    expected = layer_norm(varied.astype(np.float64))
+    np.testing.assert_allclose(net(Tensor(varied)).asnumpy(), expected, rtol=1e-5, atol=2e-6)
+
+
 def gelu(x):
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
