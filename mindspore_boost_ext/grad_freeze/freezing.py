@@ -252,7 +252,14 @@ class GradientFreeze:
         if self._schedule == ADAPTIVE:
             most = prefix_length(len(groups), self._prefix["fraction"])
             return network, AdaptiveFreezeOpt(optimizer, groups, most, *self._adaptive)
-        return network, FreezeOpt(optimizer, groups, self._own_schedule(len(groups)))
+        freezing = FreezeOpt(optimizer, groups, self._own_schedule(len(groups)))
+        if self._schedule is None and 0 not in freezing.schedule.tally():
+            warn(
+                f"grad_freeze: with freeze_type={self._freeze_type}, freeze_p={self._freeze_p:g} "
+                f"and {len(groups)} groups no step trains everything, so the first part of the "
+                "network is never trained: give a larger freeze_p"
+            )
+        return network, freezing
 
     def _own_schedule(self, groups: int) -> Strategy:
         """Return the schedule for the number of groups that the network really has."""

@@ -90,7 +90,7 @@ class ShortScheduleAlgorithm(Algorithm):
         updates, parts, counts = self._updates(step), step.updates_per_batch, {}
         length = f"{updates}"
         if parts > 1:
-            length, counts = f"{settings.batches(parts)} batches, {parts} of each", {"parts": parts}
+            length, counts = f"{updates}, {parts} of each whole batch", {"parts": parts}
         reason = f"the schedule of {settings.total_steps} updates in {length}"
         step.report().update(self.switch, APPLIED, reason, {"updates": updates, **counts})
 

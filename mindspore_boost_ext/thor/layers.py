@@ -152,16 +152,16 @@ _MUL, _ZEROS_LIKE = ops.Mul(), ops.ZerosLike()
 
 
 @ops.constexpr
-def _factors_scales(x: tuple[int, ...], rows: int, positions: int) -> tuple[float, float]:
+def _factors_scales(samples: int, rows: int, positions: int) -> tuple[float, float]:
     """Return what the products of columns are multiplied by for A and for G.
 
     Args:
-        x: shape of the layer's input; its first axis counts the samples.
+        samples: in the layer's input.
         rows: of activations, as many as columns are multiplied.
         positions: of the output that share one weight matrix within a sample.
     """
     scale = positions**0.5 / rows
-    return scale, scale * x[0] * x[0]
+    return scale, scale * samples * samples
 
 
 class _Tap(nn.Cell):
@@ -188,7 +188,11 @@ class _Tap(nn.Cell):
 
     def scales(self, x: Tensor, gradients: Tensor, dout: Tensor) -> tuple[float, float]:
         """Return what the products of columns are multiplied by for A and for G."""
-        return _factors_scales(x.shape, gradients.shape[1], 1)
+        return _factors_scales(self.samples(x), gradients.shape[1], 1)
+
+    def samples(self, x: Tensor) -> int:
+        """Return the size of the first axis, but 1 for the features of one sample alone."""
+        return x.shape[0] if x.ndim > 1 else 1
 
     def a_product(self, activations: Tensor) -> Tensor:
         """Return the sum that factor A is made of, from the columns of activations."""
@@ -206,6 +210,9 @@ class _Tap(nn.Cell):
 
 class _EmbeddingTap(_Tap):
     """For an embedding A is diagonal: the share of each word among the rows."""
+
+    def samples(self, x: Tensor) -> int:
+        return x.shape[0]
 
     def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
         return _RESHAPE(_CAST(x, ms.int32), (-1,)), self.columns_of_rows(dout)
@@ -229,7 +236,7 @@ class _ConvTap(_Tap):
 
     def scales(self, x: Tensor, gradients: Tensor, dout: Tensor) -> tuple[float, float]:
         positions = dout.shape[2] * dout.shape[3]
-        return _factors_scales(x.shape, gradients.shape[1], positions)
+        return _factors_scales(self.samples(x), gradients.shape[1], positions)
 
     def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
         x = _CAST(x, ms.float32)

@@ -19,7 +19,7 @@ from mindspore_boost_ext.grad_freeze.freezing import (
     tabulate,
 )
 from mindspore_boost_ext.grad_freeze.optimizer import POSITION_NAME, prepare_first_step
-from mindspore_boost_ext.report import NoEffectWarning
+from mindspore_boost_ext.report import BoostWarning, NoEffectWarning
 
 WIDTH = 2
 
@@ -218,6 +218,14 @@ def test_one_group_only_is_told_as_having_no_effect():
     with pytest.warns(NoEffectWarning, match="param_groups=4 and the network leave one group only"):
         _, optimizer = GradientFreeze(4, 0, 0.5, 10).freeze_generate(net, momentum(net))
     assert set(optimizer.train_strategy) == {0}
+
+
+def test_a_first_part_that_is_never_trained_is_warned_of():
+    """Upstream's continuous sequence cuts the steps of group 0 off where freeze_p is small."""
+    net = Dense(6)
+    with pytest.warns(BoostWarning, match=r"type=0, freeze_p=0.4 and 2 groups no step trains"):
+        _, optimizer = GradientFreeze(2, 0, 0.4, 1000).freeze_generate(net, momentum(net))
+    assert set(optimizer.train_strategy) == {1}
 
 
 def test_parameters_that_the_network_does_not_have_are_never_frozen():

@@ -41,6 +41,14 @@ def test_dense_is_the_kronecker_solve(mode, has_bias):
         np.testing.assert_allclose(found["bias"], delta.sum(0), **TOLERANCE)
 
 
+def test_the_features_of_one_sample_alone_are_one_sample(mode):
+    x, target = random(5), random(4, seed=1)
+    _, found = one_step(nn.Dense(5, 4, has_bias=False), x, target)
+    delta = target[None] / 5  # Weighted divides by the first axis
+    expected = oracle.dense_direction(x[None], delta, delta.T @ x[None], DAMPING)
+    np.testing.assert_allclose(found["weight"], expected, **TOLERANCE)
+
+
 CONVS = {
     "same": ({"pad_mode": "same"}, (1, 1, 1, 1)),
     "same, strides": ({"pad_mode": "same", "stride": (2, 1)}, (0, 1, 1, 1)),
