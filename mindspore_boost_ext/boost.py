@@ -16,6 +16,7 @@ from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.algorithms import ALGORITHMS
+from mindspore_boost_ext.base.arguments import check_groups
 from mindspore_boost_ext.config.parse import ALGORITHMS as SWITCHES
 from mindspore_boost_ext.config.parse import (
     BoostConfig,
@@ -194,6 +195,7 @@ class AutoBoost:
         """
         with self._all_or_nothing():
             self.look_for_unavailable()
+            check_groups(optimizer)
             build = self._build(network, optimizer)
             for algorithm in self.algorithms:
                 if build.switches[algorithm.switch]:

@@ -11,7 +11,7 @@ from mindspore import Tensor, nn
 from mindspore.experimental import optim
 from models import model_of
 
-from mindspore_boost_ext import AutoBoost, NoEffectWarning
+from mindspore_boost_ext import AutoBoost, FreezeOpt, NoEffectWarning
 from mindspore_boost_ext.stages.gradients import check_dense
 
 REFUSED = {
@@ -48,6 +48,18 @@ def test_a_refused_optimizer_leaves_the_network_of_auto_boost_as_it_was():
     with pytest.raises(TypeError, match=r"needs an nn\.Optimizer, got Adam"):
         AutoBoost("O1").network_auto_process_train(net, optim.Adam(net.trainable_params()))
     assert kinds(net) == before
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_groups_that_mindspore_has_used_up_are_refused(wrapped):
+    """It trains nothing of them, and says nothing."""
+    net = nets.MLP()
+    weights = (one for one in net.trainable_params() if "weight" in one.name)
+    optimizer = nn.SGD([{"params": weights, "lr": 0.1}, {"params": [net.first.bias]}], 0.1)
+    if wrapped:
+        optimizer = FreezeOpt(optimizer)
+    with pytest.raises(ValueError, match="of a group whose params are a generator"):
+        model_of(net, {"boost": {"mode": "disable_all"}}, optimizer)
 
 
 @pytest.mark.parametrize("how", ["Model", "build_train_network"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +46,26 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
 # ---- Groups ----
 
 
+def check_groups(optimizer: nn.Cell) -> None:
+    """Refuse groups whose parameters MindSpore has used up before it could train them.
+
+    Args:
+        optimizer (Cell): an optimizer; of one that wraps it, such as LARS, the inner one counts.
+
+    Raises:
+        ValueError: if the ``"params"`` of a group were a generator, a filter or the like.
+    """
+    while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
+        optimizer = inner
+    kept = getattr(optimizer, "init_params", {}).get("params", ())
+    for group in kept if isinstance(kept, (list, tuple)) else ():
+        if isinstance(group, dict) and isinstance(group.get("params"), Iterator):
+            raise ValueError(
+                f"{type(optimizer).__name__} trains nothing of a group whose params are a "
+                f"{type(group['params']).__name__}, which can be gone through once: give a list"
+            )
+
+
 def groups_of(optimizer: nn.Optimizer) -> list[Any]:
     """Return the parameters as the optimizer got them: a list of Parameters, or of group dicts.
 
@@ -53,6 +73,7 @@ def groups_of(optimizer: nn.Optimizer) -> list[Any]:
     that the rest is the default of the optimizer.
     """
     base = base_of(optimizer)
+    check_groups(base)
     if not base.is_group:
         return list(base.parameters)
     kept = getattr(base, "init_params", {}).get("params")

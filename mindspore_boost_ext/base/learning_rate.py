@@ -14,7 +14,8 @@ def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
 
     Args:
         optimizer (nn.Optimizer): A MindSpore optimizer, or a Cell that wraps one as ``opt`` or
-            ``optimizer`` (``nn.LARS``). Anything with ``learning_rate`` and ``global_step``.
+            ``optimizer`` (``nn.LARS``). Anything with ``learning_rate`` and ``global_step``, or
+            with ``param_groups``.
 
     Returns:
         float; list[float] when parameter groups have their own rates: one for each distinct rate in
@@ -32,7 +33,9 @@ def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
         inner = getattr(optimizer, name, None)
         if getattr(inner, "learning_rate", None) is not None:
             return read_learning_rate(inner)
-    rate = getattr(optimizer, "learning_rate", None)
+    groups = getattr(optimizer, "param_groups", ())  # of mindspore.experimental.optim
+    rate: Any = [one["lr"] for one in groups if isinstance(one, dict) and "lr" in one]
+    rate = rate[0] if len(rate) == 1 else rate or getattr(optimizer, "learning_rate", None)
     if rate is None or getattr(optimizer, "relative_step", False):
         return None
     if isinstance(rate, (list, tuple, nn.CellList)):

@@ -14,7 +14,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import each
-from mindspore_boost_ext.config.rules import check_all
+from mindspore_boost_ext.config.rules import check_all, shown
 from mindspore_boost_ext.config.sections import GradAccumulationConfig
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.state import connected, state_of
@@ -55,7 +55,8 @@ class GradientAccumulation(nn.Cell):
         Tensor, ``loss``.
 
     Raises:
-        ValueError: if an argument breaks its rule.
+        TypeError: if ``optimizer`` has no ``parameters``.
+        ValueError: if another argument breaks its rule.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -76,6 +77,8 @@ class GradientAccumulation(nn.Cell):
         self, max_accumulation_step: int, optimizer: nn.Cell, *, weighting: str = EQUAL
     ) -> None:
         super().__init__(auto_prefix=False)
+        if not hasattr(optimizer, "parameters"):
+            raise TypeError(f"optimizer must be an optimizer, got {shown(optimizer)}")
         rules = GradAccumulationConfig.rules()
         check_all(
             "GradientAccumulation",

@@ -212,7 +212,8 @@ def make_train_step(
         network (Cell): the network.
         loss_fn (Cell, optional): takes the network's output and the label, the last Tensor of a
             batch; None if the network returns the loss itself.
-        optimizer (Cell): the optimizer over its trainable parameters.
+        optimizer (Cell): the optimizer over its trainable parameters, also one of
+            ``mindspore.experimental.optim``.
         level (str, optional): ``"O0"``, ``"O1"`` or ``"O2"``. Default: None, which is O1
             with ``config``; without, what ``MINDSPORE_BOOST_EXT_LEVEL`` says, else O0.
         config (Union[dict, str, os.PathLike, None]): the settings, as for ``boost_config_dict`` of

@@ -207,6 +207,11 @@ def boosted_step(
     return cell
 
 
+def is_experimental(optimizer: nn.Cell) -> bool:
+    """Return whether an optimizer is one of ``mindspore.experimental`` or ``mindspore.mint``."""
+    return not isinstance(optimizer, nn.Optimizer) and hasattr(optimizer, "param_groups")
+
+
 def boosted_build_train_network(
     original: Callable[..., nn.Cell],
     network: nn.Cell,
@@ -223,7 +228,7 @@ def boosted_build_train_network(
     Args:
         original: MindSpore's function of that name.
         network (Cell): as for that function.
-        optimizer (Cell): as for that function.
+        optimizer (Cell): as for that function, or one of ``mindspore.experimental.optim``.
         loss_fn (Cell, optional): as for that function.
         level (str): the level of mixed precision.
         boost_level (str): ``"O0"``, ``"O1"`` or ``"O2"``. Default: the environment's, else O0.
@@ -235,7 +240,8 @@ def boosted_build_train_network(
     boost = AutoBoost(boost_level, boost_config_dict, algorithms=algorithms)
     if boost.level == "O0" and AutoBoost.is_building():
         return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
-    if boost.level == "O0" and not algorithms and thor_of(optimizer) is None:
+    refused = is_experimental(optimizer)  # by MindSpore's function
+    if boost.level == "O0" and not (algorithms or refused) and thor_of(optimizer) is None:
         plain = original(network, optimizer, loss_fn, level, boost.level, **kwargs)
         return take_down(network, with_report(plain))
     if "loss_scale_manager" in kwargs:
@@ -249,7 +255,8 @@ def boosted_build_train_network(
         network, optimizer = boost.network_auto_process_train(network, optimizer)
         boost.fit_groups(manager)
         kwargs["loss_scale_manager"] = None
-        plain = original(network, optimizer, loss_fn, level, "O0", **kwargs)
+        accepted = nn.SGD(optimizer.parameters) if refused else optimizer
+        plain = original(network, accepted, loss_fn, level, "O0", **kwargs)
     return take_down(given, boosted_step(plain, optimizer, manager, boost))
 
 

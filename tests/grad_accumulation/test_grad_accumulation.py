@@ -340,3 +340,8 @@ def test_samples_that_cannot_be_counted_are_refused():
     step = model_of(net, config, loss_fn=None).train_network
     with pytest.raises(ValueError, match=r"weighting='samples' counts .* got .*: give the samples"):
         step(Tensor(2.0), Tensor(np.ones((2, nets.FEATURES), np.float32)))
+
+
+def test_what_is_no_optimizer_is_refused():
+    with pytest.raises(TypeError, match="optimizer must be an optimizer, got 'x'"):
+        GradientAccumulation(2, "x")

@@ -9,7 +9,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, experimental, nn
 from mindspore.train import Callback
 from models import model_of
 
@@ -24,6 +24,7 @@ from mindspore_boost_ext import (
     restore,
 )
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.base.learning_rate import read_learning_rate
 
 
 def make(algorithm):
@@ -74,6 +75,26 @@ def test_it_trains_as_a_loop_with_value_and_grad(mode):
         optimizer(gradients)
         # Two graphs of the same float32 operators: some roundings apart.
         np.testing.assert_allclose(step(Tensor(x), Tensor(y)).asnumpy(), loss.asnumpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("config", [None, OFF], ids=["O0", "O1"])
+def test_an_experimental_optimizer_trains_as_by_hand(mode, config):
+    """ms.Model and build_train_network of MindSpore refuse it; its schedulers work, too."""
+    losses, rates = [], []
+    for by_hand in (True, False):
+        net = nets.MLP()
+        optimizer = experimental.optim.Adam(net.trainable_params(), lr=0.25)
+        scheduler = experimental.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        with_loss = nn.WithLossCell(net, nets.loss_fn())
+        step = nn.TrainOneStepCell(with_loss, optimizer)
+        if not by_hand:
+            step = make_train_step(net, nets.loss_fn(), optimizer, config=config)
+        for x, y in nets.batches(5):
+            rates.append(read_learning_rate(optimizer))
+            losses.append(float(step(Tensor(x), Tensor(y)).asnumpy()))
+            scheduler.step()
+    assert losses[:5] == losses[5:]
+    assert rates == [0.25, 0.25, 0.125, 0.125, 0.0625] * 2
 
 
 def test_a_network_may_return_its_loss(mode):
