@@ -1,7 +1,6 @@
 """The only file that touches private MindSpore names. Checked against 2.7 to 2.10.
 
-Everything here is a thin adapter: public names for what ``ms.Model`` keeps private while it builds
-itself, and the list of places where MindSpore holds its own boost package.
+Thin adapters: public names for what it keeps private, and where it holds its own boost package.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mindspore as ms
@@ -209,15 +208,17 @@ def own_attributes(cell: nn.Cell) -> dict[str, Any]:
 def shallow_copy(cell: nn.Cell, kind: Any = None) -> nn.Cell:
     """Return a Cell over the same Parameters, Cells and attributes, of its class or ``kind``.
 
-    It has an identity and a compile cache of its own; changing its attributes leaves ``cell``
-    alone.
+    It has an identity, a compile cache and attributes of its own.
     """
     kind = type(cell) if kind is None else kind
     copy = kind.__new__(kind)
     nn.Cell.__init__(copy, auto_prefix=False)
     copy.add_flags(**cell.get_flags())
     vars(copy)["training"] = cell.training
-    vars(copy).update(own_attributes(cell))
+    for name, value in own_attributes(cell).items():
+        # Amp level "auto" sets a construct on the object.
+        bound = isinstance(value, MethodType) and value.__self__ is cell
+        vars(copy)[name] = MethodType(value.__func__, copy) if bound else value
     for name in ("_params", "_cells", "_primitives", "_buffers"):
         if name in vars(cell):
             vars(copy)[name] = vars(cell)[name].copy()

@@ -50,6 +50,22 @@ def test_a_refused_optimizer_leaves_the_network_of_auto_boost_as_it_was():
     assert kinds(net) == before
 
 
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_an_experimental_optimizer_is_refused_as_by_mindspore(level):
+    net = nets.MLP()
+    optimizer = optim.SGD(net.trainable_params(), lr=0.1)
+    config = {"boost": {"mode": "disable_all"}} if level == "O1" else None
+    with pytest.raises(TypeError, match="type of 'optimizer' should be one of"):
+        model_of(net, config, optimizer)
+
+
+def test_an_optimizer_that_trains_nothing_is_refused():
+    net = nets.MLP()
+    optimizer = nn.AdamWeightDecay([{"params": iter(net.trainable_params())}])
+    with pytest.raises(ValueError, match="AdamWeightDecay trains nothing: give it parameters"):
+        model_of(net, {"boost": {"mode": "disable_all"}}, optimizer)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_groups_that_mindspore_has_used_up_are_refused(wrapped):
     """It trains nothing of them, and says nothing."""

@@ -46,6 +46,13 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
 # ---- Groups ----
 
 
+def innermost(optimizer: nn.Cell) -> nn.Cell:
+    """Return the optimizer that FreezeOpt, LARS and the like wrap; one that wraps none itself."""
+    while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
+        optimizer = inner
+    return optimizer
+
+
 def check_groups(optimizer: nn.Cell) -> None:
     """Refuse groups whose parameters MindSpore has used up before it could train them.
 
@@ -55,8 +62,12 @@ def check_groups(optimizer: nn.Cell) -> None:
     Raises:
         ValueError: if the ``"params"`` of a group were a generator, a filter or the like.
     """
-    while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
-        optimizer = inner
+    optimizer = innermost(optimizer)
+    if len(getattr(optimizer, "parameters", (None,))) == 0:
+        raise ValueError(
+            f"{type(optimizer).__name__} trains nothing: give it parameters, in lists; of a "
+            "generator or a filter in a group MindSpore trains nothing"
+        )
     kept = getattr(optimizer, "init_params", {}).get("params", ())
     for group in kept if isinstance(kept, (list, tuple)) else ():
         if isinstance(group, dict) and isinstance(group.get("params"), Iterator):

@@ -12,10 +12,10 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import RowTensor
 from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.runtime.cells import is_a
 
 # The place of an output axis when a gradient stays as it is.
 UNTOUCHED = -1
@@ -173,7 +173,7 @@ def output_axis_of(parameter: Parameter, owner: nn.Cell | None = None) -> int:
             other exceptions are not known. Default: None.
     """
     own_name = parameter.name.rpartition(".")[2]
-    axis = 1 if isinstance(owner, _TRANSPOSED) else 0
+    axis = 1 if owner is not None and is_a(owner, _TRANSPOSED) else 0
     if parameter.ndim < 2 or any(word in own_name for word in _NO_WEIGHTS):
         return UNTOUCHED
     if parameter.size == parameter.shape[axis]:  # a single input
@@ -295,10 +295,8 @@ def place_of_rule(optimizer: nn.Optimizer) -> str:
     """Return the method of an optimizer in whose place the rule can be put; empty if there is none.
 
     Args:
-        optimizer (nn.Optimizer): the optimizer; of one that wraps it, such as LARS, the inner one.
+        optimizer (nn.Optimizer): the optimizer; not LARS or FreezeOpt, but what these wrap.
     """
-    while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
-        optimizer = inner
     construct = inspect.unwrap(type(optimizer).construct)
     # Attributes alone: MindCV's AdamW and Lion call a function of the name ``scale_grad``.
     loads = ("LOAD_ATTR", "LOAD_METHOD")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.filled import filled
 from mindspore_boost_ext.runtime.cells import copy_settings
 
 # gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)
@@ -101,7 +103,10 @@ class _SoftmaxOfRows(nn.Cell):
 
 
 class CheaperLayerNorm(CheaperCell):
-    """A LayerNorm over the last axis; its outputs are those of ``ops.LayerNorm`` on CPU."""
+    """A LayerNorm over the last axis; its outputs are those of ``ops.LayerNorm`` on CPU.
+
+    Of a row with inf, or with values above 1e38, all three are NaN or infinite.
+    """
 
     def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised values, and mean and variance with a last axis of 1."""
@@ -110,7 +115,8 @@ class CheaperLayerNorm(CheaperCell):
         of_rows, width = (*x.shape[:-1], 1), x.shape[-1]
         rows = x.reshape((-1, width))
         # Seen from a value of the row: the sum of a row far from 0 would round away what it varies.
-        origin = ops.stop_gradient(rows[:, :1])
+        # (MindSpore's slice of an empty Tensor ends the process.)
+        origin = ops.stop_gradient(rows[:, :1]) if x.size != 0 else filled(ms.float32, (1, 1), 0.0)
         rows = rows - origin
         mean = _row_sums(rows) / width
         centered = rows - mean
@@ -129,6 +135,12 @@ class CheaperMaxPool(CheaperCell):
         self.strides: tuple[int, int] = plain.strides[2:]
         self.pads = plain.pad_mode == "SAME"
         self.pool = ops.MaxPoolWithArgmax(self.kernel, self.strides, plain.pad_mode)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CheaperMaxPool:
+        """Make another one: MindSpore's operator cannot be copied."""
+        other = CheaperMaxPool(copy.deepcopy(self.plain, memo))
+        other.add_flags(**self.get_flags())
+        return other.set_train(self.training)
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the maxima, [N, C, H, W]."""

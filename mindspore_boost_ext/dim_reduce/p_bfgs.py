@@ -12,10 +12,12 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.projection import PREFIX, Subspace, state
+from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 P_BFGS, TWA = "p-bfgs", "twa"
 _CURVATURE_ABOVE = 1e-20
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _ROUNDING = float(np.finfo(np.float32).eps)
 
 
@@ -320,11 +322,7 @@ class DimReduce(Subspace):
 
 def without_dropout(network: nn.Cell) -> nn.Cell:
     """Return the network, over the same Parameters, with its dropout layers out of action."""
-    return eval_copy(network, [one for _, one in network.cells_and_names() if _is_dropout(one)])
-
-
-def _is_dropout(cell: nn.Cell) -> bool:
-    return "Dropout" in type(cell).__name__ and type(cell).__module__.startswith("mindspore")
+    return eval_copy(network, layers_of(network, _DROPOUTS))
 
 
 def _copied(after: Tensor, target: Parameter, source: Parameter) -> Tensor:

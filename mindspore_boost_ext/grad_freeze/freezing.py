@@ -241,7 +241,8 @@ class GradientFreeze:
             TypeError: if ``optimizer`` is not an ``nn.Optimizer``.
         """
         if not isinstance(optimizer, nn.Optimizer):
-            raise TypeError(f"optimizer must be an nn.Optimizer, got {shown(optimizer)}")
+            kind = type(optimizer).__name__
+            raise TypeError(f"grad_freeze needs an nn.Optimizer, got {kind}: leave it away")
         trained = {id(parameter) for parameter in optimizer.parameters}
         owned = [one for one in in_order_of_last_use(network) if id(one) in trained]
         known = {id(parameter) for parameter in owned}

@@ -90,8 +90,9 @@ class TrainStep:
     ) -> Iterator[tuple[Any, ...]]:
         """Yield the batches of some epochs, and call callbacks around what the loop does with them.
 
-        Each is a tuple of Tensors; call the step with it once before the next. Nothing is yielded
-        if ``initial_epoch`` is not below ``epochs``.
+        Each is a tuple of Tensors; call the step with it once before the next. A dataset is read
+        ahead, also into the next epoch, as by ``ms.Model``. Nothing is yielded if
+        ``initial_epoch`` is not below ``epochs``.
 
         Args:
             dataset (Union[Dataset, Iterable]): a dataset of MindSpore, or anything that gives
@@ -212,8 +213,9 @@ def make_train_step(
         network (Cell): the network.
         loss_fn (Cell, optional): takes the network's output and the label, the last Tensor of a
             batch; None if the network returns the loss itself.
-        optimizer (Cell): the optimizer over its trainable parameters, also one of
-            ``mindspore.experimental.optim``.
+        optimizer (Cell): the optimizer over its trainable parameters. One of
+            ``mindspore.experimental.optim`` goes without ``less_bn`` and ``grad_freeze``, which
+            level O1 has on.
         level (str, optional): ``"O0"``, ``"O1"`` or ``"O2"``. Default: None, which is O1
             with ``config``; without, what ``MINDSPORE_BOOST_EXT_LEVEL`` says, else O0.
         config (Union[dict, str, os.PathLike, None]): the settings, as for ``boost_config_dict`` of
@@ -257,6 +259,7 @@ def make_train_step(
         "O1" if level is None and config else level,
         config,
         algorithms=algorithms,
+        any_optimizer=True,
         **manager,
     )
     return TrainStep(cell, network)

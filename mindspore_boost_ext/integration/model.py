@@ -221,6 +221,7 @@ def boosted_build_train_network(
     boost_level: str | None = None,
     boost_config_dict: ConfigSource = None,
     algorithms: Sequence[Algorithm] = (),
+    any_optimizer: bool = False,
     **kwargs: object,
 ) -> nn.Cell:
     """``mindspore.amp.build_train_network`` with the accelerators of ``boost_level``.
@@ -228,19 +229,21 @@ def boosted_build_train_network(
     Args:
         original: MindSpore's function of that name.
         network (Cell): as for that function.
-        optimizer (Cell): as for that function, or one of ``mindspore.experimental.optim``.
+        optimizer (Cell): as for that function.
         loss_fn (Cell, optional): as for that function.
         level (str): the level of mixed precision.
         boost_level (str): ``"O0"``, ``"O1"`` or ``"O2"``. Default: the environment's, else O0.
         boost_config_dict: settings for the level, as for ``AutoBoost``.
         algorithms (Sequence[Algorithm]): algorithms of the user's own.
+        any_optimizer (bool): whether to take optimizers of ``mindspore.experimental``, which that
+            function refuses. Default: False.
         **kwargs: as for that function.
     """
     boost_level, boost_config_dict = level_and_settings(boost_level, boost_config_dict)
     boost = AutoBoost(boost_level, boost_config_dict, algorithms=algorithms)
     if boost.level == "O0" and AutoBoost.is_building():
         return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
-    refused = is_experimental(optimizer)  # by MindSpore's function
+    refused = any_optimizer and is_experimental(optimizer)  # by MindSpore's function
     if boost.level == "O0" and not (algorithms or refused) and thor_of(optimizer) is None:
         plain = original(network, optimizer, loss_fn, level, boost.level, **kwargs)
         return take_down(network, with_report(plain))

@@ -7,6 +7,7 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.centralization import place_of_rule
 from mindspore_boost_ext.base.rebuild import ParameterProcess
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
@@ -31,13 +32,13 @@ class LessBNAlgorithm(Algorithm):
     switch = "less_bn"
 
     def __init__(self) -> None:
-        self._trained: frozenset[str] | None = None  # by the optimizer that the user gave
+        self._frozen: frozenset[str] = frozenset()  # what the user's optimizer does not train
 
     def build(self, build: Build) -> None:
         """Rewrite the network, and fit the optimizer to its parameters."""
-        parameters = getattr(build.optimizer, "parameters", None)
-        if parameters is not None:
-            self._trained = frozenset(one.name for one in parameters)
+        trained = {id(one) for one in getattr(build.optimizer, "parameters", ())}
+        parameters = build.network.trainable_params() if trained else ()
+        self._frozen = frozenset(one.name for one in parameters if id(one) not in trained)
         rewriting = self._rewritten(build.network, build)
         build.regroupings.append(rewriting.regrouped)
         centralize = self._centralized(build) if build.config.less_bn.gc_flag else {}
@@ -61,7 +62,7 @@ class LessBNAlgorithm(Algorithm):
     def _centralized(self, build: Build) -> dict[str, int]:
         """Return whose gradients are to be centralized; none by an optimizer without a place."""
         found = centralized_weights(build, _CENTRALIZATION, self.switch)
-        if found and not place_of_rule(build.optimizer):
+        if found and not place_of_rule(innermost(build.optimizer)):
             reason = f"{type(build.optimizer).__name__} never calls gradients_centralization"
             build.report.put(Row(_CENTRALIZATION, self.switch, SKIPPED, reason))
             return {}
@@ -76,7 +77,7 @@ class LessBNAlgorithm(Algorithm):
             settings["fn_flag"] = False
             build.report.put(Row("less_bn head", "less_bn", KEPT, reason))
         # The head costs accuracy: it comes with what saves time, or when it is asked for.
-        rewriting = less_bn(network, **settings, head_alone=False, trained=self._trained)
+        rewriting = less_bn(network, **settings, head_alone=False, frozen=self._frozen)
         build.on_failure(rewriting.undo)
         return rewriting
 
@@ -106,7 +107,9 @@ def rebuild_for(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None
         TypeError: if the optimizer has to change and is no ``nn.Optimizer``.
     """
     if not isinstance(optimizer, nn.Optimizer):
-        raise TypeError(f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}")
+        raise TypeError(
+            f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}: leave less_bn away"
+        )
     trained = {id(parameter) for parameter in optimizer.parameters}
     removed = [one for one in rewriting.removed_parameters if id(one) in trained]
     added = [one for one in rewriting.added_parameters if id(one) not in trained]

@@ -163,7 +163,7 @@ class _Plan:
     network: nn.Cell
     settings: LessBNConfig
     head_alone: bool
-    trained: Collection[str] | None
+    frozen: Collection[str]
     graphs: list[Graph] = field(default_factory=list)
     exchanged: list[tuple[nn.Cell, nn.Cell]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -192,8 +192,7 @@ class _Plan:
             self.changes.append(Change(name, done, objection or removal.reason))
 
     def _trains(self, parameter: Parameter) -> bool:
-        wanted = self.trained is None or parameter.name in self.trained
-        return bool(parameter.requires_grad and wanted)
+        return bool(parameter.requires_grad) and parameter.name not in self.frozen
 
     def _objection(self, name: str, removal: Removal) -> str:
         """Return why the user wants a removable BatchNorm to stay; empty if not."""
@@ -269,7 +268,7 @@ def less_bn(
     multiplier: float = 1.0,
     heads: Patterns | None = None,
     head_alone: bool = True,
-    trained: Collection[str] | None = None,
+    frozen: Collection[str] = (),
 ) -> Rewriting:
     """Rewrite a network in place; a second call changes nothing.
 
@@ -287,9 +286,9 @@ def less_bn(
             classifier. Default: None.
         head_alone (bool): whether the classifier is normalised where no BatchNorm is removed, too.
             Default: ``True``.
-        trained (Collection[str], optional): names of the Parameters that the optimizer trains.
-            Layers of others stay: they could not learn back what is lost. Default: None, all with
-            ``requires_grad``.
+        frozen (Collection[str]): names of Parameters that no optimizer trains. Their layers stay,
+            as those without ``requires_grad``: they could not learn back what is lost.
+            Default: ``()``.
 
     Returns:
         Rewriting, what was done and why.
@@ -325,7 +324,7 @@ def less_bn(
         multiplier=multiplier,
         heads=heads,
     )
-    plan = _Plan(network, settings, head_alone, trained, trace_both(network))
+    plan = _Plan(network, settings, head_alone, frozen, trace_both(network))
     plan.norms()
     if fn_flag:
         plan.heads()

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from mindspore import Parameter, nn
+from mindspore import Parameter, nn, ops
 
 from mindspore_boost_ext import _compat
+
+_REWRITTEN = re.compile(r"Opt(_\d+)+$")  # of a module, such as NetOpt_140110865456912
 
 
 def layers_of(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:
     """Return the layers of some kinds, each once."""
-    found = [cell for _, cell in network.cells_and_names() if isinstance(cell, kinds)]
+    found = [cell for _, cell in network.cells_and_names() if is_a(cell, kinds)]
     return list(dict.fromkeys(found))
+
+
+def is_a(cell: nn.Cell, kinds: tuple[type, ...]) -> bool:
+    """Return whether a Cell is of one of some classes, also after mixed precision O1.
+
+    From its second use in a process on, that derives layers from copies of MindSpore's classes.
+    """
+    names = {one.__name__ for one in kinds} if is_rewritten(cell) else ()
+    return isinstance(cell, kinds) or any(one.__name__ in names for one in type(cell).__mro__)
+
+
+def is_rewritten(cell: nn.Cell) -> bool:
+    """Return whether mixed precision O1 has written the class of a Cell."""
+    return bool(_REWRITTEN.search(type(cell).__module__))
 
 
 def name_of(parameter: Parameter) -> str:
@@ -24,7 +41,8 @@ def name_of(parameter: Parameter) -> str:
 def copy_settings(source: object, target: nn.Cell) -> None:
     """Give a Cell the settings of the layer or operator that it stands for: code may read them."""
     for name, value in vars(source).items():
-        if not name.startswith("_") and not hasattr(target, name):
+        is_setting = not name.startswith("_") and not isinstance(value, ops.Primitive)
+        if is_setting and not hasattr(target, name):
             setattr(target, name, value)
 
 

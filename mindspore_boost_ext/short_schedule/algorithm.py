@@ -10,6 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning
@@ -42,7 +43,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if not self.is_on(step):
             return
         settings: Any = step.auto_boost.config.short_schedule
-        optimizer = _innermost(step.optimizer)
+        optimizer = innermost(step.optimizer)
         reason = _unfit(optimizer)
         if reason:
             if settings.if_unfit == REFUSE:
@@ -150,7 +151,7 @@ class ShortScheduleAlgorithm(Algorithm):
             return
         settings: Any = step.auto_boost.config.short_schedule
         total, batches = settings.total_steps, settings.batches(step.updates_per_batch)
-        position = int(_innermost(step.optimizer).global_step.asnumpy()[0])
+        position = int(innermost(step.optimizer).global_step.asnumpy()[0])
         planned = round(position * batches / total) + epochs * steps // step.window()
         remedy = f"set {self.switch}.total_steps to the updates of the whole training"
         if planned > total > position + 1:  # else it is over already, which is said elsewhere
@@ -177,7 +178,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if not self._is_applied(step):
             return None
         settings: Any = step.auto_boost.config.short_schedule
-        position, last = _innermost(step.optimizer).global_step, settings.total_steps - 1
+        position, last = innermost(step.optimizer).global_step, settings.total_steps - 1
         return lambda: self._is_applied(step) and bool(position.asnumpy()[0] >= last)
 
 
@@ -192,11 +193,6 @@ def _are_of_samples(inputs: tuple[Any, ...]) -> bool:
     shapes = [getattr(one, "shape", ()) for one in inputs]
     of_samples = all(not shape or shape[0] == samples for shape in shapes)
     return of_samples and (samples, samples) not in [tuple(one) for one in shapes[1:]]
-
-
-def _innermost(optimizer: nn.Cell) -> nn.Cell:
-    inner = _compat.wrapped_optimizer(optimizer)
-    return optimizer if inner is None else _innermost(inner)
 
 
 def _unfit(optimizer: nn.Cell) -> str:

@@ -10,6 +10,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.runtime.cells import is_a, is_rewritten
 
 DENSE, CONV, EMBEDDING = "Dense", "Conv2d", "Embedding"
 PLAIN, LAYER_NORM = "plain", "LayerNorm"
@@ -90,15 +91,19 @@ def layer_plans(
 
 def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | None, str]:
     """Return the plan for one parameter of a Cell, or the reason why there is none."""
-    if isinstance(cell, nn.LayerNorm):
+    if is_a(cell, (nn.LayerNorm,)):
         return None, LAYER_NORM
     kind = _kind(cell)
     if kind is None:
         return None, f"parameter of {type(cell).__name__}"
-    main = cell.embedding_table if kind == EMBEDDING else cell.weight
-    if parameter is not main:
+    if parameter is not _main(cell):
         return None, f"bias of {kind}"
-    if type(cell).construct is not _CLASSES[kind].construct:
+    own = (
+        type(cell).__mro__[1].__name__ != kind
+        if is_rewritten(cell)
+        else (type(cell).construct is not _CLASSES[kind].construct)
+    )
+    if own:
         return None, f"{type(cell).__name__} has a construct of its own"
     if kind == CONV and (cell.group != 1 or cell.data_format != "NCHW"):
         return None, f"Conv2d with group={cell.group}, {cell.data_format}"
@@ -110,8 +115,13 @@ def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | 
 _CLASSES = {DENSE: nn.Dense, CONV: nn.Conv2d, EMBEDDING: nn.Embedding}
 
 
+def _main(layer: nn.Cell) -> Parameter:
+    """Return the weight of a layer of a known kind."""
+    return layer.embedding_table if _kind(layer) == EMBEDDING else layer.weight
+
+
 def _kind(cell: nn.Cell) -> str | None:
-    return next((kind for kind, one in _CLASSES.items() if isinstance(cell, one)), None)
+    return next((kind for kind, one in _CLASSES.items() if is_a(cell, (one,))), None)
 
 
 # ---- from activations and gradients to factors ----
@@ -304,20 +314,22 @@ class Taps:
     def follow(self, network: nn.Cell) -> None:
         """Go over to the layers that have the weights now: mixed precision O1 makes them anew."""
         self.detach()
-        owners = {
-            id(parameter): cell
-            for _, cell in network.cells_and_names()
-            for parameter in _compat.own_parameters(cell).values()
-        }
-        self.layers = [owners.get(id(plan.weight), plan.layer) for plan in self._plans]
+        cells = [cell for _, cell in network.cells_and_names()]
+        left = {id(cell) for cell in cells}
+        # Other Cells may hold a weight, too, such as a loss with a penalty on it.
+        anew = {id(_main(cell)): cell for cell in cells if _kind(cell)}
+        self.layers = [
+            plan.layer if id(plan.layer) in left else anew.get(id(plan.weight), plan.layer)
+            for plan in self._plans
+        ]
 
     def attach(self) -> None:
         """Let the layers carry these taps, whatever they carried before."""
         self.used = True
-        for layer, part in zip(self.layers, self._parts):
+        for plan, layer, part in zip(self._plans, self.layers, self._parts):
             _remove(layer)
-            function = _tapped_embedding if isinstance(layer, nn.Embedding) else _tapped
-            if isinstance(layer, nn.Dense) and layer.activation_flag:
+            function = _tapped_embedding if plan.kind == EMBEDDING else _tapped
+            if plan.kind == DENSE and layer.activation_flag:
                 function = _tapped_dense_with_activation
             # Past Cell.__setattr__: the layer must not list them among its Cells and Parameters.
             values = (types.MethodType(function, layer), layer.construct, *part)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import contract
 import mindspore as ms
 import nets
@@ -61,6 +63,22 @@ def test_a_layer_norm_of_rows_far_from_zero(mode, far):
     varied = (far + 0.1 * RNG.normal(size=(3, 70))).astype(np.float32)
     expected = layer_norm(varied.astype(np.float64))
     np.testing.assert_allclose(net(Tensor(varied)).asnumpy(), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_a_network_with_cheaper_operators_can_be_copied(pynative_mode):
+    net = nn.SequentialCell(all_kinds(), nn.MaxPool2d(2, 2))
+    assert replaced(net).status == "applied"
+    twin = copy.deepcopy(net)
+    kinds = [[type(cell) for _, cell in one.cells_and_names()] for one in (net, twin)]
+    assert kinds[0] == kinds[1]
+    images = IMAGES.astype("f")
+    np.testing.assert_array_equal(twin[1](Tensor(images)).asnumpy(), max_pool(2, 2)(images))
+
+
+def test_a_layer_norm_of_nothing(mode):
+    net = nn.SequentialCell(nn.LayerNorm((3,)))
+    assert replaced(net).status == "applied"
+    assert net(Tensor(np.zeros((0, 3), np.float32))).shape == (0, 3)
 
 
 def gelu(x):

@@ -7,7 +7,7 @@ import nets
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
-from models import model_of
+from models import loss_of, model_of
 
 from mindspore_boost_ext import (
     AutoBoost,
@@ -258,6 +258,17 @@ def test_dropout_between_frozen_layers_rests_when_asked(mode):
         }
     assert len(losses[True]) == 1
     assert len(losses[False]) > 1
+
+
+def test_amp_level_auto_keeps_a_frozen_dropout_at_rest(mode):
+    """It sets a construct on the network, which the copy with the resting layers has of its own."""
+    layers = [nn.Dense(3, 3), nn.Dropout(p=0.5), nn.Dense(3, 3), nn.Dense(3, 3)]
+    net = nets.fill(nn.SequentialCell(layers))
+    settings = config(param_groups=2, schedule=[1, 1, 1, 1], eval_frozen=True)
+    model = model_of(net, settings, nn.SGD(net.trainable_params(), 0.0), amp_level="auto")
+    ((x, y),) = nets.batches(1)
+    losses = {loss_of(model.train_network(Tensor(x), Tensor(y))) for _ in range(4)}
+    assert len(losses) == 1
 
 
 def test_a_dropout_that_a_trained_layer_shares_stays_on_there(mode):

@@ -27,7 +27,7 @@ from mindspore_boost_ext import (
     NoEffectWarning,
 )
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN
-from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
+from mindspore_boost_ext.less_batch_normalization.rewrite import RemovedBatchNorm, less_bn
 from mindspore_boost_ext.less_batch_normalization.steps import is_batch_norm
 from mindspore_boost_ext.less_batch_normalization.tracing import trace
 
@@ -283,6 +283,18 @@ def test_what_the_optimizer_leaves_out_is_a_frozen_part():
     assert rows["less_bn 4"].reason == FROZEN.format("weight does")
     kinds = [[type(cell) for _, cell in one.cells_and_names()] for one in (body, other)]
     assert kinds[0] == kinds[1]
+
+
+def test_an_eval_network_of_other_names_is_rewritten_alike():
+    (kind, *_) = zoo.UNDERSTOOD
+    body = nn.SequentialCell(nn.Conv2d(1, zoo.WIDTH, 3), kind())
+    other = nn.CellList([copy.deepcopy(body)])
+    other.update_parameters_name("other.")
+    with AutoBoost("O1", contract.switched(less_bn=True)).building() as boost:
+        boost.network_auto_process_train(body, nets.momentum(body.trainable_params()))
+        boost.network_auto_process_eval(other)
+    assert boost.report()["less_bn (evaluation)"].status == "applied"
+    assert type(other[0][1].bn1) is type(body[1].bn1) is RemovedBatchNorm
 
 
 def test_layers_with_hooks_stay():

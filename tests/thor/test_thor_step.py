@@ -336,6 +336,28 @@ def test_layers_that_mixed_precision_makes_anew_are_preconditioned(mode):
     assert np.abs(ends["O1", True] - ends["O1", False]).max() > 2e-2
 
 
+class Penalty(nn.LossBase):
+    """A loss that holds a weight of the network, as layers do."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def construct(self, logits, labels):
+        return ops.cross_entropy(logits, labels) + 0.1 * (self.weight**2).sum()
+
+
+@pytest.mark.parametrize("amp_level", ["O0", "O1"])
+def test_a_loss_may_hold_a_weight_of_a_layer(mode, amp_level):
+    net = nets.MLP()
+    config = {**contract.switched(thor=True), "thor": {"frequency": 1}}
+    loss_fn = Penalty(net.first.weight)
+    step = model_of(net, config, loss_fn=loss_fn, amp_level=amp_level).train_network
+    for x, y in nets.batches(2):
+        step(Tensor(x), Tensor(y))
+    assert step.observations()["thor.inversions"] == 4  # two layers, two refreshes
+
+
 def test_groups_of_parameters_keep_their_settings(graph_mode):
     net = nets.MLP()
     groups = [

@@ -1,0 +1,62 @@
+"""Layers are known by their kind, also when mixed precision O1 has written their classes anew."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import pytest
+from mindspore import nn
+
+from mindspore_boost_ext import AutoBoost
+from mindspore_boost_ext.base.centralization import output_axes
+from mindspore_boost_ext.dim_reduce.p_bfgs import without_dropout
+from mindspore_boost_ext.runtime.cells import is_a, layers_of
+from mindspore_boost_ext.thor.optimizer import THOR
+
+
+class Mixed(nn.Cell):
+    """One layer of each kind that algorithms look for."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Conv2dTranspose(2, 3, 2)
+        self.norm = nn.BatchNorm2d(3)
+        self.drop = nn.Dropout(p=0.5)
+        self.flat = nn.Flatten()
+        self.head = nn.Dense(12, 3)
+
+    def construct(self, x):
+        return self.head(self.flat(self.drop(self.norm(self.up(x)))))
+
+
+@pytest.fixture(params=["first", "second"])
+def rewritten(request):
+    """Return a network after O1; from the second on the classes derive from copies."""
+    for _ in range(1 if request.param == "first" else 2):
+        net = ms.amp.auto_mixed_precision(Mixed(), "O1")
+    assert type(net.head) is not nn.Dense
+    return net
+
+
+def test_layers_are_found_by_their_kind(rewritten):
+    assert layers_of(rewritten, (nn.BatchNorm1d, nn.BatchNorm2d)) == [rewritten.norm]
+    assert is_a(rewritten.head, (nn.Dense,))
+    assert not is_a(rewritten.head, (nn.Dropout, nn.Conv2d))
+
+
+def test_a_class_of_the_users_is_not_known_by_its_name():
+    kind = type("Dense", (nn.Cell,), {})
+    assert not is_a(kind(), (nn.Dense,))
+
+
+def test_algorithms_know_them(rewritten):
+    assert output_axes(rewritten)["up.weight"] == 1
+    trial = without_dropout(rewritten)
+    assert (trial.drop.training, trial.norm.training) == (False, rewritten.norm.training)
+    optimizer = THOR(rewritten, 0.1, 0.03, 0.9)
+    assert optimizer.counts()["layers"] == 1
+    off = {"boost": {"mode": "manual", "grad_freeze": False}, "less_bn": {"gc_flag": False}}
+    boost = AutoBoost("O1", off)
+    with pytest.warns(UserWarning, match="less_bn has no effect"):
+        boost.network_auto_process_train(rewritten, nets.momentum(rewritten.trainable_params()))
+    assert boost.report()["less_bn norm"].status == "kept"
