@@ -254,7 +254,8 @@ class GradientFreeze:
             most = prefix_length(len(groups), self._prefix["fraction"])
             return network, AdaptiveFreezeOpt(optimizer, groups, most, *self._adaptive)
         freezing = FreezeOpt(optimizer, groups, self._own_schedule(len(groups)))
-        if self._schedule is None and 0 not in freezing.schedule.tally():
+        wanted = self._schedule is None and self._freeze_p > 0
+        if wanted and 0 not in freezing.schedule.tally():
             warn(
                 f"grad_freeze: with freeze_type={self._freeze_type}, freeze_p={self._freeze_p:g} "
                 f"and {len(groups)} groups no step trains everything, so the first part of the "
