@@ -7,7 +7,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 
 from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.sections import DimReduceConfig
@@ -17,7 +17,10 @@ from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 P_BFGS, TWA = "p-bfgs", "twa"
 _CURVATURE_ABOVE = 1e-20
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(mint.nn.Dropout, mint.nn.Dropout2d),  # classes of their own
+)
 _ROUNDING = float(np.finfo(np.float32).eps)
 
 

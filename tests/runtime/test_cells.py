@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 import nets
 import pytest
-from mindspore import nn
+from mindspore import mint, nn
 
 from mindspore_boost_ext import AutoBoost
 from mindspore_boost_ext.base.centralization import output_axes
@@ -60,3 +60,11 @@ def test_algorithms_know_them(rewritten):
     with pytest.warns(UserWarning, match="less_bn has no effect"):
         boost.network_auto_process_train(rewritten, nets.momentum(rewritten.trainable_params()))
     assert boost.report()["less_bn norm"].status == "kept"
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d, mint.nn.Dropout, mint.nn.Dropout2d])
+def test_every_dropout_rests_in_a_search(kind):
+    net = nn.SequentialCell(nn.Dense(3, 3), kind(p=0.5)).set_train()
+    trial = without_dropout(net)
+    assert [one.training for one in trial] == [True, False]
+    assert net[1].training
