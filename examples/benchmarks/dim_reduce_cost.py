@@ -46,8 +46,7 @@ def basis_cost(count: int = 40, size: int = 1_200_000, k: int = 32, pairs: int =
     peak = tracemalloc.get_traced_memory()[1] / walk.nbytes
     tracemalloc.stop()
     explained = np.cumsum(basis.explained)
-    quartiles = f"{ratio.low:.3f} to {ratio.high:.3f}"
-    row = (f"{ratio.reference_ms / 1e3:.2f}", f"{ratio.median:.3f}", quartiles)
+    row = f"{ratio.reference_ms / 1e3:.2f}", *ratio.shown
     shares = ", ".join(f"{explained[i - 1]:.4f}" for i in sorted({min(5, k), min(10, k), k}))
     headings = ("randomised SVD, s", "time ratio", "quartiles", "memory over snapshots")
     title = f"Basis of {count} x {size} float32, k = {k}"
@@ -82,8 +81,7 @@ def step_cost(trials: int = 2, k: int = 32, hidden: int = 4096, batch: int = 102
     for name, reference in (("(2 + trials) forward + 4kn", modelled), ("plain step", None)):
         compare = reference or (lambda: plain(*inputs).asnumpy())
         ratio = paired(lambda: whole(*inputs).asnumpy(), compare, pairs=15, steps=2)
-        cells = (f"{ratio.reference_ms:.2f}", f"{ratio.median:.3f}")
-        rows.append((name, *cells, f"{ratio.low:.3f} to {ratio.high:.3f}"))
+        rows.append((name, f"{ratio.reference_ms:.2f}", *ratio.shown))
     title = f"Step of P-BFGS: n = {size}, k = {k}, batch {len(inputs[0])}, {trials} trials, GRAPH"
     print_table(title, ("over", "that takes, ms", "ratio", "quartiles"), rows)
 

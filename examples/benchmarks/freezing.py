@@ -23,7 +23,7 @@ from harness import print_table
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from networks import LeNet5, SmallResNet, batch, momentum, with_loss
+from networks import LeNet5, SmallResNet, momentum, waiting, with_loss
 
 from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
 from mindspore_boost_ext.bundled import digits_datasets
@@ -43,11 +43,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "step": {"schedule": "step", "prefix_start": 0.1},
 }
 Step = Callable[[], object]
-
-
-def waiting(cell: nn.Cell, inputs: Sequence[Tensor]) -> Step:
-    """Return a function that runs one step and waits for its loss."""
-    return lambda: cell(*inputs).asnumpy()
 
 
 def boosted(
@@ -71,16 +66,10 @@ def plain(network: nn.Cell, optimizer: nn.Cell) -> nn.Cell:
     return nn.TrainOneStepCell(with_loss(network), optimizer).set_train()
 
 
-def plain_step() -> Step:
-    """Return a plain step of a new ResNet on random images."""
-    network = SmallResNet()
-    return waiting(plain(network, momentum(network)), batch())
-
-
 def boosted_step(settings: dict[str, Any], switch: str = "grad_freeze") -> Step:
     """Return a step of a new ResNet with one algorithm, on random images."""
     network = SmallResNet()
-    return waiting(boosted(network, momentum(network), settings, switch), batch())
+    return waiting(boosted(network, momentum(network), settings, switch))
 
 
 class Times(NamedTuple):

@@ -27,14 +27,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from freezing import GROUPS, Step, boosted_step, plain_step, waiting
+from freezing import GROUPS, Step, boosted_step
 from harness import print_table
 
 # isort: split
 import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
-from networks import SmallResNet
+from networks import SmallResNet, plain_step, waiting
 
 
 class Pass(NamedTuple):
@@ -250,7 +250,7 @@ def measured_groups(rounds: int = 30) -> tuple[list[GroupRow], float]:
     by_pass = relative_costs(passes, before)
     groups = range(len(layers))
     frozen = [boosted_step({"param_groups": len(layers), "schedule": [one]}) for one in groups]
-    plain_ms, *times = by_turns([plain_step(), *frozen], rounds)
+    plain_ms, *times = by_turns([plain_step(SmallResNet()), *frozen], rounds)
     counts = [len(layer.cell.trainable_params()) for layer in layers]
     rows = [
         GroupRow(

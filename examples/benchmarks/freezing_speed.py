@@ -24,16 +24,15 @@ from freezing import (
     boosted,
     boosted_step,
     plain,
-    plain_step,
     take_turns,
     trainee,
 )
-from harness import Ratio, paired, print_table
+from harness import paired, print_table
 
 # isort: split
 import mindspore as ms
 from mindspore import Tensor, nn
-from networks import SmallResNet, batch, momentum
+from networks import SmallResNet, batch, momentum, plain_step
 
 WINDOW = 4
 
@@ -104,25 +103,21 @@ def speed_rows() -> list[tuple[str, ...]]:
     more = first_steps(("every", "graph"), 2)
     others = {kind: value / seconds["plain"] for kind, value in more.items()}
     unfrozen = boosted_step({"param_groups": GROUPS, "schedule": [*range(1, GROUPS), *[0] * 9999]})
-    full = paired(unfrozen, plain_step(), pairs=30, steps=2, warm_up=GROUPS + 2)
+    full = paired(unfrozen, plain_step(SmallResNet()), pairs=30, steps=2, warm_up=GROUPS + 2)
     runs = [half_run() for _ in range(3)]
     accumulating = boosted_step({"grad_accumulation_step": WINDOW}, "grad_accumulation")
-    window = paired(accumulating, plain_step(), pairs=24, steps=WINDOW, warm_up=WINDOW)
+    window = paired(accumulating, plain_step(SmallResNet()), pairs=24, steps=WINDOW, warm_up=WINDOW)
     without, including = (statistics.median(one) for one in zip(*runs))
     ranges = [f"{min(one):.3f} to {max(one):.3f}" for one in zip(*runs)]
     return [
         (f"first step, {GROUPS} groups", f"{seconds['first'] / seconds['plain']:.2f}", "", "2.50"),
         ("first step of every group, together", f"{others['every']:.2f}", "", ""),
         ("first step, groups chosen in the graph", f"{others['graph']:.2f}", "", ""),
-        (f"unfrozen step among {GROUPS} groups", *_shown(full), "1.03"),
+        (f"unfrozen step among {GROUPS} groups", *full.shown, "1.03"),
         ("100 steps, half the network frozen from 10 on", f"{without:.3f}", ranges[0], "0.80"),
         ("the same with compilation", f"{including:.3f}", ranges[1], ""),
-        (f"micro-step of accumulation, window {WINDOW}", *_shown(window), "1.05"),
+        (f"micro-step of accumulation, window {WINDOW}", *window.shown, "1.05"),
     ]
-
-
-def _shown(ratio: Ratio) -> tuple[str, str]:
-    return f"{ratio.median:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

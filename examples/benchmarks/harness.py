@@ -35,6 +35,11 @@ class Ratio(NamedTuple):
     high: float
     reference_ms: float
 
+    @property
+    def shown(self) -> tuple[str, str]:
+        """Median and quartiles, as they stand in tables."""
+        return f"{self.median:.3f}", f"{self.low:.3f} to {self.high:.3f}"
+
 
 def paired(
     candidate: Callable[[], object],

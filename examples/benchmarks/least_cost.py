@@ -27,7 +27,7 @@ from harness import paired, print_table
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from networks import LeNet5, MarkedLeNet, batch, momentum, with_loss
+from networks import LeNet5, MarkedLeNet, momentum, plain_step, waiting, with_loss
 
 from mindspore_boost_ext import GroupLossScaleManager, make_train_step
 
@@ -254,29 +254,17 @@ CASES: dict[str, tuple[Callable[[], nn.Cell] | None, Callable[[], nn.Cell]]] = {
 }
 
 
-def running(step: nn.Cell) -> Step:
-    """Return a function that trains one step and waits for it."""
-    images, labels = batch()
-    step.set_train()
-
-    def run() -> object:
-        outputs = step(images, labels)
-        return (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
-
-    return run
-
-
 def row(name: str, pairs: int) -> tuple[str, ...]:
     """Return a line of the table."""
     network = Wide() if name.startswith("wide") else LeNet5()
-    plain = running(nn.TrainOneStepCell(with_loss(network), momentum(network)))
+    plain = plain_step(network)
     found = []
     for make in CASES[name]:
         if make is None:
             found += ["-", "-"]
             continue
-        ratio = paired(running(make()), plain, pairs)
-        found += [f"{ratio.median:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"]
+        ratio = paired(waiting(make()), plain, pairs)
+        found += ratio.shown
     return name, f"{ratio.reference_ms:.1f}", *found
 
 

@@ -36,7 +36,7 @@ from harness import MODES, paired, print_table
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from networks import SmallResNet, batch, momentum, with_loss
+from networks import SmallResNet, batch, plain_step, waiting, with_loss
 
 from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
 from mindspore_boost_ext.bundled import LeNet5, digits_datasets
@@ -197,17 +197,6 @@ def print_counts() -> None:
     print_table("What is normalised", headings, rows)
 
 
-def waiting(cell: nn.Cell, inputs: Sequence[Tensor]) -> Step:
-    """Return a function that runs one step and waits for its loss."""
-    return lambda: cell(*inputs).asnumpy()
-
-
-def plain_step(network: nn.Cell, inputs: Sequence[Tensor]) -> Step:
-    """Return MindSpore's own step of a network."""
-    cell = nn.TrainOneStepCell(with_loss(network), momentum(network)).set_train()
-    return waiting(cell, inputs)
-
-
 def with_head(network: nn.Cell) -> nn.Cell:
     """Normalise the classifier of a network, and leave its BatchNorms."""
     less_bn(network, True, include=[])
@@ -257,8 +246,7 @@ def print_speed(pairs: int, steps: int, modes: Sequence[str]) -> None:
         ms.set_context(mode=MODES[mode])
         for name, (candidate, reference, demand) in pairs_to_time().items():
             ratio = paired(candidate, reference, pairs=pairs, steps=steps)
-            quartiles = f"{ratio.low:.3f} to {ratio.high:.3f}"
-            shown = (f"{ratio.reference_ms:.1f}", f"{ratio.median:.3f}", quartiles)
+            shown = f"{ratio.reference_ms:.1f}", *ratio.shown
             rows.append((name, mode, *shown, "" if demand is None else f"<= {demand:g}"))
     headings = ("step", "mode", "reference, ms", "ratio", "quartiles", "demand")
     print_table("Small ResNet, batch 32", headings, rows)

@@ -17,26 +17,26 @@ from loss_scaling import dynamic_scale
 # isort: split
 import mindspore as ms
 from mindspore import nn
-from networks import LeNet5, MarkedLeNet, MarkedResNet, SmallResNet, batch, momentum, with_loss
+from networks import (
+    LeNet5,
+    MarkedLeNet,
+    MarkedResNet,
+    SmallResNet,
+    momentum,
+    plain_step,
+    waiting,
+    with_loss,
+)
 
 from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell, GroupLossScaleManager
 
 DEMANDED = {"GRAPH": 1.10, "PYNATIVE": 1.25}
 
 
-def plain_step(network: nn.Cell) -> Callable[[], object]:
-    """Return a function that trains one step without a scale, and waits for it."""
-    cell = nn.TrainOneStepCell(with_loss(network), momentum(network)).set_train()
-    images, labels = batch()
-    return lambda: cell(images, labels).asnumpy()
-
-
 def scaled_step(network: nn.Cell, scale: nn.Cell) -> Callable[[], object]:
     """Return a function that trains one loss-scaled step, and waits for it."""
     optimizer = momentum(network)
-    cell = BoostTrainOneStepWithLossScaleCell(with_loss(network), optimizer, scale).set_train()
-    images, labels = batch()
-    return lambda: cell(images, labels)[0].asnumpy()
+    return waiting(BoostTrainOneStepWithLossScaleCell(with_loss(network), optimizer, scale))
 
 
 def dynamic_step(network: type[nn.Cell], marked: type[nn.Cell]) -> Callable[[], object]:
@@ -63,8 +63,7 @@ def speed_rows(modes: Sequence[str], pairs: int = 40) -> list[tuple[str, ...]]:
             for scheme, make_step in STEPS.items():
                 ms.set_seed(0)
                 ratio = paired(make_step(*networks), plain_step(networks[0]()), pairs)
-                quartiles = f"{ratio.low:.3f} to {ratio.high:.3f}"
-                times = f"{ratio.reference_ms:.1f}", f"{ratio.median:.3f}", quartiles
+                times = f"{ratio.reference_ms:.1f}", *ratio.shown
                 rows.append((name, mode, scheme, *times, f"{DEMANDED[mode]:.2f}"))
     return rows
 

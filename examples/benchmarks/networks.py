@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
@@ -29,6 +29,23 @@ def batch(size: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = np.random.default_rng(seed)
     images = generator.normal(size=(size, 1, 32, 32)).astype(np.float32)
     return Tensor(images), Tensor(generator.integers(0, CLASSES, size).astype(np.int32))
+
+
+def waiting(cell: nn.Cell, inputs: Sequence[Tensor] | None = None) -> Callable[[], object]:
+    """Return a function that trains one step, on noise without ``inputs``, and waits for it."""
+    inputs = batch() if inputs is None else inputs
+    cell.set_train()
+
+    def run() -> object:
+        outputs = cell(*inputs)  # with a loss scale (loss, overflow, scale)
+        return (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
+
+    return run
+
+
+def plain_step(network: nn.Cell, inputs: Sequence[Tensor] | None = None) -> Callable[[], object]:
+    """Return such a function for MindSpore's own step."""
+    return waiting(nn.TrainOneStepCell(with_loss(network), momentum(network)), inputs)
 
 
 class MarkedLeNet(LeNet5):
