@@ -75,6 +75,22 @@ def paired(
     return Ratio(median, low, high, statistics.median(references))
 
 
+def seconds_of(run: Callable[[], object], times: int, warm_up: int = 0) -> float:
+    """Return the median time of a call that waits for its results.
+
+    Args:
+        run: what is timed.
+        times: calls that count.
+        warm_up: calls before them.
+    """
+    found = []
+    for _ in range(warm_up + times):
+        started = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - started)
+    return statistics.median(found[warm_up:])
+
+
 def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows under headings as a Markdown table, with the machine above it."""
     print(f"\n{title}\n")

@@ -23,13 +23,12 @@ import json
 import math
 import os
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from harness import print_table
+from harness import print_table, seconds_of
 from ranks import run_ranks
 
 COUNTS = (2, 4, 8)
@@ -149,21 +148,15 @@ def times(answer: str) -> None:
     for name, operator in (("AllReduce", ops.AllReduce()), ("AllGather", ops.AllGather())):
         cell = Collective(operator)
         for size in SIZES:
-            value, seconds = Tensor(np.ones(size // 4, np.float32)), []
-            for _ in range(REPEATS + 3):
-                begin = time.perf_counter()
-                cell(value).asnumpy()
-                seconds.append(time.perf_counter() - begin)
-            found.append((name, size, float(np.median(seconds[3:]))))
+            value = Tensor(np.ones(size // 4, np.float32))
+            took = seconds_of(lambda: cell(value).asnumpy(), REPEATS, warm_up=3)  # noqa: B023
+            found.append((name, size, took))
     for size in ADASUM_SIZES:
         weight = Parameter(np.ones(size // 4, np.float32), name="weight")
-        cell, seconds = Combined(AdaSum(get_rank(), 1, get_group_size(), (weight,))), []
+        both = Combined(AdaSum(get_rank(), 1, get_group_size(), (weight,)))
         step, old = Tensor(np.ones(size // 4, np.float32)), Tensor(weight.asnumpy())
-        for _ in range(REPEATS + 3):
-            begin = time.perf_counter()
-            cell(step, old).asnumpy()
-            seconds.append(time.perf_counter() - begin)
-        found.append((ADASUM, size, float(np.median(seconds[3:]))))
+        took = seconds_of(lambda: both(step, old).asnumpy(), REPEATS, warm_up=3)  # noqa: B023
+        found.append((ADASUM, size, took))
     if get_rank() == 0:
         Path(answer).write_text(json.dumps(found), encoding="utf-8")
 
@@ -232,12 +225,7 @@ def speed_here() -> float:
     from mindspore import Tensor, ops
 
     one = Tensor(np.ones((1024, 1024), np.float32), ms.float32)
-    seconds = []
-    for _ in range(20):
-        begin = time.perf_counter()
-        ops.matmul(one, one).asnumpy()
-        seconds.append(time.perf_counter() - begin)
-    return float(2 * 1024**3 / np.median(seconds))
+    return 2 * 1024**3 / seconds_of(lambda: ops.matmul(one, one).asnumpy(), 20)
 
 
 def check() -> Machine:

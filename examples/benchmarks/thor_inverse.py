@@ -14,9 +14,7 @@ import harness
 
 # isort: split
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 import mindspore as ms
@@ -83,16 +81,6 @@ def gram(size: int, condition: float) -> np.ndarray:
     return ((matrix + matrix.T) / 2).astype(np.float32)
 
 
-def milliseconds(way: Callable[[Tensor], Tensor], matrix: Tensor, times: int) -> float:
-    """Return the median time of a call."""
-    found = []
-    for _ in range(times):
-        started = time.perf_counter()
-        way(matrix).asnumpy()
-        found.append(time.perf_counter() - started)
-    return statistics.median(found) * 1e3
-
-
 def table(sizes: Sequence[int], condition: float, times: int) -> None:
     """Print the table of times and errors."""
     rows = []
@@ -101,11 +89,10 @@ def table(sizes: Sequence[int], condition: float, times: int) -> None:
         damping = FLOOR * np.abs(plain).sum(-1).max()
         exact = np.linalg.inv(np.float64(plain) + damping * np.eye(size))
         for name, function in WAYS.items():
-            way = function()
-            found = way(Tensor(plain)).asnumpy()
-            error = np.abs(found - exact).max() / np.abs(exact).max()
-            took = f"{milliseconds(way, Tensor(plain), times):.2f}"
-            rows.append((size, name, took, f"{error:.1e}"))
+            way, matrix = function(), Tensor(plain)
+            error = np.abs(way(matrix).asnumpy() - exact).max() / np.abs(exact).max()
+            took = harness.seconds_of(lambda: way(matrix).asnumpy(), times)  # noqa: B023
+            rows.append((size, name, f"{took * 1e3:.2f}", f"{error:.1e}"))
     harness.print_table(
         f"Inverse of one factor of condition {condition:g}", ("n", "way", "ms", "error"), rows
     )

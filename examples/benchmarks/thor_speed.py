@@ -16,7 +16,6 @@ import harness
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -74,13 +73,7 @@ def rows_of_layers(net: nn.Cell, optimizer: THOR, images: Tensor) -> list[int]:
 
 def rate_of(run: Callable[[], Tensor], work: float, times: int = 20) -> float:
     """Return the work per second of an operator, as the median over ``times`` calls."""
-    run().asnumpy()
-    seconds = []
-    for _ in range(times):
-        started = time.perf_counter()
-        run().asnumpy()
-        seconds.append(time.perf_counter() - started)
-    return work / statistics.median(seconds)
+    return work / harness.seconds_of(lambda: run().asnumpy(), times, warm_up=1)
 
 
 def machine_rates(size: int = 256) -> tuple[float, float, float]:
@@ -155,19 +148,11 @@ def speed(names: Sequence[str], pairs: int) -> None:
 def inversions(optimizer: THOR) -> float:
     """Return how many seconds inverting all factors takes, as the step does it on the host."""
     factors = [one.asnumpy() for one in optimizer.factors if one.ndim > 1]
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        for factor in factors:
-            damped_inverse(factor, DAMPING)
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return harness.seconds_of(lambda: [damped_inverse(one, DAMPING) for one in factors], 5)
 
 
 def _once(run: Callable[[], Tensor]) -> float:
-    started = time.perf_counter()
-    run().asnumpy()
-    return time.perf_counter() - started
+    return harness.seconds_of(lambda: run().asnumpy(), 1)
 
 
 def memory_ratio(step: nn.Cell, plain: nn.Cell, optimizer: THOR) -> float:
