@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
-from harness import print_table
+from harness import drawn, print_table
 
 from mindspore_boost_ext.bundled import load_digits
 
@@ -174,21 +175,14 @@ def ratio(value: float, reference: float) -> str:
     return f"{value / reference:.2f}" if np.isfinite(reference) else "-"
 
 
-def draw(path: str, workers: Sequence[int], table: dict[tuple[str, int], float]) -> None:
+def draw(path: Path, workers: Sequence[int], table: dict[tuple[str, int], float]) -> None:
     """Draw rounds over workers."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    for how in HOW:
-        axes.plot(workers, [table[how, one] for one in workers], marker="o", label=how)
-    axes.set(xlabel="workers", ylabel=f"rounds to loss {TARGET}", xscale="log", ylim=(0, None))
-    axes.set_xticks(workers, [str(one) for one in workers])
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+    with drawn(path, width=6) as (axes,):
+        for how in HOW:
+            axes.plot(workers, [table[how, one] for one in workers], marker="o", label=how)
+        axes.set(xlabel="workers", ylabel=f"rounds to loss {TARGET}", xscale="log", ylim=(0, None))
+        axes.set_xticks(workers, [str(one) for one in workers])
+        axes.legend()
 
 
 def cost(_: argparse.Namespace) -> None:
@@ -249,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--workers", nargs="+", type=int, default=[2, 4, 8], help="simulated; powers of two")
     add("--seeds", type=int, default=5)
     add("--most", type=int, default=400, help="rounds after which a run has failed")
-    add("--plot", metavar="FILE.png")
+    add("--plot", type=Path, metavar="FILE.png")
     args = parser.parse_args(argv)
     for part in args.parts:
         PARTS[part](args)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from harness import print_table
+from harness import drawn, print_table
 from mindspore import Tensor, nn
 from mindspore.train import Callback
 
@@ -223,23 +223,15 @@ def run_table(results: dict[str, list[dict[str, Run]]], plan: Plan) -> None:
 
 def plot_runs(results: dict[str, list[dict[str, Run]]], path: Path) -> None:
     """Draw the accuracy over the passes through the data, a panel for each kind of labels."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(results), figsize=(10, 4), sharey=True, squeeze=False)
-    for axis, (labels, seeds) in zip(axes[0], results.items()):
-        for method in METHODS:
-            mean = np.mean([one[method].accuracy for one in seeds], axis=0)
-            axis.plot(np.arange(1, len(mean) + 1), mean, label=method)
-        axis.set(title=f"labels: {labels}", xlabel="epoch of the stage")
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("test accuracy, mean over seeds")
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    with drawn(path, len(results), sharey=True) as axes:
+        for axis, (labels, seeds) in zip(axes, results.items()):
+            for method in METHODS:
+                mean = np.mean([one[method].accuracy for one in seeds], axis=0)
+                axis.plot(np.arange(1, len(mean) + 1), mean, label=method)
+            axis.set(title=f"labels: {labels}", xlabel="epoch of the stage")
+            axis.grid(alpha=0.3)
+        axes[0].set_ylabel("test accuracy, mean over seeds")
+        axes[0].legend()
 
 
 def all_races(plan: Plan, seeds: int) -> dict[str, list[dict[str, Run]]]:

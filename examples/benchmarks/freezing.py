@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import print_table
+from harness import drawn, print_table
 
 # isort: split
 import mindspore as ms
@@ -282,18 +282,12 @@ def print_runs(results: dict[str, dict[str, list[RunResult]]]) -> None:
 
 def draw(results: dict[str, dict[str, list[RunResult]]], path: Path) -> None:
     """Draw accuracy against time, a panel for each network."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5 * len(results), 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(results), squeeze=False)[0]
-    for panel, (network, schedules) in zip(axes, results.items()):
-        for name, runs in schedules.items():
-            panel.plot([r.steps for r in runs], [r.accuracy for r in runs], "o", label=name)
-        panel.set(title=f"{network}: test accuracy", xlabel="time of the steps over plain")
-        panel.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    with drawn(path, len(results)) as panels:
+        for panel, (network, schedules) in zip(panels, results.items()):
+            for name, runs in schedules.items():
+                panel.plot([r.steps for r in runs], [r.accuracy for r in runs], "o", label=name)
+            panel.set(title=f"{network}: test accuracy", xlabel="time of the steps over plain")
+            panel.legend(fontsize="small")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

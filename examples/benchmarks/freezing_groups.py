@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from freezing import GROUPS, Step, boosted_step
-from harness import print_table
+from harness import drawn, print_table
 
 # isort: split
 import mindspore as ms
@@ -302,20 +302,14 @@ def print_groups(rows: Sequence[GroupRow], plain_ms: float) -> None:
 
 def draw(rows: Sequence[GroupRow], path: Path) -> None:
     """Draw step times against the model."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    panel, groups = figure.subplots(), [row.group for row in rows]
-    model = np.array([row.model for row in rows])
-    panel.fill_between(groups, 0.8 * model, 1.2 * model, alpha=0.2, label="model, 20 %")
-    panel.plot(groups, model, label="model")
-    panel.plot(groups, [row.by_pass for row in rows], "--", label="model by pass")
-    panel.plot(groups, [row.measured for row in rows], "ko", ms=4, label="measured")
-    panel.set(title="Step over plain step", xlabel="group", ylim=(0, None))
-    panel.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    groups, model = [row.group for row in rows], np.array([row.model for row in rows])
+    with drawn(path) as (panel,):
+        panel.fill_between(groups, 0.8 * model, 1.2 * model, alpha=0.2, label="model, 20 %")
+        panel.plot(groups, model, label="model")
+        panel.plot(groups, [row.by_pass for row in rows], "--", label="model by pass")
+        panel.plot(groups, [row.measured for row in rows], "ko", ms=4, label="measured")
+        panel.set(title="Step over plain step", xlabel="group", ylim=(0, None))
+        panel.legend(fontsize="small")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,12 +6,14 @@ hardly does, so the median over many pairs is steady where two separate timings 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import mindspore as ms
 
@@ -101,3 +103,25 @@ def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[obj
     print("|" + "---|" * len(headings))
     for row in rows:
         print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
+
+
+@contextlib.contextmanager
+def drawn(
+    path: Path, count: int = 1, width: float = 5, height: float = 4, **settings: bool
+) -> Iterator[list[Any]]:
+    """Give so many panels side by side to draw on, and write the picture at the end.
+
+    Args:
+        path: the picture to write.
+        count: of panels.
+        width: of a panel, in inches.
+        height: of a panel, in inches.
+        settings: of Matplotlib's ``subplots``.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * count, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    yield list(figure.subplots(1, count, squeeze=False, **settings)[0])
+    figure.savefig(path, dpi=130)

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import print_table
+from harness import drawn, print_table
 
 # isort: split
 import mindspore as ms
@@ -333,32 +333,26 @@ def draw(outcomes: dict[str, Outcome], curves: dict[str, list[list[float]]], pat
         curves: test accuracies of LeNet by scheme, seed and epoch.
         path: the picture to write.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 4), layout="constrained")
-    FigureCanvasAgg(figure)
-    zeros, errors, accuracy = figure.subplots(1, 3)
     places = np.arange(1, LAYERS + 1)
-    for index, (scheme, outcome) in enumerate(outcomes.items()):
-        shifted = places + (index - (len(outcomes) - 1) / 2) * 0.13
-        color, label = f"C{index}", scheme + (" (step skipped)" if outcome.overflow else "")
-        line = "--" if scheme == "dynamic" else "-"  # it may lie on a fixed one
-        zeros.bar(shifted, 100 * np.array(outcome.zeros), 0.12, color=color, label=label)
-        finite = np.where(np.isfinite(outcome.errors), outcome.errors, np.nan)
-        errors.plot(places, finite, "o" + line, color=color, ms=4, label=label)
-        lost = places[~np.isfinite(outcome.errors)]
-        errors.plot(lost, [2.0] * len(lost), "X", color=color, ms=9)
-    accuracy.xaxis.get_major_locator().set_params(integer=True)
-    zeros.set(title="Gradients that are exactly 0, %", xlabel="layer", xticks=places)
-    errors.set(title="Relative error (X: inf)", xlabel="layer", xticks=places, yscale="log")
-    for index, (scheme, runs) in enumerate(curves.items()):
-        mean = np.mean(runs, axis=0)
-        accuracy.plot(range(1, len(mean) + 1), mean, color=f"C{index}", label=scheme)
-    accuracy.set(title="LeNet: test accuracy", xlabel="epoch", ylim=(0.9, 1.0))
-    for axes in (zeros, errors, accuracy):
-        axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    with drawn(path, 3) as (zeros, errors, accuracy):
+        for index, (scheme, outcome) in enumerate(outcomes.items()):
+            shifted = places + (index - (len(outcomes) - 1) / 2) * 0.13
+            color, label = f"C{index}", scheme + (" (step skipped)" if outcome.overflow else "")
+            line = "--" if scheme == "dynamic" else "-"  # it may lie on a fixed one
+            zeros.bar(shifted, 100 * np.array(outcome.zeros), 0.12, color=color, label=label)
+            finite = np.where(np.isfinite(outcome.errors), outcome.errors, np.nan)
+            errors.plot(places, finite, "o" + line, color=color, ms=4, label=label)
+            lost = places[~np.isfinite(outcome.errors)]
+            errors.plot(lost, [2.0] * len(lost), "X", color=color, ms=9)
+        accuracy.xaxis.get_major_locator().set_params(integer=True)
+        zeros.set(title="Gradients that are exactly 0, %", xlabel="layer", xticks=places)
+        errors.set(title="Relative error (X: inf)", xlabel="layer", xticks=places, yscale="log")
+        for index, (scheme, runs) in enumerate(curves.items()):
+            mean = np.mean(runs, axis=0)
+            accuracy.plot(range(1, len(mean) + 1), mean, color=f"C{index}", label=scheme)
+        accuracy.set(title="LeNet: test accuracy", xlabel="epoch", ylim=(0.9, 1.0))
+        for axes in (zeros, errors, accuracy):
+            axes.legend(fontsize="small")
 
 
 def show_effect(seeds: int, plot: Path | None) -> None:

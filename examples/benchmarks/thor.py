@@ -346,22 +346,15 @@ def print_results(problem: Problem, results: Iterable[Result], seeds: int) -> li
 
 def plot(path: Path, found: dict[str, list[Result]]) -> None:
     """Draw the steps of every method, one panel a problem."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(found), figsize=(5 * len(found), 3.5), squeeze=False)
-    for axis, (name, results) in zip(axes[0], found.items()):
-        names = [one.method for one in results]
-        axis.barh(names, [one.mean("steps") for one in results])
-        for place, one in enumerate(results):
-            axis.plot([run.steps for run in one.outcomes], [place] * len(one.outcomes), "k.")
-        axis.set_title(name)
-        axis.set_xlabel("steps to the loss (dots: seeds)")
-        axis.invert_yaxis()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    with harness.drawn(path, len(found), height=3.5) as axes:
+        for axis, (name, results) in zip(axes, found.items()):
+            names = [one.method for one in results]
+            axis.barh(names, [one.mean("steps") for one in results])
+            for place, one in enumerate(results):
+                axis.plot([run.steps for run in one.outcomes], [place] * len(one.outcomes), "k.")
+            axis.set_title(name)
+            axis.set_xlabel("steps to the loss (dots: seeds)")
+            axis.invert_yaxis()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from harness import print_table
+from harness import drawn, print_table
 from mindspore import Tensor, nn
 from tasks import OPTIMIZERS, TASKS, Arrays, Task, loss_of
 
@@ -162,30 +162,26 @@ def row_of(name: str, run: str, plain: Course, course: Course) -> tuple[str, ...
     )
 
 
-def draw(path: str, courses: dict[tuple[str, str], list[Course]]) -> None:
+def draw(path: Path, courses: dict[tuple[str, str], list[Course]]) -> None:
     """Draw the results over seconds, a panel for each task: seeds thin, their mean thick."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = list(dict.fromkeys(name for name, _ in courses))
-    figure, panels = pyplot.subplots(
-        1, len(names), figsize=(4.2 * len(names), 3.4), squeeze=False, layout="constrained"
-    )
-    for name, panel in zip(names, panels[0]):
-        target = statistics.mean(one.results[-1] for one in courses[name, PLAIN])
-        panel.axhline(target, color="0.6", linewidth=0.8, linestyle="--")
-        for number, run in enumerate(run for task, run in courses if task == name):
-            for one in courses[name, run]:
-                panel.plot(*one, color=f"C{number}", linewidth=0.7, alpha=0.4)
-            panel.plot(*mean_of(courses[name, run]), color=f"C{number}", linewidth=1.8, label=run)
-        loss = TASKS[name].is_loss
-        panel.set(title=name, xlabel="seconds, compilation included")
-        panel.set_ylabel("loss on test data" if loss else "accuracy on test data")
-        panel.set_ylim((target - 0.1, target + 1.2) if loss else (target - 0.12, target + 0.015))
-        panel.legend(loc="best")
-    figure.savefig(path, dpi=130)
+    with drawn(path, len(names), 4.2, 3.4) as panels:
+        for name, panel in zip(names, panels):
+            target = statistics.mean(one.results[-1] for one in courses[name, PLAIN])
+            panel.axhline(target, color="0.6", linewidth=0.8, linestyle="--")
+            for number, run in enumerate(run for task, run in courses if task == name):
+                for one in courses[name, run]:
+                    panel.plot(*one, color=f"C{number}", linewidth=0.7, alpha=0.4)
+                panel.plot(
+                    *mean_of(courses[name, run]), color=f"C{number}", linewidth=1.8, label=run
+                )
+            loss = TASKS[name].is_loss
+            panel.set(title=name, xlabel="seconds, compilation included")
+            panel.set_ylabel("loss on test data" if loss else "accuracy on test data")
+            panel.set_ylim(
+                (target - 0.1, target + 1.2) if loss else (target - 0.12, target + 0.015)
+            )
+            panel.legend(loc="best")
 
 
 def chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
@@ -204,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--core", type=int, default=0)
-    parser.add_argument("--plot", metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--json", metavar="FILE", help="write, and go on from, all that was run")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
