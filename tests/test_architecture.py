@@ -8,6 +8,7 @@ import re
 import subprocess
 
 import pytest
+from mindspore import mint, ops
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "mindspore_boost_ext"
@@ -189,6 +190,44 @@ def test_library_code_prints_nothing(module):
     tree = ast.parse(path_of(module).read_text(encoding="utf-8"))
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
+
+
+OPERATORS = {"ops": ops, "mint": mint}
+# Documented for some devices alone, and used there alone, or but named.
+OF_SOME_DEVICES = {
+    "ops.inverse": "thor/inverse: GPU",
+    "mint.inverse": "thor/inverse: Ascend",
+    "ops.FloatStatus": "stages/overflow: GPU",
+    "ops.AllGather": "between ranks",
+    "ops.Broadcast": "between ranks",
+    "ops.Send": "between ranks",
+    "ops.Receive": "between ranks",
+}
+
+
+def platforms_of(operator):
+    """Return the devices that an operator is documented for; none where it does not say."""
+    found = re.search(r"Supported Platforms:\s*\n(.*)", operator.__doc__ or "")
+    return set(re.findall(r"``(Ascend|GPU|CPU)``", found[1])) if found else set()
+
+
+def test_operators_are_documented_for_all_devices():
+    """What cannot be run here is at least made of operators that are there."""
+    used = {
+        f"{name}.{node.attr}"
+        for module in MODULES
+        for node in ast.walk(ast.parse(path_of(module).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        for name in [node.value.id]
+        if name in OPERATORS and hasattr(OPERATORS[name], node.attr)
+    }
+    some = set()
+    for name in used:
+        folder, _, operator = name.partition(".")
+        platforms = platforms_of(getattr(OPERATORS[folder], operator))
+        if platforms and platforms != {"Ascend", "GPU", "CPU"}:
+            some.add(name)
+    assert some == set(OF_SOME_DEVICES)
 
 
 def test_top_level_holds_what_it_may_hold():

@@ -22,9 +22,10 @@ def group_of(ranks: tuple[int, ...]) -> str:
     """Return the name of the communication group of these ranks, made when it is first asked for.
 
     Args:
-        ranks (tuple(int)): global ranks in rising order; this rank is one of them.
+        ranks (tuple(int)): two global ranks, or several that follow each other, in rising order;
+            this rank is one of them.
     """
-    name = "boost." + ".".join(str(rank) for rank in ranks)
+    name = f"boost.{ranks[0]}-{ranks[-1]}.{len(ranks)}"  # HCCL takes no long names
     _compat.make_group(name, ranks)
     return name
 

@@ -7,10 +7,24 @@ from typing import TYPE_CHECKING
 from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.state import connected
+from mindspore_boost_ext.stages.update import Update
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+
+def lacks_a_batch(part: Update) -> bool:
+    """Return whether an update runs the network again and has no batch to do so; say so."""
+    if not part.takes_inputs or part.last_inputs():
+        return False
+    warn(
+        "the window of gradients stays open: to close it the network runs on the last batch, and "
+        "the host has seen none. Flush after a step outside of sink mode, or let the window "
+        "divide the number of batches"
+    )
+    return True
 
 
 class Flush(nn.Cell):

@@ -80,8 +80,10 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
 
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, scale_sense: Tensor | nn.Cell) -> None:
         super().__init__(network, optimizer, sens=None)
-        self.detector = choose_detector(self.reducer_flag)
-        add_overflow_names(self, self.reducer_flag)
+        # Ranks must agree also where MindSpore slices weights, and no gradients are reduced here.
+        distributed = self.parallel_mode != "stand_alone"
+        self.detector = choose_detector(distributed)
+        add_overflow_names(self, distributed)
         self.loss_scaling_manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
         self.scale_part: Any = self._scale(scale_sense)
         self.scale_sense = self.scale_part.scale_sense

@@ -24,7 +24,7 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
     watch_or_report,
 )
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, begin_together
-from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
+from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.config.rules import shown
@@ -329,6 +329,8 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
         """Update with a window that is not full yet; return whether there was anything in it."""
         with ONE_AT_A_TIME:
             if self.window_part is None or self.window_part.micro_steps() == 0:
+                return False
+            if lacks_a_batch(self.update_part):
                 return False
             step: Any = self
             while step.choice_part is not None:

@@ -76,7 +76,7 @@ def add_overflow_names(step: nn.Cell, distributed: bool) -> None:
 
     Args:
         step (Cell): the step.
-        distributed: whether gradients are reduced over ranks.
+        distributed: whether there are other ranks, with which the step must agree.
     """
     step.base, step.base0 = Tensor(1, ms.float32), Tensor(0, ms.int32)
     step.reduce_sum = ops.ReduceSum(keep_dims=False)

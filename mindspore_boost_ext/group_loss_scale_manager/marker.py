@@ -42,8 +42,7 @@ def scaled_and_recorded(
     dout: Tensor, scales: Tensor, pick: Tensor, rows: Tensor, dtype: ms.Type
 ) -> tuple[Any, ...]:
     """Scale in float32: no large ratio and no small gradient is lost before the product."""
-    ends = ops.matmul(pick, scales)
-    one, other = ops.unstack(ends)
+    one, other = ops.unstack(ops.gather(scales, pick, 0))  # exact, as no product is in HF32
     dx = ops.cast(dout, ms.float32) * (one / other)
     dx = ops.cast(dx, dtype)
     unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
@@ -74,13 +73,13 @@ def marker_constants(
     """Return for each pair of layers what its marker needs.
 
     Returns:
-        picks float32 [2, count], which pick the two scales; rows float32 [count, 4], where the
-        records go. Their columns: layer2 handed on something bad; something bad enters layer1; it
+        picks int32 [2], the places of the two scales; rows float32 [count, 4], where the records
+        go. Their columns: layer2 handed on something bad; something bad enters layer1; it
         was bad before the ratio, by another group's fault; something entered layer1 at all.
     """
     unit = np.eye(count, dtype=np.float32)
     everyone = range(count)
-    picks = tuple(tuple(Tensor(unit[[one, two]]) for two in everyone) for one in everyone)
+    picks = tuple(tuple(Tensor([one, two], ms.int32) for two in everyone) for one in everyone)
 
     def rows(one: int, two: int) -> Tensor:
         if one == 0:  # nothing below is trained: what the first group hands on is thrown away

@@ -277,7 +277,7 @@ class Curvature(nn.Cell):
         good = good > 0.0
         raised = ops.logical_or(used_a > for_a * 1.0001, used_g > for_g * 1.0001)
         raised = ops.logical_and(raised, good)
-        bad = ops.logical_or(ops.logical_not(finite), ops.logical_xor(wanted, good))
+        bad = ops.logical_or(ops.logical_not(finite), _NOT_EQUAL(wanted, good))
         ones, passed_by = ops.ones_like(good), ops.logical_not(reached)
         more = ops.cast(ops.stack((ones, good, raised, bad, passed_by)), ms.int32)
         ops.assign(self.kept_trace, ops.where(good, traces, self.kept_trace))

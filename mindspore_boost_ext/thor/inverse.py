@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 
 _EPS = float(np.finfo(np.float32).eps)
 _FLOOR, _MINOR, _RESIDUAL = 16.0, 1.01, 0.1
@@ -16,7 +16,10 @@ _SMALL = 64  # below that size a triangular matrix is inverted as any other
 
 def inverse_for_device() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     """Return what inverts on this device: a function or a Cell, called as :func:`by_lu`."""
-    return ByCholesky() if ms.get_context("device_target") == "CPU" else by_lu
+    target = ms.get_context("device_target")
+    if target == "CPU":
+        return ByCholesky()
+    return by_lu_on_ascend if target == "Ascend" else by_lu
 
 
 # ---- on the host ----
@@ -96,12 +99,20 @@ def inverse_of_lower(lower: np.ndarray) -> np.ndarray:
 # ---- on other devices ----
 
 
-def by_lu(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def by_lu_on_ascend(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what :func:`by_lu` does, by the operator that is documented for Ascend."""
+    return by_lu(factor, damping, mint.inverse)
+
+
+def by_lu(
+    factor: Tensor, damping: Tensor, invert: Callable[[Tensor], Tensor] = ops.inverse
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the inverse of ``factor + damping·I``, the damping used, and whether it is good.
 
     Args:
         factor: float32 [n, n] or [blocks, b, b], symmetric.
         damping: float32 [], at least 0.
+        invert: the operator that inverts.
 
     Returns:
         Tensors: the inverse in the shape of ``factor``; float32 [1]; bool [1]. An inverse that is
@@ -114,7 +125,7 @@ def by_lu(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     used = ops.maximum(damping, norm * (_FLOOR * _EPS))
     used = used + norm * ops.cast(_indefinite(factor, eye), ms.float32)
     matrix = factor + eye * used
-    inverse = 1.0 / matrix if matrix.shape[-1] == 1 else ops.inverse(matrix)  # no 1 x 1 on CPU
+    inverse = 1.0 / matrix if matrix.shape[-1] == 1 else invert(matrix)  # no 1 x 1 on CPU
     inverse = (inverse + _transposed(inverse)) * 0.5
     good = ops.logical_and(finite, _is_inverse(matrix, inverse, eye))
     return inverse, ops.reshape(used, (1,)), ops.reshape(good, (1,))

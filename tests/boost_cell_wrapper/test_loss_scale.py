@@ -76,6 +76,19 @@ def test_scale_as_a_tensor_and_its_setter(mode, shape):
     assert float(scale.asnumpy().reshape(())) == 1.0
 
 
+@pytest.mark.parametrize("parallel", ["stand_alone", "data_parallel", "semi_auto_parallel"])
+def test_ranks_agree_on_the_overflow_wherever_those_of_mindspore_do(parallel):
+    """One that skipped a step alone would train other slices of the weights from then on."""
+    ms.set_auto_parallel_context(parallel_mode=parallel, device_num=2)
+    try:
+        step = scaled_step(Product(), Tensor(8.0))
+        net = Product()
+        plain = nn.TrainOneStepWithLossScaleCell(net, nn.SGD(net.trainable_params()), Tensor(8.0))
+    finally:
+        ms.reset_auto_parallel_context()
+    assert step.detector.distributed == step.is_distributed == plain.is_distributed
+
+
 def test_a_scale_of_the_wrong_type_or_shape_is_refused():
     net = Product()
     optimizer = nn.SGD(net.trainable_params(), 1e-3)

@@ -16,7 +16,7 @@ import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from models import loss_of, model_of
 
-from mindspore_boost_ext import AutoBoost, BoostModel, DimReduce
+from mindspore_boost_ext import AutoBoost, BoostModel, BoostWarning, DimReduce
 from mindspore_boost_ext.cli.run import peak_mib
 from mindspore_boost_ext.dim_reduce import setup as subspace
 from mindspore_boost_ext.dim_reduce.basis import load_basis, save_basis
@@ -244,6 +244,21 @@ def test_a_window_steps_once_and_a_flush_closes_it(mode):
     assert sum(step.observations()[name] for name in searches) == 2
     assert step.flush_accumulation()
     assert sum(step.observations()[name] for name in searches) == 3
+
+
+def test_a_window_that_was_restored_stays_open_until_there_is_a_batch(mode):
+    """The search that closes it runs the network, on a batch that no file holds."""
+    _, saved = reduced(accumulation=2)
+    run(saved, nets.batches(3))
+    _, step = reduced(accumulation=2)
+    ms.load_param_into_net(step, {one.name: one for one in saved.get_parameters()})
+    before = nets.weights(step)
+    with pytest.warns(BoostWarning, match="stays open"):
+        assert not step.flush_accumulation()
+    for name, value in nets.weights(step).items():
+        np.testing.assert_array_equal(value, before[name])
+    run(step, nets.batches(1))  # closes it
+    assert not step.flush_accumulation()
 
 
 def test_a_window_of_equal_batches_is_the_plain_step(mode):

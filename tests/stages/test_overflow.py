@@ -16,6 +16,7 @@ import scripts
 from mindspore import COOTensor, Tensor, nn, ops
 from overflow_cases import Check, PerGradient, flags, one_by_one
 
+from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell
 from mindspore_boost_ext.stages import overflow
 from mindspore_boost_ext.stages.overflow import (
     CPUFiniteDetector,
@@ -442,12 +443,28 @@ def compile_all(folder):
             compile_one(folder / f"{name}-{distributed}", TwoLayers(), detector, ONES)
         sparse = choose_detector(facts=facts)
         compile_one(folder / f"{name}-sparse", nets.Lookup(10, 4, 1), sparse, rows)
+    compile_step(folder / "step")
 
 
 def compile_one(folder, network, detector, inputs):
+    compile_cell(folder, GradientStep(network, detector), inputs, Tensor(1024.0))
+
+
+def compile_step(folder):
+    """Compile the library's own step as on an Ascend with a register."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DeviceFacts, "read", lambda: VARIANTS["register"])
+        network = TwoLayers()
+        optimizer = nn.SGD(network.trainable_params(), 0.1)
+        scale = nn.DynamicLossScaleUpdateCell(1024, 2, 1000)
+        step = BoostTrainOneStepWithLossScaleCell(network, optimizer, scale)
+    compile_cell(folder, step, ONES)
+
+
+def compile_cell(folder, cell, *inputs):
     os.environ["MS_DEV_SAVE_GRAPHS_PATH"] = str(folder)
     try:
-        GradientStep(network, detector).compile(inputs, Tensor(1024.0))
+        cell.compile(*inputs)
     except RuntimeError as error:
         # The good end is no error. What this machine lacks is found after the graphs are out.
         lacking = ("Unsupported op", "AllReduce only support")  # the second up to 2.7
@@ -484,6 +501,8 @@ class Graph:
                 current = match[1] or "return"
                 self.operators[current] = match[2]
                 self.inputs[current] = re.findall(r"%(\d+)\b", match[3])
+                if match[2] == "Return":  # what follows are branches, which number anew
+                    break
             elif "Fullname with scope: (Gradients/" in line:
                 self.backward.add(current)
         assert self.operators["return"] == "Return"
@@ -562,6 +581,20 @@ def test_graph_forces_the_order_of_the_register(graph, distributed):
     compare = [*graph.find("AllReduce"), *graph.find("NotEqual"), *graph.find("ReduceAny")]
     assert len(compare) == 2 + distributed
     graph.assert_order(get, *compare, last, "return")
+
+
+def test_graph_of_the_step_itself_forces_the_order_of_the_register(dumps):
+    """Clear before the backward pass, get behind it, clear again, and only then the branch."""
+    (path,) = (dumps / "step").rglob("*validate*.ir")
+    graph = Graph(path)
+    (get,) = graph.find("NPUGetFloatStatusV2")
+    clears = graph.find("NPUClearFloatStatusV2")
+    first, last = sorted(clears, key=lambda node: len(graph.before(node)))
+    (loss,), (branch,) = graph.find("SumExt"), graph.find("Switch")
+    assert len(graph.gradients()) == GRADIENT_COUNT
+    for gradient in graph.gradients():
+        graph.assert_order(loss, first, gradient, get)
+    graph.assert_order(get, *graph.find("NotEqual"), *graph.find("ReduceAny"), last, branch)
 
 
 @pytest.mark.parametrize("graph", ["all_finite", "is_finite", "gpu", "cpu"], indirect=True)

@@ -3,9 +3,14 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, mint, nn, ops
 
-from mindspore_boost_ext.thor.inverse import ByCholesky, by_lu, damped_inverse
+from mindspore_boost_ext.thor.inverse import (
+    ByCholesky,
+    by_lu,
+    damped_inverse,
+    inverse_for_device,
+)
 
 # Indefinite (an eigenvalue is -0.2), though its diagonal and all its 2 x 2 minors are positive.
 HIDDEN = np.array([[1.0, -0.6, -0.6], [-0.6, 1.0, -0.6], [-0.6, -0.6, 1.0]], np.float32)
@@ -125,8 +130,21 @@ def test_nothing_at_all_is_not_good(invert):
     assert not good
 
 
-def test_other_devices_do_not_ask_the_host(monkeypatch):
-    from mindspore_boost_ext.thor import inverse as thor_inverse
+@pytest.mark.parametrize(("target", "times"), [("Ascend", 1), ("GPU", 0)])
+def test_other_devices_do_not_ask_the_host(monkeypatch, target, times):
+    """On Ascend mint.inverse inverts, which cannot run here: ops.inverse has no kernel there."""
+    asked = []
 
-    monkeypatch.setattr(ms, "get_context", {"device_target": "Ascend"}.__getitem__)
-    assert thor_inverse.inverse_for_device() is by_lu
+    def recorded(matrix):
+        asked.append(matrix)
+        return ops.inverse(matrix)
+
+    monkeypatch.setattr(mint, "inverse", recorded)
+    with monkeypatch.context() as patch:
+        patch.setattr(ms, "get_context", {"device_target": target}.__getitem__)
+        chosen = inverse_for_device()
+    inverse, _, good = chosen(Tensor(np.diag([1.0, 2.0]).astype(np.float32)), Tensor(0.0))
+    assert good.asnumpy()
+    # It is damped by 16 eps of the norm, 2, at the least: 32 eps, and some for rounding.
+    assert np.allclose(inverse.asnumpy(), np.diag([1.0, 0.5]), rtol=40 * EPS, atol=0.0)
+    assert len(asked) == times
