@@ -77,12 +77,13 @@ class ModelUnderConstruction:
     eval_network = _alias("_eval_network", "The user's network for evaluation, or None.")
     loss_fn = _alias("_loss_fn", "The user's loss, or None.")
     boost_level = _alias("_boost_level", "The level as given to ms.Model.")
+    has_own_manager = _alias("_loss_scale_manager_set", "Whether the user gave a scale manager.")
     boost = _alias(_STATE, "The AutoBoost of this Model, or None.", None)
 
     @property
     def loss_scale_manager(self) -> LossScaleManager | None:
         """The manager given by the user, else the one that the amp level brings, or None."""
-        if self._model._loss_scale_manager_set:
+        if self.has_own_manager:
             return self._model._loss_scale_manager
         return default_loss_scale_manager(self._model._amp_level)
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.cheaper_operators.operators import KNOWN, CheaperCell
-from mindspore_boost_ext.report import SKIPPED
+from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.cells import exchange, layers_of
+
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+_REASON = "the same values by faster operators"
 
 
 class CheaperOperatorsAlgorithm(Algorithm):
@@ -26,25 +33,45 @@ class CheaperOperatorsAlgorithm(Algorithm):
             self._replace(network, build)
         found = layers_of(network, (CheaperCell,))
         if found:
-            counts = Counter(KNOWN[type(one.plain)].name for one in found)
-            reason = "the same values by faster operators"
-            build.applied(self.switch, reason, counts)
+            build.applied(self.switch, _REASON, _counts(found))
             return
         reason = "no layer holds one of its operators; those called as functions are not seen"
         if target != "CPU":
             reason = f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
         build.report.update(self.switch, SKIPPED, reason)
 
+    def join(self, step: BoostTrainOneStepCell) -> None:
+        """Count again, now that mixed precision has set the dtypes of layers."""
+        if not self.is_on(step) or step.report()[self.switch].status != APPLIED:
+            return
+        found = layers_of(step.network, (CheaperCell,))
+        used = [one for one in found if not (one.fp16 or one.bf16)]
+        status, reason = APPLIED, f"{_REASON}; layers of 16 bits keep MindSpore's own"
+        if not used:
+            status, reason = SKIPPED, "all of its layers compute in 16 bits, by MindSpore's own"
+        if len(used) < len(found):
+            step.report().update(self.switch, status, reason, _counts(used))
+
     @staticmethod
     def _replace(network: nn.Cell, build: Build) -> None:
-        table = cheaper_operators(network)
+        eager = ms.get_context("mode") != ms.GRAPH_MODE and not build.switches["compiled_step"]
+        table = cheaper_operators(network, eager)
         back = {id(one): one.plain for one in table.values()}
         build.on_failure(lambda: exchange(network, back))
         exchange(network, table)
 
 
-def cheaper_operators(network: nn.Cell) -> dict[int, CheaperCell]:
-    """Return what takes the place of the layers and operators of a network, by their ids."""
+def _counts(found: Sequence[CheaperCell]) -> Counter[str]:
+    return Counter(KNOWN[type(one.plain)].name for one in found)
+
+
+def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, CheaperCell]:
+    """Return what takes the place of the layers and operators of a network, by their ids.
+
+    Args:
+        network (Cell): the network.
+        eager (bool): whether Python runs it, operator by operator. Default: False.
+    """
     done = {id(one.plain) for one in layers_of(network, (CheaperCell,))}
     cells = [cell for _, cell in network.cells_and_names()]
     layers = [cell for cell in cells if not _compat.has_hooks(cell)]
@@ -52,5 +79,10 @@ def cheaper_operators(network: nn.Cell) -> dict[int, CheaperCell]:
     return {
         id(plain): KNOWN[type(plain)].replacement(plain)
         for plain in [*layers, *operators]
-        if id(plain) not in done and type(plain) in KNOWN and KNOWN[type(plain)].fits(plain)
+        if id(plain) not in done and _fits(plain, eager)
     }
+
+
+def _fits(plain: nn.Cell | ops.Primitive, eager: bool) -> bool:
+    known = KNOWN.get(type(plain))
+    return known is not None and known.fits(plain) and (known.eagerly or not eager)

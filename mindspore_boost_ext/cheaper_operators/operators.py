@@ -24,6 +24,17 @@ def _row_sums(rows: Tensor) -> Tensor:
     return ops.MatMul()(rows, ops.ones((rows.shape[1], 1), ms.float32))
 
 
+class _RowSums(nn.Cell):
+    """The same in float32 also under mixed precision "auto", which takes products in float16."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.to_float(ms.float32)
+
+    def construct(self, rows: Tensor) -> Tensor:
+        return _row_sums(rows)
+
+
 @_compat.not_rewritten
 class CheaperCell(nn.Cell):
     """An operator by other operators, for float32; other dtypes take MindSpore's own.
@@ -108,22 +119,32 @@ class CheaperLayerNorm(CheaperCell):
     Of a row with inf, or with values above 1e38, all three are NaN or infinite.
     """
 
+    def __init__(self, plain: ops.Primitive) -> None:
+        super().__init__(plain)
+        self.row_sums = _RowSums()
+
     def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised values, and mean and variance with a last axis of 1."""
         if self.is_plain(x) or self.is_plain(gamma) or gamma.shape != x.shape[-1:]:
             return self.plain(x, gamma, beta)
         of_rows, width = (*x.shape[:-1], 1), x.shape[-1]
         rows = x.reshape((-1, width))
-        # Seen from a value of the row: the sum of a row far from 0 would round away what it varies.
-        # (MindSpore's slice of an empty Tensor ends the process.)
-        origin = ops.stop_gradient(rows[:, :1]) if x.size != 0 else filled(ms.float32, (1, 1), 0.0)
+        # Seen from about their mean: the sum of a row far from 0 would round away what it varies.
+        origin = ops.stop_gradient(self._about_the_mean(rows))
         rows = rows - origin
-        mean = _row_sums(rows) / width
+        mean = self.row_sums(rows) / width
         centered = rows - mean
-        variance = _row_sums(centered * centered) / width
+        variance = self.row_sums(centered * centered) / width
         values = centered * ops.rsqrt(variance + self.epsilon) * gamma + beta
         mean = mean + origin
         return values.reshape(x.shape), mean.reshape(of_rows), variance.reshape(of_rows)
+
+    def _about_the_mean(self, rows: Tensor) -> Tensor:
+        """Return the mean of each row, shape (n, 1), seen from its first value: of equals exact."""
+        if rows.size == 0:  # MindSpore's slice of an empty Tensor ends the process
+            return filled(ms.float32, (1, 1), 0.0)
+        first = rows[:, :1]
+        return first + self.row_sums(rows - first) / rows.shape[1]
 
 
 class CheaperMaxPool(CheaperCell):
@@ -185,11 +206,13 @@ class Known(NamedTuple):
         name: in the report.
         fits: whether it is one whose values the replacement has.
         replacement: the Cell that takes its place.
+        eagerly: whether it does in PYNATIVE_MODE, too. Default: True.
     """
 
     name: str
     fits: Callable[[Any], bool]
     replacement: type[CheaperCell]
+    eagerly: bool = True
 
 
 # By exact type: a subclass of the user's may compute something else.
@@ -199,7 +222,9 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         ops.GeLU: Known("gelu", lambda plain: True, CheaperGelu),
         nn.LeakyReLU: Known("leaky_relu", _is_bent, CheaperLeakyRelu),
         ops.Softmax: Known("softmax", _is_over_last_axis, CheaperSoftmax),
-        ops.LayerNorm: Known("layer_norm", _is_of_last_axis, CheaperLayerNorm),
+        # Eagerly it is slower, and MindSpore differentiates it wrongly the second time: a view of a
+        # computed value loses its gradient there.
+        ops.LayerNorm: Known("layer_norm", _is_of_last_axis, CheaperLayerNorm, eagerly=False),
         ops.MaxPool: Known("max_pool", _is_channels_first, CheaperMaxPool),
     }
 )

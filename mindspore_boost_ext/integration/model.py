@@ -95,12 +95,20 @@ def check_loss_scale_manager(manager: object, boost: AutoBoost) -> None:
         algorithm.check_loss_scale(manager, boost)
 
 
-def manager_of(given: LossScaleManager | None, boost: AutoBoost) -> LossScaleManager | None:
-    """Return a script's own loss-scale manager; without one that of the section ``loss_scale``."""
+def manager_of(
+    given: LossScaleManager | None, boost: AutoBoost, is_own: bool
+) -> LossScaleManager | None:
+    """Return a script's own loss-scale manager; without one that of the section ``loss_scale``.
+
+    Args:
+        given (LossScaleManager, optional): the script's, or the one that its amp level brings.
+        boost (AutoBoost): the settings.
+        is_own (bool): whether it is the script's.
+    """
     if LOSS_SCALE not in boost.config.given or boost.level == "O0":
         return given
     asked_by, section = f"section {LOSS_SCALE}", boost.config.loss_scale
-    if given is not None:
+    if given is not None and is_own:
         reason = "the script has a loss-scale manager of its own"
         boost.report().put(Row(LOSS_SCALE, asked_by, SKIPPED, reason))
         return given
@@ -139,7 +147,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
             f"boost_level {boost.level} takes one optimizer, got {shown(parts.optimizer)}: leave "
             "the level away, or give each network a Model of its own"
         )
-    manager = manager_of(parts.loss_scale_manager, boost)
+    manager = manager_of(parts.loss_scale_manager, boost, parts.has_own_manager)
     check_loss_scale_manager(manager, boost)
     boost.loss_fn = parts.loss_fn
     with ONE_AT_A_TIME, boost.building():
@@ -159,7 +167,7 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     with ONE_AT_A_TIME, parts.boost.building():
         release_dropped()
         plain = parts.plain_train_network(plain_build)
-    manager = manager_of(parts.loss_scale_manager, parts.boost)
+    manager = manager_of(parts.loss_scale_manager, parts.boost, parts.has_own_manager)
     step = boosted_step(plain, parts.optimizer, manager, parts.boost)
     release_with(model, step)
     return step
@@ -247,11 +255,12 @@ def boosted_build_train_network(
     if boost.level == "O0" and not (algorithms or refused) and thor_of(optimizer) is None:
         plain = original(network, optimizer, loss_fn, level, boost.level, **kwargs)
         return take_down(network, with_report(plain))
-    if "loss_scale_manager" in kwargs:
+    is_own = "loss_scale_manager" in kwargs
+    if is_own:
         manager = kwargs.pop("loss_scale_manager")
     else:
         manager = _compat.default_loss_scale_manager(level)
-    manager = manager_of(manager, boost)
+    manager = manager_of(manager, boost, is_own)
     check_loss_scale_manager(manager, boost)
     boost.loss_fn, given = loss_fn, network
     with ONE_AT_A_TIME, boost.building():

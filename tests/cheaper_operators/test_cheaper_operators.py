@@ -32,9 +32,13 @@ class Of(nn.Cell):
         return (self.inner(x) * self.weights).sum()
 
 
-def replaced(net):
-    """Return the row of the report after AutoBoost has seen a network that trains nothing."""
-    boost = AutoBoost("O1", ON)
+def replaced(net, compiled=True):
+    """Return the row of the report after AutoBoost has seen a network that trains nothing.
+
+    With a compiled step, as LayerNorm is left alone in PYNATIVE_MODE without.
+    """
+    config = contract.switched(cheaper_operators=True, compiled_step=compiled)
+    boost = AutoBoost("O1", config)
     with_weight = nn.CellList([net, nn.Dense(2, 2)])
     boost.network_auto_process_train(with_weight, nets.momentum(with_weight.trainable_params()))
     return boost.report()[NAME]
@@ -79,6 +83,67 @@ def test_a_layer_norm_of_nothing(mode):
     net = nn.SequentialCell(nn.LayerNorm((3,)))
     assert replaced(net).status == "applied"
     assert net(Tensor(np.zeros((0, 3), np.float32))).shape == (0, 3)
+
+
+class Squared(nn.Cell):
+    """The sum of the cubes of a gradient, for a second one."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.slope, self.net = ops.GradOperation(), net
+
+    def construct(self, x):
+        return (self.slope(self.net)(x) ** 3).sum()
+
+
+class Cubes(nn.Cell):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def construct(self, x):
+        return (self.inner(x) ** 3).sum()
+
+
+def test_a_layer_norm_is_left_alone_where_python_runs_it(pynative_mode):
+    """MindSpore would differentiate the cheaper one wrongly the second time; its own it refuses."""
+    net = nn.SequentialCell(nn.LayerNorm((5,), epsilon=EPSILON))
+    assert replaced(net, compiled=False).status == "skipped"
+    x = Tensor(RNG.normal(size=(3, 5)).astype("f"))
+    with pytest.raises(RuntimeError):
+        ms.grad(Squared(Cubes(net)))(x)
+
+
+def test_second_gradients_of_a_layer_norm(graph_mode):
+    net = nn.SequentialCell(nn.LayerNorm((5,), epsilon=EPSILON))
+    assert replaced(net).status == "applied"
+    x = RNG.normal(size=(3, 5))
+
+    def slope(x):
+        """The gradient of the sum of cubes, by hand."""
+        scale = np.sqrt(((x - x.mean(-1, keepdims=True)) ** 2).mean(-1, keepdims=True) + EPSILON)
+        y = layer_norm(x)
+        weights = 3 * y**2
+        along = weights - y * (weights * y).mean(-1, keepdims=True)
+        return (along - weights.mean(-1, keepdims=True)) / scale
+
+    expected = differences(lambda x: slope(x) ** 3, x, np.ones(x.shape))
+    found = ms.grad(Squared(Cubes(net)))(Tensor(x.astype("f"))).asnumpy()
+    # float32 of products of ten factors: a hundred times its rounding of 1e-7, of the largest
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("far", [1e4, 1e6])
+def test_a_layer_norm_of_rows_that_begin_far_from_the_others(mode, far):
+    net = nn.SequentialCell(nn.LayerNorm((70,), epsilon=EPSILON))
+    assert replaced(net).status == "applied"
+    rows = RNG.normal(size=(3, 70)).astype("f")
+    rows[:, 0] = far
+    expected = layer_norm(rows.astype(np.float64))[:, 1:]
+    found = net(Tensor(rows)).asnumpy()[:, 1:]
+    # Of outputs of about 0.12: the mean, far/70, rounds to 6e-8 of it, over a spread of far/8;
+    # variance, root and product round, too, to 6e-8 of the output each.
+    np.testing.assert_allclose(found, expected, rtol=3e-7, atol=8 / 70 * 6e-8)
 
 
 def gelu(x):
@@ -210,6 +275,33 @@ def test_float16_is_mindspores_own(mode, name):
     np.testing.assert_array_equal(net.inner(half).asnumpy(), expected)
 
 
+@pytest.mark.parametrize("name", ["nn.GELU", "nn.Softmax", "nn.LayerNorm", "nn.LeakyReLU"])
+def test_mixed_precision_auto_takes_no_sums_in_float16(mode, name):
+    """It takes matrix products so, in which the squares of such rows are infinite."""
+    make, rule, x, _ = CASES[name]
+    x = (x * 20).astype("f")  # 70 squares of 60 are above 65504
+    net = Of(make(), x.shape)
+    assert replaced(net).status == "applied"
+    net.inner = ms.amp.auto_mixed_precision(nn.SequentialCell(net.inner), "auto")
+    found = net.inner(Tensor(x)).astype(ms.float32).asnumpy()
+    np.testing.assert_allclose(found, rule(x.astype(np.float64)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("level", "status", "counts"),
+    [
+        ("O2", "applied", {"layer_norm": 1}),
+        ("O3", "skipped", {}),
+        ("auto", "applied", {"layer_norm": 1, "gelu": 1}),
+    ],
+)
+def test_layers_of_16_bits_are_not_counted(graph_mode, level, status, counts):
+    net = nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm((4,)), nn.GELU(), nn.Dense(4, 2))
+    scale = {"loss_scale_manager": None}
+    row = model_of(net, ON, amp_level=level, **scale).train_network.report()[NAME]
+    assert (row.status, dict(row.counts)) == (status, counts)
+
+
 @pytest.mark.parametrize("flagged", ["before", "after"])
 @pytest.mark.parametrize("name", ["nn.GELU", "nn.Softmax", "nn.LayerNorm", "nn.LeakyReLU"])
 def test_a_layer_that_computes_in_float16_goes_on_doing_so(mode, name, flagged):
@@ -270,9 +362,12 @@ def test_each_place_is_counted_once_and_a_second_model_changes_nothing_more(mode
     net = all_kinds()
     names = [one.name for one in net.get_parameters()]
     x = Tensor(nets.batches(1)[0][0])
+    expected = {"gelu": 1, "leaky_relu": 1, "softmax": 1}
+    if ms.get_context("mode") == ms.GRAPH_MODE:
+        expected["layer_norm"] = 1
     for _ in range(2):
         row = model_of(net, ON).train_network.report()[NAME]
-        assert dict(row.counts) == {"layer_norm": 1, "gelu": 1, "leaky_relu": 1, "softmax": 1}
+        assert dict(row.counts) == expected
         cells = len(list(net.cells_and_names()))
         answer = net(x).asnumpy()
     assert [one.name for one in net.get_parameters()] == names

@@ -74,6 +74,24 @@ def test_a_manager_of_the_scripts_own_stays(make):
     assert step(Tensor(x), Tensor(y))[2].asnumpy() == 8
 
 
+def by_training_network(net, optimizer, config, **scale):
+    level = scale.pop("amp_level")
+    return ms.amp.build_train_network(
+        net, optimizer, nets.loss_fn(), level, boost_level="O1", boost_config_dict=config, **scale
+    )
+
+
+@pytest.mark.parametrize("make", [by_model, by_function, by_training_network])
+def test_the_manager_that_amp_level_o2_brings_is_not_the_scripts_own(make):
+    """MindSpore begins at 2**24 there, and skips the first steps."""
+    net = nets.MLP()
+    config = config_of(loss_scale=SECTION)
+    step = make(net, nets.momentum(net.trainable_params()), config, amp_level="O2")
+    assert step.report()["loss_scale"].status == "applied"
+    x, y = nets.batches(1)[0]
+    assert step(Tensor(x), Tensor(y))[2].asnumpy() == SECTION["init"]
+
+
 def test_level_o0_scales_nothing():
     net = nets.MLP()
     with pytest.warns(UserWarning, match="section 'loss_scale' has no effect: level O0"):
