@@ -11,6 +11,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 from mindspore.train import Callback, RunContext
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.parse import ConfigSource
@@ -32,8 +33,8 @@ class TrainStep:
     r"""One training step: call it with a batch, and it returns the loss. See make_train_step.
 
     Inputs:
-        - **\*batch** (tuple(Tensor)) - the inputs of the network, and behind them the label, if
-          there is a ``loss_fn``.
+        - **\*batch** (tuple(Tensor)) - the inputs of the network; with a ``loss_fn`` one input and
+          the label. A network that an evaluation has left in evaluation mode is put back.
 
     Outputs:
         Tensor, the loss as the network gives it, not multiplied by a loss scale.
@@ -45,11 +46,12 @@ class TrainStep:
         scale (Tensor): with a loss scale, the scale of the last step: float32. Else None.
     """
 
-    def __init__(self, train_network: nn.Cell, network: nn.Cell) -> None:
+    def __init__(self, train_network: nn.Cell, network: nn.Cell, takes_a_label: bool) -> None:
         self.train_network: Any = train_network
         self.overflow: Tensor | None = None
         self.scale: Tensor | None = None
-        self._network = network
+        self._network, self._takes_a_label = network, takes_a_label
+        self._layers = [one for _, one in network.cells_and_names() if _compat.own_parameters(one)]
         self._scales = isinstance(train_network, nn.TrainOneStepWithLossScaleCell) or hasattr(
             train_network, "scale_part"
         )
@@ -57,7 +59,12 @@ class TrainStep:
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Train on one batch of Tensors; return the loss, as the network gives it."""
-        if not self._network.training:  # left so by an evaluation
+        if self._takes_a_label and len(batch) != 2:
+            raise TypeError(
+                f"a step with a loss_fn takes one input and the label, got {len(batch)} arguments: "
+                "let the network return its loss, and give None as loss_fn"
+            )
+        if self._is_at_rest():  # left so by an evaluation
             self.train_network.set_train()
         compare_on_ranks(self.train_network)
         self._last = self.train_network(*batch)
@@ -65,6 +72,15 @@ class TrainStep:
             return self._last
         loss, self.overflow, self.scale = self._last
         return loss
+
+    def _is_at_rest(self) -> bool:
+        """Return whether the network, or all in it that holds weights, is in evaluation mode.
+
+        The second is what an evaluation of a network leaves that stands in one with its loss.
+        """
+        if not self._network.training:
+            return True
+        return bool(self._layers) and not any(one.training for one in self._layers)
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
@@ -211,8 +227,8 @@ def make_train_step(
 
     Args:
         network (Cell): the network.
-        loss_fn (Cell, optional): takes the network's output and the label, the last Tensor of a
-            batch; None if the network returns the loss itself.
+        loss_fn (Cell, optional): takes the network's output and the label, the second Tensor of a
+            batch; None if the network returns the loss itself, as one of several inputs must.
         optimizer (Cell): the optimizer over its trainable parameters. One of
             ``mindspore.experimental.optim`` goes without ``less_bn`` and ``grad_freeze``, which
             level O1 has on.
@@ -262,4 +278,4 @@ def make_train_step(
         any_optimizer=True,
         **manager,
     )
-    return TrainStep(cell, network)
+    return TrainStep(cell, network, loss_fn is not None)

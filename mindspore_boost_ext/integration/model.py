@@ -247,6 +247,11 @@ def boosted_build_train_network(
             function refuses. Default: False.
         **kwargs: as for that function.
     """
+    if not isinstance(optimizer, nn.Cell):
+        raise TypeError(
+            f"optimizer must be one optimizer, got {shown(optimizer)}: give each network, or each "
+            "part of one, a step of its own"
+        )
     boost_level, boost_config_dict = level_and_settings(boost_level, boost_config_dict)
     boost = AutoBoost(boost_level, boost_config_dict, algorithms=algorithms)
     if boost.level == "O0" and AutoBoost.is_building():

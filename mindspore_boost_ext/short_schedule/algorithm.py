@@ -13,7 +13,7 @@ from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning
+from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, NoEffectWarning, warn
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import no_class_a_sample, rows_of_places
@@ -237,6 +237,7 @@ class FasterSchedule(UpdateAround):
         self.remainder = Parameter(Tensor([0], ms.int32), name=name, requires_grad=False)
         self.position, self.total = position, total
         self.last = Tensor([total - 1], ms.int32)
+        self.runs, self.told = 0, False  # on the host
         self.go_through_in(updates)
 
     def go_through_in(self, updates: int) -> None:
@@ -247,6 +248,21 @@ class FasterSchedule(UpdateAround):
     def leave_alone(self) -> None:
         """Go through the schedule as ever, from the first step on."""
         self.whole, self.rest, self.last = 1, 0, Tensor([2**31 - 1], ms.int32)
+        self.told = True
+
+    def before_step(self, *inputs: Tensor) -> None:
+        """Say, once, that a loop of the script's own goes on behind the end of the schedule."""
+        super().before_step(*inputs)
+        self.runs += 1
+        may_be_over = self.runs == 1 or self.runs > self.updates
+        if not self.told and may_be_over and self.position.asnumpy()[0] >= self.total - 1:
+            self.told = True
+            warn(
+                "short_schedule: its schedule is over, and the loop trains on at the last rate, as "
+                "nothing stops a loop of one's own. Let it go over step.over(dataset, epochs) of "
+                f"make_train_step, or end it where optimizer.global_step is {self.total - 1}",
+                NoEffectWarning,
+            )
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update, then go on in the schedule."""

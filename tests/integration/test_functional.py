@@ -185,6 +185,59 @@ def loop(step, epochs, callbacks=(), done=0, data=None):
     return losses
 
 
+class WithItsLoss(nn.Cell):
+    """Returns its loss, as a network of several inputs has to."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.SequentialCell(nn.Dense(3, 4), nn.BatchNorm1d(4), nn.Dense(4, nets.CLASSES))
+        self.loss = nets.loss_fn()
+
+    def construct(self, first, second, label):
+        return self.loss(self.body(first + second), label)
+
+
+def test_training_goes_on_in_training_mode_after_an_evaluation_of_a_part(pynative_mode):
+    """The network with its loss says all the time that it is in training mode."""
+    net = WithItsLoss()
+    step = make_train_step(net, None, nn.SGD(net.trainable_params(), 0.1), config=OFF)
+    moving = []
+    for x, y in nets.batches(3):
+        step(Tensor(x), Tensor(x), Tensor(y))
+        moving.append(net.body[1].moving_mean.asnumpy().copy())
+        net.body.set_train(False)
+        net.body(Tensor(x))
+    assert not np.array_equal(moving[0], moving[1])
+    assert not np.array_equal(moving[1], moving[2])
+
+
+def test_parts_at_rest_stay_at_rest(pynative_mode):
+    net = WithItsLoss()
+    net.body[1].set_train(False)
+    step = make_train_step(net, None, nn.SGD(net.trainable_params(), 0.1), config=OFF)
+    net.body[1].set_train(False)  # building a step sets all that it holds to training
+    for x, y in nets.batches(2):
+        step(Tensor(x), Tensor(x), Tensor(y))
+    np.testing.assert_array_equal(net.body[1].moving_mean.asnumpy(), 0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_with_a_loss_takes_one_input_and_the_label(count):
+    net = nets.MLP()
+    step = make_train_step(net, nets.loss_fn(), nn.SGD(net.trainable_params(), 0.1), config=OFF)
+    with pytest.raises(TypeError, match=f"one input and the label, got {count} arguments"):
+        step(*[Tensor(nets.batches(1)[0][0])] * count)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+@pytest.mark.parametrize("kind", ["none", "two"])
+def test_what_is_not_one_optimizer_is_refused(level, kind):
+    net = nets.MLP()
+    given = None if kind == "none" else [nn.SGD(net.trainable_params(), 0.1)] * 2
+    with pytest.raises(TypeError, match="optimizer must be one optimizer"):
+        make_train_step(net, nets.loss_fn(), given, level=level)
+
+
 def test_callbacks_see_what_they_see_under_a_model(mode, tmp_path):
     """Progress, records, the flush of a window, a file an epoch: the very same records."""
     net = nets.MLP()
