@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.stages.growing_inputs import GrowingInputs, scaled
+from mindspore_boost_ext.stages.growing_inputs import SKIP, GrowingInputs, scaled
 
 TRUNCATE, RESHAPE = "truncate", "reshape"
 
@@ -76,13 +77,27 @@ class SeqLengthAlgorithm(GrowingInputs):
         """Return what shortens sequences."""
         return ShortSequences(scale, settings.multiple, settings.method)
 
-    def check_inputs(self, *inputs: object) -> None:
-        """Refuse a first input that is no batch of sequences."""
+    def check_inputs(self, settings: Any, *inputs: object) -> None:
+        """Refuse a first input that is no batch of sequences; to skip, pieces that do not match."""
         first = inputs[0] if inputs else None
         if isinstance(first, Tensor) and first.ndim in (2, 3):
+            pieces = settings.if_unfit == SKIP and settings.method == RESHAPE
+            if pieces and any(_is_another_text(one, first) for one in inputs[1:-1]):
+                raise ValueError(
+                    "two inputs in front of the labels are sequences, such as source and target of "
+                    "a translation, whose pieces do not belong together"
+                )
             return
         found = f"shape {first.shape}" if isinstance(first, Tensor) else shown(first)
         raise ValueError(
             "seq_length_warmup shortens the second axis of the first input, which must be a Tensor "
             f"of shape (N, L) or (N, L, features), got {found}: leave seq_length_warmup away"
         )
+
+
+def _is_another_text(one: object, first: Tensor) -> bool:
+    """Return whether an input holds symbols in the shape of the first, and no mask or positions."""
+    if not isinstance(one, Tensor) or one.shape != first.shape or one.is_floating_point():
+        return False
+    values = one.asnumpy()
+    return not (np.isin(values, (0, 1)).all() or (np.diff(values) == 1).all())

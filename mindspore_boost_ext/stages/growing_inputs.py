@@ -45,8 +45,13 @@ class GrowingInputs(Algorithm):
         """
         raise NotImplementedError
 
-    def check_inputs(self, *inputs: object) -> None:
-        """Raise a ``ValueError`` if a batch holds nothing that could be made smaller."""
+    def check_inputs(self, settings: Any, *inputs: object) -> None:
+        """Raise a ``ValueError`` if a batch holds nothing that could be made smaller.
+
+        Args:
+            settings: the section of the configuration.
+            inputs: the batch.
+        """
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Let the count of updates choose among a step for each size."""
@@ -143,7 +148,7 @@ class GrowingInputs(Algorithm):
     def _unfit(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> str:
         """Return why a network is left at full size; raise where that is not asked for."""
         try:
-            self.check_inputs(*inputs)
+            self.check_inputs(settings, *inputs)
             self._check_samples(settings, *inputs)
             self._check_declared(step, settings, *inputs)
             self._try_sizes(step.network, settings, *inputs)

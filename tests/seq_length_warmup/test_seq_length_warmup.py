@@ -195,6 +195,39 @@ def test_labels_of_whole_sequences_are_not_given_to_their_parts(mode, samples, l
     assert reason in row.reason
 
 
+class TwoSequences(nn.Cell):
+    """Takes a second sequence in front of the targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = NextToken()
+
+    def construct(self, tokens, second, targets):
+        return self.body(tokens, targets, second.astype(ms.float32) * 0 + 1)
+
+
+SECONDS = {
+    "target of a translation": lambda tokens: np.flip(tokens, 1).copy(),
+    "mask": lambda tokens: (tokens > 1).astype(np.int32),
+    "positions": lambda tokens: np.tile(np.arange(LENGTH, dtype=np.int32), (len(tokens), 1)),
+    "features": lambda tokens: np.flip(tokens, 1).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("second", SECONDS)
+def test_a_recipe_pairs_no_pieces_of_source_and_target(second):
+    """Piece 2 of a source says nothing about piece 2 of its translation."""
+    (tokens, targets, _) = batches(1)[0]
+    batch = [Tensor(one) for one in (tokens, SECONDS[second](tokens), targets)]
+    for if_unfit, method in (("skip", "reshape"), ("skip", "truncate"), ("refuse", "reshape")):
+        step = step_of(TwoSequences(), if_unfit=if_unfit, method=method)
+        step(*batch)
+        left = (second, if_unfit, method) == ("target of a translation", "skip", "reshape")
+        row = step.report()["seq_length_warmup"]
+        assert row.status == ("skipped" if left else "applied")
+        assert ("do not belong together" in row.reason) == left
+
+
 class OfWholeRows(nn.Cell):
     """A mean over the places of each sequence that are not padding."""
 
