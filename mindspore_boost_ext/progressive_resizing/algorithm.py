@@ -75,7 +75,7 @@ class ResizingAlgorithm(GrowingInputs):
         """Return what resizes images."""
         return ResizedImages(scale, settings.multiple)
 
-    def check_inputs(self, settings: Any, *inputs: object) -> None:
+    def check_inputs(self, settings: object, *inputs: object) -> None:
         """Refuse a first input that is no batch of images."""
         images = inputs[0] if inputs else None
         found = shown(images)

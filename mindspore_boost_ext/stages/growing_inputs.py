@@ -45,7 +45,7 @@ class GrowingInputs(Algorithm):
         """
         raise NotImplementedError
 
-    def check_inputs(self, settings: Any, *inputs: object) -> None:
+    def check_inputs(self, settings: object, *inputs: object) -> None:
         """Raise a ``ValueError`` if a batch holds nothing that could be made smaller.
 
         Args:
