@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mindspore_boost_ext.boost import record
+from mindspore_boost_ext.boost_cell_wrapper.train_step import FIRST_RUN
 from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
 from mindspore_boost_ext.cli.launcher import run_script
 from mindspore_boost_ext.config.page import page
@@ -197,6 +198,7 @@ def summary_of_script() -> Iterator[None]:
     """At the end of a script that ends well, say on rank 0 what was applied to which network."""
     built = Built()
     BUILT.append(built)
+    FIRST_RUN.append(built.has_run)
     try:
         yield
     except SystemExit as end:
@@ -207,6 +209,7 @@ def summary_of_script() -> Iterator[None]:
         _say(built)
     finally:
         BUILT.remove(built)
+        FIRST_RUN.remove(built.has_run)
 
 
 def _say(built: Built) -> None:

@@ -39,6 +39,7 @@ from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
 from mindspore_boost_ext.stages.update import Update
 
 MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
+FIRST_RUN: list[Callable[[Any], None]] = []  # who is told of a step that runs for the first time
 
 
 class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
@@ -243,6 +244,8 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
             for algorithm in self.auto_boost.algorithms:
                 algorithm.check_state(self, *inputs)
             self._has_run = True
+            for told in FIRST_RUN:
+                told(self)
         self.update_part.before_step(*inputs)
         with self._host_writes.followed(), _compat.forgetting_failures():
             return self._run_chosen(*inputs, **kwargs)

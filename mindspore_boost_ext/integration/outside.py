@@ -77,6 +77,12 @@ class Built:
         elif isinstance(network, nn.TrainOneStepCell):
             self.own_steps.append(name)
 
+    def has_run(self, step: BoostTrainOneStepCell) -> None:
+        """Take down a step that runs, and that the script may have made by itself."""
+        if step.report() not in [report for _, report in self.boosted]:
+            self.last = step
+            self.boosted.append((type(step.network).__name__, step.report()))
+
     def summary(self) -> str:
         """Return what was applied to which network, and why nothing was to others."""
         reports = [f"{name}: {report}" for name, report in self.boosted]

@@ -252,6 +252,13 @@ SCRIPTS = {
     "both": "step = nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)\n"
     "model = ms.Model(step)\nmodel.train(1, data)\nprint(model.train_network.report()['step'])\n"
     "net, loss, optimizer, data = parts()\nms.Model(net, loss, optimizer).train(1, data)",
+    "by hand": "from mindspore.boost import AutoBoost, BoostTrainOneStepCell\n"
+    "config = {'boost': {'mode': 'manual', 'less_bn': False, 'grad_freeze': False,\n"
+    "                    'grad_accumulation': True},\n"
+    "          'grad_accumulation': {'grad_accumulation_step': 2}}\n"
+    "boost = AutoBoost('O1', config)\n"
+    "net, optimizer = boost.network_auto_process_train(nn.WithLossCell(net, loss), optimizer)\n"
+    "BoostTrainOneStepCell(net, optimizer)(*next(iter(data)))",
     "loop": "gradient = ms.value_and_grad(net, None, optimizer.parameters)",
     "exit": "ms.Model(net, loss, optimizer).train(1, data)\nsys.exit(0)",
     "failure": "ms.Model(net, loss, optimizer)\nraise KeyError('lost')",
@@ -315,6 +322,13 @@ def test_what_is_not_boosted_is_named_beside_what_is(launched):
     assert "mindspore_boost_ext: SequentialCell: boost level O1, mode manual" in result.stderr
     assert "not boosted: the script has a step cell of its own, TrainOneStepCell" in result.stderr
     assert "the script has a step cell of its own, TrainOneStepCell" in result.stdout  # the report
+
+
+def test_a_step_that_the_script_made_by_itself_is_in_the_summary(launched):
+    result = launched("by hand")
+    assert result.returncode == 0, result.stderr
+    assert "mindspore_boost_ext: WithLossCell: boost level O1, mode manual" in result.stderr
+    assert re.search(r"grad_accumulation +boost.grad_accumulation=True +applied", result.stderr)
 
 
 def test_a_script_that_fails_ends_with_its_traceback(launched):
