@@ -177,7 +177,7 @@ class DimReduce(Subspace):
         weights = ops.depend(self.flat(self.weight), loss)
         slope, updated = self._propose(gradient, weights)
         start = call(self._loss_here, (loss, *inputs))
-        length = slope * 0.0 + 1.0
+        length = ops.where(ops.isnan(slope), slope, ops.ones_like(slope))
         accepted = ops.isnan(length)  # False; a slope of nan leaves nothing to search for
         tried = ops.zeros_like(self.trials_run)
         while ops.logical_and(ops.logical_not(accepted), tried < self.trials):
@@ -283,17 +283,20 @@ class DimReduce(Subspace):
 
     def _remember(self, accepted: Tensor, length: Tensor, start: Tensor, slope: Tensor) -> Tensor:
         """Take over the state of an accepted step; shrink B where searches fail on and on."""
-        kept, done = self.inverse_hessian, accepted
+        kept, kept_step, done = self.inverse_hessian, self.last_step, accepted
         if self.stall_limit > 0:
             decided = -self.sigma * slope > _ROUNDING * ops.abs(start)
             stalled = ops.logical_and(ops.logical_not(accepted), decided)
             in_a_row = (self.failures_in_a_row + 1) * ops.cast(stalled, ms.int32)
             shrink = in_a_row >= self.stall_limit
-            factor = ops.select(shrink, ops.ones_like(length) * self.shrinking, 1.0)
-            kept = kept * factor
+            # With the last step in it, which else would come back whole in every update.
+            latest = self.next_inverse_hessian
+            latest = ops.where(ops.isfinite(latest).all(), latest, kept)
+            kept = ops.where(shrink, latest * self.shrinking, kept)
+            kept_step = ops.where(shrink, ops.zeros_like(kept_step), kept_step)
             done = ops.depend(done, ops.assign(self.failures_in_a_row, in_a_row))
         state = (self.inverse_hessian, self.last_gradient, self.last_step)
-        old = (kept, self.last_gradient, self.last_step)
+        old = (kept, self.last_gradient, kept_step)
         new = (self.next_inverse_hessian, self.next_gradient, length * self.next_step)
         return ops.depend(done, each(ops.partial(_replaced, accepted), state, old, new))
 

@@ -48,7 +48,8 @@ def oracle(loss, gradient, start, basis, trials=2, stall_limit=3, scaling=False,
             inverse, last, s, in_a_row, updates = new, gk, t * d, 0, updates + used
         else:
             in_a_row += 1
-            inverse = inverse * RHO**trials if stall_limit and in_a_row >= stall_limit else inverse
+            if stall_limit and in_a_row >= stall_limit:
+                inverse, s = new * RHO**trials, np.zeros(k)
         residual = GAMMA * residual + g - basis.T @ gk
         w = w + t * basis.T @ d - alpha * residual
         path.append(w)
@@ -125,6 +126,65 @@ def test_where_upstream_stalls_for_ever_the_default_descends(mode):
     assert sum(t > 0 for t in lengths) >= 6
     curvatures, start, _ = problem(50.0)
     assert 0.5 * (curvatures * path[-1] ** 2).sum() < 0.1 * 0.5 * (curvatures * start**2).sum()
+
+
+class Wall(nn.Cell):
+    """A slope of -1, and a steep wall behind 1.46: the first step of 1 ends in front of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.zeros(1, np.float32)), name="w")
+
+    def construct(self, x):
+        return (ops.exp(10 * (self.w - 1.46)) - self.w * x).sum()
+
+
+@pytest.mark.parametrize("scaling", [False, True])
+def test_a_stall_behind_accepted_steps_ends_too(mode, scaling):
+    """With one direction B is all made of the last step: shrinking the old B changes nothing."""
+    net, one = Wall(), Tensor([1.0], ms.float32)
+    weight = ParameterTuple(net.trainable_params())
+    constants = (1, RHO, GAMMA, 0.0, SIGMA, 0, 1)
+    basis, sgd = np.ones((1, 1), np.float32), nn.SGD(list(weight), 1.0)
+    step = DimReduce(net, sgd, weight, basis, *constants, first_update_scaling=scaling)
+    path = []
+    for _ in range(STEPS):
+        slope = 10 * np.exp(10 * (net.w.asnumpy() - 1.46)) - 1
+        step(net(one), (Tensor(slope.astype(np.float32)),), 1.0, weight, weight, one)
+        path.append(net.w.asnumpy().copy())
+    expected, lengths = oracle(
+        lambda w: np.exp(10 * (w[0] - 1.46)) - w[0],
+        lambda w: 10 * np.exp(10 * (w - 1.46)) - 1,
+        np.zeros(1),
+        np.ones((1, 1)),
+        scaling=scaling,
+        alpha=0.0,
+    )
+    np.testing.assert_allclose(path, expected, atol=1e-5)
+    assert lengths[1:4] == [0.0] * 3
+    assert max(lengths[4:]) > 0
+
+
+class Steep(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor(np.zeros(1, np.float32)), name="w")
+
+    def construct(self, x):
+        return (self.w * x).sum() + 1.0
+
+
+def test_a_slope_beyond_float32_is_a_failed_search(mode):
+    net, x = Steep(), Tensor([3e19], ms.float32)
+    weight = ParameterTuple(net.trainable_params())
+    constants = (1, RHO, GAMMA, ALPHA, SIGMA, 0, 1)
+    basis = np.ones((1, 1), np.float32)
+    step = DimReduce(net, nn.SGD(list(weight), 1.0), weight, basis, *constants)
+    for _ in range(3):  # at the third B shrinks
+        step(net(x), (x,), 1.0, weight, weight, x)
+    assert step.observations()["dim_reduce.failed_searches"] == 3
+    assert np.isfinite(step.inverse_hessian.asnumpy()).all()
+    assert net.w.asnumpy().tolist() == [0.0]
 
 
 def test_the_loss_scale_is_divided_out_once(mode):
