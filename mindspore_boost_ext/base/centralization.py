@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 
 from mindspore_boost_ext._compat import RowTensor
 from mindspore_boost_ext.base.mapping import each
@@ -23,7 +23,12 @@ UNTOUCHED = -1
 _NO_WEIGHTS = ("gamma", "beta", "bias")
 # By name, for the head of mindspore.boost has the same one, and is another class.
 _NORMALISED_HEAD = "CommonHeadLastFN"
-_TRANSPOSED = (nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose)
+_TRANSPOSED = (
+    nn.Conv1dTranspose,
+    nn.Conv2dTranspose,
+    nn.Conv3dTranspose,
+    mint.nn.ConvTranspose2d,
+)
 
 
 # ---- The rule ----

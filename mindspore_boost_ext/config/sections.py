@@ -407,7 +407,9 @@ class GradientsConfig(Section):
 
     # Beyond this a norm over its bound, or the square of a gradient at its bound, leaves float32.
     clip_norm: float | None = setting(
-        None, optional(real("[1e-18, 1e18]")), "bound of the global norm of the gradients"
+        None,
+        optional(real("[1e-18, 1e18]")),
+        "bound of the global norm of the gradients, which become 0 at norms above 1.8e19",
     )
 
 

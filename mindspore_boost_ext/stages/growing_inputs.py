@@ -279,5 +279,8 @@ def _merged(firsts: Sequence[int], sizes: Sequence[object]) -> list[int]:
 
 
 def scaled(size: int, scale: float, multiple: int) -> int:
-    """Return the nearest multiple to a size times its scale, at least one; also in a graph."""
-    return max(int(size * scale / multiple + 0.5), 1) * multiple
+    """Return the nearest multiple to a size times its scale, at least one; also in a graph.
+
+    It is the size itself where that multiple is larger.
+    """
+    return min(max(int(size * scale / multiple + 0.5), 1) * multiple, size)

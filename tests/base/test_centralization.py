@@ -108,6 +108,7 @@ class Kinds(nn.Cell):
         self.depthwise = nn.Conv1d(4, 4, 3, group=4)
         self.pointwise = nn.Conv2d(1, 4, 1)
         self.transposed = nn.Conv2dTranspose(2, 4, 3)
+        self.mint_transposed = ms.mint.nn.ConvTranspose2d(2, 4, 3)
         self.dense = nn.Dense(3, 2)
         self.of_four_heads = nn.Dense(3, 2)
         self.of_four_heads.group = 4  # of heads, or of experts: a matrix is no convolution
@@ -125,6 +126,7 @@ def test_chosen_parameters():
     assert output_axes(Kinds()) == {
         "conv.weight": 0,
         "transposed.weight": 1,  # [inputs, outputs, height, width]
+        "mint_transposed.weight": 1,
         "dense.weight": 0,
         "of_four_heads.weight": 0,
         "table.embedding_table": 0,
@@ -136,6 +138,7 @@ def test_patterns_leave_out_more():
     found = output_axes(Kinds(), exclude=["*embedding*", "conv.*"])
     assert list(found) == [
         "transposed.weight",
+        "mint_transposed.weight",
         "dense.weight",
         "of_four_heads.weight",
         "bias_net.weight",

@@ -93,6 +93,7 @@ def resizing(net, loss_fn=None, boost=None, **arguments):
     (0.75, 1, (6, 8)),  # 7.5 is rounded up
     (0.6, 4, (4, 8)),
     (0.01, 3, (3, 3)),
+    (0.9, 6, (6, 10)),  # 12 would be more than there is
 ])  # fmt: skip
 def test_images_are_interpolated_bilinearly(mode, scale, multiple, sizes):
     images = np.random.default_rng(0).normal(size=(2, 3, 8, 10)).astype(np.float32)
@@ -346,6 +347,7 @@ def test_the_report_says_how_long_each_variant_compiled(mode):
         ([[0.25, 0.5], [0.25, 0.95]], 1, [4] * 2 + [8] * 4, ["scale 0.5", "full size"]),
         ([[0.25, 0.3], [0.25, 0.6], [0.125, 0.65]], 4, [4] * 5 + [8], ["scale 0.65", "full size"]),
         ([[0.25, 0.9], [0.25, 0.95]], 8, [8] * 6, ["full size"]),
+        ([[0.25, 0.95], [0.25, 0.96]], 5, [8] * 6, ["full size"]),  # not 10
     ],
 )
 def test_sizes_rounded_to_the_same_are_one_variant(mode, phases, multiple, sizes, variants):

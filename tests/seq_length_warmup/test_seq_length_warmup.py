@@ -116,6 +116,7 @@ def test_a_window_is_of_one_length(mode, method):
     (0.4, 1, 3),  # of 3.2; 2 of 8 places are left out when it reshapes
     (0.4, 4, 4),
     (0.01, 1, 1),
+    (0.95, 5, LENGTH),  # 10 would be more than there is
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["truncate", "reshape"])
 def test_lengths_are_rounded_to_a_multiple(mode, method, scale, multiple, length):
