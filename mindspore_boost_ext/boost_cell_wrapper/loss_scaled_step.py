@@ -23,6 +23,7 @@ from mindspore_boost_ext.stages.state import connected
 
 # Steps between two looks at the scale from the host. Only CPU has the value at hand at no cost.
 _LOOK_EVERY = {"CPU": 1}
+_MANY = 10  # skipped steps in a row, or looks at them, before a fixed scale is warned of
 # Whose Cells are known to compile; in PYNATIVE_MODE one of the user's own need not.
 _COMPILE = ("mindspore", __name__.partition(".")[0])
 # Whose optimizers hold settings as Python's numbers, which a graph would never see changed. Those
@@ -91,7 +92,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             Tensor(0, ms.int32), name="boost.loss_scale.skipped_steps", requires_grad=False
         )
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
-        self._steps_run = 0
+        self._steps_run = self._overflows_in_a_row = 0
         ours = type(self) is self._library_class() and _compiles(optimizer)
         ours = ours and _compiles(self.update_part, "inner")
         ours = ours and (self.loss_scaling_manager is None or _compiles(self.loss_scaling_manager))
@@ -204,7 +205,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             self.scale_part.after_first_step()
         due = self._look_every and self._steps_run % self._look_every == 0
         if due and isinstance(outputs, tuple) and len(outputs) == 3:  # a subclass may return less
-            self._warn_at_minimum(outputs[1], outputs[2])
+            self._warn_of_overflows(outputs[1], outputs[2])
         return outputs
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
@@ -241,8 +242,20 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         observed["skipped_steps"] = int(self.skipped_steps.asnumpy())
         return observed
 
-    def _warn_at_minimum(self, overflow: Tensor, scale: Tensor) -> None:
-        if self.loss_scaling_manager is None or not bool(overflow.asnumpy()):
+    def _warn_of_overflows(self, overflow: Tensor, scale: Tensor) -> None:
+        """Warn, once, of a scale that skips steps and can fall no further."""
+        if not bool(overflow.asnumpy()):
+            self._overflows_in_a_row = 0
+            return
+        self._overflows_in_a_row += 1
+        moves = self.loss_scaling_manager is not None
+        if not moves or isinstance(self.loss_scaling_manager, nn.FixedLossScaleUpdateCell):
+            if self._overflows_in_a_row == _MANY:
+                warn(
+                    f"the last {_MANY} steps that were looked at overflowed at the fixed loss "
+                    f"scale {float(scale.asnumpy().max()):g} and were skipped: take a smaller or a "
+                    "dynamic one, or look at learning rate, inputs and loss"
+                )
             return
         minimum = getattr(self.loss_scaling_manager, "minimum", 1.0)
         if float(scale.asnumpy().min()) <= minimum:

@@ -235,7 +235,15 @@ def _sentence(winner: Racer, plain: Racer) -> str:
     if winner is plain:
         return "Plain training wins: nothing that was tried was clearly faster to its loss."
     share = (winner.reached or 0.0) / (plain.reached or 1.0)
-    return f"Recommended: {winner.name}, {share:.2f} of plain's time to plain's loss."
+    words = f"Recommended: {winner.name}, {share:.2f} of plain's time to plain's loss."
+    saved = (plain.reached or 0.0) - (winner.reached or 0.0)
+    if _compilation(plain) - _compilation(winner) > saved / 2:
+        words += " Most of that is compilation, which a longer training has but once."
+    return words
+
+
+def _compilation(racer: Racer) -> float:
+    return (racer.outcome.compile_s if racer.outcome else None) or 0.0
 
 
 def _settings(winner: Racer) -> dict[str, Any]:

@@ -156,6 +156,7 @@ class TrainStep:
                 state.cur_epoch_num += 1
                 _call(callbacks, "on_train_epoch_begin", context)
                 for batch in batches:
+                    _check_batch(batch)
                     state.cur_step_num += 1
                     state.train_dataset_element = batch
                     _call(callbacks, "on_train_step_begin", context)
@@ -181,6 +182,11 @@ class _State(dict[str, Any]):
 
     def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
+
+
+def _check_batch(batch: object) -> None:
+    if not isinstance(batch, (tuple, list)):
+        raise TypeError(f"a batch must be a tuple of Tensors, got {shown(batch)}")
 
 
 def _call(callbacks: Sequence[Callback], event: str, context: RunContext) -> None:

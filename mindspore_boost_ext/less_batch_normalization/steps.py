@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspore import nn
 
 from mindspore_boost_ext.less_batch_normalization.tracing import Node
+from mindspore_boost_ext.runtime.cells import is_rewritten
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
@@ -62,6 +63,8 @@ def does_else(norm: nn.Cell) -> str:
 def own_construct(layer: nn.Cell) -> str:
     """Return why a layer of a subclass must stay: it may do more than MindSpore's; else empty."""
     kind = type(layer)
+    if is_rewritten(layer):
+        return "auto_mixed_precision has rewritten it: give amp_level='O1' to the Model instead"
     if kind.construct.__module__.partition(".")[0] == "mindspore":
         return ""
     return f"{kind.__name__} has a construct of its own"

@@ -271,6 +271,17 @@ def test_the_smallest_scale_is_told_once(mode):
     step(x)  # warnings are errors here: a second one would fail the test
 
 
+@pytest.mark.parametrize("scale", [Tensor(8.0), nn.FixedLossScaleUpdateCell(8.0)])
+def test_a_fixed_scale_that_skips_all_steps_is_told_once(pynative_mode, scale):
+    step = scaled_step(Product(), scale)
+    bad, good = Tensor([np.inf], ms.float16), Tensor([1.0], ms.float16)
+    for x in (*[bad] * 9, good, *[bad] * 9):  # one step that is made begins the count anew
+        step(x)
+    with pytest.warns(BoostWarning, match="overflowed at the fixed loss scale 8 and were skipped"):
+        step(bad)
+    step(bad)  # warnings are errors here: a second one would fail the test
+
+
 MANAGERS = {
     "default of the level": lambda: {},
     "none": lambda: {"loss_scale_manager": None},

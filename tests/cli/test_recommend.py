@@ -41,7 +41,9 @@ def race(tmp_path, monkeypatch, capsys):
             name = one.name.split()[0]
             if histories.get(name) is None:
                 return Outcome(one.name, FAILED, "a script may fail"), []
-            return Outcome(one.name, RAN, step_ms=1.0, compile_s=2.0, peak_mib=3.0), histories[name]
+            found = histories[name]
+            compiled = found[-STEPS]["seconds"] - found[-1]["seconds"]
+            return Outcome(one.name, RAN, step_ms=1.0, compile_s=compiled, peak_mib=3.0), found
 
         monkeypatch.setattr(recommend, "run_trial", trial)
         written = tmp_path / "winner.json"
@@ -70,6 +72,14 @@ def test_the_first_at_plains_loss_wins_and_is_a_configuration(race):
     assert "half frozen from 10 % on: reached plain's loss after 24.5 s" in race.progress
     assert settings["grad_freeze"]["total_steps"] == STEPS
     BoostConfig.parse("O1", settings)
+
+
+def test_a_lead_of_compilation_is_said(race):
+    _, _, printed = race(plain=history(30, 1.0, falling), half=history(5, 0.95, falling))
+    assert "Recommended: half frozen from 10 % on" in printed
+    assert "Most of that is compilation" in printed
+    _, _, printed = race(plain=history(30, 1.0, falling), half=history(20, 0.1, falling))
+    assert "Most of that is compilation" not in printed
 
 
 def test_who_does_not_keep_the_loss_has_not_reached_it(race):

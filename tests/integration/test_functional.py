@@ -303,6 +303,14 @@ def test_batches_may_come_from_a_list():
     assert loop(accumulating(), 2, data=data) == loop(accumulating(), 2)
 
 
+@pytest.mark.parametrize("batch", [{"x": 1, "y": 2}, Tensor(np.ones((2, 3), np.float32))])
+def test_a_batch_that_is_no_tuple_is_refused(batch):
+    """Keys would be taken for Tensors, or rows of one for the inputs."""
+    step = make_train_step(net := nets.MLP(), nets.loss_fn(), nets.momentum(net.trainable_params()))
+    with pytest.raises(TypeError, match="a batch must be a tuple of Tensors, got"):
+        next(step.over([batch], 1))
+
+
 def test_what_cannot_be_used_is_refused_before_the_loop():
     step = accumulating()
     with pytest.raises(TypeError, match=r"dataset must .*have a length.*for batch in dataset"):

@@ -118,6 +118,13 @@ def test_a_batch_norm_that_may_do_more_stays(kind, reason, training):
     assert all(cell.training == training for _, cell in net.cells_and_names())
 
 
+def test_a_network_that_mixed_precision_has_rewritten_stays_with_the_remedy():
+    net = ms.amp.auto_mixed_precision(zoo.Block(), "O1")
+    for change in less_bn(net).changes:
+        assert change.done == "kept"
+        assert "give amp_level='O1' to the Model instead" in change.reason
+
+
 class LowRank(nn.Dense):
     def construct(self, x):
         return super().construct(x) * 2.0
