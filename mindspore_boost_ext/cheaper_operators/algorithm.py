@@ -38,6 +38,8 @@ class CheaperOperatorsAlgorithm(Algorithm):
         reason = "no layer holds one of its operators; those called as functions are not seen"
         if target != "CPU":
             reason = f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
+        elif cheaper_operators(network):
+            reason = "in PYNATIVE_MODE LayerNorm stays as it is without compiled_step"
         build.report.update(self.switch, SKIPPED, reason)
 
     def join(self, step: BoostTrainOneStepCell) -> None:
