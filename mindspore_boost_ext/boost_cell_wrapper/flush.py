@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def lacks_a_batch(part: Update) -> bool:
     """Return whether an update runs the network again and has no batch to do so; say so."""
-    if not part.takes_inputs or part.last_inputs():
+    if part.last_inputs() is not None:
         return False
     warn(
         "the window of gradients stays open: to close it the network runs on the last batch, and "

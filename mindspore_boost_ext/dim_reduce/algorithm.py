@@ -31,7 +31,7 @@ class SubspaceUpdate(Update):
         self.dim_reduce, self.sens = dim_reduce, sens
         self.divides_sens = dim_reduce.divides_loss_scale
         self.weights = optimizer.parameters
-        self.__dict__["_seen"] = {"inputs": (), "checked": False}
+        self.__dict__["_seen"] = {"inputs": None, "checked": False}
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Step in the subspace; between two steps a clone of the weights is equal to them."""
@@ -49,8 +49,8 @@ class SubspaceUpdate(Update):
             self.dim_reduce.check_state()
             self._seen["checked"] = True
 
-    def last_inputs(self) -> tuple[Any, ...]:
-        """Return the last batch: a flush searches on it."""
+    def last_inputs(self) -> tuple[Any, ...] | None:
+        """Return the last batch: a flush searches on it; None before the first."""
         return self._seen["inputs"]
 
     def loss_of(self, *inputs: Tensor) -> Tensor:

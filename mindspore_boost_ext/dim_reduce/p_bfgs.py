@@ -289,10 +289,8 @@ class DimReduce(Subspace):
             stalled = ops.logical_and(ops.logical_not(accepted), decided)
             in_a_row = (self.failures_in_a_row + 1) * ops.cast(stalled, ms.int32)
             shrink = in_a_row >= self.stall_limit
-            # With the last step in it, which else would come back whole in every update.
-            latest = self.next_inverse_hessian
-            latest = ops.where(ops.isfinite(latest).all(), latest, kept)
-            kept = ops.where(shrink, latest * self.shrinking, kept)
+            kept = ops.where(shrink, kept * self.shrinking, kept)
+            # Without the last step, of which every update would bring back r s s^T in full.
             kept_step = ops.where(shrink, ops.zeros_like(kept_step), kept_step)
             done = ops.depend(done, ops.assign(self.failures_in_a_row, in_a_row))
         state = (self.inverse_hessian, self.last_gradient, self.last_step)

@@ -34,7 +34,8 @@ class TrainStep:
 
     Inputs:
         - **\*batch** (tuple(Tensor)) - the inputs of the network; with a ``loss_fn`` one input and
-          the label. A network that an evaluation has left in evaluation mode is put back.
+          the label. A network that an evaluation has left in evaluation mode, or all of its layers,
+          is put back; some layers may rest.
 
     Outputs:
         Tensor, the loss as the network gives it, not multiplied by a loss scale.
@@ -51,7 +52,8 @@ class TrainStep:
         self.overflow: Tensor | None = None
         self.scale: Tensor | None = None
         self._network, self._takes_a_label = network, takes_a_label
-        self._layers = [one for _, one in network.cells_and_names() if _compat.own_parameters(one)]
+        layers = [one for _, one in network.cells_and_names() if _compat.own_parameters(one)]
+        self._layers = [one for one in layers if one is not network]
         self._scales = isinstance(train_network, nn.TrainOneStepWithLossScaleCell) or hasattr(
             train_network, "scale_part"
         )
@@ -59,7 +61,7 @@ class TrainStep:
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Train on one batch of Tensors; return the loss, as the network gives it."""
-        if self._takes_a_label and len(batch) != 2:
+        if self._takes_a_label and len(batch) != 2 and self._feeds_the_network():
             raise TypeError(
                 f"a step with a loss_fn takes one input and the label, got {len(batch)} arguments: "
                 "let the network return its loss, and give None as loss_fn"
@@ -73,8 +75,12 @@ class TrainStep:
         loss, self.overflow, self.scale = self._last
         return loss
 
+    def _feeds_the_network(self) -> bool:
+        """Return whether no part changes a batch before the network sees it."""
+        return getattr(self.train_network, "batch_part", None) is None
+
     def _is_at_rest(self) -> bool:
-        """Return whether the network, or all in it that holds weights, is in evaluation mode.
+        """Return whether the network, or every layer of it with weights, is in evaluation mode.
 
         The second is what an evaluation of a network leaves that stands in one with its loss.
         """

@@ -14,7 +14,7 @@ from mindspore import nn
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import Report
+from mindspore_boost_ext.report import APPLIED, Report
 from mindspore_boost_ext.runtime.machine import tuning
 
 LEVEL_VARIABLE = "MINDSPORE_BOOST_EXT_LEVEL"
@@ -67,7 +67,7 @@ class Built:
 
     def add(self, network: nn.Cell, step: nn.Cell, has_optimizer: bool) -> None:
         """Take down what was built for a network, once."""
-        if step is self.last:
+        if step is self.last or self._knows(step):
             return
         name, self.last = type(network).__name__, step
         if isinstance(step, BoostTrainOneStepCell):
@@ -79,9 +79,18 @@ class Built:
 
     def has_run(self, step: BoostTrainOneStepCell) -> None:
         """Take down a step that runs, and that the script may have made by itself."""
-        if step.report() not in [report for _, report in self.boosted]:
-            self.last = step
-            self.boosted.append((type(step.network).__name__, step.report()))
+        if self._knows(step):
+            return
+        self.last, report = step, step.report()
+        if any(report[one.switch].status == APPLIED for one in step.auto_boost.algorithms):
+            self.boosted.append((type(step.network).__name__, report))
+        else:
+            self.own_steps.append(type(step).__name__)
+
+    def _knows(self, step: nn.Cell) -> bool:
+        """Return whether a step is taken down as boosted."""
+        report = step.report() if isinstance(step, BoostTrainOneStepCell) else None
+        return any(report is known for _, known in self.boosted)
 
     def summary(self) -> str:
         """Return what was applied to which network, and why nothing was to others."""

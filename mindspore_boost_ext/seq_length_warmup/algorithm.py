@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
-import numpy as np
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.stages.growing_inputs import SKIP, GrowingInputs, scaled
 
+_MOSTLY = 0.9  # of the places of a batch: padding may differ
 TRUNCATE, RESHAPE = "truncate", "reshape"
 
 
@@ -82,10 +83,10 @@ class SeqLengthAlgorithm(GrowingInputs):
         first = inputs[0] if inputs else None
         if isinstance(first, Tensor) and first.ndim in (2, 3):
             pieces = settings.if_unfit == SKIP and settings.method == RESHAPE
-            if pieces and any(_is_another_text(one, first) for one in inputs[1:-1]):
+            if pieces and any(_is_taught(*two, first) for two in combinations(inputs[1:], 2)):
                 raise ValueError(
-                    "two inputs in front of the labels are sequences, such as source and target of "
-                    "a translation, whose pieces do not belong together"
+                    "it takes a source and a target, as for a translation, whose pieces do not "
+                    "belong together"
                 )
             return
         found = f"shape {first.shape}" if isinstance(first, Tensor) else shown(first)
@@ -95,9 +96,17 @@ class SeqLengthAlgorithm(GrowingInputs):
         )
 
 
-def _is_another_text(one: object, first: Tensor) -> bool:
-    """Return whether an input holds symbols in the shape of the first, and no mask or positions."""
-    if not isinstance(one, Tensor) or one.shape != first.shape or one.is_floating_point():
-        return False
-    values = one.asnumpy()
-    return not (np.isin(values, (0, 1)).all() or (np.diff(values) == 1).all())
+def _is_taught(one: object, other: object, first: Tensor) -> bool:
+    """Return whether two inputs are what a decoder is given and what it is to say, one further.
+
+    Args:
+        one: an input behind the first.
+        other: one behind that; what is below 0 counts as left out of the loss.
+        first (Tensor): the first input.
+    """
+    for each in (one, other):
+        if not isinstance(each, Tensor) or each.shape != first.shape or each.is_floating_point():
+            return False
+    given, said = one.asnumpy()[:, 1:], other.asnumpy()[:, :-1]  # type: ignore[attr-defined]
+    symbols = said >= 0
+    return bool(given.max(initial=0) > 1 and (given == said)[symbols].mean() > _MOSTLY)

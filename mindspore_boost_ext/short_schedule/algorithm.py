@@ -237,7 +237,7 @@ class FasterSchedule(UpdateAround):
         self.remainder = Parameter(Tensor([0], ms.int32), name=name, requires_grad=False)
         self.position, self.total = position, total
         self.last = Tensor([total - 1], ms.int32)
-        self.runs, self.told = 0, False  # on the host
+        self.runs, self.__dict__["said"] = 0, {"over": False}  # the second is one for all variants
         self.go_through_in(updates)
 
     def go_through_in(self, updates: int) -> None:
@@ -248,15 +248,18 @@ class FasterSchedule(UpdateAround):
     def leave_alone(self) -> None:
         """Go through the schedule as ever, from the first step on."""
         self.whole, self.rest, self.last = 1, 0, Tensor([2**31 - 1], ms.int32)
-        self.told = True
+        self.said["over"] = True  # it never is
 
     def before_step(self, *inputs: Tensor) -> None:
         """Say, once, that a loop of the script's own goes on behind the end of the schedule."""
         super().before_step(*inputs)
+        if self.runs == 0:  # maybe restored
+            self.runs = int(self.position.asnumpy()[0]) * self.updates // self.total
         self.runs += 1
-        may_be_over = self.runs == 1 or self.runs > self.updates
-        if not self.told and may_be_over and self.position.asnumpy()[0] >= self.total - 1:
-            self.told = True
+        if self.said["over"] or self.runs <= self.updates:  # the host reads no more than it must
+            return
+        if self.position.asnumpy()[0] >= self.total - 1:
+            self.said["over"] = True
             warn(
                 "short_schedule: its schedule is over, and the loop trains on at the last rate, as "
                 "nothing stops a loop of one's own. Let it go over step.over(dataset, epochs) of "

@@ -52,10 +52,10 @@ class Update(nn.Cell):
     def before_step(self, *inputs: Tensor) -> None:
         """Look at the batch on the host, before a step runs."""
 
-    def last_inputs(self) -> tuple[Any, ...]:
+    def last_inputs(self) -> tuple[Any, ...] | None:
         """Return the batch to run the network on when a window is closed before it is full.
 
-        Empty if the part does not run the network.
+        Empty if the part does not run the network; None if there was no batch yet.
         """
         return ()
 
@@ -94,7 +94,7 @@ class UpdateAround(Update):
         """Let :attr:`inner` look at the batch."""
         self.inner.before_step(*inputs)
 
-    def last_inputs(self) -> tuple[Any, ...]:
+    def last_inputs(self) -> tuple[Any, ...] | None:
         """Return those of :attr:`inner`."""
         return self.inner.last_inputs()
 

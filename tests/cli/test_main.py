@@ -259,6 +259,8 @@ SCRIPTS = {
     "boost = AutoBoost('O1', config)\n"
     "net, optimizer = boost.network_auto_process_train(nn.WithLossCell(net, loss), optimizer)\n"
     "BoostTrainOneStepCell(net, optimizer)(*next(iter(data)))",
+    "by hand, O0": "from mindspore.boost import BoostTrainOneStepCell\n"
+    "BoostTrainOneStepCell(nn.WithLossCell(net, loss), optimizer)(*next(iter(data)))",
     "loop": "gradient = ms.value_and_grad(net, None, optimizer.parameters)",
     "exit": "ms.Model(net, loss, optimizer).train(1, data)\nsys.exit(0)",
     "failure": "ms.Model(net, loss, optimizer)\nraise KeyError('lost')",
@@ -306,6 +308,7 @@ def test_a_script_is_boosted_from_the_environment(launched, tmp_path):
         ("own level", ["--level", "O1"], "gives the Model of SequentialCell boost_level='O0'"),
         ("Model", ["--level", "O0"], "O0, switches nothing on for the Model of SequentialCell"),
         ("own step", ["--level", "O1"], "has a step cell of its own, TrainOneStepCell: give ms.M"),
+        ("by hand, O0", [], "has a step cell of its own, BoostTrainOneStepCell: give ms.Model"),
         ("loop", ["--level", "O1"], "the script built no ms.Model with an optimizer; a loop"),
     ],
 )

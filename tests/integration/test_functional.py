@@ -221,6 +221,27 @@ def test_parts_at_rest_stay_at_rest(pynative_mode):
     np.testing.assert_array_equal(net.body[1].moving_mean.asnumpy(), 0)
 
 
+class Weighted(nn.Cell):
+    """Takes a third input away from the network."""
+
+    def construct(self, x, y, weight):
+        return x * weight, y
+
+
+class Weighting(Algorithm):
+    switch = "weighting"
+
+    def join(self, step):
+        step.batch_part = Weighted()
+
+
+def test_an_algorithm_may_take_more_than_the_network(mode):
+    net, (x, y) = nets.MLP(), nets.batches(1)[0]
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    step = make_train_step(net, nets.loss_fn(), optimizer, algorithms=[Weighting()], config=OFF)
+    assert step(Tensor(x), Tensor(y), Tensor(2.0)).shape == ()
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_step_with_a_loss_takes_one_input_and_the_label(count):
     net = nets.MLP()

@@ -196,36 +196,54 @@ def test_labels_of_whole_sequences_are_not_given_to_their_parts(mode, samples, l
     assert reason in row.reason
 
 
-class TwoSequences(nn.Cell):
-    """Takes a second sequence in front of the targets."""
+class Taking(nn.Cell):
+    """Takes any number of inputs, and predicts the first: what they say is nothing to it."""
 
     def __init__(self):
         super().__init__()
         self.body = NextToken()
 
-    def construct(self, tokens, second, targets):
-        return self.body(tokens, targets, second.astype(ms.float32) * 0 + 1)
+    def construct(self, tokens, *others):
+        return self.body(tokens, tokens, ms.ops.ones(1, ms.float32))
 
 
-SECONDS = {
-    "target of a translation": lambda tokens: np.flip(tokens, 1).copy(),
-    "mask": lambda tokens: (tokens > 1).astype(np.int32),
-    "positions": lambda tokens: np.tile(np.arange(LENGTH, dtype=np.int32), (len(tokens), 1)),
-    "features": lambda tokens: np.flip(tokens, 1).astype(np.float32),
+def padded(ids, fill=0):
+    """Return symbols, of which half of the rows end early."""
+    ids = ids + 2
+    ids[::2, -3:] = fill
+    return ids
+
+
+BATCH, LINE = nets.BATCH, np.tile(np.arange(LENGTH, dtype=np.int32), (nets.BATCH, 1))
+TARGETS = np.random.default_rng(1).integers(0, VOCABULARY - 2, (BATCH, LENGTH)).astype(np.int32)
+# Inputs behind the source, and whether they are those of a decoder.
+TAUGHT = {
+    "translation": (lambda x, y: (np.roll(TARGETS, 1, 1), TARGETS), True),
+    "padded": (lambda x, y: (np.roll(padded(TARGETS), 1, 1), padded(TARGETS, -100)), True),
+    "with a mask": (lambda x, y: (np.roll(TARGETS, 1, 1), TARGETS, np.ones_like(x)), True),
+    "language model": (lambda x, y: (y,), False),
+    "with a mask behind": (lambda x, y: (y, np.ones_like(x)), False),
+    "with a float mask behind": (lambda x, y: (y, np.ones(x.shape, np.float32)), False),
+    "masks around": (lambda x, y: (np.ones_like(x), y, np.ones_like(x)), False),
+    "segments": (lambda x, y: (LINE // 2, y), False),
+    "positions": (lambda x, y: (LINE, y), False),
+    "positions that begin anew": (lambda x, y: (LINE % 3, y), False),
+    "types": (lambda x, y: (1 + LINE % 2, y), False),
 }
 
 
-@pytest.mark.parametrize("second", SECONDS)
-def test_a_recipe_pairs_no_pieces_of_source_and_target(second):
+@pytest.mark.parametrize("name", TAUGHT)
+def test_a_recipe_pairs_no_pieces_of_source_and_target(name):
     """Piece 2 of a source says nothing about piece 2 of its translation."""
     (tokens, targets, _) = batches(1)[0]
-    batch = [Tensor(one) for one in (tokens, SECONDS[second](tokens), targets)]
+    behind, taught = TAUGHT[name]
+    batch = [Tensor(np.ascontiguousarray(one)) for one in (tokens, *behind(tokens, targets))]
     for if_unfit, method in (("skip", "reshape"), ("skip", "truncate"), ("refuse", "reshape")):
-        step = step_of(TwoSequences(), if_unfit=if_unfit, method=method)
+        step = step_of(Taking(), if_unfit=if_unfit, method=method)
         step(*batch)
-        left = (second, if_unfit, method) == ("target of a translation", "skip", "reshape")
+        left = taught and (if_unfit, method) == ("skip", "reshape")
         row = step.report()["seq_length_warmup"]
-        assert row.status == ("skipped" if left else "applied")
+        assert row.status == ("skipped" if left else "applied"), row.reason
         assert ("do not belong together" in row.reason) == left
 
 

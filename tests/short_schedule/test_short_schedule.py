@@ -167,6 +167,28 @@ def test_steps_behind_the_end_keep_the_last_rate(mode):
     assert model.train_network.optimizer.global_step.asnumpy().tolist() == [TOTAL - 1]
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_end_is_said_once_by_all_variants_of_a_step(mode, parts):
+    freezing = {"param_groups": 2, "schedule": [0, 1], "total_steps": 2}
+    section = {"parts": parts}
+    step = shortened(
+        on_list, nets.Normalised(), grad_freeze=freezing, short_schedule=section
+    ).train_network
+    with pytest.warns(NoEffectWarning, match="its schedule is over") as said:
+        _ = [step(Tensor(x), Tensor(y)) for x, y in nets.batches(7)]
+    assert len(said) == 1
+
+
+def test_the_end_is_said_to_a_loop_that_went_on_from_a_file(pynative_mode):
+    saved, step = (shortened(on_list, nets.MLP()).train_network for _ in range(2))
+    batches = [(Tensor(x), Tensor(y)) for x, y in nets.batches(6)]
+    _ = [saved(*one) for one in batches[:2]]
+    ms.load_param_into_net(step, {one.name: one for one in saved.get_parameters()})
+    _ = [step(*one) for one in batches[:2]]  # to the end
+    with pytest.warns(NoEffectWarning, match="its schedule is over"):
+        _ = [step(*one) for one in batches[2:]]
+
+
 def test_what_does_not_update_does_not_advance(mode):
     manager = ms.DynamicLossScaleManager(2.0**10, 2, 1000)
     model = shortened(on_list, nets.MLP(), manager, grad_accumulation={"grad_accumulation_step": 2})
