@@ -195,6 +195,7 @@ class DimReduce(Subspace):
         """Update B, find the direction, save what a trial changes; return the slope along it."""
         coordinates = self.projected(gradient)
         inverse_hessian, updated = self._updated_inverse_hessian(coordinates)
+        inverse_hessian = inverse_hessian * self._shrunk()
         step = -ops.matmul(inverse_hessian, coordinates)
         both = self.reconstruct(ops.concat((step, coordinates), 1))
         done = (
@@ -207,6 +208,13 @@ class DimReduce(Subspace):
             ops.assign(self.weights_before, weights),
         )
         return ops.depend((coordinates * step).sum(), done), updated
+
+    def _shrunk(self) -> Tensor | float:
+        """Return the factor on B: a search behind failed ones goes on where the last one ended."""
+        if self.stall_limit == 0:
+            return 1.0
+        beyond = ops.maximum(self.failures_in_a_row - (self.stall_limit - 1), 0)
+        return ops.pow(Tensor(self.shrinking, ms.float32), ops.cast(beyond, ms.float32))
 
     def _updated_inverse_hessian(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """Return B after the last accepted step, and whether that step had curvature to add."""
@@ -282,21 +290,16 @@ class DimReduce(Subspace):
         return ops.depend(delta, self._count(accepted, length, tried, updated))
 
     def _remember(self, accepted: Tensor, length: Tensor, start: Tensor, slope: Tensor) -> Tensor:
-        """Take over the state of an accepted step; shrink B where searches fail on and on."""
-        kept, kept_step, done = self.inverse_hessian, self.last_step, accepted
+        """Take over the state of an accepted step; count how many searches fail on and on."""
+        done = accepted
         if self.stall_limit > 0:
             decided = -self.sigma * slope > _ROUNDING * ops.abs(start)
             stalled = ops.logical_and(ops.logical_not(accepted), decided)
             in_a_row = (self.failures_in_a_row + 1) * ops.cast(stalled, ms.int32)
-            shrink = in_a_row >= self.stall_limit
-            kept = ops.where(shrink, kept * self.shrinking, kept)
-            # Without the last step, of which every update would bring back r s s^T in full.
-            kept_step = ops.where(shrink, ops.zeros_like(kept_step), kept_step)
             done = ops.depend(done, ops.assign(self.failures_in_a_row, in_a_row))
         state = (self.inverse_hessian, self.last_gradient, self.last_step)
-        old = (kept, self.last_gradient, kept_step)
         new = (self.next_inverse_hessian, self.next_gradient, length * self.next_step)
-        return ops.depend(done, each(ops.partial(_replaced, accepted), state, old, new))
+        return ops.depend(done, each(ops.partial(_replaced, accepted), state, new))
 
     def _count(self, accepted: Tensor, length: Tensor, tried: Tensor, updated: Tensor) -> Tensor:
         one = ops.cast(accepted, ms.int32)
@@ -334,9 +337,9 @@ def _copied(after: Tensor, target: Parameter, source: Parameter) -> Tensor:
     return ops.assign(target, ops.depend(source, after))
 
 
-def _replaced(accepted: Tensor, place: Parameter, old: Tensor, new: Tensor) -> Tensor:
-    """Write the new value where the step was accepted, else the old one."""
-    return ops.assign(place, ops.where(accepted, new, old))
+def _replaced(accepted: Tensor, place: Parameter, new: Tensor) -> Tensor:
+    """Write the new value where the step was accepted."""
+    return ops.assign(place, ops.where(accepted, new, place))
 
 
 def _counter(name: str) -> Parameter:
