@@ -17,14 +17,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from mindspore_boost_ext.boost import record
 from mindspore_boost_ext.boost_cell_wrapper.train_step import FIRST_RUN
 from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
-from mindspore_boost_ext.cli.launcher import run_script
+from mindspore_boost_ext.cli.launcher import INTERRUPTED, run_script
 from mindspore_boost_ext.config.page import page
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.config.sections import SECTIONS
@@ -98,24 +98,36 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _command(name: str) -> Callable[[Sequence[str], Callable[[str], None]], int] | None:
+    """Return a command that has options of its own, if it is one."""
+    if name == "compare":
+        from mindspore_boost_ext.cli.compare import compare
+
+        return compare
+    if name == "recommend":
+        from mindspore_boost_ext.cli.recommend import recommend
+
+        return recommend
+    if name == "selftest":
+        from mindspore_boost_ext.selftest.command import selftest
+
+        return selftest
+    return None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer a question, or run a script; return the exit code."""
     parser = _parser()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
         words = [*DEMO, *words[1:]]
-    if words[:1] == ["compare"]:
-        from mindspore_boost_ext.cli.compare import compare
-
-        return compare(words[1:], print)
-    if words[:1] == ["recommend"]:
-        from mindspore_boost_ext.cli.recommend import recommend
-
-        return recommend(words[1:], print)
-    if words[:1] == ["selftest"]:
-        from mindspore_boost_ext.selftest.command import selftest
-
-        return selftest(words[1:], print)
+    command = _command(words[0] if words else "")
+    if command is not None:
+        try:
+            return command(words[1:], print)
+        except KeyboardInterrupt:
+            print("broken off", file=sys.stderr)
+            return INTERRUPTED
     options = parser.parse_args(words)
     try:
         if options.version:

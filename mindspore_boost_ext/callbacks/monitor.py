@@ -296,6 +296,11 @@ class BoostMonitor(Callback):
             writer.write(record)
             writer.close()
 
+    def write_metrics(self, metrics: dict[str, Any]) -> None:
+        """Write the metrics of a ``model.eval`` that a callback has made while this one watches."""
+        if self._run is not None:
+            self._run.emit({"event": "eval", "metrics": dict(metrics)})
+
     def on_train_end(self, run_context: RunContext) -> None:
         """Close history and display."""
         self._close()

@@ -32,6 +32,7 @@ from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.callbacks.display import Display, make_display
 from mindspore_boost_ext.callbacks.history import PICTURES, Record, read_history, strict_json
 from mindspore_boost_ext.cli import results as comparison
+from mindspore_boost_ext.cli.launcher import INTERRUPTED
 from mindspore_boost_ext.cli.results import FAILED, NOT_RUN, Outcome
 from mindspore_boost_ext.cli.run import HISTORY, MODES, OUTPUT, RESULT, Trial
 from mindspore_boost_ext.cli.trial_settings import (
@@ -61,18 +62,14 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
         write: takes the lines for standard output.
 
     Returns:
-        int, the exit code: 0 when every run went well, 1 when one failed; argparse leaves with 2.
+        int, the exit code: 0 when every run went well, 1 when one failed, 130 after Ctrl-C;
+        argparse leaves with 2.
     """
     options = _options(argv)
-    trials, outcomes = _trials(options), []
-    display = make_display(options.progress)
-    try:
-        for number, trial in enumerate(trials, start=1):
-            one, _ = run_trial(trial, f"{trial.name} ({number}/{len(trials)})", display)
-            display.line(f"{one.name}: {one.status}" + (f", {one.note}" if one.note else ""))
-            outcomes.append(one)
-    finally:
-        display.close()
+    trials = _trials(options)
+    outcomes = _outcomes(trials, options.progress)
+    if not outcomes:
+        return INTERRUPTED
     write(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
     if options.report:
         write("".join(f"\n{one.name}: {one.report}\n" for one in outcomes[1:] if one.report))
@@ -81,7 +78,25 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
     if options.plot:
         comparison.draw(outcomes, options.plot)
         write(f"\ndrawn: {options.plot}")
+    if len(outcomes) < len(trials):
+        return INTERRUPTED
     return int(any(one.status == FAILED for one in outcomes))
+
+
+def _outcomes(trials: Sequence[Trial], progress: int | None) -> list[Outcome]:
+    """Return the figures of all runs, or of those that are done when Ctrl-C ends them."""
+    outcomes: list[Outcome] = []
+    display = make_display(progress)
+    try:
+        for number, trial in enumerate(trials, start=1):
+            one, _ = run_trial(trial, f"{trial.name} ({number}/{len(trials)})", display)
+            display.line(f"{one.name}: {one.status}" + (f", {one.note}" if one.note else ""))
+            outcomes.append(one)
+    except KeyboardInterrupt:
+        display.line(f"broken off after {len(outcomes)} of {len(trials)} runs")
+    finally:
+        display.close()
+    return outcomes
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -94,7 +109,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("algorithms", nargs="*", metavar="ALGORITHM", help="what to run beside plain (all)")
     kinds: dict[str, Callable[[str], Any]] = {"network": str, "mode": str, "seed": _seed}
     for name, default in BUNDLED.items():
-        text, choices = f"of the bundled run ({default})", _CHOICES.get(name)
+        whose = "each run" if name == "seed" else "the bundled run"
+        text, choices = f"of {whose} ({default})", _CHOICES.get(name)
         add(f"--{name.replace('_', '-')}", type=kinds.get(name, count), choices=choices, help=text)
     add(
         "--report",
@@ -113,7 +129,10 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         metavar="SCRIPT [ARGS]",
         help="run this script instead of the bundled network; all that follows is its own",
     )
-    options = parser.parse_args(argv)
+    # By hand: behind an option argparse would end the words of the script at a "--" of its own.
+    place = list(argv).index("--script") if "--script" in argv else len(argv)
+    options = parser.parse_args(argv[:place])
+    options.script = list(argv[place + 1 :]) if place < len(argv) else options.script
     problem = _problem(options)
     if problem:
         parser.error(problem)
@@ -142,7 +161,7 @@ def _problem(options: argparse.Namespace) -> str:
     given = [
         f"--{name.replace('_', '-')}"
         for name in (*BUNDLED, "report")
-        if getattr(options, name) is not None
+        if name != "seed" and getattr(options, name) is not None
     ]
     if given:
         return (
@@ -195,12 +214,13 @@ def _trials(options: argparse.Namespace) -> list[Trial]:
         names = dict.fromkeys((PLAIN, *(options.algorithms or runs())))
         return [Trial(name, *settings) for name in names]
     script, *args = options.script
+    path = os.path.abspath(script)
     chosen = [(level, level, "") for level in options.levels or ([] if options.configs else LEVELS)]
     if options.configs:
         chosen = chosen or [("O0", "O0", "")]
-        chosen += [(path, "O1", os.path.abspath(path)) for path in options.configs]
+        chosen += [(one, "O1", os.path.abspath(one)) for one in options.configs]
     return [
-        Trial(name, script=os.path.abspath(script), args=args, level=level, config=config)
+        Trial(name, seed=options.seed, script=path, args=args, level=level, config=config)
         for name, level, config in chosen
     ]
 
@@ -219,7 +239,8 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
             return Outcome(trial.name, FAILED, _why(code, folder / OUTPUT)), history
         if not any(record["event"] == "step" for record in history):
             return Outcome(trial.name, FAILED, "no step was seen: ms.Model trained nothing"), []
-        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        written = folder / RESULT  # not there after os._exit
+        result = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
         return comparison.outcome(trial.name, history, result), history
 
 

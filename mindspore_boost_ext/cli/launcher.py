@@ -9,6 +9,8 @@ import sys
 import types
 from collections.abc import Sequence
 
+INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
+
 
 def run_script(script: str, args: Sequence[str]) -> None:
     """Run ``script`` as ``python script args`` would: same argv, path, traceback, exit code."""

@@ -42,6 +42,7 @@ from mindspore_boost_ext.integration import install
 HISTORY, RESULT, DESCRIPTION, OUTPUT = "history.jsonl", "result.json", "trial.json", "output.txt"
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 _SNAPSHOTS = 40
+_WATCHING: list[BoostMonitor] = []  # the one of the call that is running: a history has one writer
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,7 @@ def _run_script(trial: Trial, folder: Path) -> None:
     install()
     # A script decides on its own models; here, in a process made for this, the run decides.
     ms.Model.__init__ = _with_settings(ms.Model.__init__, trial)
-    if trial.most_steps or trial.most_seconds:
-        ms.set_seed(trial.seed)  # a script may set its own
+    ms.set_seed(trial.seed)  # else each run would begin at other weights; a script may set its own
     bound = Bound(trial.most_steps, trial.most_seconds)
     for name in ("train", "fit", "eval"):
         setattr(ms.Model, name, _with_monitor(getattr(ms.Model, name), folder / HISTORY, bound))
@@ -185,11 +185,21 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
 
     @functools.wraps(method)
     def monitored(*args: object, **kwargs: object) -> object:
+        if _WATCHING:  # a callback evaluates (or trains) in the middle of a training
+            result = method(*args, **kwargs)
+            if isinstance(result, dict):
+                _WATCHING[0].write_metrics(result)
+            return result
         call = signature.bind(*args, **kwargs)
         given = call.arguments.get("callbacks") or []
         own = list(given) if isinstance(given, (list, tuple)) else [given]
-        call.arguments["callbacks"] = [*own, BoostMonitor(history, progress=False), bound]
-        return method(*call.args, **call.kwargs)
+        monitor = BoostMonitor(history, progress=False)
+        call.arguments["callbacks"] = [*own, monitor, bound]
+        _WATCHING.append(monitor)
+        try:
+            return method(*call.args, **call.kwargs)
+        finally:
+            _WATCHING.remove(monitor)
 
     return monitored
 

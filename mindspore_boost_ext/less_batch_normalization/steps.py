@@ -7,7 +7,8 @@ from mindspore import nn
 from mindspore_boost_ext.less_batch_normalization.tracing import Node
 from mindspore_boost_ext.runtime.cells import is_rewritten
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+# nn.BatchNorm3d is a layer around an nn.BatchNorm2d, which is found in it.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
 ACTIVATIONS = frozenset(
     (

@@ -11,11 +11,13 @@ import pytest
 
 import mindspore_boost_ext
 from mindspore_boost_ext import AutoBoost, BoostConfig
+from mindspore_boost_ext import __main__ as command_line
 from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext.cli import compare as comparing
 from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli import trial_settings
 from mindspore_boost_ext.cli.compare import _last_line, _why, compare
-from mindspore_boost_ext.cli.results import NOT_RUN, Outcome
+from mindspore_boost_ext.cli.results import NOT_RUN, RAN, Outcome
 from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS, Setup
 from mindspore_boost_ext.config.parse import ALGORITHMS
 
@@ -304,6 +306,67 @@ def test_the_comparison_of_a_script(tmp_path, capsys):
     assert windows["note"] == "grad_accumulation"
     assert (freezing["status"], freezing["note"]) == ("failed", "a script may fail")
     assert "a script may fail" in capsys.readouterr().out
+
+
+UNUSUAL = """
+    import os
+    import sys
+    import mindspore as ms
+    import numpy as np
+    from mindspore import nn
+
+    assert sys.argv[1:] == ["--", "-x"]
+    random = np.random.default_rng(0)
+    data = random.normal(size=(8, 4)).astype("f"), random.normal(size=(8, 2)).astype("f")
+    dataset = ms.dataset.NumpySlicesDataset(data, shuffle=False).batch(2)
+    net = nn.Dense(4, 2)  # drawn without a seed of the script's own
+    model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.01), {"mae"})
+
+    class Evaluating(ms.Callback):
+        def on_train_epoch_end(self, run_context):
+            model.eval(dataset)
+
+    model.train(2, dataset, [Evaluating()])
+    os._exit(0)  # nothing is written behind it
+"""
+
+
+def test_a_script_that_evaluates_in_a_callback_draws_weights_and_leaves_at_once(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(UNUSUAL), encoding="utf-8")
+    words = ["--json", str(tmp_path / "x.json"), "--levels", "O0", "O0"]
+    assert compare([*words, "--script", str(script), "--", "-x"], print) == 0
+    first, second = json.loads((tmp_path / "x.json").read_text())["runs"]
+    assert first["metrics"].keys() == {"mae"}
+    assert (first["loss"], first["metrics"]) == (second["loss"], second["metrics"])
+    assert first["peak_mib"] is None
+
+
+def test_what_is_done_is_shown_when_the_rest_is_broken_off(monkeypatch, capsys):
+    done = []
+
+    def trial(one, title, display):
+        if done:
+            raise KeyboardInterrupt
+        done.append(one.name)
+        return Outcome(one.name, RAN, loss=0.25), []
+
+    monkeypatch.setattr(comparing, "run_trial", trial)
+    assert main(["compare", "thor"]) == 130
+    shown = capsys.readouterr()
+    assert "| plain | 0.2500 |" in shown.out
+    assert "broken off after 1 of 2 runs" in shown.err
+    assert main(["compare", "thor"]) == 130  # before anything is done
+
+
+@pytest.mark.parametrize("command", ["recommend", "selftest"])
+def test_a_command_that_is_broken_off_says_so(monkeypatch, capsys, command):
+    def interrupted(words, write):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "_command", lambda name: interrupted)
+    assert main([command]) == 130
+    assert capsys.readouterr().err == "broken off\n"
 
 
 def test_the_data_is_part_of_the_package():

@@ -20,6 +20,7 @@ from models import model_of
 from mindspore_boost_ext import (
     AutoBoost,
     BoostModel,
+    BoostTrainOneStepCell,
     BoostWarning,
     FreezeOpt,
     GroupLossScaleManager,
@@ -123,6 +124,33 @@ def test_a_network_that_mixed_precision_has_rewritten_stays_with_the_remedy():
     for change in less_bn(net).changes:
         assert change.done == "kept"
         assert "give amp_level='O1' to the Model instead" in change.reason
+
+
+class Volumes(nn.Cell):
+    """A residual block over volumes, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv3d(2, 2, 3), nn.BatchNorm3d(2)
+        self.conv2, self.bn2 = nn.Conv3d(2, 2, 3), nn.BatchNorm3d(2)
+        self.head = nn.Dense(2, 3)
+
+    def construct(self, x):
+        out = self.bn2(self.conv2(ops.relu(self.bn1(self.conv1(x)))))
+        return self.head(ops.relu(out + x).mean((2, 3, 4)))
+
+
+def test_a_network_with_batch_norms_over_volumes_trains(mode):
+    """nn.BatchNorm3d is no BatchNorm itself: it holds one."""
+    net = Volumes()
+    boost = AutoBoost("O1", {"boost": {"mode": "manual", "less_bn": True, "grad_freeze": False}})
+    optimizer = nets.momentum(net.trainable_params())
+    network, optimizer = boost.network_auto_process_train(net, optimizer)
+    done = {one.algorithm: one.status for one in boost.report() if "bn2d" in one.algorithm}
+    assert list(done) == ["less_bn bn1.bn2d", "less_bn bn2.bn2d"]
+    step = BoostTrainOneStepCell(nn.WithLossCell(network, nets.loss_fn()), optimizer).set_train()
+    x = Tensor(np.random.default_rng(0).normal(size=(2, 2, 4, 4, 4)).astype(np.float32))
+    assert np.isfinite(step(x, Tensor([0, 1], ms.int32)).asnumpy())
 
 
 class LowRank(nn.Dense):
