@@ -25,7 +25,8 @@ def surroundings(item, frames):
 
 def _applied(cell):
     """Return which algorithms a step has on."""
-    if not hasattr(cell, "auto_boost"):  # another Cell, or one that was being built
+    # Another Cell (an optimizer may have the first), or one that was being built.
+    if not (hasattr(cell, "auto_boost") and hasattr(cell, "report")):
         return ""
     rows = [one.algorithm for one in cell.report().rows if one.status == "applied"]
     return f" with {', '.join(one for one in rows if not one.startswith('machine: '))}"

@@ -8,10 +8,11 @@ import types
 
 import contract
 import failures
+import nets
 import scripts
 from mindspore import nn
 
-from mindspore_boost_ext import BoostModel, BoostTrainOneStepCell
+from mindspore_boost_ext import AutoBoost, BoostModel, BoostTrainOneStepCell
 
 
 def test_mode_parameters_networks_and_settings_are_named(mode):
@@ -35,6 +36,14 @@ def test_what_was_being_built_when_the_test_failed_is_named_too():
     nn.Cell.__init__(step)
     lines = failures.surroundings(types.SimpleNamespace(), [{"self": model, "step": step}])
     assert lines[1:] == ["network step: BoostTrainOneStepCell"]
+
+
+def test_an_optimizer_that_has_seen_settings_is_named_too():
+    net = nets.MLP()
+    boost = AutoBoost("O1", contract.switched())
+    _, optimizer = boost.network_auto_process_train(net, nets.momentum(net.get_parameters()))
+    lines = failures.surroundings(types.SimpleNamespace(), [{"optimizer": optimizer}])
+    assert lines[1:] == ["network optimizer: Momentum"]
 
 
 FAILING = """
