@@ -248,16 +248,18 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             self._overflows_in_a_row = 0
             return
         self._overflows_in_a_row += 1
-        moves = self.loss_scaling_manager is not None
-        if not moves or isinstance(self.loss_scaling_manager, nn.FixedLossScaleUpdateCell):
+        manager, largest = self.loss_scaling_manager, float(scale.asnumpy().max())
+        fixed = manager is None or isinstance(manager, nn.FixedLossScaleUpdateCell)
+        if fixed and largest > 1:
             if self._overflows_in_a_row == _MANY:
+                self._look_every = 0  # warned once
                 warn(
                     f"the last {_MANY} steps that were looked at overflowed at the fixed loss "
-                    f"scale {float(scale.asnumpy().max()):g} and were skipped: take a smaller or a "
-                    "dynamic one, or look at learning rate, inputs and loss"
+                    f"scale {largest:g} and were skipped: take a smaller or a dynamic one, or "
+                    "look at learning rate, inputs and loss"
                 )
             return
-        minimum = getattr(self.loss_scaling_manager, "minimum", 1.0)
+        minimum = getattr(manager, "minimum", 1.0)
         if float(scale.asnumpy().min()) <= minimum:
             self._look_every = 0  # warned once
             warn(

@@ -296,10 +296,14 @@ class BoostMonitor(Callback):
             writer.write(record)
             writer.close()
 
+    def is_writing(self) -> bool:
+        """Return whether a training is watched now."""
+        return self._run is not None
+
     def write_metrics(self, metrics: dict[str, Any]) -> None:
         """Write the metrics of a ``model.eval`` that a callback has made while this one watches."""
         if self._run is not None:
-            self._run.emit({"event": "eval", "metrics": dict(metrics)})
+            self._run.emit({"event": "eval", "metrics": dict(metrics or {})})
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Close history and display."""

@@ -185,16 +185,16 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
 
     @functools.wraps(method)
     def monitored(*args: object, **kwargs: object) -> object:
-        if _WATCHING:  # a callback evaluates (or trains) in the middle of a training
+        writing = [one for one in _WATCHING if one.is_writing()]
+        if writing and method.__name__ == "eval":  # by a callback, in the middle of a training
             result = method(*args, **kwargs)
-            if isinstance(result, dict):
-                _WATCHING[0].write_metrics(result)
+            writing[0].write_metrics(result)
             return result
         call = signature.bind(*args, **kwargs)
         given = call.arguments.get("callbacks") or []
         own = list(given) if isinstance(given, (list, tuple)) else [given]
         monitor = BoostMonitor(history, progress=False)
-        call.arguments["callbacks"] = [*own, monitor, bound]
+        call.arguments["callbacks"] = [*own, *([] if writing else [monitor]), bound]
         _WATCHING.append(monitor)
         try:
             return method(*call.args, **call.kwargs)

@@ -293,9 +293,12 @@ class DimReduce(Subspace):
         """Take over the state of an accepted step; count how many searches fail on and on."""
         done = accepted
         if self.stall_limit > 0:
-            decided = -self.sigma * slope > _ROUNDING * ops.abs(start)
-            stalled = ops.logical_and(ops.logical_not(accepted), decided)
-            in_a_row = (self.failures_in_a_row + 1) * ops.cast(stalled, ms.int32)
+            asked, least = -self.sigma * slope, _ROUNDING * ops.abs(start)
+            stalled = ops.logical_and(ops.logical_not(accepted), asked > least)
+            # Shrunk below rounding the search begins anew; a batch without a gradient says nothing.
+            gone = ops.logical_and(asked <= least, asked > least * self._shrunk())
+            anew = ops.cast(ops.logical_or(accepted, gone), ms.int32)
+            in_a_row = (self.failures_in_a_row + ops.cast(stalled, ms.int32)) * (1 - anew)
             done = ops.depend(done, ops.assign(self.failures_in_a_row, in_a_row))
         state = (self.inverse_hessian, self.last_gradient, self.last_step)
         new = (self.next_inverse_hessian, self.next_gradient, length * self.next_step)

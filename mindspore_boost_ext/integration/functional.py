@@ -52,8 +52,7 @@ class TrainStep:
         self.overflow: Tensor | None = None
         self.scale: Tensor | None = None
         self._network, self._takes_a_label = network, takes_a_label
-        layers = [one for _, one in network.cells_and_names() if _compat.own_parameters(one)]
-        self._layers = [one for one in layers if one is not network]
+        self._layers = [one for _, one in network.cells_and_names() if _compat.own_parameters(one)]
         self._scales = isinstance(train_network, nn.TrainOneStepWithLossScaleCell) or hasattr(
             train_network, "scale_part"
         )
@@ -80,7 +79,7 @@ class TrainStep:
         return getattr(self.train_network, "batch_part", None) is None
 
     def _is_at_rest(self) -> bool:
-        """Return whether the network, or every layer of it with weights, is in evaluation mode.
+        """Return whether the network, or all in it that holds weights, is in evaluation mode.
 
         The second is what an evaluation of a network leaves that stands in one with its loss.
         """

@@ -14,7 +14,7 @@ from mindspore import nn
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import APPLIED, Report
+from mindspore_boost_ext.report import Report
 from mindspore_boost_ext.runtime.machine import tuning
 
 LEVEL_VARIABLE = "MINDSPORE_BOOST_EXT_LEVEL"
@@ -81,11 +81,11 @@ class Built:
         """Take down a step that runs, and that the script may have made by itself."""
         if self._knows(step):
             return
-        self.last, report = step, step.report()
-        if any(report[one.switch].status == APPLIED for one in step.auto_boost.algorithms):
-            self.boosted.append((type(step.network).__name__, report))
-        else:
+        self.last = step
+        if step.auto_boost.level == "O0":
             self.own_steps.append(type(step).__name__)
+        else:
+            self.boosted.append((type(step.network).__name__, step.report()))
 
     def _knows(self, step: nn.Cell) -> bool:
         """Return whether a step is taken down as boosted."""

@@ -55,9 +55,10 @@ class Update(nn.Cell):
     def last_inputs(self) -> tuple[Any, ...] | None:
         """Return the batch to run the network on when a window is closed before it is full.
 
-        Empty if the part does not run the network; None if there was no batch yet.
+        Empty if the part does not run the network; None if there was no batch yet, or if the part
+        keeps none.
         """
-        return ()
+        return None if self.takes_inputs else ()
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of that batch, shape ()."""
@@ -96,7 +97,8 @@ class UpdateAround(Update):
 
     def last_inputs(self) -> tuple[Any, ...] | None:
         """Return those of :attr:`inner`."""
-        return self.inner.last_inputs()
+        keeps = self.inner.takes_inputs or not self.takes_inputs
+        return self.inner.last_inputs() if keeps else None
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return that of :attr:`inner`."""

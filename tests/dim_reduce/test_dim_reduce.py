@@ -166,6 +166,20 @@ def test_a_stall_behind_accepted_steps_ends_too(mode, scaling):
     assert max(lengths[4:]) > 0
 
 
+def test_a_batch_without_gradient_does_not_begin_a_stall_anew(mode):
+    curvatures, start, basis = problem(50.0)
+    net = Quadratic(curvatures, start)
+    weight = ParameterTuple(net.trainable_params())
+    constants = (K, RHO, GAMMA, 0.0, SIGMA, 0, 1)
+    step = DimReduce(net, nn.SGD(list(weight), 1.0), weight, basis, *constants)
+    x = Tensor(np.zeros(1, np.float32))
+    for number in range(2 * STEPS):
+        some = 0.0 if number % 4 == 3 else 1.0
+        gradient = (Tensor((some * curvatures * net.w.asnumpy()).astype(np.float32)),)
+        step(net(x), gradient, 1.0, weight, weight, x)
+    assert step.observations()["dim_reduce.accepted_steps"] > 0
+
+
 class Steep(nn.Cell):
     def __init__(self):
         super().__init__()

@@ -214,12 +214,21 @@ def padded(ids, fill=0):
     return ids
 
 
+def sentences():
+    """Return what a decoder is given, begin and five words, and what it says, these and an end."""
+    given, said = np.zeros((BATCH, LENGTH), np.int32), np.full((BATCH, LENGTH), -100, np.int32)
+    given[:, 1:6] = said[:, :5] = TARGETS[:, :5] + 3
+    given[:, 0], said[:, 5] = 1, 2
+    return given, said
+
+
 BATCH, LINE = nets.BATCH, np.tile(np.arange(LENGTH, dtype=np.int32), (nets.BATCH, 1))
 TARGETS = np.random.default_rng(1).integers(0, VOCABULARY - 2, (BATCH, LENGTH)).astype(np.int32)
 # Inputs behind the source, and whether they are those of a decoder.
 TAUGHT = {
     "translation": (lambda x, y: (np.roll(TARGETS, 1, 1), TARGETS), True),
     "padded": (lambda x, y: (np.roll(padded(TARGETS), 1, 1), padded(TARGETS, -100)), True),
+    "ends of sentences": (lambda x, y: sentences(), True),
     "with a mask": (lambda x, y: (np.roll(TARGETS, 1, 1), TARGETS, np.ones_like(x)), True),
     "language model": (lambda x, y: (y,), False),
     "with a mask behind": (lambda x, y: (y, np.ones_like(x)), False),
@@ -228,6 +237,9 @@ TAUGHT = {
     "segments": (lambda x, y: (LINE // 2, y), False),
     "positions": (lambda x, y: (LINE, y), False),
     "positions that begin anew": (lambda x, y: (LINE % 3, y), False),
+    "filled positions": (lambda x, y: (LINE * (LINE < 3), (TARGETS + 5) * (LINE < 3)), False),
+    "sparse features": (lambda x, y: (3 * (LINE == 4), 2 * (LINE == 2)), False),
+    "no labels": (lambda x, y: (TARGETS, np.full_like(TARGETS, -100)), False),
     "types": (lambda x, y: (1 + LINE % 2, y), False),
 }
 
