@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
@@ -248,24 +249,29 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             self._overflows_in_a_row = 0
             return
         self._overflows_in_a_row += 1
-        manager, largest = self.loss_scaling_manager, float(scale.asnumpy().max())
-        fixed = manager is None or isinstance(manager, nn.FixedLossScaleUpdateCell)
-        if fixed and largest > 1:
-            if self._overflows_in_a_row == _MANY:
-                self._look_every = 0  # warned once
-                warn(
-                    f"the last {_MANY} steps that were looked at overflowed at the fixed loss "
-                    f"scale {largest:g} and were skipped: take a smaller or a dynamic one, or "
-                    "look at learning rate, inputs and loss"
-                )
-            return
-        minimum = getattr(manager, "minimum", 1.0)
-        if float(scale.asnumpy().min()) <= minimum:
+        reason = self._cannot_fall(scale.asnumpy())
+        if reason:
             self._look_every = 0  # warned once
-            warn(
-                f"a step overflowed at the smallest loss scale ({minimum:g}) and was skipped: the "
-                "network itself makes inf or nan; look at learning rate, inputs and loss"
+            warn(reason)
+
+    def _cannot_fall(self, scale: np.ndarray) -> str:
+        """Return what to say of a scale that overflowed and will not change; else empty."""
+        manager, largest = self.loss_scaling_manager, float(scale.max())
+        if largest > 1 and (manager is None or isinstance(manager, nn.FixedLossScaleUpdateCell)):
+            if self._overflows_in_a_row < _MANY:
+                return ""
+            return (
+                f"the last {_MANY} steps that were looked at overflowed at the fixed loss scale "
+                f"{largest:g} and were skipped: take a smaller or a dynamic one, or look at "
+                "learning rate, inputs and loss"
             )
+        minimum = getattr(manager, "minimum", 1.0)
+        if float(scale.min()) > minimum:
+            return ""
+        return (
+            f"a step overflowed at the smallest loss scale ({minimum:g}) and was skipped: the "
+            "network itself makes inf or nan; look at learning rate, inputs and loss"
+        )
 
 
 def _compiles(cell: nn.Cell, inner: str = "opt") -> bool:
