@@ -25,7 +25,7 @@ def group_of(ranks: tuple[int, ...]) -> str:
         ranks (tuple(int)): two global ranks, or several that follow each other, in rising order;
             this rank is one of them.
     """
-    name = f"boost.{ranks[0]}-{ranks[-1]}.{len(ranks)}"  # HCCL takes no long names
+    name = f"boost.{ranks[0]}-{ranks[-1]}.{len(ranks)}"  # short, however many ranks there are
     _compat.make_group(name, ranks)
     return name
 

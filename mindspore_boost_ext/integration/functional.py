@@ -47,7 +47,9 @@ class TrainStep:
         scale (Tensor): with a loss scale, the scale of the last step: float32. Else None.
     """
 
-    def __init__(self, train_network: nn.Cell, network: nn.Cell, takes_a_label: bool) -> None:
+    def __init__(
+        self, train_network: nn.Cell, network: nn.Cell, takes_a_label: bool = False
+    ) -> None:
         self.train_network: Any = train_network
         self.overflow: Tensor | None = None
         self.scale: Tensor | None = None

@@ -180,6 +180,25 @@ def test_a_batch_without_gradient_does_not_begin_a_stall_anew(mode):
     assert step.observations()["dim_reduce.accepted_steps"] > 0
 
 
+def test_a_search_that_has_shrunk_below_rounding_begins_anew(pynative_mode):
+    """Along a gradient of the wrong sign no step is ever accepted."""
+    curvatures, start, basis = problem(2.0)
+    net = Quadratic(curvatures, start)
+    weight = ParameterTuple(net.trainable_params())
+    constants = (K, RHO, GAMMA, 0.0, SIGMA, 0, 1)
+    step = DimReduce(net, nn.SGD(list(weight), 1.0), weight, basis, *constants)
+    x, counts = Tensor(np.zeros(1, np.float32)), []
+    uphill = (Tensor((-curvatures * start).astype(np.float32)),)
+    for _ in range(60):
+        step(net(x), uphill, 1.0, weight, weight, x)
+        counts.append(int(step.failures_in_a_row.asnumpy()))
+    # Each failure beyond the third shrinks by 0.55 ** 2; float32 has 2 ** -24 of the loss.
+    most = 3 + 24 / (2 * np.log2(1 / RHO))
+    assert 3 < max(counts) <= most + 2  # what is asked for may be twice the loss, and more
+    assert 0 in counts
+    assert step.inverse_hessian.asnumpy().tolist() == np.eye(K).tolist()
+
+
 class Steep(nn.Cell):
     def __init__(self):
         super().__init__()
