@@ -1,0 +1,105 @@
+"""The sections of algorithms that follow a schedule over all updates of the training.
+
+Imports no MindSpore.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mindspore_boost_ext.config.rules import integer, one_of, optional, phases, real
+from mindspore_boost_ext.config.section import Section, setting
+
+_MOST_NOT_FULL = 0.7  # share of the steps; at test time inputs have their full size
+
+
+@dataclass(frozen=True)
+class _WholeTraining(Section):
+    """A schedule over all updates of the training."""
+
+    left_out_of_all = "it has to know the updates of the training: ask for it by its section"
+    given_means_on = True
+
+    total_steps: int | None = setting(
+        None, optional(integer(1, 2**30)), "updates of the whole training; has to be given"
+    )  # counted and added up as int32
+
+    def missing(self) -> str:
+        """The shares are shares of something."""
+        if self.total_steps is not None:
+            return ""
+        return f"{self.path} needs {self.path}.total_steps, the updates of the training, got none"
+
+
+@dataclass(frozen=True)
+class _GrowingInputs(_WholeTraining):
+    """Inputs that are small in the first phases; the updates that are left train at full size."""
+
+    multiple: int = setting(1, integer(1), "what every size is a multiple of")
+    if_unfit: str = setting(
+        "refuse",
+        one_of(("refuse", "skip")),
+        "a network that fixes the size: an error, or training at full size",
+    )
+
+
+@dataclass(frozen=True)
+class ProgressiveResizingConfig(_GrowingInputs):
+    """Section ``progressive_resizing``: images start small; giving it switches that on."""
+
+    path = "progressive_resizing"
+
+    phases: Any = setting(
+        ((0.6, 0.75),),
+        phases(_MOST_NOT_FULL),
+        "pairs: share of the updates, scale of height and width",
+    )
+
+
+@dataclass(frozen=True)
+class SeqLengthWarmupConfig(_GrowingInputs):
+    """Section ``seq_length_warmup``: sequences start short; giving it switches that on."""
+
+    path = "seq_length_warmup"
+
+    phases: Any = setting(
+        ((0.3, 0.25), (0.3, 0.5)),
+        phases(_MOST_NOT_FULL),
+        "pairs: share of the updates, scale of the length",
+    )
+    method: str = setting(
+        "truncate",
+        one_of(("truncate", "reshape")),
+        "cut the end off, or make several short sequences of each",
+    )
+
+
+@dataclass(frozen=True)
+class ShortScheduleConfig(_WholeTraining):
+    """Section ``short_schedule``: a shorter training; giving it switches that on."""
+
+    path = "short_schedule"
+
+    share: float = setting(0.5, real("(0, 1)"), "of the updates that are made, if no batch is cut")
+    parts: int = setting(
+        1, integer(1, 1024), "in which each batch is cut; every one is an update of its own"
+    )
+    whole_share: float | None = setting(
+        None, optional(real("(0, 1)")), "where no batch is cut; null: share"
+    )
+    if_unfit: str = setting(
+        "refuse",
+        one_of(("refuse", "skip", "skip_rate")),
+        "a constant rate: an error, or the whole training; skip: for labels of each place, too",
+    )
+
+    def batches(self, parts: int) -> int:
+        """Return how many batches are trained on, at least one, if each is cut in so many parts."""
+        share = self.share if parts > 1 or self.whole_share is None else self.whole_share
+        return max(round(share * (self.total_steps or 0)), 1)
+
+    def nothing_to_do(self) -> str:
+        """A share may be rounded to all of few updates."""
+        whole = self.total_steps is not None and self.batches(self.parts) >= self.total_steps
+        return "short_schedule.share leaves all updates" if whole else ""
