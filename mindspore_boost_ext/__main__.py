@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "or --recipe beside it, or --explain alone"
             )
         if options.explain is not None:
-            print(_answer(options.explain or options.config or "", options.level or "O1"))
+            _show(_answer(options.explain or options.config or "", options.level or "O1"))
             return 0
         if options.script is not None:
             _give_outside(options)
@@ -227,6 +227,15 @@ def summary_of_script() -> Iterator[None]:
 def _say(built: Built) -> None:
     if is_main_process():
         print(f"mindspore_boost_ext: {built.summary()}", file=sys.stderr)
+
+
+def _show(text: str) -> None:
+    """Print an answer where letters may be missing, and where the reader, as head, may be gone."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
 
 
 def _answer(source: str, level: str) -> str:

@@ -230,6 +230,8 @@ class BoostConfig:
                 continue
             if kind.for_every_step:
                 reason = "" if self.level != "O0" else "level O0 trains with MindSpore's own step"
+            elif section in plan and plan[section].asked_by != "-":
+                reason = plan[section].reason  # asked for, and then left out
             else:
                 reason = f"{' or '.join(readers)} is not switched on"
             if reason:

@@ -37,7 +37,7 @@ class CommonConfig(Section):
     """Section ``common``: settings shared by several algorithms."""
 
     path = "common"
-    readers = ("less_bn", "adasum", "dim_reduce")
+    readers = ("less_bn", "adasum")
 
     gradient_split_groups: tuple[int, ...] = setting(
         (50, 100),
@@ -123,14 +123,20 @@ class GradFreezeConfig(Section):
         """A schedule has either its own settings or those of a freeze type."""
         if not isinstance(self.schedule, str):
             reason = "grad_freeze.schedule is not 'linear', 'cubic' or 'step'"
-            yield ("prefix_fraction", "prefix_start"), reason
+            yield ("prefix_start",), reason
+            yield ("prefix_fraction",), f"{reason}, nor 'adaptive'"
         if self.schedule == "adaptive":
             yield ("prefix_start", "total_steps"), "grad_freeze.schedule is 'adaptive'"
         else:
             reason = "grad_freeze.schedule is not 'adaptive'"
             yield ("adaptive_window", "adaptive_tolerance"), reason
+        if isinstance(self.schedule, tuple) and len(self.schedule) != self.total_steps:
+            yield ("total_steps",), "grad_freeze.schedule has an entry for each step"
         if self.schedule is not None:
             yield ("freeze_p", "freeze_type"), "grad_freeze.schedule takes its place"
+            yield ("seed",), "grad_freeze.schedule draws nothing"
+        elif self.freeze_type == 0:
+            yield ("seed",), "grad_freeze.freeze_type 0 draws nothing"
 
 
 @dataclass(frozen=True)
@@ -197,6 +203,14 @@ class DimReduceConfig(Section):
     memory_limit: float = setting(
         4096, real("(0, inf)"), "MiB of snapshots held in memory; more go to a scratch file"
     )
+
+    def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Only P-BFGS searches and has a residual; a basis comes from one place."""
+        if self.method != "p-bfgs":
+            search = ("rho", "sigma", "trials", "first_update_scaling", "stall_limit")
+            yield (*search, "gamma", "alpha"), f"dim_reduce.method is {self.method!r}"
+        if self.pca_mat_path:
+            yield ("weight_load_dir", "memory_limit"), "dim_reduce.pca_mat_path is given"
 
     def missing(self) -> str:
         """A basis comes from snapshots or from a file."""

@@ -5,6 +5,7 @@ Imports no MindSpore.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,4 +103,10 @@ class ShortScheduleConfig(_WholeTraining):
     def nothing_to_do(self) -> str:
         """A share may be rounded to all of few updates."""
         whole = self.total_steps is not None and self.batches(self.parts) >= self.total_steps
-        return "short_schedule.share leaves all updates" if whole else ""
+        name = "share" if self.parts > 1 or self.whole_share is None else "whole_share"
+        return f"short_schedule.{name} leaves all updates" if whole else ""
+
+    def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Where no batch is cut, ``whole_share`` takes the place of ``share``."""
+        if self.parts == 1 and self.whole_share is not None:
+            yield ("share",), "short_schedule.whole_share takes its place, as parts is 1"

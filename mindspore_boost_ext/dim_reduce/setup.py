@@ -309,7 +309,7 @@ def _start_at_mean(optimizer: nn.Cell, ordered: Sequence[Any], share: Share) -> 
     if share.mean is None:
         raise ValueError(
             "dim_reduce.method 'twa' starts at the mean of the snapshots, which this basis does "
-            "not hold: give dim_reduce.weight_load_dir, or a .npz file of save_basis"
+            "not hold: give a .npz file of save_basis, or dim_reduce.weight_load_dir in its place"
         )
     kept = in_its_place(optimizer)
     if np.array_equal(kept.get(_MEAN, ()), share.mean):

@@ -317,8 +317,8 @@ def less_bn(
     if not isinstance(network, nn.Cell):
         raise TypeError(f"network must be a Cell, got {type(network).__name__}")
     settings = LessBNConfig(
-        fn_flag=bool(fn_flag),
-        keep_shortcut=bool(keep_shortcut),
+        fn_flag=fn_flag,
+        keep_shortcut=keep_shortcut,
         include=include,
         exclude=exclude,
         multiplier=multiplier,

@@ -145,6 +145,17 @@ def test_explain_says_what_a_configuration_would_do(capsys, tmp_path):
     assert "mode auto" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", ["--explain", "--explain thor"])
+def test_an_answer_outlives_its_reader_and_letters_that_are_missing(words):
+    command = f"{sys.executable} -m mindspore_boost_ext {words}"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    shell = ["bash", "-c", f"{command} | head -0; exit ${{PIPESTATUS[0]}}"]
+    found = subprocess.run(shell, capture_output=True, text=True, env=env, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    found = subprocess.run(command.split(), capture_output=True, text=True, env=env, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
 def test_explain_shows_what_every_step_has(capsys):
     assert main(["--recipe", "fp16", "--total-steps", "10", "--explain"]) == 0
     assert "every step, loss_scale: LossScaleConfig(init=65536.0" in capsys.readouterr().out

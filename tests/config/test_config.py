@@ -338,7 +338,17 @@ def test_an_alias_beside_its_name_is_an_error():
         (
             "O0",
             {"common": {"device_number": 2}},
-            "section 'common' has no effect: less_bn or adasum or dim_reduce is not switched on",
+            "section 'common' has no effect: less_bn or adasum is not switched on",
+        ),
+        (
+            "O1",
+            {"short_schedule": {"total_steps": 1}},
+            "section 'short_schedule' has no effect: short_schedule.share leaves all updates",
+        ),
+        (
+            "O1",
+            {"short_schedule": {"total_steps": 8, "whole_share": 0.99}},
+            "section 'short_schedule' has no effect: short_schedule.whole_share leaves all updates",
         ),
     ],
 )
@@ -360,6 +370,14 @@ FREEZE, LESS_BN = "grad_freeze", "less_bn"
         (FREEZE, {"schedule": [0, 1], "freeze_type": 0}, "freeze_type has no effect: grad_freeze"),
         (FREEZE, {"prefix_start": 0.1}, "prefix_start has no effect: grad_freeze.schedule is not"),
         (FREEZE, {"schedule": [0], "prefix_fraction": 0.1}, "prefix_fraction has no effect: grad"),
+        (FREEZE, {"freeze_type": 0, "seed": 7}, "seed has no effect: grad_freeze.freeze_type 0"),
+        (FREEZE, {"schedule": "cubic", "seed": 7}, "seed has no effect: grad_freeze.schedule"),
+        (FREEZE, {"schedule": [0, 1], "total_steps": 9}, "total_steps has no effect: grad_freeze."),
+        (
+            "short_schedule",
+            {"total_steps": 100, "whole_share": 0.5, "share": 0.6},
+            "share has no effect: short_schedule.whole_share takes its place",
+        ),
         (LESS_BN, {"fn_flag": False, "heads": ["x"]}, "heads has no effect: less_bn.fn_flag is Fa"),
         (LESS_BN, {"fn_flag": False, "multiplier": 2}, "multiplier has no effect: less_bn.fn_flag"),
     ],
@@ -367,6 +385,25 @@ FREEZE, LESS_BN = "grad_freeze", "less_bn"
 def test_a_setting_that_another_one_makes_idle_is_told(section, settings, reason):
     (notice,) = BoostConfig.parse("O1", {section: settings}).notices()
     assert notice.startswith(f"{section}.{reason}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        ({"method": "p-sgd", "trials": 9, "rho": 0.1}, {"trials", "rho"}),
+        ({"method": "twa", "gamma": 0.1, "alpha": 0.5, "stall_limit": None}, None),
+        ({"pca_mat_path": "b.npz", "memory_limit": 1}, {"weight_load_dir", "memory_limit"}),
+        ({"rho": 0.1, "gamma": 0.1, "trials": 9, "memory_limit": 1}, set()),
+    ],
+)
+def test_settings_that_a_method_of_dim_reduce_does_not_use_are_told(settings, idle):
+    source = {
+        "boost": {"mode": "manual", "dim_reduce": True, "less_bn": False, "grad_freeze": False},
+        "dim_reduce": {"weight_load_dir": "snapshots", **settings},
+    }
+    told = {one.partition(" ")[0] for one in BoostConfig.parse("O1", source).notices()}
+    idle = set(settings) - {"method"} if idle is None else idle
+    assert told == {f"dim_reduce.{name}" for name in idle}
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,13 @@ def test_a_network_without_classes_keeps_its_last_dense(loss, with_loss):
     assert boost.report()["less_bn"].counts["batch_norms_removed"] == 5
 
 
+@pytest.mark.parametrize("settings", [{"fn_flag": "False"}, {"keep_shortcut": "False"}])
+def test_a_flag_that_is_no_bool_is_refused(settings):
+    (name,) = settings
+    with pytest.raises(ValueError, match=rf"less_bn\.{name} must be True or False, got 'False'"):
+        less_bn(zoo.ZooResNet(), **settings)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"exclude": ["nothere.*"]}, {"include": ["nothere.*", "*"]}, {"heads": ["nothere.*"]}],
