@@ -12,6 +12,8 @@ from mindspore import Tensor, nn
 
 from mindspore_boost_ext import BoostModel, BoostWarning, FreezeOpt, make_train_step
 
+OFF = {"boost": {"mode": "disable_all"}}
+
 
 def settings(rank, name):
     """Return level and settings of a rank in a case."""
@@ -19,9 +21,10 @@ def settings(rank, name):
     config = {"boost": {"mode": "manual", **switches}}
     if name == "clip" and rank == 0:
         config["gradients"] = {"clip_norm": 1.0}
-    elif name == "window":
+    elif name in ("window", "micro-batches"):
         config["boost"]["grad_accumulation"] = True
-        config["grad_accumulation"] = {"grad_accumulation_step": 2 + rank}
+        more = rank if name == "window" else 0
+        config["grad_accumulation"] = {"grad_accumulation_step": 2 + more}
     elif name == "first batch":
         config["boost"]["short_schedule"] = True
         config["short_schedule"] = {"total_steps": 4, "parts": 2, "if_unfit": "skip"}
@@ -59,7 +62,7 @@ class OverPlaces(nn.Cell):
 
 def model_of_rank(rank, name):
     """Build the Model of a case; ``net`` is trained by it."""
-    ms.set_seed(rank if name in ("seed", "broadcast") else 7)
+    ms.set_seed(rank if name in ("seed", "broadcast") or "own loop" in name else 7)
     hidden = 5 if name == "shape" and rank == 1 else 6
     net = nn.SequentialCell(nn.Dense(nets.FEATURES, hidden), nn.Dense(hidden, nets.CLASSES))
     if name == "broadcast":
@@ -77,7 +80,10 @@ def model_of_rank(rank, name):
         rate = [*falling[:3], 0.1 * (1 + rank)]
     elif name == "schedule":
         rate = nn.CosineDecayLR(0.0, 0.1 * (1 + rank), 4)
-    optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
+    weights = net.trainable_params()
+    if name == "order" and rank == 1:  # as by a set of names, whose order is the process's own
+        weights = weights[::-1]
+    optimizer = nn.Momentum(weights, rate, 0.9)
     if name == "freezing":
         head = net[1].trainable_params()
         groups = [net.trainable_params(), head]
@@ -114,6 +120,12 @@ NAMES = (
     "loop",
     "alone",
     "broadcast",
+    "order",
+    "counter",
+    "micro-batches",
+    "moments",
+    "own loop",
+    "own loop O0",
     "seed",
     "equal",
 )
@@ -140,10 +152,21 @@ def data_of_rank(rank, name):
     return nets.dataset({"batches": 2 + rank, "broadcast": 4}.get(name, 2))
 
 
-def plain_loop(net, rate):
-    """Train by MindSpore's own step."""
+def set_state(step, rank, name):
+    """Give a step on rank 1 the state of another training, as checkpoints of two times would."""
+    if name == "counter":
+        step.optimizer.global_step.set_data(Tensor([3 * rank], ms.int32))
+    elif name == "moments":
+        moment = step.optimizer.moments[0]
+        moment.set_data(Tensor(np.full(moment.shape, rank, np.float32)))
+    elif name == "micro-batches":
+        step.window_part.counter.set_data(Tensor(rank, ms.int32))
+
+
+def plain_loop(net, rate, **level):
+    """Train in a loop of one's own; without a level by MindSpore's own step."""
     optimizer = nn.SGD(net.trainable_params(), rate)
-    step = make_train_step(net, nets.loss_fn(), optimizer)
+    step = make_train_step(net, nets.loss_fn(), optimizer, **level)
     for x, y in nets.batches(2):
         step(Tensor(x), Tensor(y))
 
@@ -158,12 +181,17 @@ def outcome(rank, name):
         try:
             model, net = model_of_rank(rank, name)
             weights = nets.weights(net)
+            set_state(model.train_network, rank, name)
             if name == "again":  # what was refused once is refused as long as it differs
                 with contextlib.suppress(ValueError):
                     model.train(1, data_of_rank(rank, name), dataset_sink_mode=False)
             if name == "loop":  # of one's own, at level O0
                 plain_loop(net, 0.1 * (1 + rank))
-            model.train(1, data_of_rank(rank, name), dataset_sink_mode=False)
+            if name.startswith("own loop"):
+                level = {} if name.endswith("O0") else {"level": "O1", "config": OFF}
+                plain_loop(net, 0.1, **level)
+            else:
+                model.train(1, data_of_rank(rank, name), dataset_sink_mode=False)
         except ValueError as error:
             found.append(str(error))
     found += [str(one.message) for one in warned if isinstance(one.message, BoostWarning)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.learning_rate import host_array
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _SETTINGS = ("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps")
 _GROUP_SETTINGS = ("lr", "weight_decay", "momentum", "betas")
 _COMPARED: WeakSet[nn.Cell] = WeakSet()
+_BEGUN: WeakSet[nn.Cell] = WeakSet()
+_COUNTED = (ms.int32, ms.int64)  # dtypes of counters
 _SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
 
 
@@ -68,7 +71,7 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
 
 
 def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batches: str) -> None:
-    """Compare the length of a training with that of the other ranks, and where weights begin.
+    """Compare the length of a training with that of the other ranks, and where it begins.
 
     Args:
         step (BoostTrainOneStepCell): what is trained.
@@ -76,7 +79,7 @@ def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batch
         batches (str): in an epoch; ``"an unknown number"`` is equal to itself.
 
     Raises:
-        ValueError: on every rank, if the length differs.
+        ValueError: on every rank, if the length or a counter differs.
     """
     if not step.reducer_flag:
         return
@@ -86,15 +89,56 @@ def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batch
         "Give every rank as many batches, such as by num_shards and shard_id of the dataset; and "
         "to go on from checkpoints, those of the same epoch.",
     )
-    if broadcasts_weights():
+    _BEGUN.discard(step)  # maybe loaded since
+    check_same_start_on_ranks(step)
+
+
+def check_first_run_on_ranks(step: nn.TrainOneStepCell) -> None:
+    """Compare a step that runs now, and where it begins, with those of the other ranks, once.
+
+    Raises:
+        ValueError: on every rank, if they differ.
+    """
+    check_same_step_on_ranks(step)
+    check_same_start_on_ranks(step)
+
+
+def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
+    """Compare where a training begins with the other ranks, once: counters, weights and moments.
+
+    Weights or moments that differ are a warning: each rank then trains another network.
+
+    Args:
+        step (TrainOneStepCell): what is trained.
+
+    Raises:
+        ValueError: on every rank, if counters differ: ranks would not reduce at the same time.
+    """
+    if not step.reducer_flag or step in _BEGUN:
         return
-    unequal = differences_between_ranks(_values(step), "the weights")
-    if unequal:
+    if not broadcasts_weights():
+        check_equal_on_ranks(
+            _counters(step),
+            "what the training goes on from",
+            "To go on from checkpoints, load those of one step, into the step on every rank.",
+        )
+        _warn_of_unequal_values(step)
+    _BEGUN.add(step)
+
+
+def _warn_of_unequal_values(step: nn.TrainOneStepCell) -> None:
+    weights = [one for one in step.weights if not one.layerwise_parallel]
+    if unequal := differences_between_ranks(_checksums(weights), "the weights"):
         warn(
             "the weights are not the same on all ranks, so that each trains another network: "
             f"{'; '.join(unequal)}. Call mindspore.set_seed with the same number on every rank, or "
             "load one checkpoint, or, in GRAPH_MODE (where alone MindSpore broadcasts), "
             "set_auto_parallel_context(parameter_broadcast=True)"
+        )
+    elif unequal := differences_between_ranks(_checksums(_moments(step)), "the moments"):
+        warn(
+            "the state of the optimizer is not the same on all ranks, so that their weights drift "
+            f"apart: {'; '.join(unequal)}. Load the checkpoint into the step on every rank"
         )
 
 
@@ -112,6 +156,7 @@ def _parts(step: nn.TrainOneStepCell) -> dict[str, str]:
         "optimizer": type(step.optimizer).__name__,
         "kind of loss scale": "fixed" if manager is None else type(manager).__name__,
         "loss scale": _described(scale),
+        "gradients_mean": str(step.mean),
         **_settings(step.optimizer),
     }
 
@@ -132,7 +177,10 @@ def _settings(optimizer: nn.Cell) -> dict[str, str]:
 
 def _described(value: object) -> str:
     """Return numbers, lists and schedules in words that differ where they do; else nothing."""
-    text = _in_words(value)
+    return _cut(_in_words(value))
+
+
+def _cut(text: str) -> str:
     if len(text) <= _SHOWN:
         return text
     return f"{text[:_SHOWN]}... (checksum {zlib.crc32(text.encode()):08x})"
@@ -157,10 +205,36 @@ def _in_words(value: object) -> str:
 
 def _shapes(step: nn.TrainOneStepCell) -> dict[str, str]:
     weights = [one for one in step.weights if not one.layerwise_parallel]
-    return {f"weight {one.name}": f"{one.dtype} {one.shape}" for one in weights}
+    shapes = {f"weight {one.name}": f"{one.dtype} {one.shape}" for one in weights}
+    # Gradients are reduced one after the other: those of other weights would be mixed.
+    return {**shapes, "order of the weights": _cut(", ".join(one.name for one in weights))}
 
 
-def _values(step: nn.TrainOneStepCell) -> dict[str, str]:
-    weights = [one for one in step.weights if not one.layerwise_parallel]
-    sums = ((one.name, zlib.crc32(one.asnumpy().tobytes())) for one in weights)
+def _checksums(parameters: Sequence[Parameter]) -> dict[str, str]:
+    sums = ((one.name, zlib.crc32(one.asnumpy().tobytes())) for one in parameters)
     return {f"checksum of {name}": f"{value:08x}" for name, value in sums}
+
+
+def _counters(step: nn.TrainOneStepCell) -> dict[str, str]:
+    """Return where a training stands: which updates, and so which reductions, come next."""
+    window = getattr(step, "window_part", None)
+    held = {} if window is None else {"micro-batches in the window": str(window.micro_steps())}
+    counters = (one for one in _state_in_common(step) if one.dtype in _COUNTED)
+    return {**held, **{one.name: _described(one) for one in counters}}
+
+
+def _moments(step: nn.TrainOneStepCell) -> list[Parameter]:
+    """Return what the optimizer remembers; none under AdaSum, where each server has its own."""
+    if getattr(step, "enable_adasum", False):
+        return []
+    return [one for one in _state_in_common(step) if one.dtype not in _COUNTED]
+
+
+def _state_in_common(step: nn.TrainOneStepCell) -> list[Parameter]:
+    """Return what a step holds beside the network, a window, and the request to end (of a rank)."""
+    window = getattr(step, "window_part", None)
+    apart = {id(one) for one in step.network.get_parameters()}
+    apart |= set() if window is None else {id(one) for one in window.state()}
+    apart |= {id(getattr(step, name, None)) for name in ("init_param", "exit_param")}
+    held = (one for one in step.get_parameters() if not one.layerwise_parallel)
+    return [one for one in held if id(one) not in apart]

@@ -20,7 +20,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.agreement import (
-    check_same_step_on_ranks,
+    check_first_run_on_ranks,
     watch_or_report,
 )
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, begin_together
@@ -239,7 +239,7 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
     def _run(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         """Run a step on the state that the host has set."""
         if not self._has_run:
-            check_same_step_on_ranks(self)
+            check_first_run_on_ranks(self)
             begin_together(self)
             for algorithm in self.auto_boost.algorithms:
                 algorithm.check_state(self, *inputs)

@@ -22,6 +22,7 @@ from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepWithLossScaleCell,
 )
 from mindspore_boost_ext.boost_cell_wrapper.agreement import (
+    check_first_run_on_ranks,
     check_same_step_on_ranks,
     check_same_training_on_ranks,
 )
@@ -279,8 +280,10 @@ def boosted_build_train_network(
 
 def compare_on_ranks(step: object) -> None:
     """Compare a step that is about to train, of any level, with those of the other ranks."""
-    if isinstance(step, nn.TrainOneStepCell) and hasattr(step, "report"):
+    if isinstance(step, BoostTrainOneStepCell):  # where it begins is looked at when it runs
         check_same_step_on_ranks(step)
+    elif isinstance(step, nn.TrainOneStepCell) and hasattr(step, "report"):
+        check_first_run_on_ranks(step)
 
 
 def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | None) -> None:

@@ -31,9 +31,12 @@ REFUSED = {
     "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank batches",
     "again": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "loop": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
+    "order": "order of the weights is 0.weight, 0.bias, 1.weight, 1.bias on rank 0, 1.bias, 1.wei",
+    "counter": "global_step is 0 on rank 0, 3 on rank 1. To go on from checkpoints, load those of",
+    "micro-batches": "micro-batches in the window is 0 on rank 0, 1 on rank 1",
     "freezing": "freezing schedule is 0, 0 on rank 0, 0, 1 on rank 1. Give every rank the same",
 }
-TRAINED = {"seed", "equal", "lengths", "alone", "broadcast"}
+TRAINED = {"seed", "moments", "own loop", "own loop O0", "equal", "lengths", "alone", "broadcast"}
 
 
 def test_every_case_is_judged():
@@ -51,13 +54,23 @@ def test_every_rank_raises_the_same_error_and_trains_nothing(ended, mode, name):
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
-def test_ranks_that_begin_with_other_weights_are_warned_and_train(ended, mode):
+@pytest.mark.parametrize("name", ["seed", "own loop", "own loop O0"])
+def test_ranks_that_begin_with_other_weights_are_warned_and_train(ended, mode, name):
     _, results = ended(2, mode)
-    (message,) = results[0]["unequal"]["seed"]["messages"]
+    (message,) = results[0]["unequal"][name]["messages"]
     assert "the weights are not the same on all ranks" in message
     assert "mindspore.set_seed" in message
-    assert results[1]["unequal"]["seed"]["messages"] == []  # rank 0 speaks for the job
-    assert all(result["unequal"]["seed"]["moved"] for result in results)
+    assert results[1]["unequal"][name]["messages"] == []  # rank 0 speaks for the job
+    assert all(result["unequal"][name]["moved"] for result in results)
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_ranks_that_begin_with_other_moments_are_warned_and_train(ended, mode):
+    _, results = ended(2, mode)
+    (message,) = results[0]["unequal"]["moments"]["messages"]
+    assert "the state of the optimizer is not the same on all ranks" in message
+    assert "checksum of moments.0.weight is" in message
+    assert all(result["unequal"]["moments"]["moved"] for result in results)
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
