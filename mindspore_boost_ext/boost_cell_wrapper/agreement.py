@@ -73,11 +73,6 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
 def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batches: str) -> None:
     """Compare the length of a training with that of the other ranks, and where it begins.
 
-    Args:
-        step (BoostTrainOneStepCell): what is trained.
-        epochs (int): how many.
-        batches (str): in an epoch; ``"an unknown number"`` is equal to itself.
-
     Raises:
         ValueError: on every rank, if the length or a counter differs.
     """
@@ -106,13 +101,8 @@ def check_first_run_on_ranks(step: nn.TrainOneStepCell) -> None:
 def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
     """Compare where a training begins with the other ranks, once: counters, weights and moments.
 
-    Weights or moments that differ are a warning: each rank then trains another network.
-
-    Args:
-        step (TrainOneStepCell): what is trained.
-
-    Raises:
-        ValueError: on every rank, if counters differ: ranks would not reduce at the same time.
+    Weights or moments that differ are a warning: each rank then trains another network. Counters
+    that differ are a ValueError on every rank: ranks would not reduce at the same time.
     """
     if not step.reducer_flag or step in _BEGUN:
         return

@@ -17,7 +17,7 @@ from mindspore_boost_ext.boost_cell_wrapper.upstream_names import (
 )
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Row, warn
-from mindspore_boost_ext.stages.loss_scale import OneScale
+from mindspore_boost_ext.stages.loss_scale import OneScale, check_scale
 from mindspore_boost_ext.stages.overflow import choose_detector
 from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import connected
@@ -57,8 +57,8 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
 
     Raises:
         TypeError: for a ``scale_sense`` of any other type.
-        ValueError: for a Tensor of another shape; for a group manager whose groups do not hold
-            every trained parameter exactly once.
+        ValueError: for a Tensor of another shape, or not finite and above 0; for a group manager
+            whose groups do not hold every trained parameter exactly once.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -224,7 +224,8 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
 
         Raises:
             TypeError: if ``sens`` is not a Tensor.
-            ValueError: if its shape differs, or a group manager has the scales.
+            ValueError: if its shape differs, it is not finite and above 0, or a group manager has
+                the scales.
         """
         if not isinstance(sens, Tensor):
             raise TypeError(f"sens must be a Tensor, got {shown(sens)}")
@@ -233,7 +234,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         if sens.shape != self.scale_sense.shape:
             raise ValueError(f"sens must have shape {self.scale_sense.shape}, got {sens.shape}")
         # Not set_data: in PYNATIVE_MODE that cuts a Parameter off from operators that have run.
-        ops.assign(self.scale_sense, sens.astype(ms.float32))
+        ops.assign(self.scale_sense, check_scale(sens, "sens"))
 
     _set_sense_scale = set_sense_scale
 
@@ -257,7 +258,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     def _cannot_fall(self, scale: np.ndarray) -> str:
         """Return what to say of a scale that overflowed and will not change; else empty."""
         manager, largest = self.loss_scaling_manager, float(scale.max())
-        if largest > 1 and (manager is None or isinstance(manager, nn.FixedLossScaleUpdateCell)):
+        if largest != 1 and (manager is None or isinstance(manager, nn.FixedLossScaleUpdateCell)):
             if self._overflows_in_a_row < _MANY:
                 return ""
             return (

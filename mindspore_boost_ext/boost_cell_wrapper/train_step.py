@@ -27,13 +27,12 @@ from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, 
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
-from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.runtime.processes import PROGRESS
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.gradients import check_dense, clipped, filled_like
-from mindspore_boost_ext.stages.loss_scale import warn_of_unequal_scales
+from mindspore_boost_ext.stages.loss_scale import check_sens, warn_of_unequal_scales
 from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
 from mindspore_boost_ext.stages.update import Update
@@ -73,7 +72,7 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
 
     Raises:
         TypeError: if ``sens`` is not a number.
-        ValueError: if ``sens`` is 0.
+        ValueError: if ``sens`` is 0, or not finite.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -96,8 +95,7 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
     def __init__(
         self, network: nn.Cell, optimizer: nn.Cell, sens: numbers.Number | None = None
     ) -> None:
-        if sens is not None and (isinstance(sens, bool) or not isinstance(sens, numbers.Number)):
-            raise TypeError(f"sens must be a number or None, got {shown(sens)}")
+        check_sens(sens)
         super().__init__(network, optimizer, sens)
         self.auto_boost = AutoBoost.current(optimizer)
         watch_or_report(self)
@@ -182,7 +180,7 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
             inputs (tuple(Tensor)): the inputs of ``loss``, for parts that run the network again.
         """
         if self.clip_norm is not None:
-            gradients = clipped(gradients, self.clip_norm * self.sens)
+            gradients = clipped(gradients, self.clip_norm * abs(self.sens))
         if self.enable_adasum:
             return self.adasum_process(loss, gradients)  # a name that subclasses override
         return call(self.update_part, (loss, gradients, *inputs))

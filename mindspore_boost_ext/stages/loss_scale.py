@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import numbers
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.gradients import unscaled_all
@@ -47,9 +52,8 @@ class OneScale(nn.Cell):
             raise TypeError(f"scale_sense must be a Cell or a Tensor, got {shown(scale_sense)}")
         if scale_sense.shape not in ((), (1,)):
             raise ValueError(f"scale_sense must have shape () or (1,), got {scale_sense.shape}")
-        return Parameter(
-            scale_sense.astype(ms.float32), name="boost.loss_scale.scale", requires_grad=False
-        )
+        scale = check_scale(scale_sense, "scale_sense")
+        return Parameter(scale, name="boost.loss_scale.scale", requires_grad=False)
 
     def start(self, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the detector's status, the gradient of the loss, and the scale of this step."""
@@ -111,17 +115,34 @@ class OneScale(nn.Cell):
 
 
 def warn_of_unequal_scales(sens: float, optimizer: nn.Cell) -> None:
-    """Warn when the optimizer will not divide out the factor put into the gradients.
-
-    Args:
-        sens (float): that factor.
-        optimizer (Cell): the optimizer.
-    """
-    own = getattr(optimizer, "loss_scale", None)
-    if own is None or float(own) == float(sens):
+    """Warn when an optimizer will not divide out the factor that is put into the gradients."""
+    inner = innermost(optimizer)
+    own = getattr(optimizer, "loss_scale", getattr(inner, "loss_scale", 1.0))
+    if float(own) == float(sens):
         return
+    # Of some optimizers the base class has a loss_scale, and the constructor takes none.
+    arguments = getattr(inner, "init_args", None) or inspect.signature(inner.__init__).parameters
+    takes_one = f"give the optimizer loss_scale={float(sens)}" if "loss_scale" in arguments else ""
+    drops = "use drop_overflow_update=True" if float(sens) != 1.0 else ""
     warn(
-        f"the backward pass multiplies gradients by sens={sens}, but the optimizer "
-        f"divides them by its loss_scale={own}: give the optimizer "
-        f"loss_scale={float(sens)}, or use drop_overflow_update=True"
+        f"the backward pass multiplies gradients by sens={sens}, but the optimizer divides them "
+        f"by its loss_scale={own}: {', or '.join(filter(None, (takes_one, drops)))}"
     )
+
+
+def check_sens(sens: object) -> None:
+    """Raise an error unless the factor of a step is None or a finite number."""
+    if sens is None:
+        return
+    if isinstance(sens, bool) or not isinstance(sens, numbers.Real):
+        raise TypeError(f"sens must be a number or None, got {shown(sens)}")
+    if not math.isfinite(sens):
+        raise ValueError(f"sens must be finite, got {sens}")
+
+
+def check_scale(scale: Tensor, name: str) -> Tensor:
+    """Return a loss scale as float32; raise an error unless it is finite and above 0."""
+    value = scale.asnumpy().astype(np.float32)
+    if not (np.isfinite(value) & (value > 0)).all():
+        raise ValueError(f"{name} must be finite and above 0, got {value.reshape(-1)[0]}")
+    return scale.astype(ms.float32)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+
 import mindspore as ms
 import nets
 import numpy as np
@@ -17,6 +20,7 @@ from mindspore_boost_ext import (
     BoostTrainOneStepWithLossScaleCell,
     BoostWarning,
     GroupLossScaleManager,
+    make_train_step,
     read_history,
 )
 
@@ -111,6 +115,23 @@ def test_the_setter_refuses_what_does_not_fit():
     manager.loss_scale_groups = [net.trainable_params()]
     with pytest.raises(ValueError, match="set_loss_scale_status"):
         scaled_step(net, manager).set_sense_scale(Tensor(4.0))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0, -2.0])
+def test_a_scale_that_cannot_be_divided_out_is_refused(value):
+    step = scaled_step(Product(), Tensor(8.0))
+    with pytest.raises(ValueError, match="sens must be finite and above 0, got"):
+        step.set_sense_scale(Tensor(value, ms.float32))
+    with pytest.raises(ValueError, match="scale_sense must be finite and above 0, got"):
+        scaled_step(Product(), Tensor(value, ms.float32))
+    assert float(step.scale_sense.asnumpy()) == 8.0
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_a_factor_that_is_not_finite_is_refused(value):
+    net = Product()
+    with pytest.raises(ValueError, match="sens must be finite, got"):
+        BoostTrainOneStepCell(net, nn.SGD(net.trainable_params(), 1e-3), value)
 
 
 def test_a_dynamic_scale_goes_on_from_the_one_that_is_set(mode):
@@ -351,6 +372,56 @@ def test_clipping_bounds_the_norm_of_the_unscaled_gradients(mode, scheme, bound)
     for old, parameter, gradient in zip(before, net.trainable_params(), expected):
         # float32 weights of size 1: one rounding of the subtraction, and one of the norm.
         np.testing.assert_allclose(old - parameter.asnumpy(), gradient, rtol=1e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("bound", [0.05, 1e3])
+def test_clipping_leaves_a_climbing_step_its_direction(mode, bound):
+    """A negative factor turns every step round; from 0, so that nothing is rounded."""
+    moved = []
+    for sens in (1.0, -1.0):
+        net = nn.Dense(3, 2, weight_init="zeros", has_bias=False)
+        optimizer = nn.SGD(net.trainable_params(), 1.0)
+        with AutoBoost("O1", {**OFF, "gradients": {"clip_norm": bound}}).building():
+            loss = nn.WithLossCell(net, nets.loss_fn())
+            told = (
+                contextlib.nullcontext() if sens > 0 else pytest.warns(BoostWarning, match="by s")
+            )
+            with told:
+                step = BoostTrainOneStepCell(loss, optimizer, sens)
+        train(step.set_train(), 1)
+        moved.append(net.weight.asnumpy())
+    assert np.abs(moved[0]).max() > 0
+    np.testing.assert_array_equal(moved[1], -moved[0])
+
+
+@pytest.mark.parametrize("make", [experimental.optim.SGD, nn.SGD, nn.AdamWeightDecay])
+@pytest.mark.parametrize("drops", [True, False, None])
+def test_a_factor_that_nobody_divides_out_is_told(make, drops):
+    net = nn.Dense(4, 2)
+    optimizer = make(net.trainable_params(), 0.1)
+    manager = None if drops is None else ms.FixedLossScaleManager(1024.0, drops)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_train_step(
+            net, nn.MSELoss(), optimizer, level="O1", config=OFF, loss_scale_manager=manager
+        )
+    told = [str(one.message) for one in caught if "by sens=" in str(one.message)]
+    assert len(told) == (drops is False)
+    for message in told:
+        assert "use drop_overflow_update=True" in message
+        assert ("give the optimizer loss_scale=1024.0" in message) == (make is nn.SGD)
+
+
+@pytest.mark.parametrize("drops", [True, None])
+def test_a_factor_that_only_the_optimizer_has_is_told(drops):
+    """It divides by 1024 what nothing has multiplied; dropping is no remedy for that."""
+    net = nn.Dense(4, 2)
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=1024.0)
+    manager = None if drops is None else ms.FixedLossScaleManager(1024.0, drops)
+    with pytest.warns(BoostWarning, match=r"give the optimizer loss_scale=1\.0$"):
+        make_train_step(
+            net, nn.MSELoss(), optimizer, level="O1", config=OFF, loss_scale_manager=manager
+        )
 
 
 def test_an_overflow_is_skipped_before_it_is_clipped(mode):
