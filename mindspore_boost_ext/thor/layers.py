@@ -10,6 +10,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.reading import parameters_read
 from mindspore_boost_ext.runtime.cells import is_a, is_rewritten
 
 DENSE, CONV, EMBEDDING = "Dense", "Conv2d", "Embedding"
@@ -85,8 +86,23 @@ def layer_plans(
                 plans[key] = plan
             else:
                 reasons[key] = reason
+    for parameter, name in _tables_read(network, plans.values()):
+        plans.pop(id(parameter), None)  # no Kronecker factors for the sum here, either
+        reasons[id(parameter)] = f"read by the code of {name}, too"
     reasons = {key: reason for key, reason in reasons.items() if key not in plans}
     return list(plans.values()), reasons
+
+
+def _tables_read(network: nn.Cell, plans: Iterable[LayerPlan]) -> list[tuple[Parameter, str]]:
+    """Return tables of embeddings that other Cells read, as an output does that is tied to them."""
+    owners = {id(plan.weight): plan.layer for plan in plans if plan.kind == EMBEDDING}
+    cells = {id(one): one for _, one in network.cells_and_names()}.values() if owners else ()
+    return [
+        (parameter, type(cell).__name__)
+        for cell in cells
+        for parameter in parameters_read(cell)
+        if owners.get(id(parameter), cell) is not cell
+    ]
 
 
 def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | None, str]:

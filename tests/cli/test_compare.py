@@ -285,7 +285,7 @@ def test_the_comparison_of_a_script(tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
     off = dict.fromkeys(AutoBoost().boost_config, False)
-    freezing = {"param_groups": 2, "total_steps": 4, "schedule": [0, 1]}
+    freezing = {"param_groups": 2, "schedule": [0, 1]}
     for name, config in {
         "windows": {
             "boost": {"mode": "manual", **off, "grad_accumulation": True},

@@ -24,7 +24,7 @@ SCHEDULE = [0, 1, 2, 1, 0]
 
 
 def config(accumulate=1, clip_norm=None, **settings):
-    section = {"param_groups": 3, "schedule": SCHEDULE, "total_steps": 5, **settings}
+    section = {"param_groups": 3, "schedule": SCHEDULE, **settings}
     boost = {"mode": "manual", "less_bn": False, "grad_accumulation": accumulate > 1}
     full = {"boost": boost, "grad_freeze": section, "gradients": {"clip_norm": clip_norm}}
     if accumulate > 1:

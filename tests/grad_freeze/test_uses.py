@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from contract import switched
 from mindspore import Tensor, nn, ops
+from mindspore.common.initializer import initializer
 from models import model_of
 
 from mindspore_boost_ext import GradientFreeze
@@ -68,6 +69,77 @@ def test_without_shared_weights_the_order_is_that_of_the_network():
     for net in (nets.MLP(), nets.Deep(), nets.ConvNet(), nn.Dense(2, 2)):
         expected = [id(one) for one in net.trainable_params()]
         assert [id(one) for one in in_order_of_last_use(net)] == expected
+
+
+class WithPositions(Body):
+    """As a vision transformer: positions in front, a token in between, a scale behind."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = ms.Parameter(Tensor(np.ones((3, WIDTH), np.float32)))
+        self.token = ms.Parameter(Tensor(np.ones(WIDTH, np.float32)))
+        self.scale = ms.Parameter(Tensor(np.ones(WIDTH, np.float32)))
+        self.head = nn.Dense(WIDTH, WORDS)
+
+    def features(self, x):
+        x = self.hidden(self.embedding(x) + self.positions)
+        return x + self.token
+
+    def construct(self, x):
+        return self.head(self.features(x)) * self.scale[0]
+
+
+def test_what_a_network_holds_itself_stands_where_its_code_reads_it():
+    found = [one.name for one in in_order_of_last_use(WithPositions())]
+    assert found == [
+        "embedding.embedding_table",
+        "positions",
+        "hidden.0.weight",
+        "hidden.0.bias",
+        "hidden.1.weight",
+        "hidden.1.bias",
+        "token",
+        "head.weight",
+        "head.bias",
+        "scale",
+    ]
+
+
+class InALoop(WithPositions):
+    def construct(self, x):
+        x = self.embedding(x)
+        for layer in self.hidden:
+            x = layer(x + self.positions)
+        return self.head(x + self.token) * self.scale
+
+
+def test_what_a_loop_reads_stands_behind_its_layers():
+    found = [one.name for one in in_order_of_last_use(InALoop())]
+    assert found[0] == "embedding.embedding_table"
+    assert found[5:] == ["positions", "token", "head.weight", "head.bias", "scale"]
+
+
+class Filled(Body):
+    """Its constructor scales weights, as that of MindCV's ConvNeXt, and a function fills them."""
+
+    def __init__(self):
+        super().__init__()
+        self.output = nn.Dense(WIDTH, WORDS)
+        self.scale()
+
+    def scale(self):
+        self.embedding.embedding_table.set_data(self.embedding.embedding_table * 0.5)
+
+    def reset(self):
+        shape = self.embedding.embedding_table.shape
+        self.embedding.embedding_table.set_data(initializer("ones", shape))
+
+    def construct(self, x):
+        return self.output(self.hidden(self.embedding(x)))
+
+
+def test_what_is_filled_is_not_used_there():
+    assert in_order_of_last_use(Filled())[0].name == "embedding.embedding_table"
 
 
 class BiasFirst(nn.Cell):

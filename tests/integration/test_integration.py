@@ -256,7 +256,7 @@ SETTINGS = (  # a way of their own to the gradients has each
     {},
     {"gradients": {"clip_norm": 0.1}},
     {"loss_scale": {"init": 64}},
-    {"grad_freeze": {"param_groups": 2, "schedule": [0, 1], "total_steps": 4}},
+    {"grad_freeze": {"param_groups": 2, "schedule": [0, 1]}},
 )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import mindspore as ms
 import nets
 import numpy as np
 import pytest
 import thor_oracle as oracle
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from thor_cases import DAMPING, RATE, Weighted, pairs, random, reference, train_layer
 
 from mindspore_boost_ext import BoostTrainOneStepCell, BoostWarning
@@ -225,3 +226,36 @@ def test_the_trace_rule_refreshes_keeps_and_stops(mode):
     np.testing.assert_allclose(
         optimizer.factors[0].asnumpy(), oracle.second_moment(2 * x), rtol=1e-5
     )
+
+
+class Tied(nn.Cell):
+    """Its output is the matrix of the embedding, or another layer that holds the same weight."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4, embedding_table="normal")
+        self.hidden = nn.Dense(4, 4)
+        self.output = nn.Dense(4, 6, has_bias=False) if layer else None
+        if layer:
+            self.output.weight = self.embedding.embedding_table
+
+    def construct(self, x):
+        x = self.hidden(self.embedding(x))
+        if self.output is not None:
+            return self.output(x)
+        return ops.matmul(x, self.embedding.embedding_table.T)
+
+
+def test_a_weight_that_other_code_reads_keeps_its_plain_gradient(mode):
+    """Its factors would be those of one use, its gradient the sum of both."""
+    x, target = np.arange(6).astype(np.int32), random(6, 6)
+    rows, found = {}, {}
+    for layer in (True, False):
+        ms.set_seed(1)
+        optimizer, found[layer] = one_step(Tied(layer), x, target)
+        (rows[layer],) = [row for row in optimizer.rows() if "hidden" not in row.algorithm]
+    assert rows[True].status == rows[False].status == "plain"
+    assert rows[False].reason == "read by the code of Tied, too"
+    # The same sums in another order, in float32, through inverses as above.
+    for name, one in found[False].items():
+        np.testing.assert_allclose(one, found[True][name], **TOLERANCE)
