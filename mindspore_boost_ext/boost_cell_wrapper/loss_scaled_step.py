@@ -101,6 +101,8 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
         self.compiles_end = self.compiles_end and self.graph_part is None
+        own_rule = self.overridden("_get_overflow_status", "_process_loss_scale")
+        self._has_own_rule = bool(own_rule) and self.scale_part.can_be_set
         self._extra = self.scale_part.extra
         self._differentiate()
         reason = f"{self.detector.name}: {self.detector.why}"
@@ -149,8 +151,13 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         if self.capturing:
             captured = self.captures_part.prepared(captured, self.scale_part.of_layers(scale))
         gradients = self.grad_reducer(self.scale_part.divided(gradients, scale))
-        gradients, overflow = self.scale_part.finish(status, scale, gradients, extra)
-        loss = call(self._update_unless, (overflow, loss, gradients, weight, captured, *batch))
+        if self._has_own_rule:  # of a subclass, by the names under which upstream calls it
+            overflow = self._get_overflow_status(status, gradients)
+            skips = self._process_loss_scale(overflow)
+        else:
+            gradients, overflow = self.scale_part.finish(status, scale, gradients, extra)
+            skips = overflow
+        loss = call(self._update_unless, (skips, loss, gradients, weight, captured, *batch))
         return loss, overflow
 
     # In PYNATIVE_MODE dozens of small operators one by one cost more than the backward pass.
@@ -212,6 +219,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters."""
         step: Any = super().restricted(optimizer, positions)
+        step._has_own_rule = False
         step._look_every = 0  # the step of which this is a part looks
         step.scale_part = self.scale_part.restricted(positions)
         return step

@@ -26,8 +26,9 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, begin_together
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
+from mindspore_boost_ext.boost_cell_wrapper.overrides import Overridable
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
-from mindspore_boost_ext.report import APPLIED, Report, Row
+from mindspore_boost_ext.report import APPLIED, INACTIVE, NoEffectWarning, Report, Row, warn
 from mindspore_boost_ext.runtime.processes import PROGRESS
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.stages.choice import StepChoice
@@ -41,7 +42,7 @@ MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
 FIRST_RUN: list[Callable[[Any], None]] = []  # who is told of a step that runs for the first time
 
 
-class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
+class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainOneStepCell):
     r"""One training step of a network with the accelerators of its configuration.
 
     Subclasses may override ``construct``; the parts of the step are there under the names that
@@ -252,10 +253,10 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
         """Run a step, or that variant of it whose turn it is.
 
         The variant is chosen here on the host, so that only those whose turn has come are ever
-        compiled. Inside another Cell's graph, and in a subclass with a ``construct`` of its own,
-        the graph chooses.
+        compiled. Inside another Cell's graph, and in a subclass with a way of its own to the
+        choice, the graph chooses.
         """
-        if self.choice_part is None or not self.runs_our_construct():
+        if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
             self._count_batch()
             with self._refusing_what_is_forgotten(), self._timing_the_first():
                 compiled = self.graph_part is not None and not _graph_mode()
@@ -369,6 +370,11 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
             step._asks_for_less = len(step._differentiated) < most
             step._has_run = step is not self  # state of variants is looked at once, by this step
         self._host_writes = HostWrites(self._state)
+        self.warn_of_what_does_not_run()
+        if self.clip_norm is not None and not self.calls_update():
+            reason = f"{type(self).__name__} has a construct of its own that does not call update"
+            self.report().update("gradient clipping", INACTIVE, reason)
+            warn(f"gradients.clip_norm has no effect: {reason}", NoEffectWarning)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.
@@ -410,15 +416,6 @@ class BoostTrainOneStepCell(StepNames, BroadcastsWeights, nn.TrainOneStepCell):
     def runs_eagerly(self) -> bool:
         """Return whether Python runs the step, operator by operator."""
         return self.graph_part is None and not _graph_mode()
-
-    def runs_our_construct(self) -> bool:
-        """Return whether no subclass has put a ``construct`` of its own in place of ours."""
-        return type(self).construct is self._library_class().construct
-
-    def _library_class(self) -> type[nn.Cell]:
-        """Return the class of this package that the object is of, not the user's subclass."""
-        own = __name__.partition(".")[0]
-        return next(kind for kind in type(self).__mro__ if kind.__module__.startswith(own))
 
     def _use_reducer(self, reducer: nn.Cell) -> None:
         """Set the reductions over ranks: of each batch, or of a window when it is full."""

@@ -100,6 +100,11 @@ class ShortScheduleAlgorithm(Algorithm):
         settings: Any = step.auto_boost.config.short_schedule
         if not self._is_applied(step) or not inputs:
             return
+        if not step.calls_update():
+            raise ValueError(
+                f"short_schedule has no effect in {type(step).__name__}, which has a construct of "
+                "its own: call self.update(loss, gradients) in it, or leave short_schedule away"
+            )
         if settings.if_unfit == REFUSE:
             self._check_first_axis(step, inputs[0])
             return

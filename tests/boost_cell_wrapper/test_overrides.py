@@ -1,0 +1,142 @@
+"""Methods that a subclass of a step cell has of its own: called as upstream calls them, or told."""
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+    FreezeOpt,
+    NoEffectWarning,
+)
+
+OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+
+
+def counter(name):
+    return Parameter(Tensor(0, ms.int32), name=name, requires_grad=False)
+
+
+class OwnRule(BoostTrainOneStepWithLossScaleCell):
+    """Every batch counts as an overflow."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.asked = counter("asked")
+
+    def _get_overflow_status(self, status, compute_output):
+        overflow = ops.logical_not(super()._get_overflow_status(status, compute_output))
+        return ops.depend(overflow, ops.assign_add(self.asked, 1))
+
+
+def test_an_overflow_rule_of_a_subclass_decides(mode):
+    net = nets.MLP()
+    before = nets.weights(net)
+    scale = nn.DynamicLossScaleUpdateCell(1024, 2, 1000)
+    step = OwnRule(
+        nn.WithLossCell(net, nets.loss_fn()), nets.momentum(net.trainable_params()), scale
+    )
+    for x, y in nets.batches(3):
+        _, overflow, _ = step.set_train()(Tensor(x), Tensor(y))
+        assert bool(overflow.asnumpy())
+    assert int(step.asked.asnumpy()) == 3
+    assert float(step.scale_sense.asnumpy()) == 128
+    for name, value in nets.weights(net).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+class OwnFreezing(BoostTrainOneStepCell):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.asked = counter("asked")
+
+    def gradient_freeze_process(self, *inputs):
+        loss = super().gradient_freeze_process(*inputs)
+        return ops.depend(loss, ops.assign_add(self.asked, 1))
+
+
+def test_freezing_goes_through_the_method_of_a_subclass(mode):
+    trained = {}
+    for kind in (OwnFreezing, BoostTrainOneStepCell):
+        net = nets.Deep()
+        weights = net.trainable_params()
+        optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]], [0, 1, 1, 0])
+        step = kind(nn.WithLossCell(net, nets.loss_fn()), optimizer)
+        for x, y in nets.batches(6):
+            step.set_train()(Tensor(x), Tensor(y))
+        trained[kind] = nets.weights(net)
+        if kind is OwnFreezing:
+            assert int(step.asked.asnumpy()) == 6
+    for name, value in trained[OwnFreezing].items():
+        np.testing.assert_array_equal(value, trained[BoostTrainOneStepCell][name])
+
+
+class OwnConstruct(BoostTrainOneStepCell):
+    def construct(self, *inputs):
+        loss = self.network(*inputs)
+        sens = ops.fill(loss.dtype, loss.shape, self.sens)
+        gradients = self.grad_reducer(self.grad(self.network, self.weights)(*inputs, sens))
+        return ops.depend(loss, self.optimizer(gradients))
+
+
+class Updates(OwnConstruct):
+    def construct(self, *inputs):
+        return self.inner(*inputs)
+
+    def inner(self, *inputs):
+        loss = self.network(*inputs)
+        sens = ops.fill(loss.dtype, loss.shape, self.sens)
+        return self.update(loss, self.grad(self.network, self.weights)(*inputs, sens))
+
+
+class Wraps(OwnConstruct):
+    def construct(self, *inputs):
+        return BoostTrainOneStepCell.construct(self, *inputs)
+
+
+class OwnUpdate(BoostTrainOneStepCell):
+    def update(self, loss, gradients, *inputs):
+        return super().update(loss, gradients, *inputs)
+
+
+def made(kind, settings):
+    net = nets.MLP()
+    rates = [0.1 * (1 - i / 20) for i in range(20)]
+    optimizer = nn.Momentum(net.trainable_params(), rates, 0.9)
+    boost = AutoBoost("O1", {"boost": OFF, **settings})
+    network, optimizer = boost.network_auto_process_train(
+        nn.WithLossCell(net, nets.loss_fn()), optimizer
+    )
+    return kind(network, optimizer).set_train()
+
+
+def test_clipping_that_a_construct_of_a_subclass_leaves_out_is_told(recwarn):
+    settings = {"gradients": {"clip_norm": 0.01}}
+    with pytest.warns(NoEffectWarning, match="clip_norm has no effect: OwnConstruct has a constr"):
+        step = made(OwnConstruct, settings)
+    assert step.report()["gradient clipping"].status == "inactive"
+    recwarn.clear()
+    for kind in (BoostTrainOneStepCell, Updates, Wraps):
+        assert made(kind, settings).report()["gradient clipping"].status == "applied"
+    assert list(recwarn) == []
+
+
+def test_a_schedule_that_a_construct_of_a_subclass_leaves_out_is_refused():
+    x, y = (Tensor(one) for one in nets.batches(1)[0])
+    settings = {"short_schedule": {"total_steps": 20}}
+    with pytest.raises(ValueError, match=r"short_schedule has no effect in OwnConstruct, .*update"):
+        made(OwnConstruct, settings)(x, y)
+    for kind in (Updates, Wraps):
+        made(kind, settings)(x, y)
+
+
+def test_methods_that_the_variants_of_a_step_do_not_call_are_told():
+    net = nets.Deep()
+    weights = net.trainable_params()
+    optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]], [0, 1])
+    with pytest.warns(NoEffectWarning, match=r"OwnUpdate has methods .* not called, update: the"):
+        OwnUpdate(nn.WithLossCell(net, nets.loss_fn()), optimizer)
