@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import difflib
 import json
 import os
 import sys
@@ -42,6 +43,7 @@ from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.watch import watch_ranks
 
 DEMO = ("compare", "fast", "--network", "resnet", "--report")
+_COMMANDS = ("compare", "demo", "recommend", "selftest")
 _WITH_VALUE = (["--level"], ["--config"], ["--recipe"], ["--total-steps"])
 
 
@@ -142,15 +144,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.recipe or options.total_steps is not None:
             options.config = _written_recipe(options)
-        if options.config and (options.explain or options.check):
-            raise ValueError(
-                "--explain and --check ask about the configuration behind them: give no --config "
-                "or --recipe beside it, or --explain alone"
-            )
+        _check_words(options)
         if options.explain is not None:
             _show(_answer(options.explain or options.config or "", options.level or "O1"))
             return 0
         if options.script is not None:
+            _check_script(options.script)
             _give_outside(options)
         if options.check is not None:
             config = BoostConfig.parse(options.level or "O1", options.check)
@@ -162,14 +161,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.script is None:
         parser.print_help()
         return 2
-    if not os.path.isfile(options.script):
-        print(f"{parser.prog}: error: cannot open the script {options.script!r}", file=sys.stderr)
-        return 2
     install()
     watch_ranks()
     with summary_of_script():
         run_script(options.script, _behind(options.script, words))
     return 0
+
+
+def _check_words(options: argparse.Namespace) -> None:
+    """Refuse words that do not go together."""
+    asks = options.explain is not None or options.check is not None
+    if options.config and (options.explain or options.check):
+        raise ValueError(
+            "--explain and --check ask about the configuration behind them: give no --config "
+            "or --recipe beside it, or --explain alone"
+        )
+    if asks and options.script is not None:
+        raise ValueError(f"--explain and --check run no script, got {options.script!r}")
+    if (options.config or options.level) and not asks and options.script is None:
+        raise ValueError("--level, --config and --recipe need a script behind them")
+
+
+def _check_script(script: str) -> None:
+    if not os.path.isfile(script):
+        near = difflib.get_close_matches(script[:100], _COMMANDS, n=1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"cannot open the script {script!r}{hint}")
 
 
 def _behind(script: str, words: Sequence[str]) -> Sequence[str]:

@@ -34,8 +34,9 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         **settings: further arguments of ``ms.save_checkpoint``; ``async_save`` is not among them.
 
     Raises:
-        TypeError: for ``async_save``: the file would be put in its place before it is written.
-        ValueError: if ``path`` is empty, or no str.
+        TypeError: for ``async_save``: the file would be put in its place before it is written; if
+            ``path`` is no path.
+        ValueError: if ``path`` is empty, or bytes.
         OSError: if the file cannot be written, naming the path: no such folder, read-only, disk
             full. What was at ``path`` is still there.
 

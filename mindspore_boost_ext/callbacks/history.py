@@ -196,7 +196,7 @@ def read_history(path: PathLike) -> list[Record]:
         >>> read_history(path)
         [{'event': 'step', 'step': 1, 'loss': inf}]
     """
-    if os.path.exists(path) and not os.path.isfile(path):
+    if Path(path).exists() and not os.path.isfile(path):  # "" is a folder here: the present one
         raise ValueError(f"a history must be a regular file, got '{os.fspath(path)}'")
     lines = Path(path).read_bytes().split(b"\n")
     records = []

@@ -22,7 +22,7 @@ This page is what `python -m mindspore_boost_ext --explain settings` prints.
 `boost_config_dict`, an argument of `ms.Model` beside `boost_level` (`O0` by default, where nothing
 acts), is a dict, or the path of a JSON file; sections and settings may be left out. All that is
 wrong in it is named in one error before anything is built: wrong types, values out of range,
-unknown names (`{STRICT_VARIABLE}=0` in the environment makes a warning of each of these).
+unknown names (a warning each, if the environment has `{STRICT_VARIABLE}=0`).
 A switch, a section or a setting that the mode, the level or another setting makes ineffective is
 named in a warning. Ask before a run:
 

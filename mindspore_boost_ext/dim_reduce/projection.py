@@ -44,8 +44,8 @@ class Subspace(nn.Cell):
         self.n_components, self.rank, self.rank_size = n_components, rank, rank_size
         self.sizes = tuple(int(np.prod(one.shape)) for one in weight)
         self.starts = tuple(int(one) for one in np.cumsum((0, *self.sizes))[:-1])
-        self.share = -(-n_components // rank_size)
         rows = _checked_rows(pca_mat_local, n_components, rank, rank_size, sum(self.sizes))
+        self.share = -(-n_components // rank_size)
         padded = np.zeros((self.share, sum(self.sizes)), np.float32)
         padded[: len(rows)] = rows
         # Scratch, not state: beside the Cell's own Parameters, so that no checkpoint holds it.

@@ -107,7 +107,7 @@ class TrainStep:
         self,
         dataset: Dataset,
         epochs: int,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Callback | Sequence[Callback] = (),
         *,
         initial_epoch: int = 0,
     ) -> Iterator[tuple[Any, ...]]:
@@ -121,7 +121,7 @@ class TrainStep:
             dataset (Union[Dataset, Iterable]): a dataset of MindSpore, or anything that gives
                 tuples of Tensors in each epoch anew and has a length.
             epochs (int): the last epoch, at least 1.
-            callbacks (Sequence[Callback]): ``BoostMonitor``, ``BoostCheckpoint``,
+            callbacks (Union[Callback, Sequence[Callback]]): ``BoostMonitor``, ``BoostCheckpoint``,
                 ``FlushAccumulation``, or any callback that needs no more of ``ms.Model`` than
                 those. Default: none.
             initial_epoch (int): how many epochs are done, as :func:`restore` returns. Default: 0.
@@ -132,7 +132,7 @@ class TrainStep:
         """
         check_all("over", epochs=(epochs, integer(1)), initial_epoch=(initial_epoch, integer(0)))
         size = _size(dataset)
-        callbacks = list(callbacks)
+        callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
         compare_on_ranks(self.train_network)
         if isinstance(self.train_network, BoostTrainOneStepCell):
             expect_training(self.train_network, epochs - initial_epoch, size)

@@ -155,5 +155,6 @@ def take_down(network: nn.Cell, step: nn.Cell) -> nn.Cell:
 
 def level_and_settings(level: str | None, config: Any) -> tuple[str, Any]:
     """Return level and settings of a call; those from outside if it gives neither."""
-    outside: Mapping[str, str] = {} if level or config else settings_from_outside()
-    return outside.get("boost_level", level or "O0"), outside.get("boost_config_dict", config)
+    outside: Mapping[str, str] = {} if level is not None or config else settings_from_outside()
+    default = "O0" if level is None else level
+    return outside.get("boost_level", default), outside.get("boost_config_dict", config)

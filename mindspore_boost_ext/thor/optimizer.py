@@ -131,6 +131,8 @@ class THOR(nn.Optimizer):
     ) -> None:
         if not isinstance(net, nn.Cell):
             raise TypeError(f"THOR: net must be a Cell, got {shown(net)}")
+        if not callable(decay_filter):
+            raise TypeError(f"THOR: decay_filter must be a function, got {shown(decay_filter)}")
         check("THOR.momentum", momentum, real("[0, inf)"))  # None is for the section alone
         stored = ThorConfig.check(
             "THOR",

@@ -774,3 +774,9 @@ def test_a_checkpoint_needs_a_name(tmp_path, path):
     with pytest.raises(ValueError, match=r"path must be a non-empty str or os\.PathLike"):
         save_checkpoint(nets.MLP(), path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ["", "."])
+def test_a_folder_is_no_history(path):
+    with pytest.raises(ValueError, match="a history must be a regular file, got"):
+        read_history(path)

@@ -213,7 +213,10 @@ def test_env_tells_versions_devices_and_convolution_speed(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["missing.py"], "cannot open the script 'missing.py'"),
+        (["missing.py"], "cannot open the script 'missing.py'\n"),
+        (["comapre", "fast"], "cannot open the script 'comapre': did you mean 'compare'?"),
+        (["--level", "O1"], "--level, --config and --recipe need a script behind them"),
+        (["--explain", "thor", "train.py"], "--explain and --check run no script, got 'train.py'"),
         (["--check", "missing.json"], "there is no such file"),
         (["--explain", "missing.json"], "there is no such file"),
         (["--explain", "nobody"], "neither a file nor the name of a card; cards: less_bn, "),

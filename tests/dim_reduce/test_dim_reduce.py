@@ -529,6 +529,7 @@ GOOD = {
         ({"first_update_scaling": 1}, r"DimReduce\.first_update_scaling must be True or False"),
         ({"n_components": 3}, r"must be \[3, 2\] for rank 0 of 1"),
         ({"rank": 1}, r"rank must be below rank_size 1, got 1"),
+        ({"rank_size": 0}, r"rank_size must be an int from 1"),
         ({"basis": np.eye(3, dtype=np.float32)}, r"must be \[2, 2\]"),
         ({"basis": np.eye(2, dtype=int)}, "must be a float matrix"),
         ({"basis": np.eye(2) * np.nan}, "holds inf or nan"),

@@ -339,8 +339,24 @@ def test_what_cannot_be_used_is_refused_before_the_loop():
     with pytest.raises(ValueError, match=r"over\.epochs must be an int from 1 "):
         step.over([], 0)
     net = nets.MLP()
-    with pytest.raises(ValueError, match="level must be one of O0, O1, O2"):
-        make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), level="O7")
+    for level in ("O7", ""):
+        with pytest.raises(ValueError, match="level must be one of O0, O1, O2"):
+            make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), level=level)
+
+
+def test_one_callback_need_not_stand_in_a_list():
+    class Counts(ms.train.Callback):
+        steps = 0
+
+        def on_train_step_end(self, run_context):
+            self.steps += 1
+
+    step, count = accumulating(), Counts()
+    for batch in step.over(
+        [tuple(Tensor(one) for one in pair) for pair in nets.batches(2)], 1, count
+    ):
+        step(*batch)
+    assert count.steps == 2
 
 
 @pytest.mark.filterwarnings("ignore::mindspore_boost_ext.NoEffectWarning")

@@ -259,3 +259,8 @@ def test_a_weight_that_other_code_reads_keeps_its_plain_gradient(mode):
     # The same sums in another order, in float32, through inverses as above.
     for name, one in found[False].items():
         np.testing.assert_allclose(one, found[True][name], **TOLERANCE)
+
+
+def test_a_filter_of_decay_that_is_no_function_is_refused():
+    with pytest.raises(TypeError, match="THOR: decay_filter must be a function, got None"):
+        THOR(nn.Dense(3, 2), RATE, DAMPING, 0.9, decay_filter=None)
