@@ -90,6 +90,8 @@ class ShortScheduleAlgorithm(Algorithm):
         settings: Any = step.auto_boost.config.short_schedule
         updates, parts, counts = self._updates(step), step.updates_per_batch, {}
         length = f"{updates}"
+        if parts < settings.parts and settings.whole_share is not None:
+            length = f"{updates} (whole_share)"
         if parts > 1:
             length, counts = f"{updates}, {parts} of each whole batch", {"parts": parts}
         reason = f"the schedule of {settings.total_steps} updates in {length}"
