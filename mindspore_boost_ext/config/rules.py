@@ -67,11 +67,13 @@ class Rule:
         text: the rule as it reads after "must be", for example ``"True or False"``.
         accepts: returns whether a value obeys the rule; raises only what the value itself raises.
         convert: brings an accepted value into its stored form.
+        why: adds to a refused value, in a message, what the text does not say.
     """
 
     text: str
     accepts: Callable[[object], bool]
     convert: Callable[[object], object] = lambda value: value
+    why: Callable[[object], str] = lambda value: ""
 
     def read(self, name: str, value: object, remedy: str = "") -> object:
         """Return a value in its stored form.
@@ -91,7 +93,7 @@ class Rule:
                 return self.convert(value)
         except Exception as error:  # a class of the user's
             cause, raised = error, f", which raises {described(error)}"
-        problem = f"{name} must be {self.text}, got {shown(value)}{raised}"
+        problem = f"{name} must be {self.text}, got {shown(value)}{raised or self.why(value)}"
         raise ValueError(f"{problem}: {remedy}" if remedy else problem) from cause
 
 
@@ -126,21 +128,33 @@ def real(interval: str) -> Rule:
     low, high = (float(end) for end in interval[1:-1].split(","))
     closed_low, closed_high = interval[0] == "[", interval[-1] == "]"
 
-    def accepts(value: object) -> bool:
-        if _is_bool(value) or not isinstance(value, numbers.Real):
-            return False
-        try:
-            number = float(value)
-        except OverflowError:
-            return False
-        with np.errstate(over="ignore"):
-            rounded = float(np.float32(number))
+    def inside(number: float, rounded: float) -> bool:
         above = min(number, rounded) > low or (closed_low and number >= low)
-        below = max(number, rounded) < high or (closed_high and number <= high)
-        usable = math.isfinite(rounded) and (number == 0) == (abs(rounded) < _SMALLEST)
-        return above and below and usable
+        return above and (max(number, rounded) < high or (closed_high and number <= high))
 
-    return Rule(f"a number in {interval}", accepts, lambda value: float(value))  # type: ignore[arg-type]
+    def accepts(value: object) -> bool:
+        number, rounded = _in_float32(value)
+        usable = math.isfinite(rounded) and (number == 0) == (abs(rounded) < _SMALLEST)
+        return usable and inside(number, rounded)
+
+    def why(value: object) -> str:
+        number, rounded = _in_float32(value)
+        kept = rounded if abs(rounded) >= _SMALLEST else 0.0
+        return f", which is {kept:g} in float32" if inside(number, number) else ""
+
+    return Rule(f"a number in {interval}", accepts, lambda value: float(value), why)  # type: ignore[arg-type]
+
+
+def _in_float32(value: object) -> tuple[float, float]:
+    """Return a number, and what float32 makes of it; nan for what is none."""
+    if _is_bool(value) or not isinstance(value, numbers.Real):
+        return math.nan, math.nan
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.nan, math.nan
+    with np.errstate(over="ignore"):
+        return number, float(np.float32(number))
 
 
 def one_of(choices: Sequence[object]) -> Rule:
@@ -160,6 +174,7 @@ def optional(rule: Rule) -> Rule:
         f"None or {rule.text}",
         lambda value: value is None or rule.accepts(value),
         lambda value: None if value is None else rule.convert(value),
+        rule.why,
     )
 
 

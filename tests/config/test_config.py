@@ -202,11 +202,13 @@ def test_dim_reduce_says_what_it_excludes():
         ),
         (
             {"less_bn": {"multiplier": 1e39}},
-            "less_bn.multiplier must be a number in (0, inf), got 1e+39 (float)",
+            "less_bn.multiplier must be a number in (0, inf), got 1e+39 (float), "
+            "which is inf in float32",
         ),
         (
             {"thor": {"moving_average": 1 - 1e-12}},
-            "thor.moving_average must be a number in [0, 1), got 0.999999999999 (float)",
+            "thor.moving_average must be a number in [0, 1), got 0.999999999999 (float), "
+            "which is 1 in float32",
         ),
         (
             {"grad_accumulation": {"grad_accumulation_step": 2**31}},
