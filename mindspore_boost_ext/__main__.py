@@ -183,6 +183,8 @@ def _check_words(options: argparse.Namespace) -> None:
 
 
 def _check_script(script: str) -> None:
+    if script in _COMMANDS:
+        raise ValueError(f"{script} comes first, with words of its own behind it")
     if not os.path.isfile(script):
         near = difflib.get_close_matches(script[:100], _COMMANDS, n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""

@@ -84,6 +84,8 @@ def model_of_rank(rank, name):
     if name == "order" and rank == 1:  # as by a set of names, whose order is the process's own
         weights = weights[::-1]
     optimizer = nn.Momentum(weights, rate, 0.9)
+    if name == "own seed":  # an int of the rank's own, such as for noise
+        optimizer.seed = ms.Parameter(Tensor(rank, ms.int32), name="seed", requires_grad=False)
     if name == "freezing":
         head = net[1].trainable_params()
         groups = [net.trainable_params(), head]
@@ -124,6 +126,7 @@ NAMES = (
     "counter",
     "micro-batches",
     "moments",
+    "own seed",
     "own loop",
     "own loop O0",
     "seed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import textwrap
@@ -13,7 +14,17 @@ from mindspore import Parameter, nn
 
 _LOOPS = (ast.For, ast.While, ast.ListComp)
 # Code that fills or counts weights asks them for these, and not for their values.
-_NO_VALUE = ("set_data", "init_data", "requires_grad", "name", "shape", "dtype", "size", "ndim")
+_NO_VALUE = (
+    "set_data",
+    "init_data",
+    "requires_grad",
+    "name",
+    "shape",
+    "dtype",
+    "size",
+    "ndim",
+    "asnumpy",
+)
 
 
 def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:
@@ -31,10 +42,10 @@ def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:
 
 
 def in_order_of_construct(cell: nn.Cell) -> list[Parameter | nn.Cell]:
-    """Return the attributes that ``construct`` uses, in the order in which that runs.
+    """Return the Cells and parameters that ``construct`` uses, in the order in which that runs.
 
-    One may be there more than once. In a loop parameters come last: it may read them again behind
-    each of its layers.
+    One may be there more than once. A parameter is used when what stands beside it has run: in a
+    loop behind each of its layers, under another name at the end of the method.
     """
     return list(_used_by(cell, "construct", ()))
 
@@ -44,26 +55,53 @@ def _used_by(cell: nn.Cell, method: str, callers: tuple[str, ...]) -> Iterator[P
     function = getattr(type(cell), method, None)
     if method in callers or not inspect.isfunction(function):
         return
+    renamed: list[Parameter | nn.Cell] = []
 
     def used_in(node: ast.AST) -> Iterator[Parameter | nn.Cell]:
-        inside = [one for part in _as_they_run(node) for one in used_in(part)]
+        if isinstance(node, ast.Attribute):
+            yield from used_in_attribute(node)
+            return
+        parts = [list(used_in(part)) for part in _as_they_run(node)]
+        called = [parts.pop()] if isinstance(node, ast.Call) else []
+        if isinstance(node, (ast.BinOp, ast.Call)):
+            parts.sort(key=lambda uses: not any(isinstance(one, nn.Cell) for one in uses))
+        inside = [one for uses in (*parts, *called) for one in uses]
         if isinstance(node, _LOOPS):
             inside.sort(key=lambda one: isinstance(one, Parameter))
-        yield from inside
-        if isinstance(node, ast.Attribute) and _is_self(node.value):
-            value = getattr(cell, node.attr, None)
-            if isinstance(value, (Parameter, nn.Cell)):
-                yield value
-            elif inspect.ismethod(value):
-                yield from _used_by(cell, node.attr, (*callers, method))
+        if _renames(node):
+            renamed.extend(inside)
+        else:
+            yield from inside
+
+    def used_in_attribute(node: ast.Attribute) -> Iterator[Parameter | nn.Cell]:
+        if _is_no_value(cell, node):
+            return
+        yield from used_in(node.value)
+        value = _reached(cell, node)
+        if isinstance(value, (Parameter, nn.Cell)):
+            yield value
+        elif inspect.ismethod(value) and value.__self__ is cell:
+            yield from _used_by(cell, node.attr, (*callers, method))
 
     yield from used_in(_tree(function))
+    yield from sorted(renamed, key=lambda one: isinstance(one, Parameter))
 
 
 def _as_they_run(node: ast.AST) -> Iterable[ast.AST]:
     """Return the parts of a node: what a call is given, and what is assigned, run first."""
     parts = list(ast.iter_child_nodes(node))
     return reversed(parts) if isinstance(node, (ast.Call, ast.Assign)) else parts
+
+
+def _renames(node: ast.AST) -> bool:
+    """Return whether a statement gives attributes other names, and does nothing with them."""
+    values = getattr(node, "value", None) if isinstance(node, ast.Assign) else None
+    each = values.elts if isinstance(values, ast.Tuple) else [values]
+    return all(isinstance(one, ast.Attribute) for one in each)
+
+
+def _is_no_value(cell: nn.Cell, node: ast.Attribute) -> bool:
+    return node.attr in _NO_VALUE and isinstance(_reached(cell, node.value), Parameter)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -108,7 +146,8 @@ def _reached(cell: nn.Cell, node: ast.expr) -> Any:
     if _is_self(node):
         return cell
     if isinstance(node, ast.Attribute):
-        return getattr(_reached(cell, node.value), node.attr, None)
+        with contextlib.suppress(Exception):  # of a property of the user's
+            return getattr(_reached(cell, node.value), node.attr, None)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
         held, place = _reached(cell, node.value), node.slice.value
         ordered = isinstance(held, (nn.SequentialCell, nn.CellList, list, tuple))

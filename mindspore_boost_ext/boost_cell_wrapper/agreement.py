@@ -31,6 +31,7 @@ _GROUP_SETTINGS = ("lr", "weight_decay", "momentum", "betas")
 _COMPARED: WeakSet[nn.Cell] = WeakSet()
 _BEGUN: WeakSet[nn.Cell] = WeakSet()
 _COUNTED = (ms.int32, ms.int64)  # dtypes of counters
+_UPDATES = "global_step"  # what MindSpore's optimizers call theirs
 _SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
 
 
@@ -209,22 +210,17 @@ def _counters(step: nn.TrainOneStepCell) -> dict[str, str]:
     """Return where a training stands: which updates, and so which reductions, come next."""
     window = getattr(step, "window_part", None)
     held = {} if window is None else {"micro-batches in the window": str(window.micro_steps())}
-    counters = (one for one in _state_in_common(step) if one.dtype in _COUNTED)
-    return {**held, **{one.name: _described(one) for one in counters}}
+    apart = set() if window is None else {id(one) for one in window.state()}
+    counters = (one for one in step.get_parameters() if one.dtype in _COUNTED)
+    # Others may be a rank's own, such as a seed in an optimizer of the user's.
+    known = (one for one in counters if one.name.startswith("boost.") or one.name == _UPDATES)
+    return {**held, **{one.name: _described(one) for one in known if id(one) not in apart}}
 
 
 def _moments(step: nn.TrainOneStepCell) -> list[Parameter]:
     """Return what the optimizer remembers; none under AdaSum, where each server has its own."""
     if getattr(step, "enable_adasum", False):
         return []
-    return [one for one in _state_in_common(step) if one.dtype not in _COUNTED]
-
-
-def _state_in_common(step: nn.TrainOneStepCell) -> list[Parameter]:
-    """Return what a step holds beside the network, a window, and the request to end (of a rank)."""
-    window = getattr(step, "window_part", None)
-    apart = {id(one) for one in step.network.get_parameters()}
-    apart |= set() if window is None else {id(one) for one in window.state()}
-    apart |= {id(getattr(step, name, None)) for name in ("init_param", "exit_param")}
-    held = (one for one in step.get_parameters() if not one.layerwise_parallel)
-    return [one for one in held if id(one) not in apart]
+    weights = {id(one) for one in step.weights}
+    held = (one for one in step.optimizer.get_parameters() if id(one) not in weights)
+    return [one for one in held if one.dtype not in _COUNTED and not one.layerwise_parallel]

@@ -26,6 +26,7 @@ class Overridable:
 
     choice_part: Any
     window_part: Any
+    update: Callable[..., object]
 
     def runs_our_construct(self) -> bool:
         """Return whether no subclass has put a ``construct`` of its own in place of ours."""
@@ -38,17 +39,31 @@ class Overridable:
         return [one for one in known if getattr(type(self), one) is not getattr(ours, one)]
 
     def calls_update(self) -> bool:
-        """Return whether the step ends in ``update``, which clips and runs the update's part."""
-        if self.runs_our_construct():
+        """Return whether the step ends in our ``update``, which clips and runs the update's part.
+
+        What is no function of Python's, and so has no code to look at, counts as one that does.
+        """
+        ends = {"update", "update_part"}
+        if self.overridden("update") and not ends & self._names_used(type(self).update):
+            return False
+        ends.add("close_window")
+        ends |= set() if self.window_part is None else {"gradient_accumulation_process"}
+        ends |= set() if self.choice_part is None else {"gradient_freeze_process"}
+        for construct in self._constructs_above_ours():
+            names = self._names_used(construct)
+            if names and not ends & names:
+                if "construct" not in names:
+                    return False
+                if not self._is_ours_in(names):
+                    continue  # it calls that of the class below
             return True
-        leads = {"construct", "update", "update_part", "close_window"}  # the first: ours, within
-        leads |= set() if self.window_part is None else {"gradient_accumulation_process"}
-        leads |= set() if self.choice_part is None else {"gradient_freeze_process"}
-        return bool(leads & self._names_used())
+        return True
 
     def warn_of_what_does_not_run(self) -> None:
         """Warn of methods of a subclass that the step does not call."""
         lost = self.overridden(*_NOT_IN_VARIANTS) if self.choice_part is not None else []
+        for way in self.overridden("construct", "gradient_freeze_process"):
+            lost = [one for one in lost if one not in self._names_used(getattr(type(self), way))]
         if lost:
             warn(
                 f"{type(self).__name__} has methods of its own that are not called, "
@@ -57,14 +72,28 @@ class Overridable:
                 NoEffectWarning,
             )
 
-    def _names_used(self) -> set[str]:
-        """Return the names that a subclass's ``construct`` uses, also in methods of its own."""
+    def _constructs_above_ours(self) -> list[Callable[..., object]]:
+        kinds = type(self).__mro__[: type(self).__mro__.index(self._library_class())]
+        return [vars(one)["construct"] for one in kinds if "construct" in vars(one)]
+
+    def _is_ours_in(self, names: set[str]) -> bool:
+        """Return whether a class of the library, whose construct is called, is among names."""
+        return any(one.__name__ in names for one in self._library_class().__mro__)
+
+    def _names_used(self, function: Callable[..., object]) -> set[str]:
+        """Return the names that a function uses, also in methods and functions of the user's."""
         found: set[str] = set()
-        asked = ["construct"]
+        asked, seen = [function], set[int]()
         while asked:
-            fresh = _names_in(getattr(type(self), asked.pop())) - found
+            one = inspect.unwrap(asked.pop())
+            seen.add(id(one))
+            fresh = _names_in(one) - found
             found |= fresh
-            asked += self.overridden(*fresh) + [one for one in fresh if self._is_new(one)]
+            mine = [*self.overridden(*fresh - {"construct"}), *filter(self._is_new, fresh)]
+            around = getattr(one, "__globals__", {})
+            several = [getattr(type(self), name) for name in mine]
+            several += [around[name] for name in fresh if _is_users(around.get(name))]
+            asked += [each for each in several if id(each) not in seen]
         return found
 
     def _is_new(self, name: str) -> bool:
@@ -87,3 +116,9 @@ def _names_in(function: Callable[..., object]) -> set[str]:
             names |= set(code.co_names)
             codes += code.co_consts
     return names
+
+
+def _is_users(value: object) -> bool:
+    """Return whether something is a function of the user's modules."""
+    module = str(getattr(value, "__module__", "")).partition(".")[0]
+    return inspect.isfunction(value) and module not in ("mindspore", __name__.partition(".")[0])

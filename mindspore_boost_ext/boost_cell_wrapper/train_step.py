@@ -372,7 +372,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._host_writes = HostWrites(self._state)
         self.warn_of_what_does_not_run()
         if self.clip_norm is not None and not self.calls_update():
-            reason = f"{type(self).__name__} has a construct of its own that does not call update"
+            reason = f"own methods of {type(self).__name__} do not end in ours, update"
             self.report().update("gradient clipping", INACTIVE, reason)
             warn(f"gradients.clip_norm has no effect: {reason}", NoEffectWarning)
 

@@ -104,8 +104,8 @@ class ShortScheduleAlgorithm(Algorithm):
             return
         if not step.calls_update():
             raise ValueError(
-                f"short_schedule has no effect in {type(step).__name__}, which has a construct of "
-                "its own: call self.update(loss, gradients) in it, or leave short_schedule away"
+                f"short_schedule has no effect in {type(step).__name__}, whose own methods do not "
+                "end in update of BoostTrainOneStepCell: call that, or leave short_schedule away"
             )
         if settings.if_unfit == REFUSE:
             self._check_first_axis(step, inputs[0])

@@ -118,15 +118,17 @@ def warn_of_unequal_scales(sens: float, optimizer: nn.Cell) -> None:
     """Warn when an optimizer will not divide out the factor that is put into the gradients."""
     inner = innermost(optimizer)
     own = getattr(optimizer, "loss_scale", getattr(inner, "loss_scale", 1.0))
-    if float(own) == float(sens):
+    own = 1.0 if own is None else float(own)
+    if own == float(sens):
         return
     # Of some optimizers the base class has a loss_scale, and the constructor takes none.
     arguments = getattr(inner, "init_args", None) or inspect.signature(inner.__init__).parameters
     takes_one = f"give the optimizer loss_scale={float(sens)}" if "loss_scale" in arguments else ""
     drops = "use drop_overflow_update=True" if float(sens) != 1.0 else ""
+    remedies = [one for one in (takes_one, drops) if one] or [f"give the step sens={own}"]
     warn(
         f"the backward pass multiplies gradients by sens={sens}, but the optimizer divides them "
-        f"by its loss_scale={own}: {', or '.join(filter(None, (takes_one, drops)))}"
+        f"by its loss_scale={own}: {', or '.join(remedies)}"
     )
 
 

@@ -10,7 +10,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.reading import parameters_read
+from mindspore_boost_ext.base.reading import in_order_of_construct
 from mindspore_boost_ext.runtime.cells import is_a, is_rewritten
 
 DENSE, CONV, EMBEDDING = "Dense", "Conv2d", "Embedding"
@@ -100,8 +100,8 @@ def _tables_read(network: nn.Cell, plans: Iterable[LayerPlan]) -> list[tuple[Par
     return [
         (parameter, type(cell).__name__)
         for cell in cells
-        for parameter in parameters_read(cell)
-        if owners.get(id(parameter), cell) is not cell
+        for parameter in in_order_of_construct(cell)
+        if isinstance(parameter, Parameter) and owners.get(id(parameter), cell) is not cell
     ]
 
 

@@ -36,7 +36,17 @@ REFUSED = {
     "micro-batches": "micro-batches in the window is 0 on rank 0, 1 on rank 1",
     "freezing": "freezing schedule is 0, 0 on rank 0, 0, 1 on rank 1. Give every rank the same",
 }
-TRAINED = {"seed", "moments", "own loop", "own loop O0", "equal", "lengths", "alone", "broadcast"}
+TRAINED = {
+    "seed",
+    "moments",
+    "own seed",
+    "own loop",
+    "own loop O0",
+    "equal",
+    "lengths",
+    "alone",
+    "broadcast",
+}
 
 
 def test_every_case_is_judged():

@@ -470,3 +470,24 @@ def test_report_names_the_detector():
     row = model.train_network.report()["overflow detection"]
     assert row.status == "applied"
     assert row.reason.startswith("cpu_finite: CPU")
+
+
+def test_an_optimizer_may_have_no_scale():
+    class NoScale(nn.Momentum):
+        def __init__(self, weights):
+            super().__init__(weights, 0.1, 0.9)
+            self.loss_scale = None
+
+    net = nn.Dense(3, 2)
+    BoostTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), NoScale(net.trainable_params()))
+
+
+def test_a_scale_within_an_optimizer_of_the_users_has_a_remedy():
+    class Inner(nn.Momentum):
+        def __init__(self, weights):
+            super().__init__(weights, 0.1, 0.9, loss_scale=8.0)
+            self.init_args = {}
+
+    net = nn.Dense(3, 2)
+    with pytest.warns(BoostWarning, match=r"by its loss_scale=8\.0: give the step sens=8\.0$"):
+        BoostTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), Inner(net.trainable_params()))

@@ -116,7 +116,7 @@ def made(kind, settings):
 
 def test_clipping_that_a_construct_of_a_subclass_leaves_out_is_told(recwarn):
     settings = {"gradients": {"clip_norm": 0.01}}
-    with pytest.warns(NoEffectWarning, match="clip_norm has no effect: OwnConstruct has a constr"):
+    with pytest.warns(NoEffectWarning, match="clip_norm has no effect: own methods of Own"):
         step = made(OwnConstruct, settings)
     assert step.report()["gradient clipping"].status == "inactive"
     recwarn.clear()
@@ -140,3 +140,57 @@ def test_methods_that_the_variants_of_a_step_do_not_call_are_told():
     optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]], [0, 1])
     with pytest.warns(NoEffectWarning, match=r"OwnUpdate has methods .* not called, update: the"):
         OwnUpdate(nn.WithLossCell(net, nets.loss_fn()), optimizer)
+
+
+def finish(step, loss, gradients):
+    return step.update(loss, gradients)
+
+
+class Helper(BoostTrainOneStepCell):
+    def construct(self, *inputs):
+        loss = self.network(*inputs)
+        sens = ops.fill(loss.dtype, loss.shape, self.sens)
+        return finish(self, loss, self.grad(self.network, self.weights)(*inputs, sens))
+
+
+class Below(OwnConstruct):
+    def construct(self, *inputs):
+        return super().construct(*inputs)
+
+
+class LosesUpdate(BoostTrainOneStepCell):
+    def update(self, loss, gradients, *inputs):
+        return ops.depend(loss, self.optimizer(gradients))
+
+
+def test_a_function_of_the_users_may_lead_to_update(recwarn):
+    assert (
+        made(Helper, {"gradients": {"clip_norm": 0.01}}).report()["gradient clipping"].status
+        == "applied"
+    )
+    x, y = (Tensor(one) for one in nets.batches(1)[0])
+    made(Helper, {"short_schedule": {"total_steps": 20}})(x, y)
+    assert list(recwarn) == []
+
+
+@pytest.mark.parametrize("kind", [Below, LosesUpdate])
+def test_a_base_class_or_an_update_of_the_users_loses_clipping(kind):
+    with pytest.warns(NoEffectWarning, match="clip_norm has no effect"):
+        made(kind, {"gradients": {"clip_norm": 0.01}})
+    x, y = (Tensor(one) for one in nets.batches(1)[0])
+    with pytest.raises(ValueError, match="short_schedule has no effect"):
+        made(kind, {"short_schedule": {"total_steps": 20}})(x, y)
+
+
+class OwnFreezeUpdate(OwnUpdate):
+    def construct(self, *inputs):
+        loss = self.network(*inputs)
+        sens = ops.fill(loss.dtype, loss.shape, self.sens)
+        return self.update(loss, self.grad(self.network, self.weights)(*inputs, sens))
+
+
+def test_a_method_that_a_construct_of_a_subclass_calls_is_not_told():
+    net = nets.Deep()
+    weights = net.trainable_params()
+    optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]], [0, 1])
+    OwnFreezeUpdate(nn.WithLossCell(net, nets.loss_fn()), optimizer)

@@ -179,3 +179,40 @@ def test_the_output_goes_on_learning_when_the_prefix_is_frozen(mode, kind):
     changed = {name for name in before if (before[name] != after[name]).any()}
     assert "embedding.embedding_table" in changed
     assert changed.isdisjoint(frozen.split(", "))
+
+
+class Head(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Dense(4, 4), nn.LayerNorm((4,))
+        self.proj = ms.Parameter(Tensor(np.ones((4, 4), np.float32)), name="proj")
+
+
+class Call(Head):
+    def construct(self, x):
+        return ops.matmul(self.norm(self.layer(x)), self.proj)
+
+
+class Left(Head):
+    def construct(self, x):
+        return x + self.proj * self.norm(self.layer(x))
+
+
+class Property(Head):
+    @property
+    def cache(self):
+        raise RuntimeError("not built yet")
+
+    def construct(self, x):
+        return ops.matmul(self.norm(self.layer(x)), self.proj) + self.cache
+
+
+class Alias(Head):
+    def construct(self, x):
+        proj, norm = self.proj, self.norm
+        return ops.matmul(norm(self.layer(x)), proj)
+
+
+@pytest.mark.parametrize("kind", [Call, Left, Property, Alias])
+def test_what_multiplies_the_output_of_the_last_layer_is_last(kind):
+    assert in_order_of_last_use(kind())[-1].name == "proj"
