@@ -49,7 +49,7 @@ def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
         "boost": {**_ALL_OFF, "grad_accumulation": True, "adasum": devices > 1},
         "grad_accumulation": {"grad_accumulation_step": _WINDOW, "weighting": "samples"},
     }
-    updates = -(-total_steps // _WINDOW)  # of all batches; in them the rates run to their end
+    updates = max(total_steps // _WINDOW, 1)  # of whole windows; in them the rates run to their end
     if updates < total_steps:
         schedule = {"share": updates / total_steps, "total_steps": total_steps}
         settings["short_schedule"] = {**schedule, "if_unfit": "skip_rate"}

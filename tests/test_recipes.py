@@ -13,7 +13,7 @@ import scripts
 from mindspore import Tensor, nn
 from models import model_of
 
-from mindspore_boost_ext import AutoBoost, recipe
+from mindspore_boost_ext import AutoBoost, BoostModel, recipe
 from mindspore_boost_ext.bundled import LeNet5
 from mindspore_boost_ext.recipes import NAMES
 
@@ -259,3 +259,17 @@ def test_a_recipe_needs_the_number_of_steps(words):
     done = launched(*words, __file__)
     assert done.returncode == 2
     assert "--recipe needs --total-steps" in done.stderr
+
+
+@pytest.mark.filterwarnings("error")
+def test_large_batch_of_an_odd_number_of_batches_ends_with_its_rates():
+    net = nn.Dense(4, 3)
+    optimizer = nn.SGD(net.trainable_params(), nn.cosine_decay_lr(0.0, 0.1, 9, 1, 9))
+    config = recipe("large-batch", 9)
+    model = BoostModel(
+        net, nn.CrossEntropyLoss(), optimizer, boost_level="O1", boost_config_dict=config
+    )
+    values = np.ones((24, 4), np.float32), np.zeros(24, np.int32)
+    data = ms.dataset.NumpySlicesDataset(values, shuffle=False).batch(8)
+    model.train(3, data, dataset_sink_mode=False)
+    assert int(optimizer.global_step.asnumpy()[0]) >= 8  # the last rate of the list

@@ -18,7 +18,7 @@ from typing import Any
 from mindspore_boost_ext.callbacks.display import make_display
 from mindspore_boost_ext.callbacks.history import Record
 from mindspore_boost_ext.cli.compare import PROGRESS_HELP, count, run_trial, writable
-from mindspore_boost_ext.cli.results import RAN, Outcome, for_good, markdown
+from mindspore_boost_ext.cli.results import RAN, Outcome, for_good, markdown, several_models
 from mindspore_boost_ext.cli.run import Trial
 from mindspore_boost_ext.config.parse import ALGORITHMS
 from mindspore_boost_ext.recipes import recipe
@@ -104,6 +104,8 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
         if not math.isfinite(goal):
             write(f"the plain run of the script ends with the loss {goal}: mend that first")
             return 1
+        if told := several_models(plain.outcome):
+            write(f"the script: {told}")
         racers = [_with_time(plain, losses, goal, len(losses))]
         eager = any(record.get("mode") == "PYNATIVE_MODE" for record in history)
         others = candidates(len(losses), eager)

@@ -40,7 +40,7 @@ class Outcome:
         steps: how many; ``step_ms``: their mean time in milliseconds without those that compile.
         compile_s: seconds; ``peak_mib``: MiB; ``seconds``: of the run without the imports.
         losses: mean loss of each epoch; ``curves``: each metric after each epoch.
-        report: of a bundled run.
+        report: of a bundled run; ``models``: how many a script has trained.
         clocks: seconds of the steps when each value of these was measured; of the loss as "loss".
     """
 
@@ -55,6 +55,7 @@ class Outcome:
     peak_mib: float | None = None
     seconds: float | None = None
     report: str = ""
+    models: int = 1
     losses: list[float] = field(default_factory=list)
     curves: dict[str, list[float]] = field(default_factory=dict)
     clocks: dict[str, list[float]] = field(default_factory=dict)
@@ -75,7 +76,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
     Args:
         name: what the run is called.
         history: the records of its BoostMonitor.
-        result: ``peak_mib``, ``seconds`` and ``report`` of its process.
+        result: ``peak_mib``, ``seconds``, ``report`` and ``models`` of its process.
     """
     steps = [record["seconds"] for record in history if record["event"] == "step"]
     epochs = [record for record in history if record["event"] == "epoch"]
@@ -105,6 +106,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
         peak_mib=result.get("peak_mib"),
         seconds=result.get("seconds"),
         report=result.get("report", ""),
+        models=result.get("models", 1),
         losses=losses,
         curves=curves,
         clocks=clocks,
@@ -178,6 +180,16 @@ def applied(history: Sequence[Record]) -> str:
     return "; ".join(shown)
 
 
+def several_models(one: Outcome) -> str:
+    """Return what to say of a script that trains several Models; empty for one."""
+    if one.models < 2:
+        return ""
+    return (
+        f"it trains {one.models} Models, whose steps are taken for one training here: loss, "
+        "accuracy and the time to it are those of none; give a script that trains one"
+    )
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return all runs as a Markdown table, and their notes below it.
 
@@ -205,7 +217,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
         share = seconds / plain if seconds and plain else None
         figures += [_number(seconds, ".1f"), _number(share, ".2f")]
         rows.append([one.name, *figures])
-        notes += [f"- {one.name}: {note}"] if note else []
+        notes += [
+            f"- {one.name}: {one_note}" for one_note in (note, several_models(one)) if one_note
+        ]
     return "\n".join([markdown(headings, rows), *([""] if notes else []), *notes])
 
 

@@ -3,7 +3,8 @@
 ``python -m mindspore_boost_ext.cli.run TRIAL.json`` trains the bundled network with one algorithm,
 or runs a user's script with the level and the settings of every ``ms.Model`` set from outside. It
 leaves two files beside the description: ``history.jsonl``, by a ``BoostMonitor``, and
-``result.json`` with the peak of the resident memory in MiB, the seconds of the run, and its report.
+``result.json`` with the peak of the resident memory in MiB, the seconds of the run, its report, and
+how many Models a script trains.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import mindspore as ms
 from mindspore import nn
@@ -80,16 +82,16 @@ class Trial:
 
 def run(path: Path) -> None:
     """Do the run that a file describes; its folder takes the results."""
-    started, report = time.perf_counter(), ""
+    started, report, count = time.perf_counter(), "", {"models": 0}
     trial = Trial(**json.loads(path.read_text(encoding="utf-8")))
     try:
         if trial.script:
-            _run_script(trial, path.parent)
+            _run_script(trial, path.parent, count)
         else:
             report = _run_bundled(trial, path.parent)
     finally:
         seconds = time.perf_counter() - started
-        result = {"peak_mib": peak_mib(), "seconds": seconds, "report": report}
+        result = {"peak_mib": peak_mib(), "seconds": seconds, "report": report, **count}
         (path.parent / RESULT).write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -128,7 +130,8 @@ def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.
     )
 
 
-def _run_script(trial: Trial, folder: Path) -> None:
+def _run_script(trial: Trial, folder: Path, count: dict[str, int]) -> None:
+    """Run a script, and count the Models that it trains."""
     install()
     # A script decides on its own models; here, in a process made for this, the run decides.
     ms.Model.__init__ = _with_settings(ms.Model.__init__, trial)
@@ -136,6 +139,9 @@ def _run_script(trial: Trial, folder: Path) -> None:
     bound = Bound(trial.most_steps, trial.most_seconds)
     for name in ("train", "fit", "eval"):
         setattr(ms.Model, name, _with_monitor(getattr(ms.Model, name), folder / HISTORY, bound))
+    known: WeakSet[ms.Model] = WeakSet()
+    for name in ("train", "fit"):
+        setattr(ms.Model, name, _counting(getattr(ms.Model, name), known, count))
     run_script(trial.script, trial.args)
 
 
@@ -202,6 +208,20 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
             _WATCHING.remove(monitor)
 
     return monitored
+
+
+def _counting(
+    method: Callable[..., Any], known: WeakSet[ms.Model], count: dict[str, int]
+) -> Callable[..., Any]:
+    """Return a method of ``ms.Model`` that counts each one that it is called for."""
+
+    @functools.wraps(method)
+    def counting(model: ms.Model, *args: object, **kwargs: object) -> object:
+        count["models"] += model not in known
+        known.add(model)
+        return method(model, *args, **kwargs)
+
+    return counting
 
 
 def peak_mib() -> float | None:

@@ -35,7 +35,7 @@ class TrainStep:
     Inputs:
         - **\*batch** (tuple(Tensor)) - the inputs of the network; with a ``loss_fn`` one input and
           the label. A network that an evaluation has left in evaluation mode, or all of its layers,
-          is put back; some layers may rest.
+          is put back; layers that rested in the step before, as a frozen teacher, rest on.
 
     Outputs:
         Tensor, the loss as the network gives it, not multiplied by a loss scale.
@@ -58,6 +58,8 @@ class TrainStep:
         self._scales = isinstance(train_network, nn.TrainOneStepWithLossScaleCell) or hasattr(
             train_network, "scale_part"
         )
+        self._all_cells = [one for _, one in network.cells_and_names()]
+        self._rest: list[nn.Cell] = []  # what was in evaluation mode when the last step ran
         self._last: Any = None
 
     def __call__(self, *batch: Tensor) -> Tensor:
@@ -69,6 +71,10 @@ class TrainStep:
             )
         if self._is_at_rest():  # left so by an evaluation
             self.train_network.set_train()
+            for one in self._rest:
+                one.add_flags(training=False)
+        else:
+            self._rest = [one for one in self._all_cells if not one.training]
         compare_on_ranks(self.train_network)
         self._last = self.train_network(*batch)
         if not self._scales:

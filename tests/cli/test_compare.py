@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import textwrap
+from weakref import WeakSet
 
 import pytest
 
@@ -18,6 +19,7 @@ from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli import trial_settings
 from mindspore_boost_ext.cli.compare import _last_line, _why, compare
 from mindspore_boost_ext.cli.results import NOT_RUN, RAN, Outcome
+from mindspore_boost_ext.cli.run import _counting
 from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS, Setup
 from mindspore_boost_ext.config.parse import ALGORITHMS
 
@@ -306,6 +308,21 @@ def test_the_comparison_of_a_script(tmp_path, capsys):
     assert windows["note"] == "grad_accumulation"
     assert (freezing["status"], freezing["note"]) == ("failed", "a script may fail")
     assert "a script may fail" in capsys.readouterr().out
+
+
+def test_a_script_with_several_models_is_told():
+    class Model:
+        def train(self):
+            return self
+
+    count = {"models": 0}
+    train = _counting(Model.train, WeakSet(), count)
+    first, second = Model(), Model()
+    assert [train(first), train(first), train(second)] == [first, first, second]
+    assert count == {"models": 2}
+    told = comparison.table([Outcome("O0", "ran", "", **count), Outcome("O1", "ran", "less_bn")])
+    assert told.endswith("a script that trains one\n- O1: less_bn")
+    assert "- O0: it trains 2 Models, whose steps are taken for one training here" in told
 
 
 UNUSUAL = """

@@ -369,3 +369,32 @@ def test_the_level_comes_from_outside_if_the_call_gives_none(monkeypatch):
     net = nets.Deep()
     own = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), level="O0")
     assert own.report()["grad_freeze"].status == "inactive"
+
+
+class Pupil(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.SequentialCell(nn.Dense(4, 3), nn.BatchNorm1d(3))
+        self.student = nn.SequentialCell(nn.Dense(4, 3), nn.BatchNorm1d(3))
+        for one in self.teacher.get_parameters():
+            one.requires_grad = False
+
+    def construct(self, x):
+        return ((self.teacher(x) - self.student(x)) ** 2).mean()
+
+
+def test_what_rested_in_training_rests_after_an_evaluation(mode):
+    net = Pupil()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    config = {"boost": {"mode": "disable_all"}}
+    step = make_train_step(net, None, optimizer, level="O1", config=config)
+    net.teacher.set_train(False)
+    before = [one.asnumpy() for one in net.teacher.get_parameters()]
+    x = Tensor(np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32) + 3)
+    step(x)
+    net.set_train(False)
+    net(x)
+    step(x)
+    assert (net.student[1].training, net.teacher[1].training) == (True, False)
+    for one, old in zip(net.teacher.get_parameters(), before):
+        np.testing.assert_array_equal(one.asnumpy(), old)
