@@ -36,7 +36,7 @@ from mindspore_boost_ext.stages.gradients import check_dense, clipped, filled_li
 from mindspore_boost_ext.stages.loss_scale import check_sens, warn_of_unequal_scales
 from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
-from mindspore_boost_ext.stages.update import Update
+from mindspore_boost_ext.stages.update import Update, warn_of_idle_optimizer
 
 MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
 FIRST_RUN: list[Callable[[Any], None]] = []  # who is told of a step that runs for the first time
@@ -91,6 +91,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
     """
 
     is_complete_at_once = True
+    compiles_end = False  # whether what follows the backward pass is one graph in PYNATIVE_MODE
     grad_reducer: nn.Cell
 
     def __init__(
@@ -240,6 +241,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         if not self._has_run:
             check_first_run_on_ranks(self)
             begin_together(self)
+            if self.runs_eagerly() and not self.compiles_end:
+                warn_of_idle_optimizer(self.optimizer)
             for algorithm in self.auto_boost.algorithms:
                 algorithm.check_state(self, *inputs)
             self._has_run = True

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.report import NoEffectWarning, warn
 
 
 class Update(nn.Cell):
@@ -103,3 +106,15 @@ class UpdateAround(Update):
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return that of :attr:`inner`."""
         return call(self.inner.loss_of, inputs)
+
+
+def warn_of_idle_optimizer(optimizer: nn.Cell) -> None:
+    """Warn of an optimizer that changes no weight on a CPU, where its operators run one by one."""
+    kind = type(innermost(optimizer))
+    if kind.__module__.startswith("mindspore.mint") and ms.get_context("device_target") == "CPU":
+        warn(
+            f"mindspore.mint.optim.{kind.__name__} trains nothing on CPU in PYNATIVE_MODE "
+            "(MindSpore documents it for Ascend alone): take an optimizer of mindspore.nn or of "
+            "mindspore.experimental.optim",
+            NoEffectWarning,
+        )
