@@ -8,7 +8,7 @@ import warnings
 import mindspore as ms
 import nets
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor, experimental, nn
 
 from mindspore_boost_ext import BoostModel, BoostWarning, FreezeOpt, make_train_step
 
@@ -124,6 +124,7 @@ NAMES = (
     "broadcast",
     "order",
     "counter",
+    "experimental",
     "micro-batches",
     "moments",
     "own seed",
@@ -190,6 +191,10 @@ def outcome(rank, name):
                     model.train(1, data_of_rank(rank, name), dataset_sink_mode=False)
             if name == "loop":  # of one's own, at level O0
                 plain_loop(net, 0.1 * (1 + rank))
+            if name == "experimental":  # which counts in state_step
+                optimizer = experimental.optim.Adam(net.trainable_params(), 0.1)
+                optimizer.state_step.set_data(Tensor([7 * rank], ms.int32))
+                make_train_step(net, nets.loss_fn(), optimizer)(*map(Tensor, nets.batches(1)[0]))
             if name.startswith("own loop"):
                 level = {} if name.endswith("O0") else {"level": "O1", "config": OFF}
                 plain_loop(net, 0.1, **level)

@@ -31,7 +31,7 @@ _GROUP_SETTINGS = ("lr", "weight_decay", "momentum", "betas")
 _COMPARED: WeakSet[nn.Cell] = WeakSet()
 _BEGUN: WeakSet[nn.Cell] = WeakSet()
 _COUNTED = (ms.int32, ms.int64)  # dtypes of counters
-_UPDATES = "global_step"  # what MindSpore's optimizers call theirs
+_UPDATES = ("global_step", "state_step", "step_t")  # what MindSpore's optimizers call theirs
 _SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
 
 
@@ -128,8 +128,8 @@ def _warn_of_unequal_values(step: nn.TrainOneStepCell) -> None:
         )
     elif unequal := differences_between_ranks(_checksums(_moments(step)), "the moments"):
         warn(
-            "the state of the optimizer is not the same on all ranks, so that their weights drift "
-            f"apart: {'; '.join(unequal)}. Load the checkpoint into the step on every rank"
+            "the state of the optimizer is not the same on all ranks, so that their weights may "
+            f"drift apart: {'; '.join(unequal)}. Load the checkpoint into the step on every rank"
         )
 
 
@@ -213,7 +213,7 @@ def _counters(step: nn.TrainOneStepCell) -> dict[str, str]:
     apart = set() if window is None else {id(one) for one in window.state()}
     counters = (one for one in step.get_parameters() if one.dtype in _COUNTED)
     # Others may be a rank's own, such as a seed in an optimizer of the user's.
-    known = (one for one in counters if one.name.startswith("boost.") or one.name == _UPDATES)
+    known = (one for one in counters if one.name.startswith("boost.") or one.name in _UPDATES)
     return {**held, **{one.name: _described(one) for one in known if id(one) not in apart}}
 
 

@@ -38,12 +38,13 @@ class Overridable:
         known = [one for one in names if hasattr(ours, one)]
         return [one for one in known if getattr(type(self), one) is not getattr(ours, one)]
 
-    def calls_update(self) -> bool:
+    def calls_update(self, *, clips: bool = False) -> bool:
         """Return whether the step ends in our ``update``, which clips and runs the update's part.
 
-        What is no function of Python's, and so has no code to look at, counts as one that does.
+        With ``clips`` the update's part, called past ``update``, does not count. What is no
+        function of Python's, and so has no code to look at, counts as one that does.
         """
-        ends = {"update", "update_part"}
+        ends = {"update"} if clips else {"update", "update_part"}
         if self.overridden("update") and not ends & self._names_used(type(self).update):
             return False
         ends.add("close_window")

@@ -374,10 +374,13 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             step._has_run = step is not self  # state of variants is looked at once, by this step
         self._host_writes = HostWrites(self._state)
         self.warn_of_what_does_not_run()
-        if self.clip_norm is not None and not self.calls_update():
+        if self.clip_norm is not None and not self.calls_update(clips=True):
             reason = f"own methods of {type(self).__name__} do not end in ours, update"
             self.report().update("gradient clipping", INACTIVE, reason)
-            warn(f"gradients.clip_norm has no effect: {reason}", NoEffectWarning)
+            warn(
+                f"gradients.clip_norm has no effect: {reason}, by its code",
+                NoEffectWarning,
+            )
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.reading import in_order_of_construct, parameters_read
+from mindspore_boost_ext.base.order import in_order_of_construct
+from mindspore_boost_ext.base.reading import parameters_read
 
 
 def in_order_of_last_use(network: nn.Cell) -> list[Parameter]:
@@ -35,14 +36,13 @@ def _uses(cell: nn.Cell) -> Iterator[Parameter]:
     own = list(cell.get_parameters(expand=False))
     yield from own
     read = {id(one): one for one in parameters_read(cell)}
-    waiting = [one for one in own if id(one) in read]
-    places = _last_places(cell) if waiting else {}
+    places = _last_places(cell) if any(id(one) in read for one in own) else {}
     for child in _compat.children(cell).values():
         if isinstance(child, nn.Cell):
             called = places.get(id(child), -1)
-            for one in [one for one in waiting if places.get(id(one), math.inf) < called]:
-                waiting.remove(one)
-                yield read.pop(id(one))
+            for one in own:
+                if id(one) in read and places.get(id(one), math.inf) < called:
+                    yield read.pop(id(one))
             yield from _uses(child)
     # In the order in which the Cell holds them: its code may read a bias before its weight.
     held = [read.pop(id(one)) for one in cell.get_parameters() if id(one) in read]

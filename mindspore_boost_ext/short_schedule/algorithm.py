@@ -103,9 +103,11 @@ class ShortScheduleAlgorithm(Algorithm):
         if not self._is_applied(step) or not inputs:
             return
         if not step.calls_update():
-            raise ValueError(
-                f"short_schedule has no effect in {type(step).__name__}, whose own methods do not "
-                "end in update of BoostTrainOneStepCell: call that, or leave short_schedule away"
+            warn(
+                f"short_schedule has no effect in {type(step).__name__}, as far as its code shows: "
+                "its own methods do not end in update of BoostTrainOneStepCell. Call that, or "
+                "leave short_schedule away",
+                NoEffectWarning,
             )
         if settings.if_unfit == REFUSE:
             self._check_first_axis(step, inputs[0])

@@ -33,6 +33,7 @@ REFUSED = {
     "loop": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "order": "order of the weights is 0.weight, 0.bias, 1.weight, 1.bias on rank 0, 1.bias, 1.wei",
     "counter": "global_step is 0 on rank 0, 3 on rank 1. To go on from checkpoints, load those of",
+    "experimental": "state_step is 0 on rank 0, 7 on rank 1. To go on from checkpoints, load those",
     "micro-batches": "micro-batches in the window is 0 on rank 0, 1 on rank 1",
     "freezing": "freezing schedule is 0, 0 on rank 0, 0, 1 on rank 1. Give every rank the same",
 }

@@ -77,13 +77,15 @@ class WithPositions(Body):
     def __init__(self):
         super().__init__()
         self.positions = ms.Parameter(Tensor(np.ones((3, WIDTH), np.float32)))
-        self.token = ms.Parameter(Tensor(np.ones(WIDTH, np.float32)))
+        self.token = ms.Parameter(Tensor(np.ones((1, WIDTH), np.float32)))
         self.scale = ms.Parameter(Tensor(np.ones(WIDTH, np.float32)))
         self.head = nn.Dense(WIDTH, WORDS)
 
     def features(self, x):
-        x = self.hidden(self.embedding(x) + self.positions)
-        return x + self.token
+        size = x.shape[0]
+        positions = ops.tile(self.positions, (size, 1, 1))
+        x = self.embedding(x) + positions
+        return self.hidden(x) + self.token
 
     def construct(self, x):
         return self.head(self.features(x)) * self.scale[0]
@@ -110,7 +112,8 @@ class InALoop(WithPositions):
         x = self.embedding(x)
         for layer in self.hidden:
             x = layer(x + self.positions)
-        return self.head(x + self.token) * self.scale
+        x = x + self.token
+        return self.head(x) * self.scale
 
 
 def test_what_a_loop_reads_stands_behind_its_layers():
@@ -213,6 +216,50 @@ class Alias(Head):
         return ops.matmul(norm(self.layer(x)), proj)
 
 
-@pytest.mark.parametrize("kind", [Call, Left, Property, Alias])
+class Cast(Head):
+    def construct(self, x):
+        proj: Tensor = ops.transpose(self.proj.astype(x.dtype), (1, 0)) * 0.5
+        return self.forward(x) @ proj
+
+    def forward(self, x):
+        return self.norm(self.layer(x))
+
+
+class Given(Head):
+    def construct(self, x):
+        return self.forward(x, self.proj)
+
+    def forward(self, x, proj):
+        return ops.matmul(self.norm(self.layer(x)), proj)
+
+
+class Pair(Head):
+    def construct(self, x):
+        proj, y = self.proj, x
+        return ops.matmul(self.norm(self.layer(y)), proj)
+
+
+class Later(Head):
+    def construct(self, x):
+        def head(y):
+            return ops.matmul(y, self.proj)
+
+        return head(self.norm(self.layer(x)))
+
+
+class Generated(Head):
+    def construct(self, x):
+        return sum(one(x) @ self.proj for one in (self.layer, self.norm))
+
+
+class Above(Left):
+    def construct(self, x):
+        return super().construct(x) + 1
+
+
+KINDS = [Call, Left, Property, Alias, Cast, Given, Pair, Later, Generated, Above]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_multiplies_the_output_of_the_last_layer_is_last(kind):
     assert in_order_of_last_use(kind())[-1].name == "proj"

@@ -389,7 +389,7 @@ def test_what_rested_in_training_rests_after_an_evaluation(mode):
     config = {"boost": {"mode": "disable_all"}}
     step = make_train_step(net, None, optimizer, level="O1", config=config)
     net.teacher.set_train(False)
-    before = [one.asnumpy() for one in net.teacher.get_parameters()]
+    before = [one.asnumpy().copy() for one in net.teacher.get_parameters()]
     x = Tensor(np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32) + 3)
     step(x)
     net.set_train(False)
