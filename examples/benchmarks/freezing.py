@@ -160,7 +160,8 @@ def trainee(
     optimizer = nn.Momentum(network.trainable_params(), rates, momentum=0.9)
     if not settings:
         return Trainee(network, plain(network, optimizer), [0] * steps, [])
-    settings = {"param_groups": GROUPS, "total_steps": steps, "seed": seed, **settings}
+    drawn = {} if "schedule" in settings else {"seed": seed}
+    settings = {"param_groups": GROUPS, "total_steps": steps, **drawn, **settings}
     step = boosted(network, optimizer, settings)
     return Trainee(network, step, [step.optimizer.schedule.at(i) for i in range(steps)], [])
 

@@ -228,7 +228,7 @@ def smoothed_labels() -> float:
 def freezing() -> float:
     """Train with all but the last layer frozen in every second step."""
     data = oracle.batches(STEPS)
-    section = {"param_groups": 2, "schedule": [1, 0], "total_steps": STEPS}
+    section = {"param_groups": 2, "schedule": [1, 0]}
     found, _ = train(data, ["grad_freeze"], grad_freeze=section)
     return furthest(found, oracle.trained(data, oracle.only_last([True, False] * (STEPS // 2))))
 
