@@ -60,6 +60,13 @@ class Overridable:
             return True
         return True
 
+    def why_past_update(self) -> str:
+        """Return what to say where :meth:`calls_update` finds that it does not."""
+        return (
+            f"methods of {type(self).__name__}'s own, by their code, do not call update of "
+            "BoostTrainOneStepCell"
+        )
+
     def warn_of_what_does_not_run(self) -> None:
         """Warn of methods of a subclass that the step does not call."""
         lost = self.overridden(*_NOT_IN_VARIANTS) if self.choice_part is not None else []

@@ -375,12 +375,9 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._host_writes = HostWrites(self._state)
         self.warn_of_what_does_not_run()
         if self.clip_norm is not None and not self.calls_update(clips=True):
-            reason = f"own methods of {type(self).__name__} do not end in ours, update"
+            reason = self.why_past_update()
             self.report().update("gradient clipping", INACTIVE, reason)
-            warn(
-                f"gradients.clip_norm has no effect: {reason}, by its code",
-                NoEffectWarning,
-            )
+            warn(f"gradients.clip_norm has no effect: {reason}", NoEffectWarning)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.

@@ -40,7 +40,7 @@ class Outcome:
         steps: how many; ``step_ms``: their mean time in milliseconds without those that compile.
         compile_s: seconds; ``peak_mib``: MiB; ``seconds``: of the run without the imports.
         losses: mean loss of each epoch; ``curves``: each metric after each epoch.
-        report: of a bundled run; ``models``: how many a script has trained.
+        report: of a bundled run; ``models``: how many a script has trained; 0 if unknown.
         clocks: seconds of the steps when each value of these was measured; of the loss as "loss".
     """
 
@@ -55,7 +55,7 @@ class Outcome:
     peak_mib: float | None = None
     seconds: float | None = None
     report: str = ""
-    models: int = 1
+    models: int = 0
     losses: list[float] = field(default_factory=list)
     curves: dict[str, list[float]] = field(default_factory=dict)
     clocks: dict[str, list[float]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
         peak_mib=result.get("peak_mib"),
         seconds=result.get("seconds"),
         report=result.get("report", ""),
-        models=result.get("models", 1),
+        models=result.get("models", 0),
         losses=losses,
         curves=curves,
         clocks=clocks,

@@ -103,12 +103,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if not self._is_applied(step) or not inputs:
             return
         if not step.calls_update():
-            warn(
-                f"short_schedule has no effect in {type(step).__name__}, as far as its code shows: "
-                "its own methods do not end in update of BoostTrainOneStepCell. Call that, or "
-                "leave short_schedule away",
-                NoEffectWarning,
-            )
+            warn(f"short_schedule has no effect: {step.why_past_update()}", NoEffectWarning)
         if settings.if_unfit == REFUSE:
             self._check_first_axis(step, inputs[0])
             return

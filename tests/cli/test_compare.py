@@ -305,6 +305,7 @@ def test_the_comparison_of_a_script(tmp_path, capsys):
     plain, windows, freezing = json.loads((tmp_path / "x.json").read_text())["runs"]
     assert (plain["name"], plain["steps"], windows["steps"]) == ("O0", 8, 8)
     assert plain["metrics"].keys() == windows["metrics"].keys() == {"mae"}
+    assert (plain["models"], windows["models"]) == (1, 1)
     assert windows["note"] == "grad_accumulation"
     assert (freezing["status"], freezing["note"]) == ("failed", "a script may fail")
     assert "a script may fail" in capsys.readouterr().out

@@ -215,6 +215,7 @@ def test_env_tells_versions_devices_and_convolution_speed(capsys):
     [
         (["missing.py"], "cannot open the script 'missing.py'\n"),
         (["comapre", "fast"], "cannot open the script 'comapre': did you mean 'compare'?"),
+        (["--level", "O1", "demo"], "the command 'demo' must come first, before its options"),
         (["--level", "O1"], "--level, --config and --recipe need a script behind them"),
         (["--explain", "thor", "train.py"], "--explain and --check run no script, got 'train.py'"),
         (["--check", "missing.json"], "there is no such file"),
