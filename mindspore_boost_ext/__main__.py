@@ -185,9 +185,7 @@ def _check_words(options: argparse.Namespace) -> None:
 def _check_script(script: str) -> None:
     if not os.path.isfile(script):
         if script in _COMMANDS:
-            raise ValueError(
-                f"the command {script!r} must be the first word; it has its own options"
-            )
+            raise ValueError(f"the command {script!r} must come first, before its options")
         near = difflib.get_close_matches(script[:100], _COMMANDS, n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"cannot open the script {script!r}{hint}")

@@ -128,9 +128,7 @@ def test_clipping_that_a_construct_of_a_subclass_leaves_out_is_told(recwarn):
 def test_a_schedule_that_a_construct_of_a_subclass_leaves_out_is_told(recwarn):
     x, y = (Tensor(one) for one in nets.batches(1)[0])
     settings = {"short_schedule": {"total_steps": 20}}
-    with pytest.warns(
-        NoEffectWarning, match=r"short_schedule has no effect: methods of OwnC"
-    ):
+    with pytest.warns(NoEffectWarning, match=r"short_schedule has no effect: methods of OwnC"):
         made(OwnConstruct, settings)(x, y)
     recwarn.clear()
     for kind in (Updates, Wraps):
