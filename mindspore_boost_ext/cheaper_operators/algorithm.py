@@ -11,7 +11,8 @@ from mindspore import nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build
-from mindspore_boost_ext.cheaper_operators.operators import KNOWN, CheaperCell
+from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+from mindspore_boost_ext.cheaper_operators.known import KNOWN
 from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.cells import exchange, layers_of
 
@@ -39,7 +40,7 @@ class CheaperOperatorsAlgorithm(Algorithm):
         if target != "CPU":
             reason = f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
         elif cheaper_operators(network):
-            reason = "in PYNATIVE_MODE LayerNorm stays as it is without compiled_step"
+            reason = "in PYNATIVE_MODE normalisation stays as it is without compiled_step"
         build.report.update(self.switch, SKIPPED, reason)
 
     def join(self, step: BoostTrainOneStepCell) -> None:

@@ -59,14 +59,22 @@ def test_a_layer_norm_of_another_shape_is_refused_as_by_mindspore(pynative_mode)
 
 @pytest.mark.parametrize("far", [0.1, 100.1, 3333.3])
 def test_a_layer_norm_of_rows_far_from_zero(mode, far):
-    """Sums of such rows are off by as much as the rows vary; MindSpore's are, too, but less."""
-    net = nn.SequentialCell(nn.LayerNorm((70,), epsilon=EPSILON))
-    assert replaced(net).status == "applied"
-    constant = np.full((1, 70), far, np.float32)
-    np.testing.assert_array_equal(net(Tensor(constant)).asnumpy(), 0)
-    varied = (far + 0.1 * RNG.normal(size=(3, 70))).astype(np.float32)
-    expected = layer_norm(varied.astype(np.float64))
-    np.testing.assert_allclose(net(Tensor(varied)).asnumpy(), expected, rtol=1e-5, atol=2e-6)
+    """Its values are MindSpore's, its gradients no further from the formula than those."""
+    x = (far + 0.1 * RNG.normal(size=(4, 70))).astype(np.float32)
+    x[0], x[1, 0] = far, 3 * far  # a row of equals, one that begins far from the others
+    found = []
+    for cheaper in (True, False):
+        net = Of(nn.LayerNorm((70,), epsilon=EPSILON), x.shape)
+        if cheaper:
+            assert replaced(net).status == "applied"
+        inner, slope = net.inner(Tensor(x)), ms.grad(net)(Tensor(x))
+        found.append((inner.asnumpy(), slope.asnumpy()))
+    np.testing.assert_array_equal(found[0][0], found[1][0])
+    expected = differences(layer_norm, x[1:], net.weights.asnumpy()[1:].astype(np.float64))
+    errors = [np.abs(slope[1:] - expected).max() for _, slope in found]
+    # Both round: the better one is a matter of chance where neither is far off.
+    assert errors[0] <= max(1.5 * errors[1], 1e-5 * np.abs(expected).max())
+    assert np.isfinite(found[0][1]).all()
 
 
 def test_a_network_with_cheaper_operators_can_be_copied(pynative_mode):
@@ -77,12 +85,6 @@ def test_a_network_with_cheaper_operators_can_be_copied(pynative_mode):
     assert kinds[0] == kinds[1]
     images = IMAGES.astype("f")
     np.testing.assert_array_equal(twin[1](Tensor(images)).asnumpy(), max_pool(2, 2)(images))
-
-
-def test_a_layer_norm_of_nothing(mode):
-    net = nn.SequentialCell(nn.LayerNorm((3,)))
-    assert replaced(net).status == "applied"
-    assert net(Tensor(np.zeros((0, 3), np.float32))).shape == (0, 3)
 
 
 class Squared(nn.Cell):
@@ -115,45 +117,17 @@ def test_a_layer_norm_is_left_alone_where_python_runs_it(pynative_mode):
         ms.grad(Squared(Cubes(net)))(x)
 
 
-def test_second_gradients_of_a_layer_norm(graph_mode):
-    net = nn.SequentialCell(nn.LayerNorm((5,), epsilon=EPSILON))
-    assert replaced(net).status == "applied"
-    x = RNG.normal(size=(3, 5))
-
-    def slope(x):
-        """The gradient of the sum of cubes, by hand."""
-        scale = np.sqrt(((x - x.mean(-1, keepdims=True)) ** 2).mean(-1, keepdims=True) + EPSILON)
-        y = layer_norm(x)
-        weights = 3 * y**2
-        along = weights - y * (weights * y).mean(-1, keepdims=True)
-        return (along - weights.mean(-1, keepdims=True)) / scale
-
-    expected = differences(lambda x: slope(x) ** 3, x, np.ones(x.shape))
-    found = ms.grad(Squared(Cubes(net)))(Tensor(x.astype("f"))).asnumpy()
-    # float32 of products of ten factors: a hundred times its rounding of 1e-7, of the largest
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("far", [1e4, 1e6])
-def test_a_layer_norm_of_rows_that_begin_far_from_the_others(mode, far):
-    net = nn.SequentialCell(nn.LayerNorm((70,), epsilon=EPSILON))
-    assert replaced(net).status == "applied"
-    rows = np.random.default_rng(8).normal(size=(3, 70)).astype("f")
-    rows[:, 0] = far
-    expected = layer_norm(rows.astype(np.float64))[:, 1:]
-    found = net(Tensor(rows)).asnumpy()[:, 1:]
-    # Of outputs of about 0.12: a row less its mean of far/70, and the mean of what is left, round
-    # to 6e-8 of far/70 each, over a spread of far/8; variance, root and product to 6e-8 of 0.12.
-    np.testing.assert_allclose(found, expected, rtol=5e-7, atol=2 * 8 / 70 * 6e-8)
-
-
 def gelu(x):
     return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def softmax(x):
-    shares = np.exp(x - x.max(-1, keepdims=True))
-    return shares / shares.sum(-1, keepdims=True)
+def softmax(x, axis=-1):
+    shares = np.exp(x - x.max(axis, keepdims=True))
+    return shares / shares.sum(axis, keepdims=True)
+
+
+def normalised(x, axis, epsilon):
+    return x / np.sqrt(np.maximum((x**2).sum(axis, keepdims=True), epsilon))
 
 
 def layer_norm(x):
@@ -181,19 +155,39 @@ CASES = {
     "nn.LeakyReLU": (lambda: nn.LeakyReLU(0.3), lambda x: np.where(x > 0, x, 0.3 * x), WIDE, None),
     "nn.Softmax": (nn.Softmax, softmax, WIDE, "softmax"),
     "ops.Softmax": (lambda: ops.Softmax((-1,)), softmax, WIDE[0, 0], "softmax"),
+    "nn.Softmax(1)": (lambda: nn.Softmax(1), lambda x: softmax(x, 1), IMAGES.astype("f"), None),
+    "nn.LogSoftmax": (nn.LogSoftmax, lambda x: np.log(softmax(x)), WIDE, "log_softmax"),
+    "ops.LogSoftmax(1)": (
+        lambda: ops.LogSoftmax(1),
+        lambda x: np.log(softmax(x, 1)),
+        IMAGES.astype("f"),
+        "log_softmax",
+    ),
+    "ops.L2Normalize": (
+        lambda: ops.L2Normalize(-1, 1e-4),
+        lambda x: normalised(x, -1, 1e-4),
+        WIDE,
+        "l2_normalize",
+    ),
+    "ops.L2Normalize([1])": (
+        lambda: ops.L2Normalize([1], 1.5),  # of vectors of three numbers some are shorter
+        lambda x: normalised(x, 1, 1.5),
+        IMAGES.astype("f"),
+        "l2_normalize",
+    ),
     "nn.LayerNorm": (lambda: nn.LayerNorm((70,), epsilon=EPSILON), layer_norm, WIDE, None),
     "nn.MaxPool2d": (lambda: nn.MaxPool2d(2, 2), max_pool(2, 2), IMAGES.astype("f"), "max_pool"),
     "ops.MaxPool": (lambda: ops.MaxPool(3, 2), max_pool(3, 2), IMAGES.astype("f"), "max_pool"),
 }
 
 
-def differences(rule, x, weights):
+def differences(rule, x, weights, step=1e-5):
     """Return the gradient of the weighted sum by central differences in float64."""
     x, found = x.astype(np.float64), np.zeros(x.shape)
     for place in np.ndindex(*x.shape):
         one = np.zeros(x.shape)
-        one[place] = 1e-5
-        found[place] = ((rule(x + one) - rule(x - one)) * weights).sum() / 2e-5
+        one[place] = step
+        found[place] = ((rule(x + one) - rule(x - one)) * weights).sum() / (2 * step)
     return found
 
 
@@ -203,12 +197,42 @@ def test_values_and_gradients(mode, name):
     expected = rule(x.astype(np.float64))
     net = Of(make(), expected.shape)
     assert replaced(net).status == "applied"
-    # float32 of sums over 70 values of size 10: 1e-7 * 70 would be the worst.
-    np.testing.assert_allclose(net.inner(Tensor(x)).asnumpy(), expected, rtol=1e-5, atol=1e-6)
+    # float32 of sums over 70 values of size 10: 1e-7 * 70 would be the worst. The logarithms are
+    # MindSpore's own, good to 4e-6 along an axis that is not the last one.
+    atol = 5e-6 if "Log" in name else 1e-6
+    np.testing.assert_allclose(net.inner(Tensor(x)).asnumpy(), expected, rtol=1e-5, atol=atol)
     gradient = ms.grad(net)(Tensor(x)).asnumpy()
     slope = differences(rule, x, net.weights.asnumpy().astype(np.float64))
     # central differences of float64 at 1e-5 are good to 1e-9, float32's gradients to 1e-6
     np.testing.assert_allclose(gradient, slope, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["gelu", "softmax", "log_softmax", "l2_normalize", "layer_norm"])
+def test_second_gradients(mode, name):
+    if name == "layer_norm" and ms.get_context("mode") != ms.GRAPH_MODE:
+        pytest.skip("is left alone there")
+    make, rule = {
+        "gelu": (nn.GELU, gelu),
+        "softmax": (nn.Softmax, softmax),
+        "log_softmax": (nn.LogSoftmax, lambda x: np.log(softmax(x))),
+        "l2_normalize": (lambda: ops.L2Normalize(-1), lambda x: normalised(x, -1, 1e-4)),
+        "layer_norm": (lambda: nn.LayerNorm((5,), epsilon=EPSILON), layer_norm),
+    }[name]
+    net = Cubes(make())
+    assert dict(replaced(net).counts) == {name: 1}
+    x = np.random.default_rng(5).normal(size=(3, 5))
+
+    def cubes(x):
+        return rule(x) ** 3
+
+    def slopes(x):
+        return differences(cubes, x, np.ones(x.shape))
+
+    expected = differences(lambda x: slopes(x) ** 3, x, np.ones(x.shape), step=1e-3)
+    found = ms.grad(Squared(net))(Tensor(x.astype("f"))).asnumpy()
+    # Steps of 1e-3 leave out terms of 1e-6, beside float32's of products of ten factors: in all
+    # less than a ten-thousandth of the largest. A part that is missing is a tenth and more.
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("size", [5, 6, 7, 8])
@@ -226,6 +250,29 @@ def test_padded_pooling_is_mindspores_with_ties(graph_mode, kernel, stride, size
     assert dict(replaced(net).counts) == {"max_pool": 1}
     np.testing.assert_array_equal(net.inner(Tensor(x)).asnumpy(), expected)
     np.testing.assert_array_equal(ms.grad(net)(Tensor(x)).asnumpy(), slope)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (1, 5), (4, 5, 3)])
+def test_a_batch_norm_of_features_or_signals(mode, shape):
+    """Values, gradients, moving statistics and the evaluation, as MindSpore's layer has them."""
+    x = RNG.normal(size=shape).astype("f") * 3 + 2
+    found = []
+    for cheaper in (True, False):
+        layer = nn.BatchNorm1d(5)
+        layer.gamma.set_data(Tensor(np.arange(1, 6).astype("f")))
+        net = Of(layer, shape)
+        if cheaper:
+            assert dict(replaced(net).counts) == {"batch_norm": 1}
+        net.set_train()
+        values = [net.inner(Tensor(x)), ms.grad(net)(Tensor(x))]
+        values += ms.grad(net, None, net.trainable_params())(Tensor(x))
+        values += [layer.moving_mean.value(), layer.moving_variance.value()]
+        net.set_train(False)
+        values.append(net.inner(Tensor(x)))
+        found.append([one.asnumpy() for one in values])
+    assert not np.allclose(found[0][4], 0, atol=0.1)  # the moving mean has moved
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)  # float32's sums of 12 values
 
 
 def test_gradients_of_scale_and_shift(mode):
@@ -276,16 +323,22 @@ def test_float16_is_mindspores_own(mode, name):
     np.testing.assert_array_equal(net.inner(half).asnumpy(), expected)
 
 
-@pytest.mark.parametrize("name", ["nn.GELU", "nn.Softmax", "nn.LayerNorm", "nn.LeakyReLU"])
+@pytest.mark.parametrize("name", [name for name in CASES if "MaxPool" not in name])
 def test_mixed_precision_auto_takes_no_sums_in_float16(mode, name):
     """It takes matrix products so, in which the squares of such rows are infinite."""
     make, rule, x, _ = CASES[name]
     x = (x * 20).astype("f")  # 70 squares of 60 are above 65504
     net = Of(make(), x.shape)
+    net.weights *= 1e5  # so are sums of these
     assert replaced(net).status == "applied"
     net.inner = ms.amp.auto_mixed_precision(nn.SequentialCell(net.inner), "auto")
     found = net.inner(Tensor(x)).astype(ms.float32).asnumpy()
-    np.testing.assert_allclose(found, rule(x.astype(np.float64)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found, rule(x.astype(np.float64)), rtol=1e-5, atol=1e-5)
+    gradient = ms.grad(net)(Tensor(x)).asnumpy()
+    weights = net.weights.asnumpy().astype(np.float64)
+    # float16 would be off by 5e-4 of the largest, and infinite where sums are
+    atol = 1e-6 * np.abs(weights).max()
+    np.testing.assert_allclose(gradient, differences(rule, x, weights), rtol=1e-4, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -293,14 +346,17 @@ def test_mixed_precision_auto_takes_no_sums_in_float16(mode, name):
     [
         ("O2", "applied", {"layer_norm": 1}),
         ("O3", "skipped", {}),
-        ("auto", "applied", {"layer_norm": 1, "gelu": 1}),
+        ("auto", "applied", {"layer_norm": 1, "batch_norm": 1, "gelu": 1}),
     ],
 )
 def test_layers_of_16_bits_are_not_counted(graph_mode, level, status, counts):
-    net = nn.SequentialCell(nn.Dense(3, 4), nn.LayerNorm((4,)), nn.GELU(), nn.Dense(4, 2))
+    layers = nn.LayerNorm((4,)), nn.GELU(), nn.BatchNorm1d(4)
+    net = nn.SequentialCell(nn.Dense(3, 4), *layers, nn.Dense(4, nets.CLASSES))
     scale = {"loss_scale_manager": None}
-    row = model_of(net, ON, amp_level=level, **scale).train_network.report()[NAME]
+    step = model_of(net, ON, amp_level=level, **scale).train_network
+    row = step.report()[NAME]
     assert (row.status, dict(row.counts)) == (status, counts)
+    assert np.isfinite(loss_of(step(*map(Tensor, nets.batches(1)[0]))))
 
 
 @pytest.mark.parametrize("flagged", ["before", "after"])
@@ -338,7 +394,6 @@ class OverTwo(nn.Cell):
     "make",
     [
         lambda: nn.GELU(approximate=False),
-        lambda: nn.Softmax(1),
         lambda: nn.MaxPool2d(3, 2, pad_mode="pad", padding=1),
         Narrow,
         OverTwo,

@@ -1,0 +1,38 @@
+"""Activations whose kernels compute value by value, by operators that are vectorised."""
+
+from __future__ import annotations
+
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+
+# gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)
+_LINEAR = 1.5957691216057308  # 2 * sqrt(2 / pi)
+_CUBIC = 0.044715 * _LINEAR
+
+
+class CheaperGelu(CheaperCell):
+    """The tanh form of GELU by a sigmoid; MindSpore's tanh there is computed value by value."""
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the activation, of the shape of ``x``."""
+        if self.is_plain(x):
+            return self.plain(x)
+        return x * ops.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
+
+
+class CheaperGeluLayer(CheaperGelu, nn.GELU):
+    """The same for the layer, whose class a network may ask for."""
+
+
+class CheaperLeakyRelu(CheaperCell, nn.LeakyReLU):
+    """A leaky ReLU by a ReLU, whose gradient is vectorised.
+
+    At 0 its slope is that of the negative side; MindSpore's is the mean of both.
+    """
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the activation, of the shape of ``x``."""
+        if self.is_plain(x):
+            return self.plain(x)
+        return (1 - self.alpha) * ops.relu(x) + self.alpha * x

@@ -1,0 +1,74 @@
+"""Which operators and layers are replaced, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from mindspore import nn, ops
+
+from mindspore_boost_ext.cheaper_operators.activations import (
+    CheaperGelu,
+    CheaperGeluLayer,
+    CheaperLeakyRelu,
+)
+from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm
+from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool
+from mindspore_boost_ext.cheaper_operators.rows import (
+    CheaperL2Normalize,
+    CheaperLayerNorm,
+    CheaperLogSoftmax,
+    CheaperSoftmax,
+)
+
+
+def _has_one_axis(plain: ops.Primitive) -> bool:
+    return isinstance(plain.axis, int) or len(plain.axis) == 1
+
+
+def _is_of_last_axis(plain: ops.Primitive) -> bool:
+    return bool(plain.begin_norm_axis == plain.begin_params_axis == -1)
+
+
+def _is_channels_first(plain: ops.Primitive) -> bool:
+    return bool(plain.format == "NCHW")
+
+
+def _is_bent(plain: nn.Cell) -> bool:
+    # Else an infinite value would be multiplied by 0, or subtracted.
+    return bool(0 < plain.alpha < 1)
+
+
+class Known(NamedTuple):
+    """An operator that is replaced.
+
+    Attributes:
+        name: in the report.
+        replacement: the Cell that takes its place.
+        fits: whether it is one whose values the replacement has. Default: all are.
+        eagerly: whether it does in PYNATIVE_MODE, too. Default: True.
+    """
+
+    name: str
+    replacement: type[CheaperCell]
+    fits: Callable[[Any], bool] = lambda plain: True
+    eagerly: bool = True
+
+
+# By exact type: a subclass of the user's may compute something else.
+KNOWN: Mapping[type, Known] = MappingProxyType(
+    {
+        nn.GELU: Known("gelu", CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
+        ops.GeLU: Known("gelu", CheaperGelu),
+        nn.LeakyReLU: Known("leaky_relu", CheaperLeakyRelu, _is_bent),
+        ops.Softmax: Known("softmax", CheaperSoftmax, _has_one_axis),
+        ops.LogSoftmax: Known("log_softmax", CheaperLogSoftmax, _has_one_axis),
+        ops.L2Normalize: Known("l2_normalize", CheaperL2Normalize, _has_one_axis),
+        # Eagerly these are slower.
+        ops.LayerNorm: Known("layer_norm", CheaperLayerNorm, _is_of_last_axis, eagerly=False),
+        nn.BatchNorm1d: Known("batch_norm", CheaperBatchNorm, eagerly=False),
+        ops.MaxPool: Known("max_pool", CheaperMaxPool, _is_channels_first),
+    }
+)

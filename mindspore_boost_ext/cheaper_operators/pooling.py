@@ -1,0 +1,45 @@
+"""Maximum pooling, by an operator that remembers where the maxima lay."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from mindspore import Tensor, ops
+
+from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+
+
+class CheaperMaxPool(CheaperCell):
+    """A maximum pooling that remembers where the maxima lay, for the gradient."""
+
+    def __init__(self, plain: ops.Primitive) -> None:
+        super().__init__(plain)
+        self.kernel: tuple[int, int] = plain.kernel_size[2:]
+        self.strides: tuple[int, int] = plain.strides[2:]
+        self.pads = plain.pad_mode == "SAME"
+        self.pool = ops.MaxPoolWithArgmax(self.kernel, self.strides, plain.pad_mode)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CheaperMaxPool:
+        """Make another one: MindSpore's operator cannot be copied."""
+        other = CheaperMaxPool(copy.deepcopy(self.plain, memo))
+        other.add_flags(**self.get_flags())
+        return other.set_train(self.training)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the maxima, [N, C, H, W]."""
+        if self.is_plain(x) or (self.pads and self._pads_in_front(x.shape)):
+            return self.plain(x)
+        return self.pool(x)[0]
+
+    def _pads_in_front(self, shape: tuple[int, ...]) -> bool:
+        """Return whether padding comes first: MaxPoolWithArgmax on CPU puts it all to the end."""
+        rows = _padding(shape[2], self.kernel[0], self.strides[0])
+        columns = _padding(shape[3], self.kernel[1], self.strides[1])
+        return rows > 1 or columns > 1
+
+
+def _padding(size: int, kernel: int, stride: int) -> int:
+    """Return by how much "same" enlarges an axis; the smaller half of it comes first."""
+    outputs = (size + stride - 1) // stride
+    return (outputs - 1) * stride + kernel - size
