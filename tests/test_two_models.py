@@ -147,7 +147,7 @@ FURTHER = {
             **contract.switched(less_bn=True, grad_freeze=True),
             "grad_freeze": {"param_groups": 2, "freeze_p": 0.5, "total_steps": 5},
         },
-        nets.MLP,
+        nets.Normalised,
         lambda net: nn.Adam(net.trainable_params(), 0.01),
     ),
 }

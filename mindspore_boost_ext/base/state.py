@@ -97,3 +97,20 @@ def _state(optimizer: nn.Optimizer) -> list[Parameter]:
         for parameter in optimizer.get_parameters()
         if id(parameter) not in trained and not parameter.name.startswith("learning_rate")
     ]
+
+
+def list_hidden_parameters(optimizer: nn.Cell) -> None:
+    """Let an optimizer list Parameters that it holds in Python lists: else no checkpoint has them.
+
+    Those of ``mindspore.experimental`` hold their rates so, ASGD and NAdam moments, too.
+
+    Args:
+        optimizer (Cell): the optimizer.
+    """
+    own = _compat.own_parameters(optimizer)
+    listed = {id(one) for one in optimizer.get_parameters()}
+    lists = [value for value in vars(optimizer).values() if isinstance(value, (list, tuple))]
+    held = [one for value in lists for one in value if isinstance(one, Parameter)]
+    hidden = {one.name: one for one in held if id(one) not in listed}
+    if hidden:
+        _compat.set_own_parameters(optimizer, type(own)({**own, **hidden}))

@@ -36,7 +36,7 @@ from mindspore_boost_ext.stages.gradients import check_dense, clipped, filled_li
 from mindspore_boost_ext.stages.loss_scale import check_sens, warn_of_unequal_scales
 from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
-from mindspore_boost_ext.stages.update import Update, warn_of_idle_optimizer
+from mindspore_boost_ext.stages.update import Update, look_at_optimizer, warn_of_idle_optimizer
 
 MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
 FIRST_RUN: list[Callable[[Any], None]] = []  # who is told of a step that runs for the first time
@@ -98,6 +98,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self, network: nn.Cell, optimizer: nn.Cell, sens: numbers.Number | None = None
     ) -> None:
         check_sens(sens)
+        look_at_optimizer(optimizer, network)
         super().__init__(network, optimizer, sens)
         self.auto_boost = AutoBoost.current(optimizer)
         watch_or_report(self)

@@ -9,7 +9,6 @@ Levels and modes: ``docs/configuration.md``. What a section switches on or exclu
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, Union
 
 import mindspore_boost_ext.config.sections as sections
 from mindspore_boost_ext.config.files import read_json
+from mindspore_boost_ext.config.places import hint
 from mindspore_boost_ext.config.rules import (
     Rule,
     boolean,
@@ -364,12 +364,11 @@ class _Parser:
 
     def _unknown(self, path: str, name: object, known: tuple[str, ...]) -> None:
         text = name[:200] if isinstance(name, str) else ""
-        near = difflib.get_close_matches(text[:100], known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'none'}"
         kind = "key" if path else "section"
         # What is no string, and what cannot be seen, is shown as Python writes it.
         own = printable(text)[:200] if text.strip() else shown(name)
-        sentence = f"{f'{path}.' if path else ''}{own} is not a known {kind}: {hint}"
+        sentence = f"{f'{path}.' if path else ''}{own} is not a known {kind}"
+        sentence += f": {hint(path, text, known, _SWITCHES)}"
         if self.strict:
             self.problems.append(sentence)
         else:
@@ -379,7 +378,9 @@ class _Parser:
         if content is None:
             return {}
         if not isinstance(content, Mapping):
-            self._add(f"{name} must be a dict of settings or None, got {shown(content)}")
+            is_switch = name in ALGORITHMS and isinstance(content, bool)
+            remedy = ": a switch stands in section boost" if is_switch else ""
+            self._add(f"{name} must be a dict of settings or None, got {shown(content)}{remedy}")
             return {}
         return self._without_aliases(name, self._entries(name, content, known))
 
@@ -415,7 +416,9 @@ class _Parser:
         try:
             return rule.read(path, value)
         except ValueError as error:
-            self._add(str(error), error.__cause__)
+            in_boost = isinstance(value, Mapping) and path.startswith("boost.")
+            remedy = ": settings stand in a section of that name beside boost" if in_boost else ""
+            self._add(f"{error}{remedy}", error.__cause__)
             return value
 
     def _relations(self, config: BoostConfig, read: Collection[str]) -> None:

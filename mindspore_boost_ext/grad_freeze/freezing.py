@@ -42,14 +42,17 @@ from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 from mindspore_boost_ext.stages.choice import StepChoice
 
 _CHUNK = 3  # parameters in a chunk before it may close
-_STAYS = re.compile("bias|(?<![a-z])bn|bn(?![a-z])")  # not inside of a word such as subnet
+# With what stands before it: biases, BatchNorms, and the one scale of a normalised head. "bn" is
+# not looked for inside of a word such as subnet.
+_STAYS = re.compile("bias|(?<![a-z])bn|bn(?![a-z])|(?<![a-z])multiplier$")
 
 
 def split_chunks(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
     """Cut parameters into the smallest parts that are frozen together.
 
     A chunk closes when it has three parameters or more, before a parameter whose name holds neither
-    ``bn`` nor ``bias``: a convolution keeps its BatchNorm and its bias.
+    ``bn`` nor ``bias`` nor ends with ``multiplier``: a convolution keeps its bias, and a BatchNorm
+    that is named so; others may be cut off, or in two.
     """
     chunks: list[list[Parameter]] = []
     for parameter in parameters:

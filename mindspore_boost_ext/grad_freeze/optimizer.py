@@ -210,8 +210,8 @@ class FreezeOpt(nn.Optimizer):
         if self.ever_freezes() and not freezes and not self._warned_of_short_training:
             self._warned_of_short_training = True
             warn(
-                f"nothing is frozen in the {updates} updates of this training: the schedule of "
-                f"{len(self.schedule.groups)} updates begins to freeze later; if it is not "
+                f"nothing is frozen in the {updates} updates of this training: of the "
+                f"{len(self.schedule.groups)} of the schedule these freeze nothing; if it is not "
                 "continued, set grad_freeze.total_steps to the updates of the training",
                 NoEffectWarning,
             )

@@ -314,7 +314,13 @@ def _first_scales(init: Any, count: int) -> list[float]:
 
 
 def _checked_groups(groups: Any) -> list[list[Parameter]]:
-    listed = [list(group) for group in groups]
+    try:
+        listed = [list(group) for group in groups]
+    except TypeError:
+        raise TypeError(
+            "loss_scale_groups must be a list of lists of Parameters, which may be empty at first, "
+            f"got {shown(groups)}"
+        ) from None
     seen: set[int] = set()
     for index, group in enumerate(listed, 1):
         if not group:

@@ -22,11 +22,16 @@ from mindspore_boost_ext.integration.model import (
     compare_on_ranks,
     expect_training,
 )
-from mindspore_boost_ext.report import Report
+from mindspore_boost_ext.report import NoEffectWarning, Report, warn
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
     from mindspore.dataset import Dataset
+
+_NOT_CALLED = (
+    "the loop over TrainStep.over has not called the step, so that nothing of this package trains: "
+    "step(*batch) takes the place of value_and_grad and of the optimizer's call"
+)
 
 
 class TrainStep:
@@ -61,6 +66,7 @@ class TrainStep:
         self._all_cells = [one for _, one in network.cells_and_names()]
         self._rest: list[nn.Cell] = []  # what was in evaluation mode when the last step ran
         self._last: Any = None
+        self._has_seen_outputs = False
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Train on one batch of Tensors; return the loss, as the network gives it."""
@@ -76,10 +82,12 @@ class TrainStep:
         else:
             self._rest = [one for one in self._all_cells if not one.training]
         compare_on_ranks(self.train_network)
-        self._last = self.train_network(*batch)
-        if not self._scales:
-            return self._last
-        loss, self.overflow, self.scale = self._last
+        self._last = loss = self.train_network(*batch)
+        if self._scales:
+            loss, self.overflow, self.scale = self._last
+        if not self._has_seen_outputs:
+            self._has_seen_outputs = True
+            _warn_of_outputs(loss)
         return loss
 
     def _feeds_the_network(self) -> bool:
@@ -174,6 +182,8 @@ class TrainStep:
                     state.train_dataset_element = batch
                     _call(callbacks, "on_train_step_begin", context)
                     yield tuple(batch)
+                    if self._last is None and state.cur_step_num == 1:
+                        warn(_NOT_CALLED, NoEffectWarning)
                     state.net_outputs = self._last
                     _call(callbacks, "on_train_step_end", context)
                     if context.get_stop_requested():
@@ -182,6 +192,16 @@ class TrainStep:
                 if context.get_stop_requested():
                     break
             _call(callbacks, "on_train_end", context)
+
+
+def _warn_of_outputs(loss: object) -> None:
+    """Warn of a network with outputs beside its loss, such as logits: they are minimised, too."""
+    if isinstance(loss, (tuple, list)) and any(one.size > 1 for one in loss[1:]):
+        warn(
+            f"the network returns {len(loss)} outputs, and the gradient is that of their sum, as "
+            "in nn.TrainOneStepCell, not that of the first, as by value_and_grad(has_aux=True): "
+            "let it return the loss alone, or ops.stop_gradient of the others"
+        )
 
 
 class _State(dict[str, Any]):
@@ -242,12 +262,14 @@ def make_train_step(
     """Build a training step with the accelerators, for scripts without ``ms.Model``.
 
     It takes the place of ``value_and_grad``, the reduction over ranks, and the call of the
-    optimizer.
+    optimizer. Of several outputs of the network the sum is minimised, as by
+    ``nn.TrainOneStepCell``: ``ops.stop_gradient`` leaves out those that are no loss.
 
     Args:
         network (Cell): the network.
         loss_fn (Cell, optional): takes the network's output and the label, the second Tensor of a
-            batch; None if the network returns the loss itself, as one of several inputs must.
+            batch; None if the network returns the loss itself, as one of several inputs must. A
+            function becomes one as the ``construct`` of a Cell.
         optimizer (Cell): the optimizer over its trainable parameters. One of
             ``mindspore.experimental.optim`` goes without ``less_bn`` and ``grad_freeze``, which
             level O1 has on.
@@ -284,6 +306,13 @@ def make_train_step(
         >>> step.report()["less_bn"].status
         'inactive'
     """
+    if not isinstance(network, nn.Cell):
+        raise TypeError(f"network must be a Cell, got {shown(network)}")
+    if not isinstance(loss_fn, (nn.Cell, type(None))):
+        raise TypeError(
+            f"loss_fn must be a Cell or None, got {shown(loss_fn)}: write it as a Cell whose "
+            "construct takes output and label, or let the network return its loss, and give None"
+        )
     manager = {} if loss_scale_manager is None else {"loss_scale_manager": loss_scale_manager}
     cell = boosted_build_train_network(
         ms.amp.build_train_network,

@@ -77,7 +77,9 @@ class LessBNAlgorithm(Algorithm):
             settings["fn_flag"] = False
             build.report.put(Row("less_bn head", "less_bn", KEPT, reason))
         # The head costs accuracy: it comes with what saves time, or when it is asked for.
-        rewriting = less_bn(network, **settings, head_alone=False, frozen=self._frozen)
+        rewriting = less_bn(
+            network, **settings, head_alone=False, frozen=self._frozen, loss_fn=build.loss_fn
+        )
         build.on_failure(rewriting.undo)
         return rewriting
 

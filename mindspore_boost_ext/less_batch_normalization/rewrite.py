@@ -23,7 +23,7 @@ from mindspore_boost_ext.less_batch_normalization.steps import (
 )
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime.cells import copy_settings, exchange, layers_of, name_of
+from mindspore_boost_ext.runtime.cells import copy_settings, exchange, is_a, layers_of, name_of
 
 REMOVED, KEPT, NORMALISED = "removed", "kept", "normalised"
 _HOOKED = "it has hooks"
@@ -164,6 +164,7 @@ class _Plan:
     settings: LessBNConfig
     head_alone: bool
     frozen: Collection[str]
+    loss_fn: nn.Cell | None
     graphs: list[Graph] = field(default_factory=list)
     exchanged: list[tuple[nn.Cell, nn.Cell]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -172,6 +173,7 @@ class _Plan:
         """Decide on every BatchNorm."""
         removals = _removals(self.graphs)
         failures = _failures(self.graphs)
+        elsewhere = _held_elsewhere(self.network, self.loss_fn)
         for cell in layers_of(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
             if isinstance(cell, RemovedBatchNorm):
                 self.changes.append(Change(cell.before.name, REMOVED, "removed before", now=False))
@@ -182,7 +184,8 @@ class _Plan:
                 removal = Removal(False, "its scale and shift do not train, as in a frozen part")
             if _compat.has_hooks(cell):
                 removal = Removal(False, _HOOKED)
-            if any(id(cell) in graph.read for graph in self.graphs):
+            read = any(id(cell) in graph.read for graph in self.graphs)
+            if read or {id(cell.gamma), id(cell.beta)} & elsewhere:
                 removal = Removal(False, "other code reads its parameters")
             reason = failures.get(id(cell), removal.reason)
             objection = self._objection(name, removal) if removal.removable else reason
@@ -258,6 +261,21 @@ class _Plan:
             self.changes.append(Change(name, NORMALISED, reason, is_head=True))
 
 
+def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:
+    """Return the Parameters that other Cells than BatchNorms hold, as attributes or in lists: ids.
+
+    Their code may read them, as a penalty on the scales of BatchNorms does.
+    """
+    roots = [network] if loss_fn is None else [network, loss_fn]
+    cells = [cell for root in roots for _, cell in root.cells_and_names()]
+    others = [cell for cell in cells if not is_a(cell, (*BATCH_NORMS, RemovedBatchNorm))]
+    held = [one for cell in others for one in _compat.own_parameters(cell).values()]
+    for value in [value for cell in others for value in vars(cell).values()]:
+        if isinstance(value, (list, tuple)):
+            held += [one for one in value if isinstance(one, Parameter)]
+    return {id(one) for one in held}
+
+
 def less_bn(
     network: nn.Cell,
     fn_flag: bool = False,
@@ -269,6 +287,7 @@ def less_bn(
     heads: Patterns | None = None,
     head_alone: bool = True,
     frozen: Collection[str] = (),
+    loss_fn: nn.Cell | None = None,
 ) -> Rewriting:
     """Rewrite a network in place; a second call changes nothing.
 
@@ -289,6 +308,8 @@ def less_bn(
         frozen (Collection[str]): names of Parameters that no optimizer trains. Their layers stay,
             as those without ``requires_grad``: they could not learn back what is lost.
             Default: ``()``.
+        loss_fn (Cell, optional): the loss of a network that is given without: BatchNorms whose
+            parameters it holds stay. Default: None.
 
     Returns:
         Rewriting, what was done and why.
@@ -324,7 +345,7 @@ def less_bn(
         multiplier=multiplier,
         heads=heads,
     )
-    plan = _Plan(network, settings, head_alone, frozen, trace_both(network))
+    plan = _Plan(network, settings, head_alone, frozen, loss_fn, trace_both(network))
     plan.norms()
     if fn_flag:
         plan.heads()

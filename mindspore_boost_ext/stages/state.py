@@ -11,7 +11,16 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 def state_of(cell: nn.Cell) -> ParameterTuple:
     """Return every Parameter of a Cell and of those in it, each once."""
-    return ParameterTuple(list({id(one): one for one in cell.get_parameters()}.values()))
+    every = list({id(one): one for one in cell.get_parameters()}.values())
+    first: dict[str, Parameter] = {}
+    for one in every:
+        if first.setdefault(one.name, one) is not one:
+            raise ValueError(
+                f"two Parameters of the training step are named {one.name!r}: give the optimizer "
+                "the Parameters of this very network, and of several networks each names of its "
+                "own, net.update_parameters_name('a.'), before their optimizers are made"
+            )
+    return ParameterTuple(every)
 
 
 def connected(value: Tensor, state: tuple[Parameter, ...]) -> Tensor:

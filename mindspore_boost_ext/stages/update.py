@@ -10,6 +10,8 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.base.state import list_hidden_parameters
+from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 
@@ -106,6 +108,29 @@ class UpdateAround(Update):
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return that of :attr:`inner`."""
         return call(self.inner.loss_of, inputs)
+
+
+def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
+    """Let an optimizer list all its state, and warn if it trains nothing of a network.
+
+    Args:
+        optimizer (Cell): the optimizer.
+        network (Cell): the network with its loss.
+
+    Raises:
+        TypeError: if it is none.
+    """
+    if not hasattr(optimizer, "parameters"):
+        raise TypeError(f"optimizer must be an optimizer, got {shown(optimizer)}")
+    if not isinstance(optimizer, nn.Optimizer):  # of mindspore.experimental, or the user's own
+        list_hidden_parameters(optimizer)
+    own = {id(one) for one in network.get_parameters()}
+    if not any(id(one) in own for one in optimizer.parameters):
+        warn(
+            "nothing of the network is trained: no Parameter of the optimizer is one of its own; "
+            "make the optimizer over the trainable_params() of this very network",
+            NoEffectWarning,
+        )
 
 
 def warn_of_idle_optimizer(optimizer: nn.Cell) -> None:

@@ -63,7 +63,7 @@ class ThorAlgorithm(Algorithm):
         ordinary, capturing = (step.restricted(step.optimizer, everything) for _ in range(2))
         capturing.capture()
         thor.taps.attach()
-        chooser = RefreshChooser(thor, step.window_part)
+        chooser = RefreshChooser(thor, step.report(), step.window_part)
         return StepChoice((ordinary, capturing), chooser, ("ordinary", "refresh of THOR"))
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext.report import Report
 from mindspore_boost_ext.stages.choice import Chooser
 from mindspore_boost_ext.thor.optimizer import THOR
 
@@ -63,12 +64,13 @@ class RefreshChooser(Chooser):
 
     Args:
         thor (THOR): knows when a refresh is due.
+        report (Report): gets a row for each parameter anew when a refresh is done.
         window (GradientAccumulation, optional): the window of the step. Default: None.
     """
 
-    def __init__(self, thor: THOR, window: nn.Cell | None = None) -> None:
+    def __init__(self, thor: THOR, report: Report, window: nn.Cell | None = None) -> None:
         super().__init__()
-        self.thor, self.window = thor, window
+        self.thor, self.report, self.window = thor, report, window
 
     def index(self) -> Tensor:
         """Return the variant's number in the graph."""
@@ -94,6 +96,8 @@ class RefreshChooser(Chooser):
             self.thor.taps.attach()
             yield
             self.thor.warn_of_troubles()
+            for row in self.thor.rows():
+                self.report.put(row)
             return
         self.thor.taps.detach()
         try:

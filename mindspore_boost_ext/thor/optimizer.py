@@ -369,6 +369,7 @@ class THOR(nn.Optimizer):
     def rows(self) -> list[Row]:
         """Return one row for each parameter; ``counts`` holds the bytes of its curvature."""
         plans = {id(plan.weight): index for index, plan in enumerate(self.curvature.plans)}
+        _, inversions, _, _, passed_by = self.curvature.counters.asnumpy()
         found = []
         for parameter in self.parameters:
             index = plans.get(id(parameter))
@@ -376,6 +377,10 @@ class THOR(nn.Optimizer):
                 reason = self._reasons[id(parameter)]
                 status = LAYER_NORM if reason == LAYER_NORM else PLAIN
                 found.append(Row(parameter.name, "THOR", status, reason))
+                continue
+            if passed_by[index] and not inversions[index]:
+                reason = "no factor has reached it: see the warning"
+                found.append(Row(parameter.name, "THOR", PLAIN, reason))
                 continue
             plan = self.curvature.plans[index]
             reason = f"{plan.kind}: A {_shape(plan.a_shape)}, G {_shape(plan.g_shape)}"

@@ -230,6 +230,26 @@ def test_dim_reduce_says_what_it_excludes():
             "grad_freeze.freez_p is not a known key: did you mean 'freeze_p'?",
         ),
         ({"boost": {"lessbn": True}}, "boost.lessbn is not a known key: did you mean 'less_bn'?"),
+        ({"clip_norm": 5}, "clip_norm is not a known section: did you mean gradients.clip_norm?"),
+        ({"mode": "manual"}, "mode is not a known section: did you mean boost.mode?"),
+        (
+            {"less_bn": {"mode": "manual"}},
+            "less_bn.mode is not a known key: did you mean boost.mode?",
+        ),
+        (
+            {"boost": {"gradients": {}}},
+            "boost.gradients is not a known key: it is a section: give it beside boost",
+        ),
+        (
+            {"boost": {"thor": {}}},
+            "boost.thor must be True or False, got {} (dict): settings stand in a section of that "
+            "name beside boost",
+        ),
+        (
+            {"thor": True},
+            "thor must be a dict of settings or None, got True (bool): a switch stands in section "
+            "boost",
+        ),
         (
             {"boost": {"mode": "manual", "dim_reduce": True}},
             "dim_reduce needs dim_reduce.weight_load_dir (a folder of checkpoints) or "

@@ -334,6 +334,12 @@ def test_a_batch_norm_is_known_by_its_name_and_no_word_around_it(part, chunks):
     assert len(found) == chunks
 
 
+def test_the_scale_of_a_normalised_head_stays_with_its_weight():
+    names = ("first.weight", "first.bias", "fc.weight", "fc.bias", "fc.multiplier")
+    found = split_chunks([Parameter(Tensor([0.0]), name=name) for name in names])
+    assert [len(one) for one in found] == [5]
+
+
 def test_settings_of_groups_of_a_freeze_opt_are_warned_of():
     every = nets.MLP().trainable_params()
     groups = [[{"params": every[:2], "lr": 0.0}, {"params": every[2:]}], every[2:]]

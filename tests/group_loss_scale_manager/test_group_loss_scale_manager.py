@@ -173,6 +173,12 @@ def test_groups_cannot_change_once_they_are_in_use():
         manager.loss_scale_groups = [list(step.weights)]
 
 
+@pytest.mark.parametrize("groups", [None, 0, [1]])
+def test_groups_that_are_no_lists_are_refused(groups):
+    with pytest.raises(TypeError, match="loss_scale_groups must be a list of lists"):
+        GroupLossScaleManager(2, groups)
+
+
 def test_a_loss_that_is_not_finite_skips_the_step(mode):
     _, step = chain([4.0, 4.0], [1.0, 1.0], ms.float32, rate=1.0)
     loss, overflow, _ = run(step, np.nan)

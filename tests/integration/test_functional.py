@@ -9,7 +9,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, experimental, nn
+from mindspore import Tensor, experimental, nn, ops
 from mindspore.train import Callback
 from models import model_of
 
@@ -398,3 +398,104 @@ def test_what_rested_in_training_rests_after_an_evaluation(mode):
     assert (net.student[1].training, net.teacher[1].training) == (True, False)
     for one, old in zip(net.teacher.get_parameters(), before):
         np.testing.assert_array_equal(one.asnumpy(), old)
+
+
+class LossAndOutput(nn.Cell):
+    """Returns its loss, and what it was taken of."""
+
+    def __init__(self, stops):
+        super().__init__()
+        self.dense, self.stops = nn.Dense(3, 2), stops
+
+    def construct(self, x):
+        outputs = self.dense(x)
+        loss = (outputs**2).mean()
+        return loss, ops.stop_gradient(outputs) if self.stops else outputs
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_outputs_beside_the_loss_are_warned_of(mode, level):
+    """MindSpore differentiates the sum of all; by value_and_grad(has_aux=True) it is the first."""
+    net = LossAndOutput(stops=False)
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    config = OFF if level == "O1" else None
+    step = make_train_step(net, None, optimizer, level=level, config=config)
+    x = Tensor(nets.batches(1)[0][0])
+    with pytest.warns(UserWarning, match="returns 2 outputs, and the gradient is that of th"):
+        step(x)
+    step(x)  # once
+
+
+def test_the_remedy_for_outputs_beside_the_loss(mode):
+    ends = []
+    for remedied in (True, False):
+        net = nets.fill(LossAndOutput(stops=remedied))
+        optimizer = nn.SGD(net.trainable_params(), 0.1)
+        x = Tensor(nets.batches(1)[0][0])
+        if remedied:
+            with pytest.warns(UserWarning, match="stop_gradient"):
+                make_train_step(net, None, optimizer, level="O1", config=OFF)(x)
+        else:
+            forward = ms.value_and_grad(net, None, optimizer.parameters, has_aux=True)
+            optimizer(forward(x)[1])
+        ends.append(nets.weights(net))
+    for name, value in ends[0].items():
+        np.testing.assert_allclose(value, ends[1][name], rtol=1e-6, err_msg=name)
+
+
+def test_a_loop_that_does_not_call_the_step_is_warned_of(pynative_mode):
+    data = [tuple(Tensor(one) for one in pair) for pair in nets.batches(2)]
+    with pytest.warns(UserWarning, match="has not called the step"):
+        assert len(list(accumulating().over(data, 1))) == 2
+
+
+def test_functions_are_refused_with_the_remedy():
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    with pytest.raises(TypeError, match=r"loss_fn must be a Cell or None, .* write it as a Cell"):
+        make_train_step(net, lambda outputs, labels: outputs.mean(), optimizer)
+    function = ms.value_and_grad(net, None, optimizer.parameters)
+    with pytest.raises(TypeError, match="network must be a Cell, got"):
+        make_train_step(function, None, optimizer)
+
+
+def test_an_optimizer_over_another_network_is_told(pynative_mode):
+    other = nets.MLP()
+    for one in other.trainable_params():
+        one.name = f"other.{one.name}"
+    optimizer = nets.momentum(other.trainable_params())
+    with pytest.warns(UserWarning, match="nothing of the network is trained"):
+        make_train_step(nets.MLP(), nets.loss_fn(), optimizer, level="O1", config=OFF)
+
+
+def test_an_optimizer_over_another_network_of_the_same_names_is_refused(pynative_mode):
+    optimizer = nets.momentum(nets.MLP().trainable_params())
+    with (
+        pytest.warns(UserWarning, match="nothing of the network is trained"),
+        pytest.raises(ValueError, match="update_parameters_name"),
+    ):
+        make_train_step(nets.MLP(), nets.loss_fn(), optimizer, level="O1", config=OFF)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "ASGD", "NAdam"])
+def test_a_loop_with_an_experimental_optimizer_goes_on_from_a_file(mode, kind, tmp_path):
+    """Rates that a scheduler has changed, and moments that MindSpore keeps in lists, are in it."""
+
+    def run(epochs, *callbacks, restored=False):
+        net = nets.MLP()
+        optimizer = getattr(experimental.optim, kind)(net.trainable_params(), lr=0.25)
+        scheduler = experimental.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=OFF)
+        done = restore(step.train_network, path) if restored else 0
+        losses = []
+        data = [tuple(Tensor(one) for one in pair) for pair in nets.batches(2)]
+        for number, batch in enumerate(step.over(data, epochs, callbacks, initial_epoch=done)):
+            losses.append(float(step(*batch).asnumpy()))
+            if number % 2:
+                scheduler.step()
+        return losses
+
+    path = tmp_path / "run"
+    whole = run(3)
+    run(1, BoostCheckpoint(path))
+    assert run(3, restored=True) == whole[2:]

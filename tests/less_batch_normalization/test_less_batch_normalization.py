@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import residual_nets as zoo
 from mindcv.models import create_model
-from mindspore import Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 from models import model_of
 
 from mindspore_boost_ext import (
@@ -117,6 +117,40 @@ def test_a_batch_norm_that_may_do_more_stays(kind, reason, training):
     assert reason in change.reason
     assert {name: type(cell) for name, cell in net.cells_and_names()} == before
     assert all(cell.training == training for _, cell in net.cells_and_names())
+
+
+class Penalty(nn.Cell):
+    """A cross-entropy, and the scale of a BatchNorm: network slimming."""
+
+    def __init__(self, norm, held):
+        super().__init__(auto_prefix=False)
+        self.scales = held(norm)
+
+    def construct(self, outputs, labels):
+        return ops.cross_entropy(outputs, labels) + ops.abs(self.scales[0]).sum()
+
+
+@pytest.mark.parametrize("of_loss", [True, False], ids=["the loss", "the network"])
+@pytest.mark.parametrize(
+    "held",
+    [
+        lambda norm: [norm.gamma],
+        lambda norm: ParameterTuple([norm.gamma]),
+        lambda norm: norm.gamma,
+        lambda norm: norm.beta,
+    ],
+    ids=["list", "tuple", "gamma", "beta"],
+)
+def test_a_batch_norm_stays_whose_parameters_other_cells_hold(held, of_loss):
+    """Else a penalty would train a scale that scales nothing, and pruning would go by it."""
+    assert [one.done for one in less_bn(zoo.Block()).changes] == ["removed", "kept"]
+    net = zoo.Block()
+    list(net.get_parameters())  # gives them their names
+    penalty = Penalty(net.bn1, held)
+    if not of_loss:
+        net.penalty = penalty
+    first, _ = less_bn(net, loss_fn=penalty if of_loss else None).changes
+    assert first.reason == "other code reads its parameters"
 
 
 def test_a_network_that_mixed_precision_has_rewritten_stays_with_the_remedy():

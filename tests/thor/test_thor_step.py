@@ -243,6 +243,8 @@ def test_a_layer_passed_by_keeps_its_plain_gradient_and_is_named(mode, average):
     observed = optimizer.observations()
     assert (observed["thor.inversions"], observed["thor.layers_passed_by"]) == (2, 1)
     assert observed["thor.inverses_kept"] == 0
+    rows = {row.algorithm: row.status for row in step.report()}
+    assert (rows["passed.weight"], rows["last.weight"]) == ("plain", "preconditioned")
 
 
 def test_the_articles_four_lines(mode, tmp_path):
