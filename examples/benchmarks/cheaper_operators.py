@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     def rows() -> Iterator[tuple[str, ...]]:
         for title, (make, name) in made.items():
             found = paired(*make(name), options.pairs, steps=3, warm_up=2)
-            spread = f"{found.low:.2f} to {found.high:.2f}"
+            spread = f"{found.low:.3f} to {found.high:.3f}"
             yield title, f"{found.reference_ms:.1f}", f"{found.median:.3f}", spread
 
     headings = ("what", "MindSpore's own, ms", "ratio", "quartiles")

@@ -14,6 +14,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 
 from mindspore_boost_ext._compat import RowTensor
 from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.outer import over_columns
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.runtime.cells import is_a
 
@@ -65,11 +66,11 @@ def _other_axes(count: int, axis: int) -> tuple[int, ...]:
 
 def _less_mean(gradient: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return a gradient of two axes or more less its mean over ``axes``."""
-    if gradient.ndim > 2 and axes[0] == 1:
+    if axes[0] == 1:
         # The CPU kernel takes the mean over one last axis three times faster than over several.
-        outputs = gradient.shape[0]
-        means = ops.mean(ops.reshape(gradient, (outputs, -1)), 1, True)
-        return gradient - ops.reshape(means, (outputs,) + (1,) * (gradient.ndim - 1))
+        rows = ops.reshape(gradient, (gradient.shape[0], -1))
+        means = ops.mean(rows, 1, True)
+        return ops.reshape(rows - over_columns(means, rows.shape[1]), gradient.shape)
     return gradient - ops.mean(gradient, axes, True)
 
 

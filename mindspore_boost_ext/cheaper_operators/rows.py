@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from mindspore_boost_ext.base.outer import outer
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 
 
@@ -16,7 +17,7 @@ def axis_of(plain: ops.Primitive) -> int:
 
 
 class _Sums(nn.Cell):
-    """Sums along an axis, which becomes 1: along the last one by a matrix product.
+    """Sums along an axis, for each of its places: along the last one by matrix products.
 
     In float32 also under mixed precision "auto", which takes products in float16.
     """
@@ -28,10 +29,12 @@ class _Sums(nn.Cell):
 
     def construct(self, x: Tensor) -> Tensor:
         if self.axis not in (-1, x.ndim - 1):
-            return ops.ReduceSum(keep_dims=True)(x, self.axis)
+            sums = ops.ReduceSum(keep_dims=True)(x, self.axis)
+            return ops.broadcast_to(sums, x.shape)
         width = x.shape[-1]
         ones = ops.ones((width, 1), mstype.float32)
-        return ops.MatMul()(x.reshape((-1, width)), ones).reshape((*x.shape[:-1], 1))
+        sums = ops.MatMul()(x.reshape((-1, width)), ones)
+        return outer(sums, ones).reshape(x.shape)
 
 
 class _Softmax(nn.Cell):
@@ -126,14 +129,15 @@ class _LayerNorm(nn.Cell):
         mean, variance, dmean, dvariance = (
             one.reshape((-1, 1)) for one in (out[1], out[2], dout[1], dout[2])
         )
+        column, ones = gamma.reshape((width, 1)), ops.ones((width, 1), mstype.float32)
         inverse = ops.rsqrt(variance + self.epsilon)
-        centered = x.reshape((-1, width)) - mean
+        centered = x.reshape((-1, width)) - outer(mean, ones)
         product = dy * centered
-        column = gamma.reshape((width, 1))
         # x moves its row's mean and variance, too; those are outputs of their own besides.
         by_mean = (dmean - inverse * ops.MatMul()(dy, column)) / width
         by_spread = (2 * dvariance - inverse**3 * ops.MatMul()(product, column)) / width
-        dx = dy * gamma * inverse + centered * by_spread + by_mean
+        dx = dy * outer(inverse, column) + centered * outer(by_spread, ones)
+        dx = dx + outer(by_mean, ones)
         dgamma = ops.MatMul(transpose_a=True)(inverse, product)
         dbeta = ops.MatMul(transpose_a=True)(ops.OnesLike()(inverse), dy)
         return dx.reshape(x.shape), dgamma.reshape((width,)), dbeta.reshape((width,))
