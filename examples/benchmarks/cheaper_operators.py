@@ -3,6 +3,8 @@
     taskset -c 0 python examples/benchmarks/cheaper_operators.py
     taskset -c 0 python examples/benchmarks/cheaper_operators.py --mode PYNATIVE --pairs 10
     taskset -c 0 python examples/benchmarks/cheaper_operators.py --only none --mindcv swin_tiny
+    python examples/benchmarks/cheaper_operators.py --only none --mindcv swinv2_tiny_window8 \
+        --size 256 --pairs 2
     python examples/benchmarks/cheaper_operators.py --only "step of transformer" --memory O1
 
 Both kinds take turns in one process. Prints medians of the ratios, and MindSpore's own time. With
@@ -13,6 +15,7 @@ peak of the process: each is a run of its own.
 from __future__ import annotations
 
 import argparse
+import functools
 import resource
 from collections.abc import Callable, Iterator, Sequence
 
@@ -97,12 +100,12 @@ def training(name: str) -> Steps:
     return steps(make, [Tensor(one[: task.batch]) for one in train])
 
 
-def of_mindcv(name: str) -> Steps:
+def of_mindcv(name: str, size: int) -> Steps:
     """Return the two steps of a network of MindCV, on four images of noise."""
     import mindcv
 
     generator = np.random.default_rng(0)
-    images = generator.normal(size=(4, 3, 224, 224)).astype(np.float32)
+    images = generator.normal(size=(4, 3, size, size)).astype(np.float32)
     labels = np.arange(4, dtype=np.int32)
 
     def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
@@ -128,13 +131,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--only", default="", help="the beginning of a name")
     parser.add_argument("--mindcv", nargs="*", default=[], help="networks of MindCV, too")
+    parser.add_argument("--size", type=int, default=224, help="of the images of these")
     parser.add_argument("--memory", choices=["O0", "O1"], help="MiB in place of milliseconds")
     options = parser.parse_args(argv)
     ms.set_context(mode=MODES[options.mode])
     made = {name: (operator, name) for name in OPERATORS}
     made |= {f"step of {name}": (training, name) for name in TASKS if "ResNet" not in name}
     made = {title: one for title, one in made.items() if title.startswith(options.only)}
-    made |= {f"step of {name}": (of_mindcv, name) for name in options.mindcv}
+    sized = functools.partial(of_mindcv, size=options.size)
+    made |= {f"step of {name}": (sized, name) for name in options.mindcv}
 
     if options.memory:
         for title, (make, name) in made.items():

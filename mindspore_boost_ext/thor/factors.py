@@ -70,6 +70,12 @@ def _mean(old: float, first: Tensor, kept: Tensor, new: Tensor) -> Tensor:
     return kept * share + new * (1.0 - share)
 
 
+def _chosen(condition: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """Return one of two Tensors of equal shapes, by a bool [] or [1]."""
+    # With a condition of another shape the CPU kernel keeps buffers of seven such Tensors for good.
+    return _SELECT(ops.broadcast_to(condition, one.shape), one, other)
+
+
 def _renewed(layer: nn.Cell, *inputs: Tensor) -> Tensor:
     return layer.renew(*inputs)
 
@@ -123,8 +129,8 @@ class LayerFactors(nn.Cell):
             used_a, used_g, good = self._invert_if(a, g, for_a, for_g, wanted)
         # Averages go on where the trace rule keeps the inverses; without averages F stays F_old.
         taken = good if self.settings.moving_average == 0.0 else usable
-        _ASSIGN(self.a, _SELECT(taken, a, self.a))
-        _ASSIGN(self.g, _SELECT(taken, g, self.g))
+        _ASSIGN(self.a, _chosen(taken, a, self.a))
+        _ASSIGN(self.g, _chosen(taken, g, self.g))
         return _CONCAT((used_a, used_g, _CAST(good, ms.float32)))
 
     def _invert_if(
@@ -148,8 +154,8 @@ class LayerFactors(nn.Cell):
         a_inverse, used_a, good_a = self._inverse_of_a(a, for_a)
         g_inverse, used_g, good_g = self.inverse(g, for_g)
         good = _AND(wanted, _AND(good_a, good_g))
-        _ASSIGN(self.a_inverse, _SELECT(good, a_inverse, self.a_inverse))
-        _ASSIGN(self.g_inverse, _SELECT(good, g_inverse, self.g_inverse))
+        _ASSIGN(self.a_inverse, _chosen(good, a_inverse, self.a_inverse))
+        _ASSIGN(self.g_inverse, _chosen(good, g_inverse, self.g_inverse))
         return used_a, used_g, good
 
     def _inverse_of_a(self, a: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
