@@ -58,7 +58,7 @@ def main() -> None:
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
         nn.Momentum(net.trainable_params(), learning_rate=0.03, momentum=0.9),
         metrics={"accuracy"},
-        amp_level="O3",  # weights and gradients in float16
+        amp_level="O3",  # every layer computes in float16; the weights stay float32
         loss_scale_manager=scales,
         boost_level="O1",
         boost_config_dict={"boost": {**switches, "loss_scale_group": options.groups}},
