@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import mindspore as ms
+from mindspore import ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
+from mindspore_boost_ext.runtime import max_pool
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
@@ -197,7 +199,31 @@ class OwnCores(Cure):
             self._placement = None
 
 
-_CURES: tuple[Cure, ...] = (InstructionSet(), BlockingLaunch(), OwnCores())
+class PoolingGradient(Cure):
+    """The gradient of ``ops.max_pool2d`` takes time quadratic in the size of an image."""
+
+    name = "gradient of ops.max_pool2d"
+    taken_back = "the script has put another function there"
+
+    def unneeded(self) -> str:
+        """Return why the function stays."""
+        return "" if ops.max_pool2d is max_pool.ORIGINAL else self.taken_back
+
+    def apply(self) -> tuple[str, str]:
+        """Put a function in its place that calls another operator."""
+        max_pool.put_in_place(max_pool.max_pool2d)
+        return APPLIED, "by an operator that takes linear time, MindSpore's takes quadratic"
+
+    def in_force(self) -> bool:
+        """Return whether it is still there."""
+        return max_pool.is_in_place()
+
+    def undo(self) -> None:
+        """Give MindSpore's function back."""
+        max_pool.put_in_place(max_pool.ORIGINAL)
+
+
+_CURES: tuple[Cure, ...] = (InstructionSet(), BlockingLaunch(), OwnCores(), PoolingGradient())
 _off = ""
 
 
@@ -206,7 +232,8 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     Sets what is measured to be faster on such a machine, on CPU only, and never what the user has
     set: the instruction set of oneDNN before its first operator; blocking launch, which acts in
-    PYNATIVE_MODE; and a core of its own for each thread that computes.
+    PYNATIVE_MODE; a core of its own for each thread that computes; and ``ops.max_pool2d`` by an
+    operator whose gradient takes linear time.
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it.
     What the user sets later stays. A blocking launch switched off before the import looks like the
     default and is switched on; a second ``set_context`` after the import is not.
@@ -216,8 +243,9 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     Args:
         enabled (bool): False undoes what can be undone, and keeps it so until called with True:
-            blocking launch, the threads' cores, and the variable of the environment. The
-            instruction set stays in this process. Default: True.
+            blocking launch, the threads' cores, ``ops.max_pool2d`` (but for what is compiled), and
+            the variable of the environment. The instruction set stays in this process.
+            Default: True.
 
     Returns:
         tuple[Row], a row for each cure, as in every report.
@@ -228,7 +256,7 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     Examples:
         >>> from mindspore_boost_ext import tune_machine
         >>> [row.status for row in tune_machine(False)]
-        ['inactive', 'inactive', 'inactive']
+        ['inactive', 'inactive', 'inactive', 'inactive']
         >>> rows = tune_machine()
     """
     global _off

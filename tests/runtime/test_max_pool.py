@@ -1,0 +1,81 @@
+"""``ops.max_pool2d`` after the import: MindSpore's values and gradients, in less time."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext import tune_machine
+from mindspore_boost_ext.runtime import max_pool
+
+SETTINGS = [
+    {"kernel_size": 2},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": (3, 2), "stride": (2, 3), "padding": (1, 0), "ceil_mode": True},
+    {"kernel_size": 2, "stride": 1, "dilation": 2},
+]
+
+
+class Pooled(nn.Cell):
+    """Pools, and multiplies by weights."""
+
+    def __init__(self, settings, outputs=None):
+        super().__init__()
+        self.settings = settings
+        weights = np.random.default_rng(7).normal(size=outputs or 1)
+        self.weights = None if outputs is None else Tensor(weights.astype("f"))
+
+    def construct(self, x):
+        found = ops.max_pool2d(x, **self.settings)
+        return found if self.weights is None else (found * self.weights).sum()
+
+
+@pytest.fixture
+def untuned():
+    """Tune again after a test that has switched the tuning off."""
+    yield
+    tune_machine()
+
+
+def both(cell, *inputs):
+    """Return what a function gives with the import's cure, and with MindSpore's function."""
+    tune_machine()
+    assert ops.max_pool2d is max_pool.max_pool2d
+    tuned = cell()(*inputs)
+    tune_machine(False)
+    assert ops.max_pool2d is max_pool.ORIGINAL
+    return tuned, cell()(*inputs)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_values_and_gradients_are_mindspores_with_ties(mode, settings, untuned):
+    values = np.random.default_rng(1).integers(-2, 3, (2, 3, 8, 9)).astype("f")
+    one, other = both(lambda: Pooled(settings), Tensor(values))
+    np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+    slopes = both(lambda: ms.grad(Pooled(settings, one.shape)), Tensor(values))
+    np.testing.assert_array_equal(*(slope.asnumpy() for slope in slopes))
+
+
+def test_indices_are_mindspores(untuned):
+    values = Tensor(np.random.default_rng(2).normal(size=(1, 2, 6, 6)).astype("f"))
+    one, other = both(lambda: Pooled({"kernel_size": 2, "return_indices": True}), values)
+    for mine, theirs in zip(one, other):
+        np.testing.assert_array_equal(mine.asnumpy(), theirs.asnumpy())
+        assert mine.dtype == theirs.dtype
+
+
+def test_a_batch_of_another_rank_is_refused_as_by_mindspore(pynative_mode):
+    with pytest.raises((ValueError, RuntimeError), match="rank must be equal to 4"):
+        ops.max_pool2d(Tensor(np.ones((8, 8), np.float32)), 2)
+
+
+def test_a_function_of_the_scripts_own_stays(monkeypatch, untuned):
+    tune_machine(False)
+    own = len
+    monkeypatch.setattr(ops, "max_pool2d", own)
+    row = tune_machine()[-1]
+    assert (row.status, row.reason) == ("inactive", "the script has put another function there")
+    tune_machine(False)
+    assert ops.max_pool2d is own
