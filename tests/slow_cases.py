@@ -50,7 +50,13 @@ OPTIMIZERS_ALIKE = {
 
 # Where every case in GRAPH_MODE is worth its compilation, or reads what is there already.
 ALL_IN_GRAPH_MODE = {"test_combinations", "test_distributed", "test_overflow", "test_examples"}
-ALL_IN_GRAPH_MODE |= {"test_thor_distributed", "test_dim_reduce_ranks", "test_agreement"}
+ALL_IN_GRAPH_MODE |= {
+    "test_cheaper_operators",
+    "test_max_pool",
+    "test_thor_distributed",
+    "test_dim_reduce_ranks",
+    "test_agreement",
+}
 
 # Single cases that take seconds; what shows the same stands beside them.
 CASES = {

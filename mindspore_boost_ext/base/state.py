@@ -108,9 +108,11 @@ def list_hidden_parameters(optimizer: nn.Cell) -> None:
         optimizer (Cell): the optimizer.
     """
     own = _compat.own_parameters(optimizer)
-    listed = {id(one) for one in optimizer.get_parameters()}
+    listed = {one.name for one in optimizer.get_parameters()}
     lists = [value for value in vars(optimizer).values() if isinstance(value, (list, tuple))]
     held = [one for value in lists for one in value if isinstance(one, Parameter)]
-    hidden = {one.name: one for one in held if id(one) not in listed}
+    # One of a name that is taken could not be told from the other in a file, and one without a name
+    # of its own has a number that differs from run to run.
+    hidden = {one.name: one for one in held if one.name not in listed and "#" not in one.name}
     if hidden:
         _compat.set_own_parameters(optimizer, type(own)({**own, **hidden}))

@@ -26,6 +26,8 @@ class _Gelu(nn.Cell):
 class CheaperGelu(CheaperCell):
     """The tanh form of GELU by a sigmoid; MindSpore's tanh there is computed value by value."""
 
+    counted_as = "gelu"
+
     def __init__(self, plain: nn.Cell | ops.Primitive) -> None:
         super().__init__(plain)
         self.with_gradient = _Gelu(auto_prefix=False)
@@ -44,6 +46,8 @@ class CheaperLeakyRelu(CheaperCell, nn.LeakyReLU):
 
     At 0 its slope is that of the negative side; MindSpore's is the mean of both.
     """
+
+    counted_as = "leaky_relu"
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the activation, of the shape of ``x``."""

@@ -65,7 +65,7 @@ class CheaperOperatorsAlgorithm(Algorithm):
 
 
 def _counts(found: Sequence[CheaperCell]) -> Counter[str]:
-    return Counter(KNOWN[type(one.plain)].name for one in found)
+    return Counter(one.counted_as for one in found)  # mixed precision may have wrapped ``plain``
 
 
 def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, CheaperCell]:

@@ -45,13 +45,11 @@ class Known(NamedTuple):
     """An operator that is replaced.
 
     Attributes:
-        name: in the report.
         replacement: the Cell that takes its place.
         fits: whether it is one whose values the replacement has. Default: all are.
         eagerly: whether it does in PYNATIVE_MODE, too. Default: True.
     """
 
-    name: str
     replacement: type[CheaperCell]
     fits: Callable[[Any], bool] = lambda plain: True
     eagerly: bool = True
@@ -60,15 +58,15 @@ class Known(NamedTuple):
 # By exact type: a subclass of the user's may compute something else.
 KNOWN: Mapping[type, Known] = MappingProxyType(
     {
-        nn.GELU: Known("gelu", CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
-        ops.GeLU: Known("gelu", CheaperGelu),
-        nn.LeakyReLU: Known("leaky_relu", CheaperLeakyRelu, _is_bent),
-        ops.Softmax: Known("softmax", CheaperSoftmax, _has_one_axis),
-        ops.LogSoftmax: Known("log_softmax", CheaperLogSoftmax, _has_one_axis),
-        ops.L2Normalize: Known("l2_normalize", CheaperL2Normalize, _has_one_axis),
+        nn.GELU: Known(CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
+        ops.GeLU: Known(CheaperGelu),
+        nn.LeakyReLU: Known(CheaperLeakyRelu, _is_bent),
+        ops.Softmax: Known(CheaperSoftmax, _has_one_axis),
+        ops.LogSoftmax: Known(CheaperLogSoftmax, _has_one_axis),
+        ops.L2Normalize: Known(CheaperL2Normalize, _has_one_axis),
         # Eagerly these are slower.
-        ops.LayerNorm: Known("layer_norm", CheaperLayerNorm, _is_of_last_axis, eagerly=False),
-        nn.BatchNorm1d: Known("batch_norm", CheaperBatchNorm, eagerly=False),
-        ops.MaxPool: Known("max_pool", CheaperMaxPool, _is_channels_first),
+        ops.LayerNorm: Known(CheaperLayerNorm, _is_of_last_axis, eagerly=False),
+        nn.BatchNorm1d: Known(CheaperBatchNorm, eagerly=False),
+        ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
     }
 )

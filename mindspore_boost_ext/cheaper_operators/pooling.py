@@ -13,6 +13,8 @@ from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 class CheaperMaxPool(CheaperCell):
     """A maximum pooling that remembers where the maxima lay, for the gradient."""
 
+    counted_as = "max_pool"
+
     def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(plain)
         self.kernel: tuple[int, int] = plain.kernel_size[2:]

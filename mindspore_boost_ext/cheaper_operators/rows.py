@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -16,95 +16,105 @@ def axis_of(plain: ops.Primitive) -> int:
     return plain.axis[0] if isinstance(plain.axis, Sequence) else plain.axis
 
 
-class _Sums(nn.Cell):
-    """Sums along an axis, for each of its places: along the last one by matrix products.
+# No branch below: MindSpore has no second gradient through one that a ``bprop`` holds.
+def _sums_of_rows(x: Tensor, axis: int) -> Tensor:
+    """Return for each place of ``x`` the sum along the last axis, by matrix products."""
+    width = x.shape[-1]
+    ones = ops.ones((width, 1), mstype.float32)
+    sums = ops.MatMul()(x.reshape((-1, width)), ones)
+    return outer(sums, ones).reshape(x.shape)
 
-    In float32 also under mixed precision "auto", which takes products in float16.
+
+def _sums_along(x: Tensor, axis: int) -> Tensor:
+    """Return for each place of ``x`` the sum along an axis."""
+    return ops.broadcast_to(ops.ReduceSum(keep_dims=True)(x, axis), x.shape)
+
+
+class _AlongAxis(nn.Cell):
+    """An operator whose gradient sums along its axis.
+
+    Args:
+        plain (Primitive): MindSpore's operator.
+        sums (Callable): gives the sums.
     """
 
-    def __init__(self, axis: int) -> None:
+    def __init__(self, plain: ops.Primitive, sums: Callable[[Tensor, int], Tensor]) -> None:
         super().__init__(auto_prefix=False)
-        self.axis = axis
-        self.to_float(mstype.float32)
-
-    def construct(self, x: Tensor) -> Tensor:
-        if self.axis not in (-1, x.ndim - 1):
-            sums = ops.ReduceSum(keep_dims=True)(x, self.axis)
-            return ops.broadcast_to(sums, x.shape)
-        width = x.shape[-1]
-        ones = ops.ones((width, 1), mstype.float32)
-        sums = ops.MatMul()(x.reshape((-1, width)), ones)
-        return outer(sums, ones).reshape(x.shape)
-
-
-class _Softmax(nn.Cell):
-    def __init__(self, plain: ops.Primitive) -> None:
-        super().__init__(auto_prefix=False)
-        self.plain, self.sums = plain, _Sums(axis_of(plain))
+        self.plain, self.sums, self.axis = plain, sums, axis_of(plain)
+        self.to_float(mstype.float32)  # mixed precision "auto" takes matrix products in float16
 
     def construct(self, x: Tensor) -> Tensor:
         return self.plain(x)
 
+
+class _Softmax(_AlongAxis):
     def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
         product = out * dout
-        return (product - out * self.sums(product),)
+        return (product - out * self.sums(product, self.axis),)
 
 
-class _LogSoftmax(_Softmax):
+class _LogSoftmax(_AlongAxis):
     def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
-        return (dout - ops.exp(out) * self.sums(dout),)
+        return (dout - ops.exp(out) * self.sums(dout, self.axis),)
 
 
-class CheaperSoftmax(CheaperCell):
-    """A softmax with MindSpore's values, whose gradient sums up fast."""
-
-    core: type[_Softmax] = _Softmax
-
-    def __init__(self, plain: ops.Primitive) -> None:
-        super().__init__(plain)
-        self.with_gradient = self.core(plain)
+class _L2Normalize(_AlongAxis):
+    def __init__(self, plain: ops.Primitive, sums: Callable[[Tensor, int], Tensor]) -> None:
+        super().__init__(plain, sums)
+        self.epsilon = plain.epsilon
 
     def construct(self, x: Tensor) -> Tensor:
-        """Return the shares, of the shape of ``x``."""
-        if self.is_plain(x) or x.ndim == 0:
-            return self.plain(x)
-        return self.with_gradient(x)
-
-
-class CheaperLogSoftmax(CheaperSoftmax):
-    """The logarithms of a softmax, likewise."""
-
-    core = _LogSoftmax
-
-
-class _L2Normalize(nn.Cell):
-    def __init__(self, plain: ops.Primitive) -> None:
-        super().__init__(auto_prefix=False)
-        self.epsilon, self.sums = plain.epsilon, _Sums(axis_of(plain))
-
-    def construct(self, x: Tensor) -> Tensor:
-        return x * ops.rsqrt(ops.maximum(self.sums(x * x), self.epsilon))
+        squares = self.sums(x * x, self.axis)
+        return x * ops.rsqrt(ops.maximum(squares, self.epsilon))
 
     def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
-        squares = self.sums(x * x)
-        along = self.sums(out * dout) * ops.cast(squares > self.epsilon, mstype.float32)
+        squares = self.sums(x * x, self.axis)
+        is_long = ops.cast(squares > self.epsilon, mstype.float32)
+        along = self.sums(out * dout, self.axis) * is_long
         return ((dout - out * along) * ops.rsqrt(ops.maximum(squares, self.epsilon)),)
 
 
-class CheaperL2Normalize(CheaperCell):
+class CheaperAlongAxis(CheaperCell):
+    """An operator along an axis, whose gradient sums up fast."""
+
+    core: type[_AlongAxis]
+
+    def __init__(self, plain: ops.Primitive) -> None:
+        super().__init__(plain)
+        self.axis_alone = axis_of(plain)
+        self.of_rows = self.core(plain, _sums_of_rows)
+        self.of_others = self.core(plain, _sums_along)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return what the operator does, of the shape of ``x``."""
+        if self.is_plain(x) or x.ndim == 0 or 0 in x.shape:
+            return self.plain(x)
+        return self.of_rows(x) if self.axis_alone in (-1, x.ndim - 1) else self.of_others(x)
+
+
+class CheaperSoftmax(CheaperAlongAxis):
+    """A softmax with MindSpore's values."""
+
+    counted_as = "softmax"
+    core = _Softmax
+
+
+class CheaperLogSoftmax(CheaperAlongAxis):
+    """The logarithms of a softmax, with MindSpore's values."""
+
+    counted_as = "log_softmax"
+    core = _LogSoftmax
+
+
+class CheaperL2Normalize(CheaperAlongAxis):
     """Vectors of length 1, in time linear in their length: MindSpore's gradient is quadratic.
 
     The gradient is that of the formula also for vectors so short that ``epsilon`` divides them;
     there MindSpore divides by their own length.
     """
 
-    def __init__(self, plain: ops.Primitive) -> None:
-        super().__init__(plain)
-        self.with_gradient = _L2Normalize(plain)
-
-    def construct(self, x: Tensor) -> Tensor:
-        """Return the vectors, of the shape of ``x``."""
-        return self.plain(x) if self.is_plain(x) else self.with_gradient(x)
+    counted_as = "l2_normalize"
+    core = _L2Normalize
 
 
 class _LayerNorm(nn.Cell):
@@ -145,6 +155,8 @@ class _LayerNorm(nn.Cell):
 
 class CheaperLayerNorm(CheaperCell):
     """A LayerNorm over the last axis with MindSpore's values, whose gradient sums up fast."""
+
+    counted_as = "layer_norm"
 
     def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(plain)

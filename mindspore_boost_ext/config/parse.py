@@ -416,8 +416,8 @@ class _Parser:
         try:
             return rule.read(path, value)
         except ValueError as error:
-            in_boost = isinstance(value, Mapping) and path.startswith("boost.")
-            remedy = ": settings stand in a section of that name beside boost" if in_boost else ""
+            is_section = isinstance(value, Mapping) and path.rpartition("boost.")[2] in SECTIONS
+            remedy = ": settings stand in a section of that name beside boost" if is_section else ""
             self._add(f"{error}{remedy}", error.__cause__)
             return value
 

@@ -20,7 +20,8 @@ def hint(section: str, name: str, known: Collection[str], in_boost: Collection[s
         in_boost (Collection[str]): the names that section ``boost`` has.
     """
     if section and name in SECTIONS:
-        return f"it is a section: give it beside {section}"
+        switch = f", or as the switch boost.{name}" if name in in_boost else ""
+        return f"it is a section: give it beside {section}{switch}"
     places = [f"{one}.{name}" for one, kind in SECTIONS.items() if name in kind.rules()]
     places += [f"boost.{name}"] if name in in_boost else []
     if places:

@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
     from mindspore.dataset import Dataset
 
+_FLOATS = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
 _NOT_CALLED = (
-    "the loop over TrainStep.over has not called the step, so that nothing of this package trains: "
-    "step(*batch) takes the place of value_and_grad and of the optimizer's call"
+    "the loop over TrainStep.over has not called the step in this epoch: step(*batch) takes the "
+    "place of value_and_grad and of the optimizer's call, without it nothing of this package trains"
 )
 
 
@@ -182,12 +183,12 @@ class TrainStep:
                     state.train_dataset_element = batch
                     _call(callbacks, "on_train_step_begin", context)
                     yield tuple(batch)
-                    if self._last is None and state.cur_step_num == 1:
-                        warn(_NOT_CALLED, NoEffectWarning)
                     state.net_outputs = self._last
                     _call(callbacks, "on_train_step_end", context)
                     if context.get_stop_requested():
                         break
+                if self._last is None and not getattr(self.train_network, "_has_run", False):
+                    warn(_NOT_CALLED, NoEffectWarning)
                 _call(callbacks, "on_train_epoch_end", context)
                 if context.get_stop_requested():
                     break
@@ -196,11 +197,13 @@ class TrainStep:
 
 def _warn_of_outputs(loss: object) -> None:
     """Warn of a network with outputs beside its loss, such as logits: they are minimised, too."""
-    if isinstance(loss, (tuple, list)) and any(one.size > 1 for one in loss[1:]):
+    others = loss[1:] if isinstance(loss, (tuple, list)) else ()
+    if any(isinstance(one, Tensor) and one.dtype in _FLOATS and one.size > 1 for one in others):
         warn(
-            f"the network returns {len(loss)} outputs, and the gradient is that of their sum, as "
-            "in nn.TrainOneStepCell, not that of the first, as by value_and_grad(has_aux=True): "
-            "let it return the loss alone, or ops.stop_gradient of the others"
+            "the network returns outputs beside the loss, and unless they are ops.stop_gradient "
+            "of something the gradient is that of the sum of all, as in nn.TrainOneStepCell, not "
+            "that of the first, as by value_and_grad(has_aux=True): let it return the loss alone, "
+            "or ops.stop_gradient of the others"
         )
 
 

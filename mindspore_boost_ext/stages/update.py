@@ -111,7 +111,7 @@ class UpdateAround(Update):
 
 
 def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
-    """Let an optimizer list all its state, and warn if it trains nothing of a network.
+    """Let an optimizer list all its state, and warn if it seems to train nothing of a network.
 
     Args:
         optimizer (Cell): the optimizer.
@@ -127,8 +127,9 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
     own = {id(one) for one in network.get_parameters()}
     if not any(id(one) in own for one in optimizer.parameters):
         warn(
-            "nothing of the network is trained: no Parameter of the optimizer is one of its own; "
-            "make the optimizer over the trainable_params() of this very network",
+            "the network lists no Parameter that the optimizer has, so that nothing of it is "
+            "trained, unless it holds Cells in Python lists: make the optimizer over the "
+            "trainable_params() of this very network",
             NoEffectWarning,
         )
 

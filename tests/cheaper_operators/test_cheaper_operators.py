@@ -252,6 +252,31 @@ def test_padded_pooling_is_mindspores_with_ties(graph_mode, kernel, stride, size
     np.testing.assert_array_equal(ms.grad(net)(Tensor(x)).asnumpy(), slope)
 
 
+class Slimmed(nn.Cell):
+    """Reads the scale of a layer, by its class and as an attribute: network slimming."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Dense(3, 4), nn.Dense(4, nets.CLASSES)
+        self.norm = nn.BatchNorm1d(4)
+        nets.fill(self)
+
+    def construct(self, x):
+        penalty = self.norm.gamma.abs().sum() if isinstance(self.norm, nn.BatchNorm1d) else 0.0
+        return self.last(self.norm(self.first(x))) * (1 + 0.1 * penalty)
+
+
+def test_a_batch_norm_keeps_its_class_parameters_and_their_names(mode):
+    losses, names = [], []
+    for config in (contract.switched(cheaper_operators=True, compiled_step=True), None):
+        net = Slimmed()
+        step = model_of(net, config, amp_level="O0").train_network
+        losses.append([loss_of(step(*map(Tensor, one))) for one in nets.batches(3)])
+        names.append([name for name, _ in net.parameters_and_names()])
+    np.testing.assert_allclose(*losses, rtol=1e-5)  # sums of a few float32 values
+    assert sorted(names[0]) == sorted(names[1])
+
+
 @pytest.mark.parametrize("shape", [(6, 5), (1, 5), (4, 5, 3)])
 def test_a_batch_norm_of_features_or_signals(mode, shape):
     """Values, gradients, moving statistics and the evaluation, as MindSpore's layer has them."""
@@ -344,7 +369,7 @@ def test_mixed_precision_auto_takes_no_sums_in_float16(mode, name):
 @pytest.mark.parametrize(
     ("level", "status", "counts"),
     [
-        ("O2", "applied", {"layer_norm": 1}),
+        ("O2", "applied", {"layer_norm": 1, "batch_norm": 1}),
         ("O3", "skipped", {}),
         ("auto", "applied", {"layer_norm": 1, "batch_norm": 1, "gelu": 1}),
     ],
@@ -357,6 +382,8 @@ def test_layers_of_16_bits_are_not_counted(graph_mode, level, status, counts):
     row = step.report()[NAME]
     assert (row.status, dict(row.counts)) == (status, counts)
     assert np.isfinite(loss_of(step(*map(Tensor, nets.batches(1)[0]))))
+    again = model_of(net, ON, **scale).train_network  # mixed precision has wrapped some layers
+    assert np.isfinite(loss_of(again(*map(Tensor, nets.batches(1)[0]))))
 
 
 @pytest.mark.parametrize("flagged", ["before", "after"])
@@ -371,6 +398,43 @@ def test_a_layer_that_computes_in_float16_goes_on_doing_so(mode, name, flagged):
     net.inner.to_float(ms.float16)
     found, expected = (one.inner(Tensor(WIDE)).asnumpy() for one in (net, plain))
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_softmax_of_nothing(mode):
+    net = nn.SequentialCell(nn.Softmax(0))
+    assert replaced(net).status == "applied"
+    assert net(Tensor(np.zeros((0, 3), np.float32))).shape == (0, 3)
+
+
+class Compiled(nn.Cell):
+    """Is a function of ``ms.jit`` itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, nets.CLASSES)
+        self.norm, self.softmax = ops.L2Normalize(-1), nn.Softmax()
+        nets.fill(self)
+
+    @ms.jit
+    def construct(self, x):
+        return self.softmax(self.norm(self.dense(x)))
+
+
+def test_a_construct_of_ms_jit_trains_as_without(pynative_mode):
+    losses = []
+    for config in (ON, None):
+        step = model_of(Compiled(), config).train_network
+        losses.append([loss_of(step(*map(Tensor, one))) for one in nets.batches(2)])
+    np.testing.assert_allclose(*losses, rtol=1e-5)  # sums of a few float32 values
+
+
+def test_forward_derivatives_of_a_softmax_are_mindspores(mode):
+    x, along = (Tensor(RNG.normal(size=(3, 5)).astype("f")) for _ in range(2))
+    net = nn.SequentialCell(nn.Softmax())
+    expected = ms.jvp(net, x, along)[1].asnumpy()
+    assert replaced(net).status == "applied"
+    found = ms.jvp(net, x, along)[1].asnumpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)  # float32's sums of five
 
 
 def test_a_layer_with_a_hook_stays():

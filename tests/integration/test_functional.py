@@ -421,9 +421,33 @@ def test_outputs_beside_the_loss_are_warned_of(mode, level):
     config = OFF if level == "O1" else None
     step = make_train_step(net, None, optimizer, level=level, config=config)
     x = Tensor(nets.batches(1)[0][0])
-    with pytest.warns(UserWarning, match="returns 2 outputs, and the gradient is that of th"):
+    with pytest.warns(UserWarning, match="returns outputs beside the loss"):
         step(x)
     step(x)  # once
+
+
+class LossAndMore(nn.Cell):
+    """Returns its loss, and what is no Tensor of floats."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.dense, self.more = nn.Dense(3, 2), more
+
+    def construct(self, x):
+        outputs = self.dense(x)
+        loss = (outputs**2).mean()
+        if self.more == "integers":
+            return loss, ops.argmax(outputs, 1)
+        if self.more == "tuple":
+            return loss, (loss, 3)
+        return loss, loss + 1
+
+
+@pytest.mark.parametrize("more", ["integers", "tuple", "another loss"])
+def test_outputs_that_are_no_results_are_not_warned_of(mode, more):
+    net = LossAndMore(more)
+    step = make_train_step(net, None, nn.SGD(net.trainable_params(), 0.1), level="O1", config=OFF)
+    step(Tensor(nets.batches(1)[0][0]))
 
 
 def test_the_remedy_for_outputs_beside_the_loss(mode):
@@ -464,14 +488,14 @@ def test_an_optimizer_over_another_network_is_told(pynative_mode):
     for one in other.trainable_params():
         one.name = f"other.{one.name}"
     optimizer = nets.momentum(other.trainable_params())
-    with pytest.warns(UserWarning, match="nothing of the network is trained"):
+    with pytest.warns(UserWarning, match="lists no Parameter that the optimizer has"):
         make_train_step(nets.MLP(), nets.loss_fn(), optimizer, level="O1", config=OFF)
 
 
 def test_an_optimizer_over_another_network_of_the_same_names_is_refused(pynative_mode):
     optimizer = nets.momentum(nets.MLP().trainable_params())
     with (
-        pytest.warns(UserWarning, match="nothing of the network is trained"),
+        pytest.warns(UserWarning, match="lists no Parameter that the optimizer has"),
         pytest.raises(ValueError, match="update_parameters_name"),
     ):
         make_train_step(nets.MLP(), nets.loss_fn(), optimizer, level="O1", config=OFF)
