@@ -36,6 +36,21 @@ def cnn(nn: Any) -> Any:
     return nn.SequentialCell([*first, *second, nn.Flatten(), nn.Dense(2048, CLASSES)])
 
 
+def pooled_by_function(nn: Any) -> Any:
+    """Return the same network, which calls ``ops.max_pool2d`` in place of layers."""
+    from mindspore import ops
+
+    class Pool(nn.Cell):
+        def construct(self, x: Any) -> Any:
+            return ops.max_pool2d(x, 2, 2)
+
+    first, second = (
+        [nn.Conv2d(3, 16, 3), nn.ReLU(), Pool()],
+        [nn.Conv2d(16, 32, 3), nn.ReLU(), Pool()],
+    )
+    return nn.SequentialCell([*first, *second, nn.Flatten(), nn.Dense(2048, CLASSES)])
+
+
 def lenet(nn: Any) -> Any:
     """Return LeNet-5 for 3x32x32 images."""
     first = [nn.Conv2d(3, 6, 5, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2)]
@@ -83,6 +98,8 @@ def resnet(nn: Any, width: int, blocks: Sequence[int]) -> Any:
 TASKS: dict[str, tuple[Callable[[Any], Any], str | None, str, int]] = {
     "CNN script": (cnn, None, "training", STEPS),
     "CNN script in GRAPH_MODE": (cnn, "GRAPH_MODE", "training", STEPS),
+    "CNN of ops.max_pool2d": (pooled_by_function, None, "step", 8),
+    "CNN of ops.max_pool2d in GRAPH_MODE": (pooled_by_function, "GRAPH_MODE", "step", 8),
     "LeNet": (lenet, None, "step", STEPS),
     "ResNet-20": (lambda nn: resnet(nn, 16, (3, 3, 3)), None, "step", 15),
     "ResNet-18 of width 64": (lambda nn: resnet(nn, 64, (2, 2, 2, 2)), None, "step", 6),

@@ -212,7 +212,7 @@ class PoolingGradient(Cure):
     def apply(self) -> tuple[str, str]:
         """Put a function in its place that calls another operator."""
         max_pool.put_in_place(max_pool.max_pool2d)
-        return APPLIED, "by an operator that takes linear time, MindSpore's takes quadratic"
+        return APPLIED, "by an operator whose gradient takes linear time, not quadratic"
 
     def in_force(self) -> bool:
         """Return whether it is still there."""
