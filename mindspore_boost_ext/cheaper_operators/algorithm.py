@@ -78,14 +78,16 @@ def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, Cheape
     done = {id(one.plain) for one in layers_of(network, (CheaperCell,))}
     cells = [cell for _, cell in network.cells_and_names()]
     layers = [cell for cell in cells if not _compat.has_hooks(cell)]
-    operators = [one for cell in cells for one in _compat.primitives(cell).values()]
+    held = [(one, cell) for cell in cells for one in _compat.primitives(cell).values()]
     return {
         id(plain): KNOWN[type(plain)].replacement(plain)
-        for plain in [*layers, *operators]
-        if id(plain) not in done and _fits(plain, eager)
+        for plain, holder in [*((layer, None) for layer in layers), *held]
+        if id(plain) not in done and _fits(plain, holder, eager)
     }
 
 
-def _fits(plain: nn.Cell | ops.Primitive, eager: bool) -> bool:
+def _fits(plain: nn.Cell | ops.Primitive, holder: nn.Cell | None, eager: bool) -> bool:
     known = KNOWN.get(type(plain))
-    return known is not None and known.fits(plain) and (known.eagerly or not eager)
+    if known is None or (eager and not known.eagerly):
+        return False
+    return known.holder in (None, type(holder)) and known.fits(plain)

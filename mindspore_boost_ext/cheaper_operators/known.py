@@ -32,6 +32,10 @@ def _is_of_last_axis(plain: ops.Primitive) -> bool:
     return bool(plain.begin_norm_axis == plain.begin_params_axis == -1)
 
 
+def _trains(plain: ops.Primitive) -> bool:
+    return bool(plain.is_training)
+
+
 def _is_channels_first(plain: ops.Primitive) -> bool:
     return bool(plain.format == "NCHW")
 
@@ -48,11 +52,13 @@ class Known(NamedTuple):
         replacement: the Cell that takes its place.
         fits: whether it is one whose values the replacement has. Default: all are.
         eagerly: whether it does in PYNATIVE_MODE, too. Default: True.
+        holder: the class of the layer that must hold it. Default: None, any or none.
     """
 
     replacement: type[CheaperCell]
     fits: Callable[[Any], bool] = lambda plain: True
     eagerly: bool = True
+    holder: type[nn.Cell] | None = None
 
 
 # By exact type: a subclass of the user's may compute something else.
@@ -66,7 +72,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         ops.L2Normalize: Known(CheaperL2Normalize, _has_one_axis),
         # Eagerly these are slower.
         ops.LayerNorm: Known(CheaperLayerNorm, _is_of_last_axis, eagerly=False),
-        nn.BatchNorm1d: Known(CheaperBatchNorm, eagerly=False),
+        ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
         ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
     }
 )

@@ -197,7 +197,7 @@ class TrainStep:
 
 def _warn_of_outputs(loss: object) -> None:
     """Warn of a network with outputs beside its loss, such as logits: they are minimised, too."""
-    others = loss[1:] if isinstance(loss, (tuple, list)) else ()
+    others = _flat(loss[1:]) if isinstance(loss, (tuple, list)) else []
     if any(isinstance(one, Tensor) and one.dtype in _FLOATS and one.size > 1 for one in others):
         warn(
             "the network returns outputs beside the loss, and unless they are ops.stop_gradient "
@@ -205,6 +205,12 @@ def _warn_of_outputs(loss: object) -> None:
             "that of the first, as by value_and_grad(has_aux=True): let it return the loss alone, "
             "or ops.stop_gradient of the others"
         )
+
+
+def _flat(outputs: object) -> list[object]:
+    if not isinstance(outputs, (tuple, list)):
+        return [outputs]
+    return [one for output in outputs for one in _flat(output)]
 
 
 class _State(dict[str, Any]):

@@ -58,13 +58,14 @@ class _Copier:
         changed = any(children[name] is not child for name, child in _compat.children(cell).items())
         if not evaluates and not changed:
             return cell
-        kind: Any = type(cell)
-        made: nn.Cell = _compat.shallow_copy(cell, _locked(kind) if evaluates else None)
+        made: nn.Cell = _compat.shallow_copy(cell, None)
         for name, child in children.items():
             _compat.set_child(made, name, child)
         for name, value in _compat.own_attributes(made).items():
             vars(made)[name] = self._replaced(value, evaluates)
         if evaluates:
+            # No subclass: super() in a method would find the method itself, in a graph.
+            vars(made)["add_flags"] = functools.partial(_add_flags, made)
             made.add_flags(training=False)
         return made
 
@@ -83,13 +84,8 @@ def _key(cell: nn.Cell, within: bool) -> tuple[int, bool]:
     return id(cell), within and own and not any(True for _ in cell.get_parameters())
 
 
-@functools.cache
-def _locked(kind: type[nn.Cell]) -> type[nn.Cell]:
-    """Return the subclass of ``kind`` that never trains."""
-
-    def add_flags(self: nn.Cell, **flags: object) -> nn.Cell:
-        if "training" in flags:
-            flags["training"] = False
-        return kind.add_flags(self, **flags)
-
-    return type(kind.__name__, (kind,), {"add_flags": add_flags, "__doc__": kind.__doc__})
+def _add_flags(cell: nn.Cell, **flags: object) -> nn.Cell:
+    """Add flags to a Cell that never trains."""
+    if "training" in flags:
+        flags["training"] = False
+    return type(cell).add_flags(cell, **flags)

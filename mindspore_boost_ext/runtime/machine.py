@@ -239,7 +239,7 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     default and is switched on; a second ``set_context`` after the import is not.
 
     Results change by rounding where the instruction set does (relative 1e-6 for a convolution), and
-    not at all by the others.
+    not by the others, but for windows of ``ops.max_pool2d`` with NaN or of -inf alone.
 
     Args:
         enabled (bool): False undoes what can be undone, and keeps it so until called with True:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor, ops
-from mindspore.ops import function
+from mindspore import dtype as mstype
+from mindspore.ops import function, functional
 from mindspore.ops.function import nn_func
 
 ORIGINAL = nn_func.max_pool2d
-_NAMESPACES = (ops, function, nn_func)
+_NAMESPACES = (ops, function, functional, nn_func)
+_FLOATS = (mstype.float16, mstype.float32, mstype.float64)  # the others have no gradient
 
 
 def max_pool2d(
@@ -23,21 +26,35 @@ def max_pool2d(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return what ``ops.max_pool2d`` does; the gradient is the same bit for bit.
 
-    NaN in a window makes the maximum NaN; in MindSpore's it does not.
+    NaN in a window makes the maximum NaN; in MindSpore's it does not. A window of -inf alone has
+    the maximum -inf; in MindSpore's the least number of its dtype.
     """
-    if return_indices or x.ndim != 4:
-        return ORIGINAL(x, kernel_size, stride, padding, dilation, return_indices, ceil_mode)
     strides = kernel_size if stride is None else stride
+    if not isinstance(x, Tensor) or return_indices or x.ndim != 4 or x.dtype not in _FLOATS:
+        return ORIGINAL(x, kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+    if not _are_legal(ceil_mode, kernel_size, strides, dilation, padding):  # in MindSpore's words
+        return ORIGINAL(x, kernel_size, stride, padding, dilation, return_indices, ceil_mode)
     kernel, strides, padding, dilation = _of_volumes(kernel_size, strides, padding, dilation)
     pool = ops.MaxPool3DWithArgmax(kernel, strides, padding, dilation, ceil_mode)
     return ops.squeeze(pool(ops.expand_dims(x, 2))[0], 2)
 
 
 @ops.constexpr
-def _of_volumes(*sizes: Any) -> tuple[tuple[int, ...], ...]:
+def _of_volumes(*sizes: int | tuple[int, int]) -> tuple[tuple[int, ...], ...]:
     """Return sizes of a kernel, strides, padding and dilation for volumes of one image."""
     pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
     return tuple((int(place != 2), *pair) for place, pair in enumerate(pairs))
+
+
+@ops.constexpr(reuse_result=False)  # 2.0 is not 2 here
+def _are_legal(ceil_mode: object, *sizes: Any) -> bool:
+    """Return whether MindSpore's function takes kernel, strides, dilation and padding."""
+    pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
+    numbers = [one for pair in pairs for one in pair]
+    if {len(pair) for pair in pairs} != {2} or {type(one) for one in numbers} != {int}:
+        return False
+    fits = all(0 <= 2 * pad <= size for pad, size in zip(pairs[3], pairs[0]))
+    return isinstance(ceil_mode, bool) and fits and min(numbers[:6]) > 0
 
 
 def is_in_place() -> bool:
@@ -45,7 +62,7 @@ def is_in_place() -> bool:
     return ops.max_pool2d is max_pool2d
 
 
-def put_in_place(pool: Any) -> None:
+def put_in_place(pool: Callable[..., object]) -> None:
     """Let ``ops.max_pool2d`` be this function, wherever it is MindSpore's or this module's."""
     for namespace in _NAMESPACES:
         if namespace.max_pool2d in (ORIGINAL, max_pool2d):

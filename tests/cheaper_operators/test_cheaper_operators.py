@@ -273,8 +273,22 @@ def test_a_batch_norm_keeps_its_class_parameters_and_their_names(mode):
         step = model_of(net, config, amp_level="O0").train_network
         losses.append([loss_of(step(*map(Tensor, one))) for one in nets.batches(3)])
         names.append([name for name, _ in net.parameters_and_names()])
+        kinds = [type(one) for _, one in net.cells_and_names() if isinstance(one, nn.BatchNorm1d)]
+        assert kinds == [nn.BatchNorm1d]
     np.testing.assert_allclose(*losses, rtol=1e-5)  # sums of a few float32 values
-    assert sorted(names[0]) == sorted(names[1])
+    assert names[0] == names[1]
+
+
+def test_what_is_set_on_a_batch_norm_acts(graph_mode):
+    net = Slimmed()
+    step = model_of(net, ON).train_network
+    x, y = map(Tensor, nets.batches(1)[0])
+    step(x, y)
+    net.norm.use_batch_statistics = False
+    fixed = nn.SequentialCell(net.norm).set_train()
+    before = net.norm.moving_mean.asnumpy().copy()
+    fixed(Tensor(RNG.normal(size=(5, 4)).astype("f")))
+    np.testing.assert_array_equal(net.norm.moving_mean.asnumpy(), before)
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (1, 5), (4, 5, 3)])

@@ -293,6 +293,24 @@ def test_a_dropout_that_a_trained_layer_shares_stays_on_there(mode):
     assert len(losses) > 1
 
 
+class Doubled(nn.Dense):
+    """Calls the construct of the class that it derives from."""
+
+    def construct(self, x):
+        return 2 * super().construct(x)
+
+
+@pytest.mark.parametrize("mode", ["graph", "pynative"], indirect=True)
+def test_a_frozen_layer_may_call_the_construct_of_its_base(mode):
+    net = nets.fill(nn.SequentialCell(Doubled(3, 3), nn.Dropout(p=0.5), nn.Dense(3, 3)))
+    net.append(nn.Dense(3, 3))
+    settings = config(param_groups=2, schedule=[1, 1, 1, 1], eval_frozen=True)
+    model = decaying(net, settings, nn.SGD(net.trainable_params(), 0.0))
+    ((x, y),) = nets.batches(1)
+    losses = {float(model.train_network(Tensor(x), Tensor(y)).asnumpy()) for _ in range(2)}
+    assert len(losses) == 1
+
+
 def test_a_frozen_dropout_rests_however_it_is_reached(mode):
     """Here through a list of layers, next to the Cell that holds them."""
 

@@ -440,6 +440,8 @@ class LossAndMore(nn.Cell):
             return loss, ops.argmax(outputs, 1)
         if self.more == "tuple":
             return loss, (loss, 3)
+        if self.more == "nested":
+            return loss, (outputs, 3)
         return loss, loss + 1
 
 
@@ -448,6 +450,13 @@ def test_outputs_that_are_no_results_are_not_warned_of(mode, more):
     net = LossAndMore(more)
     step = make_train_step(net, None, nn.SGD(net.trainable_params(), 0.1), level="O1", config=OFF)
     step(Tensor(nets.batches(1)[0][0]))
+
+
+def test_nested_outputs_are_warned_of(mode):
+    net = LossAndMore("nested")
+    step = make_train_step(net, None, nn.SGD(net.trainable_params(), 0.1), level="O1", config=OFF)
+    with pytest.warns(UserWarning, match="returns outputs beside the loss"):
+        step(Tensor(nets.batches(1)[0][0]))
 
 
 def test_the_remedy_for_outputs_beside_the_loss(mode):

@@ -6,6 +6,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
+from mindspore.ops import functional
 
 from mindspore_boost_ext import tune_machine
 from mindspore_boost_ext.runtime import max_pool
@@ -69,6 +70,33 @@ def test_indices_are_mindspores(untuned):
 def test_a_batch_of_another_rank_is_refused_as_by_mindspore(pynative_mode):
     with pytest.raises((ValueError, RuntimeError), match="rank must be equal to 4"):
         ops.max_pool2d(Tensor(np.ones((8, 8), np.float32)), 2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel_size": [2, 2]},
+        {"kernel_size": 2.0},
+        {"kernel_size": True},
+        {"kernel_size": 0},
+        {"kernel_size": 2, "stride": -1},
+        {"kernel_size": 2, "padding": 2},
+        {"kernel_size": 2, "dilation": (1, 1, 1, 1)},
+        {"kernel_size": 2, "ceil_mode": 1},
+    ],
+)
+def test_what_mindspore_refuses_is_refused_in_its_words(pynative_mode, settings, untuned):
+    errors = []
+    for tuned in (True, False):
+        tune_machine(tuned)
+        with pytest.raises((TypeError, ValueError)) as caught:
+            ops.max_pool2d(Tensor(np.ones((1, 1, 4, 4), np.float32)), **settings)
+        errors.append((caught.type, str(caught.value)))
+    assert errors[0] == errors[1]
+
+
+def test_the_other_name_of_the_function_is_replaced():
+    assert functional.max_pool2d is max_pool.max_pool2d
 
 
 def test_a_function_of_the_scripts_own_stays(monkeypatch, untuned):
