@@ -61,7 +61,7 @@ class _LogSoftmax(_AlongAxis):
 class _L2Normalize(_AlongAxis):
     def __init__(self, plain: ops.Primitive, sums: Callable[[Tensor, int], Tensor]) -> None:
         super().__init__(plain, sums)
-        self.epsilon = plain.epsilon
+        self.epsilon = plain.epsilon  # a graph cannot read it of an operator
 
     def construct(self, x: Tensor) -> Tensor:
         squares = self.sums(x * x, self.axis)
@@ -81,7 +81,7 @@ class CheaperAlongAxis(CheaperCell):
 
     def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(plain)
-        self.axis_alone = axis_of(plain)
+        self.one_axis = axis_of(plain)
         self.of_rows = self.core(plain, _sums_of_rows)
         self.of_others = self.core(plain, _sums_along)
 
@@ -89,7 +89,7 @@ class CheaperAlongAxis(CheaperCell):
         """Return what the operator does, of the shape of ``x``."""
         if self.is_plain(x) or x.ndim == 0 or 0 in x.shape:
             return self.plain(x)
-        return self.of_rows(x) if self.axis_alone in (-1, x.ndim - 1) else self.of_others(x)
+        return self.of_rows(x) if self.one_axis in (-1, x.ndim - 1) else self.of_others(x)
 
 
 class CheaperSoftmax(CheaperAlongAxis):

@@ -22,6 +22,7 @@ from mindspore_boost_ext import (
     make_train_step,
     read_history,
     restore,
+    save_checkpoint,
 )
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.learning_rate import read_learning_rate
@@ -400,34 +401,8 @@ def test_what_rested_in_training_rests_after_an_evaluation(mode):
         np.testing.assert_array_equal(one.asnumpy(), old)
 
 
-class LossAndOutput(nn.Cell):
-    """Returns its loss, and what it was taken of."""
-
-    def __init__(self, stops):
-        super().__init__()
-        self.dense, self.stops = nn.Dense(3, 2), stops
-
-    def construct(self, x):
-        outputs = self.dense(x)
-        loss = (outputs**2).mean()
-        return loss, ops.stop_gradient(outputs) if self.stops else outputs
-
-
-@pytest.mark.parametrize("level", ["O0", "O1"])
-def test_outputs_beside_the_loss_are_warned_of(mode, level):
-    """MindSpore differentiates the sum of all; by value_and_grad(has_aux=True) it is the first."""
-    net = LossAndOutput(stops=False)
-    optimizer = nn.SGD(net.trainable_params(), 0.1)
-    config = OFF if level == "O1" else None
-    step = make_train_step(net, None, optimizer, level=level, config=config)
-    x = Tensor(nets.batches(1)[0][0])
-    with pytest.warns(UserWarning, match="returns outputs beside the loss"):
-        step(x)
-    step(x)  # once
-
-
 class LossAndMore(nn.Cell):
-    """Returns its loss, and what is no Tensor of floats."""
+    """Returns its loss, and something beside it."""
 
     def __init__(self, more):
         super().__init__()
@@ -436,13 +411,30 @@ class LossAndMore(nn.Cell):
     def construct(self, x):
         outputs = self.dense(x)
         loss = (outputs**2).mean()
+        if self.more == "outputs":
+            return loss, outputs
+        if self.more == "stopped":
+            return loss, ops.stop_gradient(outputs)
+        if self.more == "nested":
+            return loss, (outputs, 3)
         if self.more == "integers":
             return loss, ops.argmax(outputs, 1)
         if self.more == "tuple":
             return loss, (loss, 3)
-        if self.more == "nested":
-            return loss, (outputs, 3)
         return loss, loss + 1
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_outputs_beside_the_loss_are_warned_of(mode, level):
+    """MindSpore differentiates the sum of all; by value_and_grad(has_aux=True) it is the first."""
+    net = LossAndMore("outputs")
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    config = OFF if level == "O1" else None
+    step = make_train_step(net, None, optimizer, level=level, config=config)
+    x = Tensor(nets.batches(1)[0][0])
+    with pytest.warns(UserWarning, match="returns outputs beside the loss"):
+        step(x)
+    step(x)  # once
 
 
 @pytest.mark.parametrize("more", ["integers", "tuple", "another loss"])
@@ -462,7 +454,7 @@ def test_nested_outputs_are_warned_of(mode):
 def test_the_remedy_for_outputs_beside_the_loss(mode):
     ends = []
     for remedied in (True, False):
-        net = nets.fill(LossAndOutput(stops=remedied))
+        net = nets.fill(LossAndMore("stopped" if remedied else "outputs"))
         optimizer = nn.SGD(net.trainable_params(), 0.1)
         x = Tensor(nets.batches(1)[0][0])
         if remedied:
@@ -537,3 +529,17 @@ def test_a_loop_with_an_experimental_optimizer_goes_on_from_a_file(mode, kind, t
     whole = run(4)
     run(1, BoostCheckpoint(path))
     assert run(4, restored=True) == whole[2:]
+
+
+def test_a_file_from_before_rates_were_in_it_is_restored_with_a_warning(monkeypatch, tmp_path):
+    def build():
+        net = nets.MLP()
+        optimizer = experimental.optim.SGD(net.trainable_params(), lr=0.25)
+        return make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=OFF)
+
+    with monkeypatch.context() as before:
+        before.setattr("mindspore_boost_ext.stages.update.list_hidden_parameters", lambda one: None)
+        old = build()
+    save_checkpoint(old.train_network, tmp_path / "old.ckpt", append_dict={"epoch": 2})
+    with pytest.warns(UserWarning, match="holds no learning_rate_group_0: these begin as"):
+        assert restore(build().train_network, tmp_path / "old.ckpt") == 2

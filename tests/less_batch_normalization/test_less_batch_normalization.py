@@ -153,6 +153,31 @@ def test_a_batch_norm_stays_whose_parameters_other_cells_hold(held, of_loss):
     assert first.reason == "other code reads its parameters"
 
 
+class Graded(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.block, self.other = zoo.Block(), zoo.Block()
+        self.head = nn.Dense(zoo.WIDTH, 2)
+
+    def construct(self, x):
+        return self.head(self.other(self.block(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_models_loss_is_looked_at(reads):
+    net = Graded()
+    held = net.block.bn1 if reads else nn.BatchNorm2d(zoo.WIDTH)
+    model = BoostModel(
+        net,
+        Penalty(held, lambda norm: [norm.gamma]),
+        nn.SGD(net.trainable_params()),
+        boost_level="O1",
+        boost_config_dict=contract.switched(less_bn=True),
+    )
+    row = model.train_network.report()["less_bn block.bn1"]
+    assert row.status == ("kept" if reads else "removed")
+
+
 def test_a_network_that_mixed_precision_has_rewritten_stays_with_the_remedy():
     net = ms.amp.auto_mixed_precision(zoo.Block(), "O1")
     for change in less_bn(net).changes:
