@@ -12,7 +12,7 @@ from typing import ClassVar
 import mindspore as ms
 from mindspore import ops
 
-from mindspore_boost_ext import _compat
+from mindspore_boost_ext._compat import cpu
 from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime import max_pool
@@ -88,7 +88,7 @@ class InstructionSet(Cure):
 
     def unneeded(self) -> str:
         """Return why convolutions are fast without."""
-        if not _compat.ONEDNN_LACKS_AVX512:
+        if not cpu.ONEDNN_LACKS_AVX512:
             return "convolutions of this MindSpore are not known to be slow on any processor"
         if not processor_flags() >= AVX512:
             return "this processor has no AVX-512, with which alone convolutions are slow"
@@ -140,7 +140,7 @@ class BlockingLaunch(Cure):
 
     def unneeded(self) -> str:
         """Return why operators are not launched one after the other."""
-        if _compat.launches_blocking():
+        if cpu.launches_blocking():
             self.set_back = "was switched on already"  # the user's, also if it changes later
             return self.set_back
         few = usable_cores() <= MOST_CORES
@@ -148,16 +148,16 @@ class BlockingLaunch(Cure):
 
     def apply(self) -> tuple[str, str]:
         """Let each operator end before Python goes on."""
-        _compat.set_blocking_launch(True)
+        cpu.set_blocking_launch(True)
         return APPLIED, f"{usable_cores()} cores: MindSpore's threads keep each other waiting"
 
     def in_force(self) -> bool:
         """Return whether operators are still launched one after the other."""
-        return _compat.launches_blocking()
+        return cpu.launches_blocking()
 
     def undo(self) -> None:
         """Launch as before."""
-        _compat.set_blocking_launch(False)
+        cpu.set_blocking_launch(False)
 
 
 class OwnCores(Cure):
@@ -281,7 +281,7 @@ def tuning(at_import: bool = False) -> tuple[Row, ...]:
     reason = _off
     if switched_off(SWITCH_VARIABLE):
         reason = f"switched off by {SWITCH_VARIABLE}={os.environ[SWITCH_VARIABLE]}"
-    reason = reason or _compat.no_cpu_training(at_import)
+    reason = reason or cpu.no_cpu_training(at_import)
     for cure in _CURES:
         cure.update(reason)
     return tuple(

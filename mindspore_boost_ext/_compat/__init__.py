@@ -1,4 +1,4 @@
-"""The only file that touches private MindSpore names. Checked against 2.7 to 2.10.
+"""The only folder that touches private MindSpore names. Checked against 2.7 to 2.10.
 
 Thin adapters: public names for what it keeps private, and where it holds its own boost package.
 """
@@ -304,7 +304,7 @@ def forget_compiled(cell: nn.Cell) -> None:
 
 def free_compiled(cells: Sequence[nn.Cell]) -> None:
     """Free the graphs compiled for Cells and their ``ms.jit`` methods, which may compile anew."""
-    api = _graph_api()
+    api = graph_api()
     executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
     for cell in cells:
         if cell.compile_cache:
@@ -331,7 +331,7 @@ def without_autograd() -> Any:
     """
     if ms.get_context("mode") == ms.GRAPH_MODE:
         return contextlib.nullcontext()
-    return _graph_api()._no_grad()
+    return graph_api()._no_grad()
 
 
 @contextlib.contextmanager
@@ -341,7 +341,7 @@ def running_eagerly() -> Iterator[None]:
     mode = context.get_mode()
     context.set_mode(ms.PYNATIVE_MODE)
     try:
-        with _graph_api()._no_grad():
+        with graph_api()._no_grad():
             yield
     finally:
         context.set_mode(mode)
@@ -364,7 +364,7 @@ def forgetting_failures() -> Iterator[None]:
         raise
 
 
-def _graph_api() -> ModuleType:
+def graph_api() -> ModuleType:
     """Return ``mindspore.common.api`` up to 2.8, later ``mindspore.graph.api``."""
     executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
     return sys.modules[type(executor).__module__]
@@ -372,12 +372,12 @@ def _graph_api() -> ModuleType:
 
 def broadcast_parameters(cell: nn.Cell) -> None:
     """Give all ranks the Parameters of rank 0 that a Cell names, as MindSpore does to compile."""
-    _graph_api()._parameter_broadcast(cell)
+    graph_api()._parameter_broadcast(cell)
 
 
 def compiled_graphs() -> int:
     """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
-    api = _graph_api()
+    api = graph_api()
     return len(api.ms_compile_cache) + sum(len(one) for one in api.cells_compile_cache.values())
 
 
@@ -389,7 +389,7 @@ def differentiated_functions() -> dict[str, str]:
     """
     # "module.function.FILE.LINE.grad.TIME..."; ours have gradients of their own.
     own = __name__.partition(".")[0] + "."
-    names = [name for name in _graph_api().ms_compile_cache if ".grad." in name]
+    names = [name for name in graph_api().ms_compile_cache if ".grad." in name]
     return {name: name.partition(".grad.")[0] for name in names if not name.startswith(own)}
 
 
@@ -407,43 +407,3 @@ def make_group(name: str, ranks: tuple[int, ...]) -> None:
 def reduces_in_groups() -> bool:
     """Return whether AllReduce works among some of the ranks: on CPU not before 2.8."""
     return VERSION >= (2, 8) or ms.get_context("device_target") != "CPU"
-
-
-# ---- The machine: settings of MindSpore's CPU backend that have no public name ----
-
-ONEDNN_LACKS_AVX512 = VERSION in ((2, 9), (2, 10))
-
-
-def no_cpu_training(may_change: bool) -> str:
-    """Return why training is not surely on CPU; empty if it is.
-
-    Args:
-        may_change: whether another device, where there is one, may still be chosen.
-    """
-    from mindspore._c_expression import MSContext
-
-    target = ms.get_context("device_target")
-    if target != "CPU":
-        return f"the device is {target}"
-    others = [
-        one for one in ("Ascend", "GPU") if MSContext.get_instance().is_pkg_support_device(one)
-    ]
-    return f"{others[0]} may be chosen before the first Model" if others and may_change else ""
-
-
-def launches_blocking() -> bool:
-    """Return whether PYNATIVE_MODE waits for each operator, whoever asked for that."""
-    from mindspore._c_expression import RuntimeConf
-
-    blocking = RuntimeConf.get_instance().is_launch_blocking()
-    return bool(blocking or ms.get_context("pynative_synchronize"))
-
-
-def set_blocking_launch(blocking: bool) -> None:
-    """Let PYNATIVE_MODE wait for each operator, or not.
-
-    ``ms.runtime.launch_blocking`` cannot be taken back, and ``ms.set_context`` of this warns.
-    """
-    from mindspore._c_expression import MSContext, ms_ctx_param
-
-    MSContext.get_instance().set_param(ms_ctx_param.pynative_synchronize, blocking)
