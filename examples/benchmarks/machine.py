@@ -5,7 +5,8 @@
 
 Each run is a process of its own: plain MindSpore, without this package, and the same with
 ``import mindspore_boost_ext`` in front, by turns. Prints the median of the ratios (tuned over
-plain): of the whole training of 40 steps for the CNN script, of the median step for the others.
+plain): of the whole training of 40 steps for the CNN script, of the median step for the others. All
+train by ``ms.Model``, but those whose step is a function of ``ms.jit``, in a loop of their own.
 ``--by-hand`` sets the same in the plain process (``ONEDNN_MAX_CPU_ISA``, ``launch_blocking``)
 instead of the import; ``--isa AVX2`` sets the first in both, so that the others are measured
 alone. With AVX-512 a plain run of the large ResNet takes more than eight minutes: name the others.
@@ -93,19 +94,92 @@ def resnet(nn: Any, width: int, blocks: Sequence[int]) -> Any:
     return nn.SequentialCell([*layers, Mean(), nn.Dense(inputs, CLASSES)])
 
 
+def of_rows(nn: Any, body: Any, width: int) -> Any:
+    """Return a network without convolutions, which reads an image as 32 rows of 96 numbers."""
+
+    class OfRows(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = body, nn.Dense(width, CLASSES)
+
+        def construct(self, x: Any) -> Any:
+            found = self.body(x.swapaxes(1, 2).reshape((-1, 32, 96)))
+            return self.head((found[0] if isinstance(found, tuple) else found).mean(1))
+
+    return OfRows()
+
+
+def lstm(nn: Any) -> Any:
+    """Return an LSTM of 128 units."""
+    return of_rows(nn, nn.LSTM(96, 128, batch_first=True), 128)
+
+
+def transformer(nn: Any) -> Any:
+    """Return a transformer of two layers, 256 wide."""
+    layer = nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True)
+    return of_rows(nn, nn.SequentialCell(nn.Dense(96, 256), nn.TransformerEncoder(layer, 2)), 256)
+
+
 # Name: the network, the mode (None is MindSpore's default), and what counts: the whole training of
-# so many steps with its start, or the median step of so many after three.
+# so many steps with its start, or the median step of so many after three, in a loop of its own if
+# that is a function of ms.jit.
 TASKS: dict[str, tuple[Callable[[Any], Any], str | None, str, int]] = {
     "CNN script": (cnn, None, "training", STEPS),
     "CNN script in GRAPH_MODE": (cnn, "GRAPH_MODE", "training", STEPS),
     "CNN of ops.max_pool2d": (pooled_by_function, None, "step", 8),
     "CNN of ops.max_pool2d in GRAPH_MODE": (pooled_by_function, "GRAPH_MODE", "step", 8),
     "LeNet": (lenet, None, "step", STEPS),
+    "LeNet by ms.jit": (lenet, None, "jitted step", STEPS),
+    "LeNet by ms.jit in GRAPH_MODE": (lenet, "GRAPH_MODE", "jitted step", STEPS),
+    "ResNet-20 by ms.jit": (lambda nn: resnet(nn, 16, (3, 3, 3)), None, "jitted step", 15),
     "ResNet-20": (lambda nn: resnet(nn, 16, (3, 3, 3)), None, "step", 15),
     "ResNet-18 of width 64": (lambda nn: resnet(nn, 64, (2, 2, 2, 2)), None, "step", 6),
     "LeNet in GRAPH_MODE": (lenet, "GRAPH_MODE", "step", 200),
     "ResNet-20 in GRAPH_MODE": (lambda nn: resnet(nn, 16, (3, 3, 3)), "GRAPH_MODE", "step", 30),
+    "LSTM in GRAPH_MODE": (lstm, "GRAPH_MODE", "step", STEPS),
+    "transformer in GRAPH_MODE": (transformer, "GRAPH_MODE", "step", 15),
 }
+
+
+def by_model(net: Any, loss: Any, optimizer: Any, data: Any, how: str) -> list[float]:
+    """Train by ``ms.Model``; return when each step ended."""
+    import mindspore as ms
+
+    boosted = {"boost_level": "O1", "boost_config_dict": COMPILED} if how == "compiled" else {}
+    model = ms.Model(net, loss, optimizer, **boosted)
+    ends: list[float] = []
+
+    class Clock(ms.Callback):
+        def on_train_step_end(self, run_context: Any) -> None:
+            run_context.original_args().net_outputs.asnumpy()  # waits for the step
+            ends.append(time.perf_counter())
+
+    model.train(1, data, callbacks=[Clock()])
+    return ends
+
+
+def by_function(net: Any, loss: Any, optimizer: Any, data: Any, how: str) -> list[float]:
+    """Train in a loop whose step is a function of ``ms.jit``; return when each step ended."""
+    import mindspore as ms
+
+    net.set_train()
+
+    def forward(x: Any, y: Any) -> Any:
+        return loss(net(x), y)
+
+    gradients = ms.value_and_grad(forward, None, optimizer.parameters)
+
+    @ms.jit
+    def step(x: Any, y: Any) -> Any:
+        value, found = gradients(x, y)
+        optimizer(found)
+        return value
+
+    ends = []
+    for x, y in data.create_tuple_iterator():
+        step(x, y).asnumpy()  # waits for the step
+        ends.append(time.perf_counter())
+    return ends
 
 
 def one(task: str, how: str) -> dict[str, Any]:
@@ -130,17 +204,10 @@ def one(task: str, how: str) -> dict[str, Any]:
     dataset = ms.dataset.NumpySlicesDataset((images, labels), shuffle=False).batch(BATCH)
     net = network(nn)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    boosted = {"boost_level": "O1", "boost_config_dict": COMPILED} if how == "compiled" else {}
-    model = ms.Model(net, loss, nn.Momentum(net.trainable_params(), 0.01, 0.9), **boosted)
-    ends: list[float] = []
-
-    class Clock(ms.Callback):
-        def on_train_step_end(self, run_context: Any) -> None:
-            run_context.original_args().net_outputs.asnumpy()  # waits for the step
-            ends.append(time.perf_counter())
-
+    optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
+    train = by_function if counted == "jitted step" else by_model
     started = time.perf_counter()
-    model.train(1, dataset, callbacks=[Clock()])
+    ends = train(net, loss, optimizer, dataset, how)
     times = [after - before for before, after in zip(ends[2:], ends[3:])]
     seconds = ends[-1] - started if counted == "training" else statistics.median(times)
     weights = sum(float(np.abs(one.asnumpy()).sum()) for one in net.trainable_params())

@@ -324,7 +324,7 @@ def free_compiled(cells: Sequence[nn.Cell]) -> None:
         api.ms_compile_cache.difference_update(methods)
 
 
-def without_autograd() -> Any:
+def without_autograd() -> contextlib.AbstractContextManager[None]:
     """Return a context in which PYNATIVE_MODE writes down nothing for a backward pass.
 
     Without it what is assigned to a weight keeps all that it was made from, from step to step.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mindspore as ms
 
-from mindspore_boost_ext._compat import VERSION
+from mindspore_boost_ext._compat import VERSION, graph_api
 
 ONEDNN_LACKS_AVX512 = VERSION in ((2, 9), (2, 10))
 
@@ -42,3 +44,32 @@ def set_blocking_launch(blocking: bool) -> None:
     from mindspore._c_expression import MSContext, ms_ctx_param
 
     MSContext.get_instance().set_param(ms_ctx_param.pynative_synchronize, blocking)
+
+
+_Executor = type(graph_api()._pynative_executor)
+_HANDED_ON = _Executor.grad_jit
+
+
+def can_run_at_once() -> bool:
+    """Return whether this MindSpore, as 2.10, can do without the queues between its threads."""
+    return hasattr(_Executor, "disable_frontend_and_bprop_pipeline")
+
+
+def runs_functions_at_once() -> bool | None:
+    """Return whether functions of ``ms.jit`` run in the thread that calls them; None if unknown."""
+    return {_HANDED_ON: False, _run_at_once: True}.get(_Executor.grad_jit)
+
+
+def run_functions_at_once(at_once: bool) -> None:
+    """Let functions of ``ms.jit`` run in the thread that calls them, or hand them on, as before."""
+    _Executor.grad_jit = _run_at_once if at_once else _HANDED_ON
+
+
+def _run_at_once(self: Any, *inputs: object) -> object:
+    """Run a compiled function, after what is queued already, without a queue of its own."""
+    was_off = self.disable_frontend_and_bprop_pipeline()
+    try:
+        return _HANDED_ON(self, *inputs)
+    finally:
+        if not was_off:
+            self.enable_frontend_and_bprop_pipeline()

@@ -101,7 +101,8 @@ class InstructionSet(Cure):
         os.environ[ISA_VARIABLES[0]] = ISA
         if in_time:
             slow = "convolutions of this wheel are tens of times slower with AVX-512"
-            return APPLIED, f"{ISA}: {slow}"
+            others = f"networks without any gain by {ISA_VARIABLES[0]}=AVX512_CORE"
+            return APPLIED, f"{ISA}: {slow}; {others}"
         late = (
             "an operator of oneDNN ran before the import, so convolutions stay tens of times "
             f"slower: import mindspore_boost_ext first, or set {ISA_VARIABLES[0]}={ISA}"
@@ -158,6 +159,40 @@ class BlockingLaunch(Cure):
     def undo(self) -> None:
         """Launch as before."""
         cpu.set_blocking_launch(False)
+
+
+class CompiledFunctions(Cure):
+    """On few cores, the thread that calls a function of ``ms.jit`` spins while others run it.
+
+    It hands the function on through a queue, as it does each operator of PYNATIVE_MODE; blocking
+    launch does not reach it. In GRAPH_MODE, too.
+    """
+
+    name = "functions of ms.jit without a queue"
+    taken_back = "the script has put another launch there"
+
+    def unneeded(self) -> str:
+        """Return why functions are handed on."""
+        if not cpu.can_run_at_once():
+            return "this MindSpore knows no way around the queue"
+        if cpu.runs_functions_at_once() is None:
+            return self.taken_back
+        few = usable_cores() <= MOST_CORES
+        return "" if few else f"{usable_cores()} cores: measured on at most {MOST_CORES} only"
+
+    def apply(self) -> tuple[str, str]:
+        """Let the thread that calls a function run it."""
+        cpu.run_functions_at_once(True)
+        return APPLIED, f"{usable_cores()} cores: a thread that waits keeps others from computing"
+
+    def in_force(self) -> bool:
+        """Return whether functions are still run so."""
+        return bool(cpu.runs_functions_at_once())
+
+    def undo(self) -> None:
+        """Hand functions on as before."""
+        if self.in_force():
+            cpu.run_functions_at_once(False)
 
 
 class OwnCores(Cure):
@@ -223,7 +258,10 @@ class PoolingGradient(Cure):
         max_pool.put_in_place(max_pool.ORIGINAL)
 
 
-_CURES: tuple[Cure, ...] = (InstructionSet(), BlockingLaunch(), OwnCores(), PoolingGradient())
+_CURES: tuple[Cure, ...] = (
+    *(InstructionSet(), BlockingLaunch(), CompiledFunctions()),
+    *(OwnCores(), PoolingGradient()),
+)
 _off = ""
 
 
@@ -232,8 +270,9 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     Sets what is measured to be faster on such a machine, on CPU only, and never what the user has
     set: the instruction set of oneDNN before its first operator; blocking launch, which acts in
-    PYNATIVE_MODE; a core of its own for each thread that computes; and ``ops.max_pool2d`` by an
-    operator whose gradient takes linear time.
+    PYNATIVE_MODE; functions of ``ms.jit`` that run in the thread that calls them; a core of its own
+    for each thread that computes; and ``ops.max_pool2d`` by an operator whose gradient takes linear
+    time.
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it.
     What the user sets later stays. A blocking launch switched off before the import looks like the
     default and is switched on; a second ``set_context`` after the import is not.
@@ -243,8 +282,9 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     Args:
         enabled (bool): False undoes what can be undone, and keeps it so until called with True:
-            blocking launch, the threads' cores, ``ops.max_pool2d`` (but for what is compiled), and
-            the variable of the environment. The instruction set stays in this process.
+            blocking launch, functions of ``ms.jit``, the threads' cores, ``ops.max_pool2d`` (but
+            for what is compiled), and the variable of the environment. The instruction set stays in
+            this process.
             Default: True.
 
     Returns:
@@ -256,7 +296,7 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     Examples:
         >>> from mindspore_boost_ext import tune_machine
         >>> [row.status for row in tune_machine(False)]
-        ['inactive', 'inactive', 'inactive', 'inactive']
+        ['inactive', 'inactive', 'inactive', 'inactive', 'inactive']
         >>> rows = tune_machine()
     """
     global _off
