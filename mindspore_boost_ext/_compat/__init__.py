@@ -16,6 +16,7 @@ import mindspore as ms
 import mindspore.boost
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
+from mindspore.nn.layer import rnns
 from mindspore.rewrite.common import namespace
 from mindspore.train.train_thor.convert_utils import (
     ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
@@ -55,6 +56,10 @@ _CONVERSIONS = (
     "mindspore.train.train_thor.convert_utils",
 )
 _STATE = "_mindspore_boost_ext"
+
+# What goes through the steps of a recurrent layer on CPU.
+GRU_STEPS = rnns._DynamicGRUCPUGPU
+RNN_STEPS, RELU_RNN_STEPS = rnns._DynamicRNNTanh, rnns._DynamicRNNRelu
 
 
 def _alias(name: str, doc: str, *default: object) -> property:

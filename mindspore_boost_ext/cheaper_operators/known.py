@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mindspore import nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.cheaper_operators.activations import (
     CheaperGelu,
     CheaperGeluLayer,
@@ -16,6 +17,11 @@ from mindspore_boost_ext.cheaper_operators.activations import (
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm
 from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool
+from mindspore_boost_ext.cheaper_operators.recurrent import (
+    CheaperGru,
+    CheaperReluRnn,
+    CheaperRnn,
+)
 from mindspore_boost_ext.cheaper_operators.rows import (
     CheaperL2Normalize,
     CheaperLayerNorm,
@@ -74,5 +80,8 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         ops.LayerNorm: Known(CheaperLayerNorm, _is_of_last_axis, eagerly=False),
         ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
         ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
+        _compat.GRU_STEPS: Known(CheaperGru),
+        _compat.RNN_STEPS: Known(CheaperRnn),
+        _compat.RELU_RNN_STEPS: Known(CheaperReluRnn),
     }
 )
