@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Callable
+from weakref import WeakKeyDictionary
 
 import mindspore as ms
 import numpy as np
@@ -186,7 +187,9 @@ class BoostMonitor(Callback):
         self._log_interval = log_interval
         self._depth = 0
         self._run: _Run | None = None
-        self._done: tuple[Any, int, int] = (None, 0, 0)  # step cell, and its steps and epochs
+        # Steps and epochs of earlier calls, by step cell.
+        self._done: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+        self._last_step = 0  # of the training that was watched last
 
     def __enter__(self) -> BoostMonitor:
         self._depth += 1
@@ -221,7 +224,7 @@ class BoostMonitor(Callback):
 
     def _open_writers(self) -> Iterator[HistoryWriter | TensorBoardWriter]:
         if self._tensorboard_dir:
-            yield TensorBoardWriter(self._tensorboard_dir)
+            yield TensorBoardWriter(self._tensorboard_dir, self._last_step)
         if self._history_path:
             yield HistoryWriter(self._history_path)
 
@@ -233,11 +236,14 @@ class BoostMonitor(Callback):
         number = params.cur_epoch_num
         if run.epoch is None:
             run.last_epoch = number - 1 + params.epoch_num
+            steps, epochs = self._done.get(run.network, (0, 0))
             if run.last_step == 0:
                 run.step_offset = (number - 1) * batches_of_epoch(params)
-            if number == 1 and self._done[0] is run.network:
-                _, run.step_offset, run.epoch_offset = self._done
+            if number == 1 and epochs:
+                run.step_offset, run.epoch_offset = steps, epochs
                 run.last_epoch += run.epoch_offset
+            elif number == epochs + 1:  # as by ``initial_epoch``; epochs may differ in length
+                run.step_offset = steps
         number += run.epoch_offset
         now = time.perf_counter()
         run.epoch = _Epoch(number, began=now, first_step=params.cur_step_num, ended=now)
@@ -291,8 +297,7 @@ class BoostMonitor(Callback):
         record: Record = {"event": "eval", "metrics": metrics}
         if self._progress:
             PlainDisplay(None).line(f"eval  {_text(record)}")
-        if self._history_path:
-            writer = HistoryWriter(self._history_path)
+        for writer in self._open_writers():
             writer.write(record)
             writer.close()
 
@@ -315,7 +320,8 @@ class BoostMonitor(Callback):
             run.close()
             if run.epoch is not None:
                 steps = run.last_step + run.step_offset
-                self._done = run.network, steps, run.epoch.number
+                self._done[run.network] = steps, run.epoch.number
+                self._last_step = steps
 
 
 def _check_arguments(

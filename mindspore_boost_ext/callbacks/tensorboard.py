@@ -20,13 +20,14 @@ class TensorBoardWriter:
 
     Args:
         folder (Union[str, os.PathLike]): made if it is not there.
+        step (int): of records that name none, in front of the first that does. Default: 0.
 
     Raises:
         ImportError: with the command that installs tensorboardX, if it is missing.
         ValueError: if the folder cannot be made or written.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], step: int = 0) -> None:
         path = os.fspath(folder)
         try:
             from tensorboardX import SummaryWriter
@@ -45,7 +46,7 @@ class TensorBoardWriter:
                 f"tensorboard_dir must name a folder that can be written, got {path!r} "
                 f"({error.strerror or error})"
             ) from error
-        self._step = 0
+        self._step = step
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of one record."""

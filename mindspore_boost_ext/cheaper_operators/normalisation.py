@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 
@@ -14,6 +14,16 @@ class CheaperBatchNorm(CheaperCell):
     """
 
     counted_as = "batch_norm"
+
+    def add_flags(self, **flags: object) -> nn.Cell:
+        """Note the dtype that mixed precision sets, and cast nothing to it.
+
+        A Cell of 16 bits casts its inputs: moving statistics would be copies that nobody reads.
+        """
+        for name in ("fp16", "bf16", "fp32"):
+            if name in flags:
+                setattr(self, name, flags.pop(name))
+        return super().add_flags(**flags)
 
     def construct(
         self, x: Tensor, gamma: Tensor, beta: Tensor, mean: Parameter, variance: Parameter

@@ -109,6 +109,18 @@ def _gates_of_gru(of_input: Tensor, of_state: Tensor) -> tuple[Tensor, Tensor, T
     return reset, keep, ops.Tanh()(candidate_in + reset * candidate_state), candidate_state
 
 
+def _slopes_of_gru(
+    of_inputs: Tensor, of_states: Tensor, before: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is kept of a state, and how the next one moves with what makes the gates."""
+    reset, keep, candidate, share = _gates_of_gru(of_inputs, of_states)
+    by_candidate = (1 - keep) * (1 - candidate * candidate)
+    by_keep = (before - candidate) * keep * (1 - keep)
+    by_reset = by_candidate * share * reset * (1 - reset)
+    by_inputs = ops.Concat(1)((by_reset, by_keep, by_candidate))
+    return keep, by_inputs, ops.Concat(1)((by_reset, by_keep, by_candidate * reset))
+
+
 def _thrice(x: Tensor) -> Tensor:
     return ops.Concat(1)((x, x, x))
 
@@ -131,12 +143,8 @@ class _Gru(_Recurrence):
     ) -> _Six:
         before = _states_before(h, out)
         of_inputs = _gates(x.reshape((-1, x.shape[-1])), w_ih, b_ih)
-        reset, keep, candidate, share = _gates_of_gru(of_inputs, _gates(before, w_hh, b_hh))
-        # By how much the next state moves with what the gates are made from.
-        by_candidate = (1 - keep) * (1 - candidate * candidate)
-        by_keep = (before - candidate) * keep * (1 - keep)
-        by_reset = by_candidate * share * reset * (1 - reset)
-        by_states = ops.Concat(1)((by_reset, by_keep, by_candidate * reset))
+        of_states = _gates(before, w_hh, b_hh)
+        keep, by_inputs, by_states = _slopes_of_gru(of_inputs, of_states, before)
         slopes, kept, douts = _by_step(by_states, x), _by_step(keep, x), _by_step(dout, x)
         changes: tuple[Tensor, ...] = ()
         dh = ops.ZerosLike()(h)
@@ -145,7 +153,6 @@ class _Gru(_Recurrence):
             dh = change * kept[-back] + ops.MatMul()(_thrice(change) * slopes[-back], w_hh)
             changes = (change, *changes)
         change = _thrice(ops.Concat(0)(changes))
-        by_inputs = ops.Concat(1)((by_reset, by_keep, by_candidate))
         return _gradients(x, before, w_ih, change * by_inputs, change * by_states, dh)
 
 
@@ -160,16 +167,10 @@ class CheaperRecurrence(CheaperCell):
         self.steps = self.core()
 
     def construct(
-        self,
-        x: Tensor,
-        h: Tensor,
-        seq_length: Tensor | None,
-        w_ih: Tensor,
-        w_hh: Tensor,
-        b_ih: Tensor | None,
-        b_hh: Tensor | None,
+        self, x: Tensor, h: Tensor, seq_length: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the states after each step, [T, B, H], and after the last, [B, H]."""
+        w_ih, w_hh, b_ih, b_hh = weights
         if self.is_plain(x) or self.is_plain(w_ih) or seq_length is not None or x.shape[0] < 2:
             return self.plain(x, h, seq_length, w_ih, w_hh, b_ih, b_hh)
         if b_ih is None:

@@ -18,7 +18,14 @@ from typing import Any
 from mindspore_boost_ext.callbacks.display import make_display
 from mindspore_boost_ext.callbacks.history import Record
 from mindspore_boost_ext.cli.compare import PROGRESS_HELP, count, run_trial, writable
-from mindspore_boost_ext.cli.results import RAN, Outcome, for_good, markdown, several_models
+from mindspore_boost_ext.cli.results import (
+    RAN,
+    Outcome,
+    changed_nothing,
+    for_good,
+    markdown,
+    several_models,
+)
 from mindspore_boost_ext.cli.run import Trial
 from mindspore_boost_ext.config.parse import ALGORITHMS
 from mindspore_boost_ext.recipes import recipe
@@ -44,6 +51,7 @@ class Racer:
         level, config: what the script's Models are given.
         outcome: figures of the run, once it has been.
         reached: seconds, with compilation, until the plain run's loss was there; None if never.
+        idle: whether nothing of it could be applied, so that it was plain training once more.
     """
 
     name: str
@@ -51,6 +59,7 @@ class Racer:
     config: dict[str, Any]
     outcome: Outcome | None = None
     reached: float | None = None
+    idle: bool = False
 
 
 def candidates(updates: int, eager: bool = False) -> list[Racer]:
@@ -158,7 +167,7 @@ def _race(
     trial = replace(base, name=racer.name, level=racer.level, config=config, most_seconds=seconds)
     trial = replace(trial, most_steps=steps or 0)
     outcome, history = run_trial(trial, racer.name, display)
-    return replace(racer, outcome=outcome), history
+    return replace(racer, outcome=outcome, idle=changed_nothing(history)), history
 
 
 def _losses(history: Sequence[Record]) -> list[tuple[float, float]]:
@@ -202,13 +211,16 @@ def _winner(racers: Sequence[Racer]) -> Racer:
     """Return who was clearly faster than plain, else plain."""
     plain = racers[0]
     limit = (plain.reached or 0.0) * _CLEAR
-    faster = [one for one in racers[1:] if one.reached is not None and one.reached < limit]
+    able = [one for one in racers[1:] if not one.idle]
+    faster = [one for one in able if one.reached is not None and one.reached < limit]
     return min(faster, key=lambda one: one.reached or 0.0, default=plain)
 
 
 def _words(racer: Racer) -> str:
     if racer.outcome is None or racer.outcome.status != RAN:
         return f"failed: {racer.outcome.note if racer.outcome else ''}"
+    if racer.idle:
+        return "changed nothing here: all of it was skipped"
     if racer.reached is None:
         return "did not reach plain's loss"
     return f"reached plain's loss after {racer.reached:.1f} s"
@@ -219,11 +231,12 @@ def _table(racers: Sequence[Racer]) -> str:
     rows, first = [], racers[0].reached
     for one in racers:
         figures = one.outcome or Outcome(one.name, RAN)
-        ratio = one.reached / first if first and one.reached is not None else None
+        reached = None if one.idle else one.reached
+        ratio = reached / first if first and reached is not None else None
         rows.append(
             [
                 one.name,
-                f"{one.reached:.1f}" if one.reached is not None else _words(one),
+                f"{reached:.1f}" if reached is not None else _words(one),
                 "-" if ratio is None else f"{ratio:.2f}",
                 "-" if figures.step_ms is None else f"{figures.step_ms:.2f}",
                 "-" if figures.compile_s is None else f"{figures.compile_s:.1f}",

@@ -166,18 +166,31 @@ def step_and_compile_seconds(steps: Sequence[float]) -> tuple[float | None, floa
 
 def applied(history: Sequence[Record]) -> str:
     """Return what the last report in a history says was applied, and what was skipped."""
-    report = next((one["report"] for one in reversed(history) if "report" in one), None)
-    rows = report.get("rows", []) if isinstance(report, dict) else []
     shown = []
-    for row in rows:
-        if row.get("status") not in (APPLIED, SKIPPED):
-            continue  # asked by nobody, or a detail such as what became of one layer
-        if row.get("asked by") in ("import", "-"):
-            continue  # the tuning of the machine, alike in every run; seconds of compiling
+    for row in _asked_for(history):
         counts = ", ".join(f"{key}={value}" for key, value in (row.get("counts") or {}).items())
         status = "" if row["status"] == APPLIED else f" {row['status']}: {row.get('reason')}"
         shown.append(f"{row['algorithm']}{status}" + (f" ({counts})" if counts else ""))
     return "; ".join(shown)
+
+
+def changed_nothing(history: Sequence[Record]) -> bool:
+    """Return whether all that was asked for was skipped, as the last report in a history says."""
+    rows = _asked_for(history)
+    return bool(rows) and all(row["status"] == SKIPPED for row in rows)
+
+
+def _asked_for(history: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return the rows of the last report of what was applied, and of what was skipped."""
+    report = next((one["report"] for one in reversed(history) if "report" in one), None)
+    rows = report.get("rows", []) if isinstance(report, dict) else []
+    return [
+        row
+        for row in rows
+        # Others were asked for by nobody, or are a detail such as what became of one layer;
+        # the tuning of the machine is alike in every run, and so are the seconds of compiling.
+        if row.get("status") in (APPLIED, SKIPPED) and row.get("asked by") not in ("import", "-")
+    ]
 
 
 def several_models(one: Outcome) -> str:

@@ -58,11 +58,13 @@ class Built:
         boosted: name of the network, and the report.
         plain: names of networks that MindSpore's own step trains.
         own_steps: names of step cells that the script has brought itself.
+        own_levels: names of boosted networks whose Model has a level or settings from the script.
     """
 
     boosted: list[tuple[str, Report]] = field(default_factory=list)
     plain: list[str] = field(default_factory=list)
     own_steps: list[str] = field(default_factory=list)
+    own_levels: list[str] = field(default_factory=list)
     last: Any = None
 
     def add(self, network: nn.Cell, step: nn.Cell, has_optimizer: bool) -> None:
@@ -96,13 +98,23 @@ class Built:
         """Return what was applied to which network, and why nothing was to others."""
         reports = [f"{name}: {report}" for name, report in self.boosted]
         if reports:
-            return "\n\n".join((*reports, *(f"not boosted: {one}" for one in self._left_out())))
+            others = [f"not boosted: {one}" for one in self._left_out()]
+            return "\n\n".join((*reports, *others, *self._unused()))
         reason = "; ".join(self._left_out()) or (
             "the script built no ms.Model with an optimizer; a loop of its own is boosted by "
             "mindspore_boost_ext.make_train_step"
         )
         machine = "\n".join("; ".join(row.cells()[:4]) for row in tuning())
         return "\n".join(filter(None, (f"nothing was boosted: {reason}", machine)))
+
+    def _unused(self) -> list[str]:
+        """Return what to say where the script's own settings take the place of those given."""
+        if not self.own_levels or not settings_from_outside():
+            return []
+        return [
+            f"not used: the level and settings from outside, as the script gives the Model of "
+            f"{_names(self.own_levels)} a level or settings itself: take these out of the script"
+        ]
 
     def _left_out(self) -> list[str]:
         """Return why networks were not boosted."""
@@ -139,11 +151,14 @@ def construct_model(
     """Construct a Model as ``construct`` does; one without a level gets that from outside."""
     given = inspect.signature(construct).bind_partial(model, *args, **kwargs).arguments
     trains = given.get("optimizer") is not None
-    if trains and without_level(construct, model, *args, **kwargs):
+    own = not without_level(construct, model, *args, **kwargs)
+    if trains and not own:
         kwargs.update(settings_from_outside())
     construct(model, *args, **kwargs)
     for built in BUILT:
         built.add(given["network"], model.train_network, trains)
+        if trains and own and isinstance(model.train_network, BoostTrainOneStepCell):
+            built.own_levels.append(type(given["network"]).__name__)
 
 
 def take_down(network: nn.Cell, step: nn.Cell) -> nn.Cell:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.seq_length_warmup.pieces import why_not_by_inputs, why_not_by_loss
 from mindspore_boost_ext.stages.growing_inputs import SKIP, GrowingInputs, scaled
+from mindspore_boost_ext.stages.trial import Outcome
 
-_MOSTLY = 0.9  # of the places of a batch: padding may differ
 TRUNCATE, RESHAPE = "truncate", "reshape"
 
 
@@ -79,16 +79,11 @@ class SeqLengthAlgorithm(GrowingInputs):
         """Return what shortens sequences."""
         return ShortSequences(scale, settings.multiple, settings.method)
 
-    def check_inputs(self, settings: Any, *inputs: object) -> None:
+    def check_inputs(self, settings: object, *inputs: object) -> None:
         """Refuse a first input that is no batch of sequences; to skip, pieces that do not match."""
         first = inputs[0] if inputs else None
         if isinstance(first, Tensor) and first.ndim in (2, 3):
-            pieces = settings.if_unfit == SKIP and settings.method == RESHAPE
-            if pieces and any(_is_taught(*two, first) for two in combinations(inputs[1:], 2)):
-                raise ValueError(
-                    "it takes a source and a target, as for a translation, whose pieces do not "
-                    "belong together"
-                )
+            _raise(why_not_by_inputs(*inputs) if _asks(settings) else "")
             return
         found = f"shape {first.shape}" if isinstance(first, Tensor) else shown(first)
         raise ValueError(
@@ -96,25 +91,16 @@ class SeqLengthAlgorithm(GrowingInputs):
             f"of shape (N, L) or (N, L, features), got {found}: leave seq_length_warmup away"
         )
 
+    def check_loss(self, settings: object, run: Callable[..., Outcome], *inputs: object) -> None:
+        """To skip, refuse a network whose pieces of sequences would be trained for another aim."""
+        _raise(why_not_by_loss(run, *inputs) if _asks(settings) else "")
 
-def _is_taught(one: object, other: object, first: Tensor) -> bool:
-    """Return whether two inputs are what a decoder is given and what it is to say, one further.
 
-    Args:
-        one: an input behind the first.
-        other: one behind that; what is below 0 counts as left out of the loss.
-        first (Tensor): the first input.
-    """
-    for each in (one, other):
-        if not isinstance(each, Tensor) or each.shape != first.shape or each.is_floating_point():
-            return False
-    given, said = one.asnumpy()[:, 1:], other.asnumpy()[:, :-1]  # type: ignore[attr-defined]
-    symbols, counts = np.unique(said[said >= 0], return_counts=True)
-    if given.max(initial=0) <= 1 or symbols.size == 0:  # a mask; no labels
-        return False
-    filler = symbols[counts.argmax()]
-    compared = (said >= 0) & ~((given == filler) & (said == filler))
-    right, rows = int((compared & (given == said)).sum()), len(said)
-    wrong = int(compared.sum()) - right
-    # An end of each sentence is said and never given, and padding may differ.
-    return right >= 2 * rows and wrong <= rows + (1 - _MOSTLY) * (right + wrong)
+def _asks(settings: Any) -> bool:
+    """Return whether the network decides if its sequences are trained on in pieces."""
+    return bool(settings.if_unfit == SKIP and settings.method == RESHAPE)
+
+
+def _raise(reason: str) -> None:
+    if reason:
+        raise ValueError(reason)

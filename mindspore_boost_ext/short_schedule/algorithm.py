@@ -17,7 +17,8 @@ from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, NoEffectWa
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import no_class_a_sample, rows_of_places
-from mindspore_boost_ext.stages.parts import PartByPart
+from mindspore_boost_ext.stages.parts import PartByPart, part_of
+from mindspore_boost_ext.stages.trial import compares_samples, on_trial
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class ShortScheduleAlgorithm(Algorithm):
             reason = no_class_a_sample(*inputs) or rows_of_places(*inputs)
         parts = step.updates_per_batch
         small = _samples(inputs[0]) < _FEWEST * parts
-        if parts > 1 and (reason or small or not _are_of_samples(inputs)):
+        whole = reason or small or not _are_of_samples(inputs)
+        if parts > 1 and (whole or not _takes_parts(step.network, parts, *inputs)):
             self._leave_whole(step)
         if step.reducer_flag and (settings.parts > 1 or settings.if_unfit == SKIP):
             found = {"updates of a batch": str(step.updates_per_batch)}
@@ -184,6 +186,24 @@ class ShortScheduleAlgorithm(Algorithm):
         settings: Any = step.auto_boost.config.short_schedule
         position, last = innermost(step.optimizer).global_step, settings.total_steps - 1
         return lambda: self._is_applied(step) and bool(position.asnumpy()[0] >= last)
+
+
+def _takes_parts(network: nn.Cell, parts: int, *inputs: object) -> bool:
+    """Return whether a part of a batch may be trained on alone.
+
+    Not where a network holds states of one batch size, or a graph of its samples, nor where its
+    loss compares the samples.
+    """
+    with on_trial(network) as run:
+        try:
+            run(*inputs)
+        except Exception:  # one that runs in a graph only is not tried
+            return True
+        try:
+            run(*part_of(inputs, 0, parts))
+            return not compares_samples(run, *inputs)
+        except Exception:  # the user's network
+            return False
 
 
 def _samples(first: object) -> int:

@@ -53,6 +53,15 @@ class GrowingInputs(Algorithm):
             inputs: the batch.
         """
 
+    def check_loss(self, settings: object, run: Callable[..., Outcome], *inputs: object) -> None:
+        """Raise a ``ValueError`` if smaller inputs would be trained on for another aim.
+
+        Args:
+            settings: the section of the configuration.
+            run: runs the network in evaluation mode.
+            inputs: the batch.
+        """
+
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Let the count of updates choose among a step for each size."""
         if not self.is_on(step):
@@ -198,6 +207,7 @@ class GrowingInputs(Algorithm):
                 raise ValueError(reason) from error
             for _, scale in settings.phases:
                 self._try(run, self.smaller(settings, scale), scale, expected, *inputs)
+            self.check_loss(settings, run, *inputs)
 
     def _sizes(self, settings: Any, *inputs: Any) -> list[list[Any]]:
         """Return the shapes of a batch in each phase; the last is that of full size."""
@@ -215,10 +225,10 @@ class GrowingInputs(Algorithm):
     ) -> None:
         cause, reason = None, ""
         try:
-            found, finite = run(*smaller(*inputs))
-            if found != expected[0]:
-                reason = f"the loss has shapes {found}, not {expected[0]}"
-            elif expected[1] and not finite:
+            found = run(*smaller(*inputs))
+            if found.shapes != expected.shapes:
+                reason = f"the loss has shapes {found.shapes}, not {expected.shapes}"
+            elif expected.is_finite and not found.is_finite:
                 reason = "the loss is not finite"
         except Exception as error:  # the user's network
             cause, reason = error, described(error)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -13,15 +13,28 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
-Outcome = tuple[list[tuple[int, ...]], bool]
+_ROUNDING = 1e-3  # of a loss, in float16 too
+
+
+class Outcome(NamedTuple):
+    """What came of a run.
+
+    Attributes:
+        shapes: of the outputs.
+        is_finite: whether all of them are.
+        loss: the first output, if that is one number.
+    """
+
+    shapes: list[tuple[int, ...]]
+    is_finite: bool
+    loss: float | None
 
 
 @contextlib.contextmanager
 def on_trial(network: nn.Cell) -> Iterator[Callable[..., Outcome]]:
     """Give a function that runs the network in evaluation mode, and returns what comes of it.
 
-    That are the shapes of the outputs, and whether all of them are finite. What the network writes
-    into Parameters without gradient is taken back.
+    What the network writes into Parameters without gradient is taken back.
 
     Args:
         network (Cell): the network, which gives its loss.
@@ -50,7 +63,36 @@ def _outcome(outputs: object) -> Outcome:
     """Return what a network gave, when it has been computed."""
     values = list(_values(outputs))
     finite = all(np.isfinite(one).all() for one in values if np.issubdtype(one.dtype, np.floating))
-    return [one.shape for one in values], finite
+    loss = float(values[0].reshape(())) if values and values[0].size == 1 else None
+    return Outcome([one.shape for one in values], finite, loss)
+
+
+def compares_samples(run: Callable[..., Outcome], first: Tensor, *others: object) -> bool:
+    """Return whether the loss of a batch is no mean, and no sum, of the losses of its halves.
+
+    So it is with contrastive losses, which take the other samples of a batch for wrong answers.
+    """
+    samples, inputs = first.shape[0], (first, *others)
+    parts = (0, samples), (0, samples // 2), (samples // 2, samples)
+    found = [run(*_some(inputs, samples, *part)).loss for part in parts]
+    losses = [one for one in found if one is not None]
+    if len(losses) < len(parts):
+        return False
+    whole, *halves = losses
+    slack = _ROUNDING * max(map(abs, losses))
+    is_mean = min(halves) - slack <= whole <= max(halves) + slack
+    return not is_mean and abs(whole - sum(halves)) > slack
+
+
+def _some(inputs: Sequence[Any], samples: int, first: int, end: int) -> list[Any]:
+    """Return the inputs of some samples; several rows may belong to one, as labels of places do."""
+    found = []
+    for one in inputs:
+        rows, rest = (
+            divmod(one.shape[0], samples) if isinstance(one, Tensor) and one.ndim else (0, 0)
+        )
+        found.append(one[first * rows : end * rows] if rows and not rest else one)
+    return found
 
 
 def _values(outputs: object) -> Iterator[np.ndarray]:

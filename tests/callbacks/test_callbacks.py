@@ -362,7 +362,7 @@ def test_not_a_number_is_strict_json(tmp_path):
 def test_sink_mode_counts_whole_sink_calls(tmp_path):
     """What MindSpore hands over in sink mode, which cannot run on CPU: no element, a jump."""
     params = {"net_outputs": Tensor(1.0), "cur_step_num": 0, "dataset_sink_mode": True}
-    params.update(train_network=None, optimizer=None, train_dataset=dataset())
+    params.update(train_network=nn.Cell(), optimizer=None, train_dataset=dataset())
     params.update(cur_epoch_num=1, epoch_num=1, batch_num=20, train_dataset_element=())
     bag = types.SimpleNamespace(**params, get=params.get)
     context = types.SimpleNamespace(original_args=lambda: bag)
@@ -780,3 +780,23 @@ def test_a_checkpoint_needs_a_name(tmp_path, path):
 def test_a_folder_is_no_history(path):
     with pytest.raises(ValueError, match="a history must be a regular file, got"):
         read_history(path)
+
+
+def test_steps_are_counted_on_for_each_of_several_models(tmp_path):
+    path = tmp_path / "history.jsonl"
+    monitor, one, other = BoostMonitor(path, progress=False), model(), model()
+    for each in (one, other, one):
+        each.train(1, dataset(), callbacks=[monitor])
+    steps = [record for record in read_history(path) if record["event"] == "step"]
+    count = len(steps) // 3
+    assert [record["step"] for record in steps[-count:]] == [*range(count + 1, 2 * count + 1)]
+    assert steps[-1]["epoch"] == 2
+
+
+def test_steps_are_counted_on_where_epochs_differ_in_length(tmp_path):
+    path = tmp_path / "history.jsonl"
+    monitor, one, data = BoostMonitor(path, progress=False), model(), dataset()
+    one.train(2, data, callbacks=[monitor])
+    one.train(3, dataset().take(1), callbacks=[monitor], initial_epoch=2)
+    steps = [record["step"] for record in read_history(path) if record["event"] == "step"]
+    assert steps == [*range(1, 2 * data.get_dataset_size() + 2)]

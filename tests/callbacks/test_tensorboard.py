@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import SimpleNamespace
 
 import contract
 import nets
@@ -80,3 +81,11 @@ def test_runs_of_one_second_have_a_file_each(tmp_path):
     for _ in range(3):
         TensorBoardWriter(tmp_path).close()
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_metrics_of_an_evaluation_are_written_behind_the_training(tmp_path):
+    _, model = contract.switched_on(next(iter(contract.ALGORITHMS)))
+    monitor = BoostMonitor(None, progress=False, tensorboard_dir=tmp_path)
+    model.train(1, nets.dataset(3), [monitor], dataset_sink_mode=False)
+    monitor.on_eval_end(SimpleNamespace(original_args=lambda: {"metrics": {"accuracy": 0.75}}))
+    assert scalars(tmp_path)["metrics/accuracy"] == [(3, 0.75)]

@@ -380,6 +380,23 @@ def test_mixed_precision_auto_takes_no_sums_in_float16(mode, name):
     np.testing.assert_allclose(gradient, differences(rule, x, weights), rtol=1e-4, atol=atol)
 
 
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_statistics_move_in_mixed_precision(graph_mode, level):
+    """A Cell of 16 bits casts its inputs; the statistics of a batch would go into copies."""
+
+    def statistics(config):
+        norm = nn.BatchNorm1d(8)
+        net = nn.SequentialCell(nn.Dense(nets.FEATURES, 8), norm, nn.Dense(8, nets.CLASSES))
+        nets.fill(net)
+        model = model_of(net, config, amp_level=level, loss_scale_manager=None)
+        model.train(2, nets.dataset(3), dataset_sink_mode=False)
+        return norm.moving_mean.asnumpy(), norm.moving_variance.asnumpy()
+
+    plain, found = statistics(None), statistics(ON)
+    assert np.abs(plain[0]).max() > 0.01
+    np.testing.assert_allclose(found, plain, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("level", "status", "counts"),
     [

@@ -146,11 +146,12 @@ class Slope(nn.Cell):
 
 
 @pytest.mark.parametrize("name", ["GRU", "RNN"])
-def test_second_gradients(mode, name):
+def test_second_gradients(graph_mode, name):
+    """In PYNATIVE_MODE MindSpore has none through these layers."""
     net = made(name)
     first = Tensor(first_states(net))
     expected = ms.grad(Slope(net, first))(Tensor(X)).asnumpy()
-    assert np.abs(expected).max() > 0.1
+    assert np.abs(expected).max() > 0.01  # else nothing is compared
     replaced(net)
     found = ms.grad(Slope(net, first))(Tensor(X)).asnumpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -184,12 +185,10 @@ def test_mixed_precision_auto_takes_no_product_in_float16(mode):
     x, h = Tensor(X), Tensor(first_states(net))
     expected = results(net, x, h)
     replaced(net)
-    layer = ms.amp.auto_mixed_precision(nn.SequentialCell(net.layer.rnn), "auto")
-    weights = [one[0] for one in (net.layer.w_ih_list, net.layer.w_hh_list)]
-    biases = [one[0] for one in (net.layer.b_ih_list, net.layer.b_hh_list)]
-    states, _ = layer(x, h[0], None, *weights, *biases)
+    net.layer = ms.amp.auto_mixed_precision(net.layer, "auto")
+    states = results(net, x, h)[0]
     # float16 would be off by 5e-4
-    np.testing.assert_allclose(states.asnumpy(), expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(states, expected[0], rtol=1e-5, atol=1e-6)
 
 
 def test_an_lstm_stays(mode):

@@ -277,6 +277,8 @@ SCRIPTS = {
     "by hand, O0": "from mindspore.boost import BoostTrainOneStepCell\n"
     "BoostTrainOneStepCell(nn.WithLossCell(net, loss), optimizer)(*next(iter(data)))",
     "loop": "gradient = ms.value_and_grad(net, None, optimizer.parameters)",
+    "own settings": "ms.Model(net, loss, optimizer, boost_level='O1',\n"
+    "         boost_config_dict={'boost': {'mode': 'disable_all'}}).train(1, data)",
     "exit": "ms.Model(net, loss, optimizer).train(1, data)\nsys.exit(0)",
     "failure": "ms.Model(net, loss, optimizer)\nraise KeyError('lost')",
 }
@@ -340,6 +342,13 @@ def test_what_is_not_boosted_is_named_beside_what_is(launched):
     assert "mindspore_boost_ext: SequentialCell: boost level O1, mode manual" in result.stderr
     assert "not boosted: the script has a step cell of its own, TrainOneStepCell" in result.stderr
     assert "the script has a step cell of its own, TrainOneStepCell" in result.stdout  # the report
+
+
+def test_settings_from_outside_that_no_model_takes_are_named(launched):
+    told = "not used: the level and settings from outside, as the script gives the Model of Seq"
+    assert told in launched("own settings", "--config", "CONFIG").stderr
+    assert "not used" not in launched("own settings").stderr
+    assert "not used" not in launched("Model", "--config", "CONFIG").stderr
 
 
 def test_a_step_that_the_script_made_by_itself_is_in_the_summary(launched):

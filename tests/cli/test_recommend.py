@@ -98,6 +98,25 @@ def test_a_lead_within_the_noise_is_no_recommendation(race):
     assert settings == {"boost": {"mode": "disable_all"}}
 
 
+@pytest.mark.parametrize("status", ["skipped", "applied"])
+def test_who_changed_nothing_is_no_winner(race, status):
+    """Its lead is that of plain training over itself, which is noise."""
+    rows = [
+        {"algorithm": "grad_freeze", "asked by": "boost.grad_freeze=True", "status": status},
+        {"algorithm": "machine: x", "asked by": "import", "status": "applied"},
+        {"algorithm": "first steps", "asked by": "-", "status": "applied"},
+    ]
+    half = [{"event": "start", "report": {"rows": rows}}, *history(2, 0.5, falling)]
+    _, settings, printed = race(plain=history(2, 1.0, falling), half=half)
+    if status == "applied":
+        assert "Recommended: half frozen from 10 % on" in printed
+    else:
+        assert "| half frozen from 10 % on | changed nothing here: all of it was skipped | - |" in (
+            printed
+        )
+        assert settings == {"boost": {"mode": "disable_all"}}
+
+
 def test_compilation_counts(race):
     _, _, printed = race(plain=history(2, 1.0, falling), half=history(60, 0.1, falling))
     assert "Plain training wins" in printed

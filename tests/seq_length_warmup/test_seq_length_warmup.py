@@ -13,6 +13,7 @@ from models import model_of
 
 from mindspore_boost_ext import AutoBoost, NoEffectWarning
 from mindspore_boost_ext.seq_length_warmup import ShortSequences
+from mindspore_boost_ext.seq_length_warmup.pieces import why_not_by_inputs
 
 LENGTH, VOCABULARY, TOTAL = 8, 5, 8
 LENGTHS = [2] * 2 + [4] * 2 + [8] * 3  # of the first updates
@@ -196,17 +197,6 @@ def test_labels_of_whole_sequences_are_not_given_to_their_parts(mode, samples, l
     assert reason in row.reason
 
 
-class Taking(nn.Cell):
-    """Takes any number of inputs, and predicts the first: what they say is nothing to it."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = NextToken()
-
-    def construct(self, tokens, *others):
-        return self.body(tokens, tokens, ms.ops.ones(1, ms.float32))
-
-
 def padded(ids, fill=0):
     """Return symbols, of which half of the rows end early."""
     ids = ids + 2
@@ -245,18 +235,89 @@ TAUGHT = {
 
 
 @pytest.mark.parametrize("name", TAUGHT)
-def test_a_recipe_pairs_no_pieces_of_source_and_target(name):
-    """Piece 2 of a source says nothing about piece 2 of its translation."""
+def test_source_and_target_are_told_from_other_inputs(name):
     (tokens, targets, _) = batches(1)[0]
     behind, taught = TAUGHT[name]
     batch = [Tensor(np.ascontiguousarray(one)) for one in (tokens, *behind(tokens, targets))]
-    for if_unfit, method in (("skip", "reshape"), ("skip", "truncate"), ("refuse", "reshape")):
-        step = step_of(Taking(), if_unfit=if_unfit, method=method)
-        step(*batch)
-        left = taught and (if_unfit, method) == ("skip", "reshape")
-        row = step.report()["seq_length_warmup"]
-        assert row.status == ("skipped" if left else "applied"), row.reason
-        assert ("do not belong together" in row.reason) == left
+    assert ("do not belong together" in why_not_by_inputs(*batch)) == taught
+
+
+class Taught(nn.Cell):
+    """Takes a source, what a decoder is given, and what it is to say."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = NextToken()
+
+    def construct(self, source, given, said):
+        return self.body((source + given) % VOCABULARY, said, ms.ops.ones(1, ms.float32))
+
+
+class Encoded(nn.Cell):
+    """Encodes sequences by an RNN, and compares these by a rule."""
+
+    def __init__(self, rule):
+        super().__init__()
+        self.embedding, self.rnn = nn.Embedding(VOCABULARY, 4), nn.RNN(4, 3, batch_first=True)
+        self.rule = rule
+        nets.fill(self)
+
+    def construct(self, *sequences):
+        return self.rule(*[self.rnn(self.embedding(one))[0][:, -1] for one in sequences])
+
+
+def dual(one, other):
+    return nets.loss_fn()(one @ other.T, ms.ops.arange(one.shape[0]).astype(ms.int32))
+
+
+def triplet(anchor, right, wrong):
+    return ms.ops.relu(((anchor - right) ** 2 - (anchor - wrong) ** 2).sum(1) + 1).mean()
+
+
+class Labelled(NextToken):
+    """The language model, without a weight of its loss."""
+
+    def construct(self, tokens, targets):
+        return super().construct(tokens, targets, ms.ops.ones(1, ms.float32))
+
+
+class Masked(NextToken):
+    """The language model; places that a mask leaves out do not count."""
+
+    def construct(self, tokens, targets, mask):
+        hidden = ms.ops.tanh(ms.ops.cumsum(self.embedding(tokens), 1))
+        losses = ms.ops.cross_entropy(
+            self.head(hidden).reshape((-1, VOCABULARY)), targets.reshape((-1,)), reduction="none"
+        )
+        return (losses * mask.reshape((-1,))).sum() / mask.sum()
+
+
+MASK = np.ones((nets.BATCH, LENGTH), np.float32)
+MASK[::2, -3:] = 0
+RECIPES = {
+    "language model": (Labelled, lambda x, y: (x, y), ""),
+    "with a mask": (Masked, lambda x, y: (x, y, MASK), ""),
+    "translation": (Taught, lambda x, y: (x, np.roll(y, 1, 1), y), "do not belong together"),
+    "dual encoder": (lambda: Encoded(dual), lambda x, y: (x, y), "compares the samples"),
+    "triplets": (lambda: Encoded(triplet), lambda x, y: (x, y, x[::-1]), "no input behind"),
+}
+
+
+@pytest.mark.parametrize(
+    ("if_unfit", "method"), [("skip", "reshape"), ("skip", "truncate"), ("refuse", "reshape")]
+)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_makes_pieces_of_language_models_alone(mode, name, if_unfit, method):
+    """Piece 2 of a source says nothing about piece 2 of its translation, nor of a document."""
+    net, inputs, reason = RECIPES[name]
+    (tokens, targets, _) = batches(1)[0]
+    batch = [Tensor(np.ascontiguousarray(one)) for one in inputs(tokens, targets)]
+    step = step_of(net(), if_unfit=if_unfit, method=method)
+    step(*batch)
+    row = step.report()["seq_length_warmup"]
+    left = bool(reason) and (if_unfit, method) == ("skip", "reshape")
+    assert row.status == ("skipped" if left else "applied"), row.reason
+    assert (reason in row.reason) is (left or not reason)
 
 
 class OfWholeRows(nn.Cell):

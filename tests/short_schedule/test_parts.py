@@ -273,6 +273,41 @@ def test_a_recipe_cuts_no_graph(mode, kind):
     assert "parts" not in step.report()["short_schedule"].counts
 
 
+class OfOneSize(nn.Cell):
+    """Holds states of the size of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.state = nets.MLP(), Tensor(np.ones((64, nets.CLASSES), np.float32))
+
+    def construct(self, x, y):
+        return nets.loss_fn()(self.net(x) + self.state, y)
+
+
+class InBatch(nn.Cell):
+    """Takes the other samples of a batch for wrong answers."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nets.MLP()
+
+    def construct(self, x, y):
+        found = self.net(x)
+        return nets.loss_fn()(found @ found.T, ms.ops.arange(x.shape[0]).astype(ms.int32))
+
+
+@pytest.mark.parametrize(("net", "parts"), [(OfOneSize, None), (InBatch, None), (None, 2)])
+def test_a_recipe_cuts_no_batch_that_a_network_takes_whole(mode, net, parts):
+    """One does not run on half of it, the other would be trained for another aim."""
+    net, loss = (net(), None) if net else (nets.MLP(), nets.loss_fn())
+    config = config_of(short_schedule={"if_unfit": "skip", **CUT})
+    own = on_list(net.trainable_params())
+    step = ms.Model(net, loss, own, boost_level="O1", boost_config_dict=config).train_network
+    x = np.random.default_rng(0).normal(size=(64, nets.FEATURES)).astype(np.float32)
+    assert np.isfinite(step(Tensor(x), Tensor(np.zeros(64, np.int32))).asnumpy())
+    assert step.report()["short_schedule"].counts.get("parts") == parts
+
+
 def test_a_recipe_leaves_whole_what_it_cannot_cut(mode):
     """A window of accumulation, and batches of which a part would have fewer than 32 samples."""
     skip = {"if_unfit": "skip", "whole_share": 0.5, **CUT}
