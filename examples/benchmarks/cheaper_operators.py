@@ -29,6 +29,21 @@ from mindspore_boost_ext import make_train_step
 
 ON = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, "cheaper_operators": {}}
 HIDDEN, SCORES, IMAGES, ROWS = (16, 128, 512), (16, 4, 128, 128), (32, 6, 28, 28), (64, 512)
+SEQUENCES = (32, 32, 64)  # steps, samples, features
+
+
+class States(nn.Cell):
+    """The states of a recurrent layer, without its last ones."""
+
+    def __init__(self, layer: nn.Cell) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the states, shape (steps, samples, units)."""
+        return self.layer(x)[0]
+
+
 OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...]]] = {
     "nn.GELU": (nn.GELU, HIDDEN),
     "nn.LayerNorm": (lambda: nn.LayerNorm((HIDDEN[-1],)), HIDDEN),
@@ -38,6 +53,12 @@ OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...
     "nn.BatchNorm1d": (lambda: nn.BatchNorm1d(ROWS[-1]), ROWS),
     "ops.L2Normalize(1)": (lambda: ops.L2Normalize(1), ROWS),
     "nn.MaxPool2d(2, 2)": (lambda: nn.MaxPool2d(2, 2), IMAGES),
+    "nn.GRU(64, 128)": (lambda: States(nn.GRU(64, 128)), SEQUENCES),
+    "nn.GRU of two layers, both ways": (
+        lambda: States(nn.GRU(64, 64, 2, bidirectional=True)),
+        SEQUENCES,
+    ),
+    "nn.RNN(64, 128)": (lambda: States(nn.RNN(64, 128)), SEQUENCES),
 }
 
 
@@ -83,7 +104,7 @@ def operator(name: str) -> Steps:
 
     def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
         network = One(layer(), shape)
-        return network, Sum(), nn.SGD([network.values], 1e-6)
+        return network, Sum(), nn.SGD(network.trainable_params(), 1e-6)
 
     return steps(make, [Tensor(1.0, ms.float32), Tensor(1.0, ms.float32)])
 

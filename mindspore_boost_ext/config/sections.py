@@ -238,7 +238,7 @@ class ThorConfig(Section):
     damping: Any = setting(
         0.03,
         either(real("[0, inf)"), reals("[0, inf)")),
-        "what is added to the factors; a list: one for each step",
+        "what is added to the factors; a list: one for each step, the last one stays",
     )
     momentum: float | None = setting(
         None, optional(real("[0, inf)")), "null: that of the optimizer, or 0.9"

@@ -93,6 +93,8 @@ class InstructionSet(Cure):
         if not processor_flags() >= AVX512:
             return "this processor has no AVX-512, with which alone convolutions are slow"
         given = [name for name in ISA_VARIABLES if name in os.environ]
+        if given and os.environ[given[0]] == ISA:
+            return f"{given[0]}={ISA} was given, or set by the process that has started this one"
         return f"{given[0]}={os.environ[given[0]]} was given" if given else ""
 
     def apply(self) -> tuple[str, str]:

@@ -66,6 +66,8 @@ def test_the_users_instruction_set_stays(slow, monkeypatch, name):
     assert updated(cure) == "inactive"
     assert cure.reason == f"{name}=AVX512_CORE was given"
     assert os.environ[name] == "AVX512_CORE"
+    monkeypatch.setenv(name, "AVX2")  # as the import sets it, also for the processes it starts
+    assert updated(machine.InstructionSet()) == "inactive"
     assert slow == []
 
 
