@@ -170,7 +170,7 @@ class CompiledFunctions(Cure):
     launch does not reach it. In GRAPH_MODE, too.
     """
 
-    name = "functions of ms.jit without a queue"
+    name = "ms.jit without a queue"
     taken_back = "the script has put another launch there"
 
     def unneeded(self) -> str:
