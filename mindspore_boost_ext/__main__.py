@@ -1,11 +1,11 @@
 """``python -m mindspore_boost_ext``: run a script with the accelerators, or ask about them.
 
 ``python -m mindspore_boost_ext train.py --epochs 3`` runs an unmodified script that was written for
-``mindspore.boost``, as plain Python would run it. ``--explain``, ``--check`` and ``--env`` answer
-what a configuration would do or what a method is, whether a configuration is valid, and what this
-machine offers. ``compare`` trains with each algorithm and without, and shows what that did;
-``demo`` is one such comparison; ``recommend`` finds the settings that suit a script; ``selftest``
-checks every algorithm here.
+``mindspore.boost``, as plain Python would run it, and ``-m package.train`` a module. ``--explain``,
+``--check`` and ``--env`` answer what a configuration would do or what a method is, whether a
+configuration is valid, and what this machine offers. ``compare`` trains with each algorithm and
+without, and shows what that did; ``demo`` is one such comparison; ``recommend`` finds the settings
+that suit a script; ``selftest`` checks every algorithm here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ from typing import NoReturn
 from mindspore_boost_ext.boost import record
 from mindspore_boost_ext.boost_cell_wrapper.train_step import FIRST_RUN
 from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
-from mindspore_boost_ext.cli.launcher import INTERRUPTED, run_script
+from mindspore_boost_ext.cli.launcher import (
+    INTERRUPTED,
+    file_of_module,
+    run_module,
+    run_script,
+)
 from mindspore_boost_ext.config.page import page
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.config.sections import SECTIONS
@@ -44,7 +49,7 @@ from mindspore_boost_ext.runtime.watch import watch_ranks
 
 DEMO = ("compare", "fast", "--network", "resnet", "--report")
 _COMMANDS = ("compare", "demo", "recommend", "selftest")
-_WITH_VALUE = (["--level"], ["--config"], ["--recipe"], ["--total-steps"])
+_WITH_VALUE = {"--level", "--config", "--recipe", "--total-steps", "--explain", "--check"}
 
 
 def _given(text: str) -> str:
@@ -95,8 +100,11 @@ def _parser() -> argparse.ArgumentParser:
         "--check", metavar="CONFIG", type=_given, help="say whether a JSON configuration is valid"
     )
     questions.add_argument("--env", action="store_true", help="say what this machine offers")
+    parser.add_argument(
+        "-m", dest="module", metavar="MODULE", help="run this module in place of SCRIPT"
+    )
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script to run")
-    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
+    parser.add_argument("args", nargs="*", metavar="ARGS", help="its arguments")
     return parser
 
 
@@ -130,7 +138,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("broken off", file=sys.stderr)
             return INTERRUPTED
-    options = parser.parse_args(words)
+    own, args = _split(words)
+    options = parser.parse_args(own)
     try:
         if options.version:
             from mindspore_boost_ext import __version__
@@ -150,6 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.script is not None:
             _check_script(options.script)
+        if options.module is not None:
+            file_of_module(options.module)
+        if options.script is not None or options.module is not None:
             _give_outside(options)
         if options.check is not None:
             config = BoostConfig.parse(options.level or "O1", options.check)
@@ -158,13 +170,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
-    if options.script is None:
+    if options.script is None and options.module is None:
         parser.print_help()
         return 2
     install()
     watch_ranks()
     with summary_of_script():
-        run_script(options.script, _behind(options.script, words))
+        if options.module is not None:
+            run_module(options.module, args)
+        else:
+            run_script(options.script, args)
     return 0
 
 
@@ -176,9 +191,10 @@ def _check_words(options: argparse.Namespace) -> None:
             "--explain and --check ask about the configuration behind them: give no --config "
             "or --recipe beside it, or --explain alone"
         )
-    if asks and options.script is not None:
-        raise ValueError(f"--explain and --check run no script, got {options.script!r}")
-    if (options.config or options.level) and not asks and options.script is None:
+    given = options.script if options.module is None else options.module
+    if asks and given is not None:
+        raise ValueError(f"--explain and --check run no script, got {given!r}")
+    if (options.config or options.level) and not asks and given is None:
         raise ValueError("--level, --config and --recipe need a script behind them")
 
 
@@ -191,12 +207,14 @@ def _check_script(script: str) -> None:
         raise ValueError(f"cannot open the script {script!r}{hint}")
 
 
-def _behind(script: str, words: Sequence[str]) -> Sequence[str]:
-    """Return the words of the script itself; argparse would drop a "--"."""
+def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the words up to the script or module, and its own; argparse would drop a "--"."""
     place = 0
-    while words[place] != script or words[place - 1 : place] in _WITH_VALUE:
-        place += 1
-    return words[place + 1 :]
+    for place, word in enumerate(words, 1):
+        before = words[place - 2 : place - 1]
+        if before == ["-m"] or not (word.startswith("-") or set(before) & _WITH_VALUE):
+            break
+    return words[:place], words[place:]
 
 
 def _give_outside(options: argparse.Namespace) -> None:

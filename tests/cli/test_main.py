@@ -67,6 +67,39 @@ def test_a_script_sees_what_it_sees_under_plain_python(tmp_path):
     assert json.loads(boosted.stdout)["sibling"] == 42
 
 
+@pytest.mark.parametrize("name", ["pkg.train", "pkg"])
+def test_a_module_sees_what_it_sees_under_plain_python(tmp_path, name):
+    write(tmp_path, "pkg/__init__.py", "")
+    write(tmp_path, "pkg/sibling.py", "VALUE = 42\n")
+    for file in ("train", "__main__"):
+        write(
+            tmp_path,
+            f"pkg/{file}.py",
+            """
+            import json, pickle, sys
+            from . import sibling
+
+            class Local: ...
+
+            print(json.dumps({
+                "argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path[0],
+                "package": __package__, "spec": __spec__.name, "sibling": sibling.VALUE,
+                "main": sys.modules["__main__"].__dict__ is globals(),
+                "pickled": type(pickle.loads(pickle.dumps(Local()))) is Local,
+            }, sort_keys=True))
+            raise KeyError("lost")
+            """,
+        )
+    words = ["-m", name, "--", "--epochs", "3", "--explain", "-m", "x"]
+    boosted = run([*LAUNCHER, "--level", "O1", *words], tmp_path)
+    plain = run([sys.executable, *words], tmp_path)
+    assert boosted.returncode == plain.returncode == 1
+    assert boosted.stdout == plain.stdout
+    assert json.loads(boosted.stdout)["sibling"] == 42
+    frames = plain.stderr.partition(f'  File "{tmp_path}')  # plain Python shows those of runpy
+    assert boosted.stderr == "Traceback (most recent call last):\n" + "".join(frames[1:])
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -224,6 +257,26 @@ def test_env_tells_versions_devices_and_convolution_speed(capsys):
     ],
 )
 def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, message):
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["-m", "nobody.at.all"],
+            "cannot find the module 'nobody.at.all': No module named 'nobody'",
+        ),
+        (["-m", "email"], "cannot find the module 'email', from "),  # a package without __main__
+        (["-m", ".x"], "cannot find the module '.x'"),
+        (["--explain", "thor", "-m", "json.tool"], "run no script, got 'json.tool'"),
+    ],
+)
+def test_a_module_that_is_not_there_is_one_line_and_exit_code_2(
+    capsys, monkeypatch, words, message
+):
+    monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(words) == 2
     assert message in capsys.readouterr().err
 
