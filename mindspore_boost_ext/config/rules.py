@@ -288,7 +288,7 @@ def freeze_schedule() -> Rule:
             return bool(value) and all(group.accepts(one) for one in value)
         if isinstance(value, str):
             return plain(value) in names
-        return value is None or callable(value)
+        return value is None or (callable(value) and not isinstance(value, type))
 
     def convert(value: object) -> object:
         return (

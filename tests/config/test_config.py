@@ -55,6 +55,12 @@ def problems(source, level="O1"):
     return caught.value.problems
 
 
+def test_a_class_is_no_function_of_the_step():
+    (found,) = problems({"grad_freeze": {"schedule": object}})
+    assert found.startswith("grad_freeze.schedule must be None, 'linear', ")
+    BoostConfig.parse("O1", {"grad_freeze": {"schedule": lambda step: 0, "total_steps": 7}})
+
+
 def test_recommended_format_is_the_default():
     given, empty = BoostConfig.parse("O1", RECOMMENDED), BoostConfig.parse("O1")
     for section in ("common", "less_bn", "grad_freeze", "grad_accumulation", "dim_reduce"):
