@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import mindspore as ms
@@ -47,7 +48,9 @@ def set_blocking_launch(blocking: bool) -> None:
 
 
 _Executor = type(graph_api()._pynative_executor)
-_HANDED_ON = _Executor.grad_jit
+_HANDED_ON, _NAMED = _Executor.grad_jit, _Executor.set_jit_compile_phase
+# MindSpore's queue runs a function at a time, and finds it by one name that all threads write.
+_IN_TURNS, _MINE = threading.RLock(), threading.local()
 
 
 def can_run_at_once() -> bool:
@@ -63,13 +66,25 @@ def runs_functions_at_once() -> bool | None:
 def run_functions_at_once(at_once: bool) -> None:
     """Let functions of ``ms.jit`` run in the thread that calls them, or hand them on, as before."""
     _Executor.grad_jit = _run_at_once if at_once else _HANDED_ON
+    _Executor.set_jit_compile_phase = _name_in_turn if at_once else _NAMED
+
+
+def _name_in_turn(self: Any, phase: str) -> None:
+    """Name the function of this thread that runs next, while no other thread runs one."""
+    _MINE.phase = phase
+    with _IN_TURNS:
+        _NAMED(self, phase)
 
 
 def _run_at_once(self: Any, *inputs: object) -> object:
     """Run a compiled function, after what is queued already, without a queue of its own."""
-    was_off = self.disable_frontend_and_bprop_pipeline()
-    try:
-        return _HANDED_ON(self, *inputs)
-    finally:
-        if not was_off:
-            self.enable_frontend_and_bprop_pipeline()
+    with _IN_TURNS:
+        was_off = None  # nobody knows, should Ctrl-C come in between
+        try:
+            was_off = self.disable_frontend_and_bprop_pipeline()
+            if hasattr(_MINE, "phase"):
+                _NAMED(self, _MINE.phase)  # another thread may have named its own meanwhile
+            return _HANDED_ON(self, *inputs)
+        finally:
+            if not was_off:
+                self.enable_frontend_and_bprop_pipeline()

@@ -14,10 +14,16 @@ def _gates(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return ops.MatMul(transpose_b=True)(rows, weight) + bias
 
 
+def _rows(x: Tensor) -> Tensor:
+    """Return [T, B, N] as [T * B, N]; of no samples, too, of which -1 would be no size."""
+    steps, batch, size = x.shape
+    return x.reshape((steps * batch, size))
+
+
 def _by_step(rows: Tensor, like: Tensor) -> tuple[Tensor, ...]:
     """Return [T * B, N] as a tuple of T, in the order of the steps of ``like``, [T, B, M]."""
     steps, batch, _ = like.shape
-    return ops.Unstack(0, steps)(rows.reshape((steps, batch, -1)))
+    return ops.Unstack(0, steps)(rows.reshape((steps, batch, rows.shape[-1])))
 
 
 class _Recurrence(nn.Cell):
@@ -39,7 +45,7 @@ class _Recurrence(nn.Cell):
         self, x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
     ) -> Tensor:
         states: tuple[Tensor, ...] = ()
-        for of_input in _by_step(_gates(x.reshape((-1, x.shape[-1])), w_ih, b_ih), x):
+        for of_input in _by_step(_gates(_rows(x), w_ih, b_ih), x):
             h = self.step(of_input, _gates(h, w_hh, b_hh), h)
             states = (*states, h)
         return ops.Stack(0)(states)
@@ -48,14 +54,14 @@ class _Recurrence(nn.Cell):
 def _states_before(h: Tensor, out: Tensor) -> Tensor:
     """Return the state before each step, [T * B, H]."""
     states = ops.Concat(0)((ops.ExpandDims()(h, 0), out[:-1]))
-    return states.reshape((-1, h.shape[-1]))
+    return _rows(states)
 
 
 def _gradients(
     x: Tensor, before: Tensor, w_ih: Tensor, by_input: Tensor, by_state: Tensor, dh: Tensor
 ) -> _Six:
     """Return all gradients, from those of what inputs and states give to the gates."""
-    inputs, weight = x.reshape((-1, x.shape[-1])), ops.MatMul(transpose_a=True)
+    inputs, weight = _rows(x), ops.MatMul(transpose_a=True)
     dx = ops.MatMul()(by_input, w_ih).reshape(x.shape)
     weights = weight(by_input, inputs), weight(by_state, before)
     return dx, dh, weights[0], weights[1], by_input.sum(0), by_state.sum(0)
@@ -142,7 +148,7 @@ class _Gru(_Recurrence):
         dout: Tensor,
     ) -> _Six:
         before = _states_before(h, out)
-        of_inputs = _gates(x.reshape((-1, x.shape[-1])), w_ih, b_ih)
+        of_inputs = _gates(_rows(x), w_ih, b_ih)
         of_states = _gates(before, w_hh, b_hh)
         keep, by_inputs, by_states = _slopes_of_gru(of_inputs, of_states, before)
         slopes, kept, douts = _by_step(by_states, x), _by_step(keep, x), _by_step(dout, x)

@@ -175,15 +175,17 @@ def applied(history: Sequence[Record]) -> str:
 
 
 def changed_nothing(history: Sequence[Record]) -> bool:
-    """Return whether all that was asked for was skipped, as the last report in a history says."""
-    rows = _asked_for(history)
+    """Return whether all that was asked for was skipped in the end, in each training."""
+    starts = [place for place, one in enumerate(history) if one.get("event") == "start"]
+    trainings = [history[start:end] for start, end in zip(starts, [*starts[1:], len(history)])]
+    rows = [row for one in trainings for row in _asked_for(one)]
     return bool(rows) and all(row["status"] == SKIPPED for row in rows)
 
 
 def _asked_for(history: Sequence[Record]) -> list[dict[str, Any]]:
     """Return the rows of the last report of what was applied, and of what was skipped."""
     report = next((one["report"] for one in reversed(history) if "report" in one), None)
-    rows = report.get("rows", []) if isinstance(report, dict) else []
+    rows: list[dict[str, Any]] = report.get("rows", []) if isinstance(report, dict) else []
     return [
         row
         for row in rows

@@ -78,10 +78,10 @@ def _check_kind(found: os.stat_result) -> None:
 
 
 def _reason(path: str, error: Exception) -> str:
-    if isinstance(error, OSError) and path.lstrip().startswith(("{", "[")):
-        return "it is JSON text, and no path: give a dict, or write it into a file"
     if isinstance(error, FileNotFoundError) and os.path.islink(path):
         return f"it is a link to {shown(os.readlink(path))}, which is not there: mend the link"
+    if isinstance(error, OSError) and path.strip()[:1] == "{" and path.strip()[-1:] == "}":
+        return "it is JSON text, and no path: give a dict, or write it into a file"
     if isinstance(error, OSError):
         default = printable(error.strerror or type(error).__name__)
         return _REASONS.get(error.errno or 0, default)

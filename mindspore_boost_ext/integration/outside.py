@@ -112,8 +112,8 @@ class Built:
         if not self.own_levels or not settings_from_outside():
             return []
         return [
-            f"not used: the level and settings from outside, as the script gives the Model of "
-            f"{_names(self.own_levels)} a level or settings itself: take these out of the script"
+            f"the Model of {_names(self.own_levels)} takes no level and settings from outside, as "
+            "the script gives it some itself: take these out of the script"
         ]
 
     def _left_out(self) -> list[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor, nn
 
-from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.seq_length_warmup.pieces import why_not_by_inputs, why_not_by_loss
+from mindspore_boost_ext.config.rules import described, shown
+from mindspore_boost_ext.seq_length_warmup.pieces import why_not
 from mindspore_boost_ext.stages.growing_inputs import SKIP, GrowingInputs, scaled
-from mindspore_boost_ext.stages.trial import Outcome
+from mindspore_boost_ext.stages.trial import Run, mixes_samples
 
 TRUNCATE, RESHAPE = "truncate", "reshape"
 
@@ -83,7 +82,9 @@ class SeqLengthAlgorithm(GrowingInputs):
         """Refuse a first input that is no batch of sequences; to skip, pieces that do not match."""
         first = inputs[0] if inputs else None
         if isinstance(first, Tensor) and first.ndim in (2, 3):
-            _raise(why_not_by_inputs(*inputs) if _asks(settings) else "")
+            reason = why_not(*inputs) if _asks(settings) else ""
+            if reason:
+                raise ValueError(reason)
             return
         found = f"shape {first.shape}" if isinstance(first, Tensor) else shown(first)
         raise ValueError(
@@ -91,16 +92,22 @@ class SeqLengthAlgorithm(GrowingInputs):
             f"of shape (N, L) or (N, L, features), got {found}: leave seq_length_warmup away"
         )
 
-    def check_loss(self, settings: object, run: Callable[..., Outcome], *inputs: object) -> None:
-        """To skip, refuse a network whose pieces of sequences would be trained for another aim."""
-        _raise(why_not_by_loss(run, *inputs) if _asks(settings) else "")
+    def check_loss(self, settings: object, run: Run, *inputs: Any) -> None:
+        """To skip, refuse a network that would compare pieces of sequences in place of these."""
+        if not _asks(settings):
+            return
+        try:
+            mixes = mixes_samples(run, *inputs)
+        except Exception as error:  # the user's network
+            reason = f"half of the first batch cannot be tried: {described(error)}"
+            raise ValueError(reason) from error
+        if mixes:
+            raise ValueError(
+                "the loss of its first batch is not made up of those of its samples, as where it "
+                "compares these: it would compare pieces of them"
+            )
 
 
 def _asks(settings: Any) -> bool:
     """Return whether the network decides if its sequences are trained on in pieces."""
     return bool(settings.if_unfit == SKIP and settings.method == RESHAPE)
-
-
-def _raise(reason: str) -> None:
-    if reason:
-        raise ValueError(reason)

@@ -12,13 +12,13 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.mapping import call
-from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.config.rules import described, shown
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, NoEffectWarning, warn
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import no_class_a_sample, rows_of_places
 from mindspore_boost_ext.stages.parts import PartByPart, part_of
-from mindspore_boost_ext.stages.trial import compares_samples, on_trial
+from mindspore_boost_ext.stages.trial import mixes_samples, on_trial
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ShortScheduleAlgorithm(Algorithm):
         settings: Any = step.auto_boost.config.short_schedule
         return int(settings.batches(step.updates_per_batch)) * step.updates_per_batch
 
-    def _show(self, step: BoostTrainOneStepCell) -> None:
+    def _show(self, step: BoostTrainOneStepCell, why_whole: str = "") -> None:
         settings: Any = step.auto_boost.config.short_schedule
         updates, parts, counts = self._updates(step), step.updates_per_batch, {}
         length = f"{updates}"
@@ -95,7 +95,7 @@ class ShortScheduleAlgorithm(Algorithm):
             length = f"{updates} (whole_share)"
         if parts > 1:
             length, counts = f"{updates}, {parts} of each whole batch", {"parts": parts}
-        reason = f"the schedule of {settings.total_steps} updates in {length}"
+        reason = f"the schedule of {settings.total_steps} updates in {length}{why_whole}"
         step.report().update(self.switch, APPLIED, reason, {"updates": updates, **counts})
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
@@ -114,8 +114,9 @@ class ShortScheduleAlgorithm(Algorithm):
         parts = step.updates_per_batch
         small = _samples(inputs[0]) < _FEWEST * parts
         whole = reason or small or not _are_of_samples(inputs)
-        if parts > 1 and (whole or not _takes_parts(step.network, parts, *inputs)):
-            self._leave_whole(step)
+        why = "" if parts == 1 or whole else _why_whole(step.network, parts, *inputs)
+        if parts > 1 and (whole or why):
+            self._leave_whole(step, why)
         if step.reducer_flag and (settings.parts > 1 or settings.if_unfit == SKIP):
             found = {"updates of a batch": str(step.updates_per_batch)}
             found["labels that are classes of samples"] = str(not reason)
@@ -142,14 +143,14 @@ class ShortScheduleAlgorithm(Algorithm):
                 f"for each part, got {samples}: give fewer parts, or larger batches"
             )
 
-    def _leave_whole(self, step: BoostTrainOneStepCell) -> None:
+    def _leave_whole(self, step: BoostTrainOneStepCell, why: str) -> None:
         """Cut no batches."""
         step.updates_per_batch = 1
         for part in layers_of(step, (PartByPart,)):
             part.parts = 1
         for each in layers_of(step, (FasterSchedule,)):
             each.go_through_in(self._updates(step))
-        self._show(step)
+        self._show(step, why)
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when the training is longer or shorter than ``total_steps`` says."""
@@ -188,22 +189,20 @@ class ShortScheduleAlgorithm(Algorithm):
         return lambda: self._is_applied(step) and bool(position.asnumpy()[0] >= last)
 
 
-def _takes_parts(network: nn.Cell, parts: int, *inputs: object) -> bool:
-    """Return whether a part of a batch may be trained on alone.
-
-    Not where a network holds states of one batch size, or a graph of its samples, nor where its
-    loss compares the samples.
-    """
+def _why_whole(network: nn.Cell, parts: int, *inputs: Any) -> str:
+    """Return why no part of a batch may be trained on alone; empty if one may."""
     with on_trial(network) as run:
         try:
             run(*inputs)
         except Exception:  # one that runs in a graph only is not tried
-            return True
+            return ""
         try:
             run(*part_of(inputs, 0, parts))
-            return not compares_samples(run, *inputs)
-        except Exception:  # the user's network
-            return False
+            mixes = mixes_samples(run, *inputs)
+        except Exception as error:  # a network with states of one size, or a graph of its samples
+            return f"; batches stay whole, as a part does not run: {described(error)}"
+    why = "the loss of one is not made up of those of its samples, as where it compares these"
+    return f"; batches stay whole, as {why}" if mixes else ""
 
 
 def _samples(first: object) -> int:

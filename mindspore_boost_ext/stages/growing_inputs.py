@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
@@ -21,7 +21,7 @@ from mindspore_boost_ext.stages.phases import (
     first_updates,
     phases_of,
 )
-from mindspore_boost_ext.stages.trial import Outcome, on_trial
+from mindspore_boost_ext.stages.trial import Outcome, Run, on_trial
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
@@ -53,7 +53,7 @@ class GrowingInputs(Algorithm):
             inputs: the batch.
         """
 
-    def check_loss(self, settings: object, run: Callable[..., Outcome], *inputs: object) -> None:
+    def check_loss(self, settings: object, run: Run, *inputs: object) -> None:
         """Raise a ``ValueError`` if smaller inputs would be trained on for another aim.
 
         Args:
@@ -217,7 +217,7 @@ class GrowingInputs(Algorithm):
 
     def _try(
         self,
-        run: Callable[..., Outcome],
+        run: Run,
         smaller: nn.Cell,
         scale: float,
         expected: Outcome,

@@ -14,6 +14,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 _ROUNDING = 1e-3  # of a loss, in float16 too
+_FEWEST = 4  # samples, in quarters
 
 
 class Outcome(NamedTuple):
@@ -22,7 +23,7 @@ class Outcome(NamedTuple):
     Attributes:
         shapes: of the outputs.
         is_finite: whether all of them are.
-        loss: the first output, if that is one number.
+        loss: the first output, added up, as a step minimises several.
     """
 
     shapes: list[tuple[int, ...]]
@@ -30,8 +31,11 @@ class Outcome(NamedTuple):
     loss: float | None
 
 
+Run = Callable[..., Outcome]
+
+
 @contextlib.contextmanager
-def on_trial(network: nn.Cell) -> Iterator[Callable[..., Outcome]]:
+def on_trial(network: nn.Cell) -> Iterator[Run]:
     """Give a function that runs the network in evaluation mode, and returns what comes of it.
 
     What the network writes into Parameters without gradient is taken back.
@@ -63,37 +67,41 @@ def _outcome(outputs: object) -> Outcome:
     """Return what a network gave, when it has been computed."""
     values = list(_values(outputs))
     finite = all(np.isfinite(one).all() for one in values if np.issubdtype(one.dtype, np.floating))
-    loss = float(values[0].reshape(())) if values and values[0].size == 1 else None
+    loss = float(values[0].astype(np.float64).sum()) if values else None
     return Outcome([one.shape for one in values], finite, loss)
 
 
-def compares_samples(run: Callable[..., Outcome], first: Tensor, *others: object) -> bool:
+def mixes_samples(run: Run, first: Tensor, *others: object) -> bool:
     """Return whether the loss of a batch is no mean, and no sum, of the losses of its halves.
 
     So it is with contrastive losses, which take the other samples of a batch for wrong answers.
-    Of a loss that differs from run to run nothing can be said.
+    Of fewer than four samples, and of a loss that differs from run to run, nothing can be said.
     """
     samples, inputs = first.shape[0], (first, *others)
-    parts = (0, samples), (0, samples), (0, samples // 2), (samples // 2, samples)
-    found = [run(*_some(inputs, samples, *part)).loss for part in parts]
-    losses = [one for one in found if one is not None]
-    if len(losses) < len(parts):
+    if samples < _FEWEST:
         return False
-    whole, again, *halves = losses
+    half, quarter = samples // 2, samples // 4
+    ends = (0, samples), (0, samples), (0, half), (half, samples), (0, quarter), (quarter, half)
+    found = [run(*_some(inputs, *each)).loss for each in ends]
+    losses = [one for one in found if one is not None and np.isfinite(one)]
+    if len(losses) < len(ends):
+        return False
+    whole, again, one, other, *quarters = losses
     slack = _ROUNDING * max(map(abs, losses))
-    is_mean = min(halves) - slack <= whole <= max(halves) + slack
-    is_random = abs(whole - again) > slack
-    return not (is_mean or is_random) and abs(whole - sum(halves)) > slack
+    is_mean = min(one, other) - slack <= whole <= max(one, other) + slack
+    # Beside a sum there may be a constant, as a penalty on weights.
+    is_sum = abs((whole - one - other) - (one - sum(quarters))) <= slack
+    return not (is_mean or is_sum or abs(whole - again) > slack)
 
 
-def _some(inputs: Sequence[Any], samples: int, first: int, end: int) -> list[Any]:
-    """Return the inputs of some samples; several rows may belong to one, as labels of places do."""
+def _some(inputs: Sequence[Any], first: int, end: int) -> list[Any]:
+    """Return the inputs of some samples; labels of places may have a row for each place."""
+    samples, length = inputs[0].shape[0], (*inputs[0].shape, 0)[1]
     found = []
     for one in inputs:
-        rows, rest = (
-            divmod(one.shape[0], samples) if isinstance(one, Tensor) and one.ndim else (0, 0)
-        )
-        found.append(one[first * rows : end * rows] if rows and not rest else one)
+        rows = one.shape[0] if isinstance(one, Tensor) and one.ndim else 0
+        each = {samples: 1, samples * length: length}.get(rows, 0)
+        found.append(one[first * each : end * each] if each else one)
     return found
 
 

@@ -185,10 +185,20 @@ def test_mixed_precision_auto_takes_no_product_in_float16(mode):
     x, h = Tensor(X), Tensor(first_states(net))
     expected = results(net, x, h)
     replaced(net)
+    slopes = ms.grad(net, (0, 1))(x, h)
     net.layer = ms.amp.auto_mixed_precision(net.layer, "auto")
-    states = results(net, x, h)[0]
     # float16 would be off by 5e-4
-    np.testing.assert_allclose(states, expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(results(net, x, h)[0], expected[0], rtol=1e-5, atol=1e-6)
+    for found, one in zip(ms.grad(net, (0, 1))(x, h), slopes):
+        np.testing.assert_allclose(found.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_an_empty_batch_has_no_states(pynative_mode):
+    """As the rest of an evaluation; in GRAPH_MODE no operator unstacks nothing."""
+    net = nn.SequentialCell(nn.GRU(WIDTH, HIDDEN))
+    assert replaced(net).status == "applied"
+    states, last = net(Tensor(np.zeros((STEPS, 0, WIDTH), np.float32)))
+    assert (states.shape, last.shape) == ((STEPS, 0, HIDDEN), (1, 0, HIDDEN))
 
 
 def test_an_lstm_stays(mode):

@@ -398,10 +398,10 @@ def test_what_is_not_boosted_is_named_beside_what_is(launched):
 
 
 def test_settings_from_outside_that_no_model_takes_are_named(launched):
-    told = "not used: the level and settings from outside, as the script gives the Model of Seq"
+    told = "the Model of SequentialCell takes no level and settings from outside"
     assert told in launched("own settings", "--config", "CONFIG").stderr
-    assert "not used" not in launched("own settings").stderr
-    assert "not used" not in launched("Model", "--config", "CONFIG").stderr
+    assert "from outside" not in launched("own settings").stderr
+    assert "from outside" not in launched("Model", "--config", "CONFIG").stderr
 
 
 def test_a_step_that_the_script_made_by_itself_is_in_the_summary(launched):

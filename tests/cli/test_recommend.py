@@ -98,17 +98,23 @@ def test_a_lead_within_the_noise_is_no_recommendation(race):
     assert settings == {"boost": {"mode": "disable_all"}}
 
 
-@pytest.mark.parametrize("status", ["skipped", "applied"])
-def test_who_changed_nothing_is_no_winner(race, status):
-    """Its lead is that of plain training over itself, which is noise."""
-    rows = [
-        {"algorithm": "grad_freeze", "asked by": "boost.grad_freeze=True", "status": status},
-        {"algorithm": "machine: x", "asked by": "import", "status": "applied"},
-        {"algorithm": "first steps", "asked by": "-", "status": "applied"},
-    ]
-    half = [{"event": "start", "report": {"rows": rows}}, *history(2, 0.5, falling)]
+@pytest.mark.parametrize(
+    ("statuses", "idle"),
+    [(["skipped"], True), (["applied"], False), (["applied", "skipped"], False)],
+)
+def test_who_changed_nothing_is_no_winner(race, statuses, idle):
+    """Its lead is that of plain training over itself, which is noise. Of several trainings, all."""
+    half = []
+    for status in statuses:
+        rows = [
+            {"algorithm": "grad_freeze", "asked by": "boost.grad_freeze=True", "status": status},
+            {"algorithm": "machine: x", "asked by": "import", "status": "applied"},
+            {"algorithm": "first steps", "asked by": "-", "status": "applied"},
+        ]
+        half.append({"event": "start", "report": {"rows": rows}})
+    half += history(2, 0.5, falling)
     _, settings, printed = race(plain=history(2, 1.0, falling), half=half)
-    if status == "applied":
+    if not idle:
         assert "Recommended: half frozen from 10 % on" in printed
     else:
         assert "| half frozen from 10 % on | changed nothing here: all of it was skipped | - |" in (

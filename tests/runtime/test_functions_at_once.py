@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import mindspore as ms
 import numpy as np
@@ -126,6 +127,37 @@ def test_queues_are_back_after_a_failure(monkeypatch, queues):
         compiled(Tensor(np.ones((2, 2), np.float32)))
     monkeypatch.undo()
     assert queues == ["disable", "enable"]
+
+
+@ms.jit
+def thrice(x):
+    return x * 3 + 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_threads_with_a_function_each_take_turns(mode):
+    ms.set_context(mode=mode)
+    cpu.run_functions_at_once(True)
+    rules = {compiled: lambda x: x * x * x + x, thrice: lambda x: 3 * x + 1}
+    for function in rules:
+        function(Tensor(np.ones((4, 4), np.float32))).asnumpy()  # compiled by one thread
+    errors = []
+
+    def work(function):
+        try:
+            for number in range(200):
+                x = np.full((4, 4), number % 50, np.float32)  # exact in float32
+                found = function(Tensor(x)).asnumpy()
+                np.testing.assert_array_equal(found, rules[function](x))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(function,)) for function in rules]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
 
 
 def test_queues_that_are_off_stay_off(queues):

@@ -296,16 +296,26 @@ class InBatch(nn.Cell):
         return nets.loss_fn()(found @ found.T, ms.ops.arange(x.shape[0]).astype(ms.int32))
 
 
-@pytest.mark.parametrize(("net", "parts"), [(OfOneSize, None), (InBatch, None), (None, 2)])
-def test_a_recipe_cuts_no_batch_that_a_network_takes_whole(mode, net, parts):
+@pytest.mark.parametrize(
+    ("net", "loss", "why"),
+    [
+        (OfOneSize, None, "; batches stay whole, as a part does not run: "),
+        (InBatch, None, "; batches stay whole, as the loss of one is not made up of those of its "),
+        (nets.MLP, nets.loss_fn(), ""),
+    ],
+)
+def test_a_recipe_cuts_no_batch_that_a_network_takes_whole(mode, net, loss, why):
     """One does not run on half of it, the other would be trained for another aim."""
-    net, loss = (net(), None) if net else (nets.MLP(), nets.loss_fn())
+    net = net()
     config = config_of(short_schedule={"if_unfit": "skip", **CUT})
     own = on_list(net.trainable_params())
     step = ms.Model(net, loss, own, boost_level="O1", boost_config_dict=config).train_network
     x = np.random.default_rng(0).normal(size=(64, nets.FEATURES)).astype(np.float32)
     assert np.isfinite(step(Tensor(x), Tensor(np.zeros(64, np.int32))).asnumpy())
-    assert step.report()["short_schedule"].counts.get("parts") == parts
+    row = step.report()["short_schedule"]
+    assert row.counts.get("parts") == (None if why else 2)
+    assert why in row.reason
+    assert ("stay whole" in row.reason) is bool(why)
 
 
 def test_a_recipe_leaves_whole_what_it_cannot_cut(mode):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext.stages.trial import compares_samples, on_trial
+from mindspore_boost_ext.stages.trial import mixes_samples, on_trial
 
 
 class Counting(nn.Cell):
@@ -55,38 +55,53 @@ def in_batch(one, other):
     return nn.CrossEntropyLoss()(one @ other.T, ops.arange(one.shape[0]).astype(ms.int32))
 
 
+def squares(one, other):
+    return (one - other) ** 2
+
+
 LOSSES = {
-    "mean": (lambda one, other: ((one - other[: one.shape[0]]) ** 2).mean(), False),
-    "sum": (lambda one, other: ((one - other[: one.shape[0]]) ** 2).sum(), False),
-    "in batch": (in_batch, True),
-    "of each sample": (lambda one, other: (one * other).sum(1), False),
+    "mean": (lambda one, other: squares(one, other).mean(), False),
+    "mean and penalty": (lambda one, other: squares(one, other).mean() + 5, False),
+    "sum": (lambda one, other: squares(one, other).sum(), False),
+    "sum and penalty": (lambda one, other: squares(one, other).sum() + 5, False),
+    "of each sample": (lambda one, other: squares(one, other).sum(1), False),
+    "of float16": (lambda one, other: squares(one, other).mean().half(), False),
     "with noise": (lambda one, other: (one + 9 * ops.standard_normal(one.shape)).mean(), False),
-    "square of a sum": (lambda one, other: (one * one).sum() ** 2, True),
+    "infinite": (lambda one, other: squares(one, other).mean() / 0, False),
+    "in batch": (in_batch, True),
+    "in batch, of each sample": (lambda one, other: one.shape[0] * in_batch(one, other), True),
+    "square of a sum": (lambda one, other: squares(one, other).sum() ** 2, True),
 }
 
 
-@pytest.mark.parametrize("rows", [6, 7])
+@pytest.mark.parametrize("rows", [8, 11])
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_that_compares_samples_is_told_by_its_halves(mode, name, rows):
+def test_a_loss_that_mixes_samples_is_told_by_its_halves(mode, name, rows):
     rule, compares = LOSSES[name]
     random = np.random.default_rng(0)
     pair = [Tensor(random.normal(size=(rows, 3)).astype("f")) for _ in range(2)]
     with on_trial(LossOf(rule)) as run:
-        assert compares_samples(run, *pair) is compares
+        assert mixes_samples(run, *pair) is compares
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3])
+def test_nothing_is_said_of_fewer_than_four_samples(mode, rows):
+    with on_trial(LossOf(in_batch)) as run:
+        assert not mixes_samples(run, *[Tensor(np.ones((rows, 3), np.float32))] * 2)
 
 
 def test_rows_of_labels_go_with_their_samples(mode):
-    """Labels of places in one row, and a number that belongs to no sample."""
+    """Labels of places, a row for each; and weights of classes, of which there may be 2 N."""
     x = np.arange(24, dtype="f").reshape(4, 6)
-    seen = []
+    seen = set()
 
     def rule(one, labels, factor):
-        seen.append((one.shape, labels.shape, factor.shape))
+        seen.add((one.shape, labels.shape, factor.shape))
         return (one.reshape(-1) * labels).mean() * factor.sum()
 
     with on_trial(LossOfThree(rule)) as run:
-        assert not compares_samples(run, Tensor(x), Tensor(x.ravel()), Tensor([2.0, 1.0, 1.0]))
-    assert seen == [((4, 6), (24,), (3,))] * 2 + [((2, 6), (12,), (3,))] * 2
+        assert not mixes_samples(run, Tensor(x), Tensor(x.ravel()), Tensor(np.ones(8, np.float32)))
+    assert seen == {((rows, 6), (6 * rows,), (8,)) for rows in (4, 2, 1)}
 
 
 class LossOfThree(LossOf):
