@@ -48,14 +48,15 @@ def set_blocking_launch(blocking: bool) -> None:
 
 
 _Executor = type(graph_api()._pynative_executor)
-_HANDED_ON, _NAMED = _Executor.grad_jit, _Executor.set_jit_compile_phase
+_HANDED_ON = _Executor.grad_jit
+_NAMED: Any = getattr(_Executor, "set_jit_compile_phase", None)  # 2.7 has none
 # MindSpore's queue runs a function at a time, and finds it by one name that all threads write.
 _IN_TURNS, _MINE = threading.RLock(), threading.local()
 
 
 def can_run_at_once() -> bool:
     """Return whether this MindSpore, as 2.10, can do without the queues between its threads."""
-    return hasattr(_Executor, "disable_frontend_and_bprop_pipeline")
+    return bool(_NAMED) and hasattr(_Executor, "disable_frontend_and_bprop_pipeline")
 
 
 def runs_functions_at_once() -> bool | None:

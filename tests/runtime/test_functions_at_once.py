@@ -9,14 +9,13 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
-from mindspore.graph import api
 
-from mindspore_boost_ext._compat import cpu
+from mindspore_boost_ext._compat import cpu, graph_api
 from mindspore_boost_ext.runtime import machine
 
 pytestmark = pytest.mark.skipif(not cpu.can_run_at_once(), reason="this MindSpore has no way to")
 MODES = [ms.GRAPH_MODE, ms.PYNATIVE_MODE]
-EXECUTOR = api._pynative_executor
+EXECUTOR = graph_api()._pynative_executor
 
 
 @pytest.fixture(autouse=True)
