@@ -209,12 +209,19 @@ def _check_script(script: str) -> None:
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return the words up to the script or module, and its own; argparse would drop a "--"."""
-    place = 0
-    for place, word in enumerate(words, 1):
-        before = words[place - 2 : place - 1]
-        if before == ["-m"] or not (word.startswith("-") or set(before) & _WITH_VALUE):
+    place, before = 0, ""
+    while place < len(words):
+        word, place = words[place], place + 1
+        is_option = word.startswith("-")
+        if before == "-m" or not (is_option or _takes_value(before)):
             break
+        before = word if is_option else ""
     return words[:place], words[place:]
+
+
+def _takes_value(word: str) -> bool:
+    """Return whether a word is an option with a value, or, as argparse lets it, begins like one."""
+    return len(word) > len("--") and any(option.startswith(word) for option in _WITH_VALUE)
 
 
 def _give_outside(options: argparse.Namespace) -> None:

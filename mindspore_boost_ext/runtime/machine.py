@@ -103,7 +103,7 @@ class InstructionSet(Cure):
         os.environ[ISA_VARIABLES[0]] = ISA
         if in_time:
             slow = "convolutions of this wheel are tens of times slower with AVX-512"
-            others = f"networks without any gain by {ISA_VARIABLES[0]}=AVX512_CORE"
+            others = f"a network that has none gains by {ISA_VARIABLES[0]}=AVX512_CORE"
             return APPLIED, f"{ISA}: {slow}; {others}"
         late = (
             "an operator of oneDNN ran before the import, so convolutions stay tens of times "
@@ -146,8 +146,7 @@ class BlockingLaunch(Cure):
         if cpu.launches_blocking():
             self.set_back = "was switched on already"  # the user's, also if it changes later
             return self.set_back
-        few = usable_cores() <= MOST_CORES
-        return "" if few else f"{usable_cores()} cores: measured on at most {MOST_CORES} only"
+        return _more_cores_than_measured()
 
     def apply(self) -> tuple[str, str]:
         """Let each operator end before Python goes on."""
@@ -179,8 +178,7 @@ class CompiledFunctions(Cure):
             return "this MindSpore knows no way around the queue"
         if cpu.runs_functions_at_once() is None:
             return self.taken_back
-        few = usable_cores() <= MOST_CORES
-        return "" if few else f"{usable_cores()} cores: measured on at most {MOST_CORES} only"
+        return _more_cores_than_measured()
 
     def apply(self) -> tuple[str, str]:
         """Let the thread that calls a function run it."""
@@ -329,6 +327,11 @@ def tuning(at_import: bool = False) -> tuple[Row, ...]:
     return tuple(
         Row(f"machine: {cure.name}", "import", cure.status, cure.reason) for cure in _CURES
     )
+
+
+def _more_cores_than_measured() -> str:
+    cores = usable_cores()
+    return f"{cores} cores: measured on at most {MOST_CORES} only" if cores > MOST_CORES else ""
 
 
 def usable_cores() -> int:

@@ -91,7 +91,7 @@ def test_a_module_sees_what_it_sees_under_plain_python(tmp_path, name):
             """,
         )
     words = ["-m", name, "--", "--epochs", "3", "--explain", "-m", "x"]
-    boosted = run([*LAUNCHER, "--level", "O1", *words], tmp_path)
+    boosted = run([*LAUNCHER, "--lev", "O1", *words], tmp_path)  # argparse takes beginnings
     plain = run([sys.executable, *words], tmp_path)
     assert boosted.returncode == plain.returncode == 1
     assert boosted.stdout == plain.stdout
@@ -251,6 +251,7 @@ def test_env_tells_versions_devices_and_convolution_speed(capsys):
         (["--level", "O1", "demo"], "the command 'demo' must come first, before its options"),
         (["--level", "O1"], "--level, --config and --recipe need a script behind them"),
         (["--explain", "thor", "train.py"], "--explain and --check run no script, got 'train.py'"),
+        (["--explain", "--level", "O1", "train.py"], "run no script, got 'train.py'"),
         (["--check", "missing.json"], "there is no such file"),
         (["--explain", "missing.json"], "there is no such file"),
         (["--explain", "nobody"], "neither a file nor the name of a card; cards: less_bn, "),
