@@ -12,7 +12,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext._compat import cpu
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime.machine import tuning
 
 _SHOWN_VARIABLES = (
@@ -62,13 +62,13 @@ def step_seconds() -> dict[bool, float]:
         nn.WithLossCell(net, nn.MSELoss()), nn.SGD(net.trainable_params(), learning_rate=0.0)
     )
     data = Tensor(np.ones((4, 16), np.float32))
-    before, times = cpu.launches_blocking(), {}
+    before, times = _compat.launches_blocking(), {}
     try:
         for blocking in (True, False):
-            cpu.set_blocking_launch(blocking)
+            _compat.set_blocking_launch(blocking)
             times[blocking] = _seconds(lambda: step(data, data))
     finally:
-        cpu.set_blocking_launch(before)
+        _compat.set_blocking_launch(before)
     return times
 
 
@@ -94,6 +94,6 @@ def describe() -> str:
             f"a small step of PYNATIVE_MODE takes {times[True] * 1e3:.1f} ms with blocking "
             f"launch, {times[False] * 1e3:.1f} ms without"
         )
-        if times[True] < 0.8 * times[False] and not cpu.launches_blocking():
+        if times[True] < 0.8 * times[False] and not _compat.launches_blocking():
             lines.append("call ms.runtime.launch_blocking() at the start of the script")
     return "\n".join(lines)

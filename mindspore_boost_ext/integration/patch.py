@@ -19,6 +19,7 @@ import mindspore as ms
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.integration.convert import ConvertModelUtils
+from mindspore_boost_ext.integration.holders import build_function_holders, upstream_names
 from mindspore_boost_ext.integration.model import (
     boosted_build_train_network,
     build_model,
@@ -112,12 +113,12 @@ def _plug_in() -> None:
         opens = vars(ms.Model)[_compat.OPEN_METHOD]
         session.replace(ms.Model, _compat.OPEN_METHOD, session.wrap(opens, open_data))
         wrappers: dict[Any, Any] = {}
-        for holder in _compat.build_function_holders():
+        for holder in build_function_holders():
             function = holder.build_train_network
             if function not in wrappers:
                 wrappers[function] = session.wrap(function, boosted_build_train_network)
             session.replace(holder, "build_train_network", wrappers[function])
-        for module, name, holders in _compat.upstream_names():
+        for module, name, holders in upstream_names():
             ours = _own(module, name)
             for holder in holders:
                 session.replace(holder, name, ours)

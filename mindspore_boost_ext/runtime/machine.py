@@ -12,10 +12,10 @@ from typing import ClassVar
 import mindspore as ms
 from mindspore import ops
 
-from mindspore_boost_ext._compat import cpu
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime import max_pool
+from mindspore_boost_ext.runtime import functions_at_once, max_pool
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
@@ -88,7 +88,7 @@ class InstructionSet(Cure):
 
     def unneeded(self) -> str:
         """Return why convolutions are fast without."""
-        if not cpu.ONEDNN_LACKS_AVX512:
+        if not _compat.ONEDNN_LACKS_AVX512:
             return "convolutions of this MindSpore are not known to be slow on any processor"
         if not processor_flags() >= AVX512:
             return "this processor has no AVX-512, with which alone convolutions are slow"
@@ -143,23 +143,23 @@ class BlockingLaunch(Cure):
 
     def unneeded(self) -> str:
         """Return why operators are not launched one after the other."""
-        if cpu.launches_blocking():
+        if _compat.launches_blocking():
             self.set_back = "was switched on already"  # the user's, also if it changes later
             return self.set_back
         return _more_cores_than_measured()
 
     def apply(self) -> tuple[str, str]:
         """Let each operator end before Python goes on."""
-        cpu.set_blocking_launch(True)
+        _compat.set_blocking_launch(True)
         return APPLIED, f"{usable_cores()} cores: MindSpore's threads keep each other waiting"
 
     def in_force(self) -> bool:
         """Return whether operators are still launched one after the other."""
-        return cpu.launches_blocking()
+        return _compat.launches_blocking()
 
     def undo(self) -> None:
         """Launch as before."""
-        cpu.set_blocking_launch(False)
+        _compat.set_blocking_launch(False)
 
 
 class CompiledFunctions(Cure):
@@ -174,25 +174,25 @@ class CompiledFunctions(Cure):
 
     def unneeded(self) -> str:
         """Return why functions are handed on."""
-        if not cpu.can_run_at_once():
+        if not functions_at_once.is_possible():
             return "this MindSpore knows no way around the queue"
-        if cpu.runs_functions_at_once() is None:
+        if functions_at_once.is_in_place() is None:
             return self.taken_back
         return _more_cores_than_measured()
 
     def apply(self) -> tuple[str, str]:
         """Let the thread that calls a function run it."""
-        cpu.run_functions_at_once(True)
+        functions_at_once.put_in_place(True)
         return APPLIED, f"{usable_cores()} cores: a thread that waits keeps others from computing"
 
     def in_force(self) -> bool:
         """Return whether functions are still run so."""
-        return bool(cpu.runs_functions_at_once())
+        return bool(functions_at_once.is_in_place())
 
     def undo(self) -> None:
         """Hand functions on as before."""
         if self.in_force():
-            cpu.run_functions_at_once(False)
+            functions_at_once.put_in_place(False)
 
 
 class OwnCores(Cure):
@@ -321,7 +321,7 @@ def tuning(at_import: bool = False) -> tuple[Row, ...]:
     reason = _off
     if switched_off(SWITCH_VARIABLE):
         reason = f"switched off by {SWITCH_VARIABLE}={os.environ[SWITCH_VARIABLE]}"
-    reason = reason or cpu.no_cpu_training(at_import)
+    reason = reason or _compat.no_cpu_training(at_import)
     for cure in _CURES:
         cure.update(reason)
     return tuple(

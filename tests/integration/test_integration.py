@@ -30,11 +30,8 @@ from mindspore_boost_ext import (
     is_installed,
     uninstall,
 )
-from mindspore_boost_ext._compat import (
-    BuiltInConversion,
-    build_function_holders,
-    upstream_names,
-)
+from mindspore_boost_ext._compat import BuiltInConversion
+from mindspore_boost_ext.integration.holders import build_function_holders, upstream_names
 from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
 
 MISSING = object()

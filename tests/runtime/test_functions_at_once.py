@@ -10,19 +10,21 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext._compat import cpu, graph_api
-from mindspore_boost_ext.runtime import machine
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.runtime import functions_at_once, machine
 
-pytestmark = pytest.mark.skipif(not cpu.can_run_at_once(), reason="this MindSpore has no way to")
+pytestmark = pytest.mark.skipif(
+    not functions_at_once.is_possible(), reason="this MindSpore has no way to"
+)
 MODES = [ms.GRAPH_MODE, ms.PYNATIVE_MODE]
-EXECUTOR = graph_api()._pynative_executor
+EXECUTOR = _compat.executor_class()
 
 
 @pytest.fixture(autouse=True)
 def put_back():
-    before = cpu.runs_functions_at_once()
+    before = functions_at_once.is_in_place()
     yield
-    cpu.run_functions_at_once(before)
+    functions_at_once.put_in_place(before)
     gc.collect()  # functions that are dropped here, which other tests would count
 
 
@@ -32,11 +34,11 @@ def queues(monkeypatch):
     switched = []
 
     def recorded(name):
-        switch = getattr(type(EXECUTOR), name)
+        switch = getattr(EXECUTOR, name)
         return lambda self: (switched.append(name.partition("_")[0]), switch(self))[1]
 
     for name in ("disable_frontend_and_bprop_pipeline", "enable_frontend_and_bprop_pipeline"):
-        monkeypatch.setattr(type(EXECUTOR), name, recorded(name))
+        monkeypatch.setattr(EXECUTOR, name, recorded(name))
     return switched
 
 
@@ -89,10 +91,10 @@ def mixed():
 @pytest.mark.parametrize("computed", [trained, mixed])
 def test_results_are_the_same_bit_for_bit(mode, computed, queues):
     ms.set_context(mode=mode)
-    cpu.run_functions_at_once(False)
+    functions_at_once.put_in_place(False)
     expected = computed()
     assert not queues
-    cpu.run_functions_at_once(True)
+    functions_at_once.put_in_place(True)
     found = computed()
     assert queues  # else this compared MindSpore with itself
     for one, other in zip(found, expected):
@@ -101,7 +103,7 @@ def test_results_are_the_same_bit_for_bit(mode, computed, queues):
 
 def test_the_gradient_through_operators_and_a_function_is_that_of_the_formula():
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    cpu.run_functions_at_once(True)
+    functions_at_once.put_in_place(True)
     x = np.linspace(-2, 2, 12).reshape(3, 4)
     u = 3 * x
     expected = (u**3 + u + 1) * np.cos(x) + 3 * (3 * u**2 + 1) * np.sin(x)
@@ -111,7 +113,7 @@ def test_the_gradient_through_operators_and_a_function_is_that_of_the_formula():
 @pytest.mark.parametrize("mode", MODES)
 def test_queues_are_back_after_a_function(mode, queues):
     ms.set_context(mode=mode)
-    cpu.run_functions_at_once(True)
+    functions_at_once.put_in_place(True)
     compiled(Tensor(np.ones((2, 2), np.float32))).asnumpy()
     assert queues == ["disable", "enable"]
 
@@ -120,8 +122,8 @@ def test_queues_are_back_after_a_failure(monkeypatch, queues):
     def failing(self, *inputs):
         raise MemoryError
 
-    monkeypatch.setattr(cpu, "_HANDED_ON", failing)
-    cpu.run_functions_at_once(True)
+    monkeypatch.setattr(functions_at_once, "_HANDED_ON", failing)
+    functions_at_once.put_in_place(True)
     with pytest.raises(MemoryError):
         compiled(Tensor(np.ones((2, 2), np.float32)))
     monkeypatch.undo()
@@ -136,7 +138,7 @@ def thrice(x):
 @pytest.mark.parametrize("mode", MODES)
 def test_threads_with_a_function_each_take_turns(mode):
     ms.set_context(mode=mode)
-    cpu.run_functions_at_once(True)
+    functions_at_once.put_in_place(True)
     rules = {compiled: lambda x: x * x * x + x, thrice: lambda x: 3 * x + 1}
     for function in rules:
         function(Tensor(np.ones((4, 4), np.float32))).asnumpy()  # compiled by one thread
@@ -161,7 +163,7 @@ def test_threads_with_a_function_each_take_turns(mode):
 
 def test_queues_that_are_off_stay_off(queues):
     ms.set_context(mode=ms.PYNATIVE_MODE)
-    cpu.run_functions_at_once(True)
+    functions_at_once.put_in_place(True)
     kept = []
     with ms.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         compiled(Tensor(np.ones((2, 2), np.float32))).asnumpy()
@@ -176,13 +178,13 @@ def updated(cure, off=""):
 
 def test_the_cure_is_applied_undone_and_applied_again(monkeypatch):
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
-    cpu.run_functions_at_once(False)
+    functions_at_once.put_in_place(False)
     cure = machine.CompiledFunctions()
     for _ in range(2):
         assert updated(cure) == "applied"
-        assert cpu.runs_functions_at_once()
+        assert functions_at_once.is_in_place()
         assert updated(cure, "switched off") == "inactive"
-        assert cpu.runs_functions_at_once() is False
+        assert functions_at_once.is_in_place() is False
 
 
 @pytest.mark.parametrize(
@@ -194,22 +196,22 @@ def test_the_cure_is_applied_undone_and_applied_again(monkeypatch):
 )
 def test_functions_are_handed_on_where_that_was_not_measured(monkeypatch, cores, can, reason):
     monkeypatch.setattr(machine, "usable_cores", lambda: cores)
-    monkeypatch.setattr(cpu, "can_run_at_once", lambda: can)
-    cpu.run_functions_at_once(False)
+    monkeypatch.setattr(functions_at_once, "is_possible", lambda: can)
+    functions_at_once.put_in_place(False)
     cure = machine.CompiledFunctions()
     assert updated(cure) == "inactive"
     assert cure.reason == reason
-    assert cpu.runs_functions_at_once() is False
+    assert functions_at_once.is_in_place() is False
 
 
 def test_another_launch_of_the_scripts_stays(monkeypatch):
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
-    cpu.run_functions_at_once(False)
+    functions_at_once.put_in_place(False)
     late, cure = machine.CompiledFunctions(), machine.CompiledFunctions()
     assert updated(cure) == "applied"
-    monkeypatch.setattr(type(EXECUTOR), "grad_jit", theirs := lambda self, *inputs: None)
+    monkeypatch.setattr(EXECUTOR, "grad_jit", theirs := lambda self, *inputs: None)
     reason = "the script has put another launch there"
     assert [updated(cure), updated(late)] == ["inactive"] * 2
     assert [cure.reason, late.reason] == [reason] * 2
     assert updated(cure, "switched off") == "inactive"
-    assert type(EXECUTOR).grad_jit is theirs
+    assert EXECUTOR.grad_jit is theirs

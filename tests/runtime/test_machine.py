@@ -9,9 +9,8 @@ import sys
 
 import pytest
 
-from mindspore_boost_ext import AutoBoost, tune_machine
+from mindspore_boost_ext import AutoBoost, _compat, tune_machine
 from mindspore_boost_ext.__main__ import main
-from mindspore_boost_ext._compat import cpu
 from mindspore_boost_ext.report import BoostWarning
 from mindspore_boost_ext.runtime import machine
 
@@ -24,10 +23,10 @@ def slow(monkeypatch):
     calls = []
     monkeypatch.setattr(machine, "processor_flags", lambda: ALL)
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
-    monkeypatch.setattr(cpu, "ONEDNN_LACKS_AVX512", True)
+    monkeypatch.setattr(_compat, "ONEDNN_LACKS_AVX512", True)
     monkeypatch.setattr(machine, "limit_onednn", lambda: calls.append("limit") or True)
-    monkeypatch.setattr(cpu, "launches_blocking", lambda: calls[-1:] == [True])
-    monkeypatch.setattr(cpu, "set_blocking_launch", calls.append)
+    monkeypatch.setattr(_compat, "launches_blocking", lambda: calls[-1:] == [True])
+    monkeypatch.setattr(_compat, "set_blocking_launch", calls.append)
     for name in machine.ISA_VARIABLES:
         monkeypatch.setenv(name, "")  # to be put back after the test
         monkeypatch.delenv(name)
@@ -52,7 +51,7 @@ def test_both_cures_are_applied_where_they_are_needed(slow):
 @pytest.mark.parametrize("lacking", [*sorted(machine.AVX512), "the wheel"])
 def test_oneDNN_is_left_alone_where_it_is_fast(slow, monkeypatch, lacking):
     monkeypatch.setattr(machine, "processor_flags", lambda: ALL - {lacking})
-    monkeypatch.setattr(cpu, "ONEDNN_LACKS_AVX512", lacking != "the wheel")
+    monkeypatch.setattr(_compat, "ONEDNN_LACKS_AVX512", lacking != "the wheel")
     cure = machine.InstructionSet()
     assert updated(cure) == "inactive"
     assert ("of this MindSpore" if lacking == "the wheel" else "no AVX-512") in cure.reason
@@ -147,13 +146,13 @@ def test_only_training_on_cpu_is_tuned(monkeypatch, target, other, at_import, re
 
     monkeypatch.setattr("mindspore._c_expression.MSContext", Context)
     monkeypatch.setattr("mindspore.get_context", {"device_target": target}.get)
-    assert cpu.no_cpu_training(at_import) == reason
+    assert _compat.no_cpu_training(at_import) == reason
 
 
 def test_nothing_is_changed_on_another_device(slow, monkeypatch):
     cures = machine.InstructionSet(), machine.BlockingLaunch()
     monkeypatch.setattr(machine, "_CURES", cures)
-    monkeypatch.setattr(cpu, "no_cpu_training", lambda may_change: "the device is Ascend")
+    monkeypatch.setattr(_compat, "no_cpu_training", lambda may_change: "the device is Ascend")
     assert {row.reason for row in machine.tuning()} == {"the device is Ascend"}
     assert slow == []
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
@@ -204,7 +203,7 @@ import mindspore as ms
 import mindspore_boost_ext as boost
 
 found = []
-look = lambda: found.append(boost._compat.cpu.launches_blocking())
+look = lambda: found.append(boost._compat.launches_blocking())
 look()
 ms.set_context(mode=ms.GRAPH_MODE)
 ms.set_context(mode=ms.PYNATIVE_MODE)
@@ -257,7 +256,7 @@ from mindspore_boost_ext.runtime import machine
 
 del os.environ["MINDSPORE_BOOST_EXT_TUNE"]
 machine.processor_flags = lambda: machine.AVX512
-boost._compat.cpu.ONEDNN_LACKS_AVX512 = True
+boost._compat.ONEDNN_LACKS_AVX512 = True
 machine._ONEDNN_AVX2 = 0x1
 status = boost.tune_machine()[0].status
 convolve()
@@ -427,7 +426,7 @@ import mindspore._c_expression as expression
 
 expression.MSContext.is_pkg_support_device = lambda self, name: name != "GPU"
 import mindspore_boost_ext as boost
-print(json.dumps(boost._compat.cpu.launches_blocking()))
+print(json.dumps(boost._compat.launches_blocking()))
 """
 
 

@@ -1,4 +1,4 @@
-"""The only folder that touches private MindSpore names. Checked against 2.7 to 2.10.
+"""The only file that touches private MindSpore names. Checked against 2.7 to 2.10.
 
 Thin adapters: public names for what it keeps private, and where it holds its own boost package.
 """
@@ -13,7 +13,6 @@ from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import mindspore as ms
-import mindspore.boost
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 from mindspore.nn.layer import rnns
@@ -32,29 +31,12 @@ BUILD_METHOD = "_build_train_network"
 # The method in which ms.Model opens the data of a training or an evaluation.
 OPEN_METHOD = "_exec_preprocess"
 
-UPSTREAM_MODULES = (
-    "boost",
-    "base",
-    "boost_cell_wrapper",
-    "less_batch_normalization",
-    "grad_freeze",
-    "grad_accumulation",
-    "adasum",
-    "dim_reduce",
-    "group_loss_scale_manager",
-)
-
 VERSION = tuple(int(part) for part in re.findall(r"\d+", ms.__version__)[:2])
 
 # Whether a step of PYNATIVE_MODE may end in a function of ms.jit. In 2.7 that now and then reads a
 # Parameter before an operator that ran earlier has written it.
 COMPILES_END_OF_STEP = VERSION >= (2, 8)
-_BUILD_FUNCTION_HOLDERS = ("mindspore", "mindspore.amp", "mindspore.train", "mindspore.train.amp")
 _THOR_MODULE = "mindspore.nn.optim.thor"
-_CONVERSIONS = (
-    *("mindspore", "mindspore.train", "mindspore.train.train_thor"),
-    "mindspore.train.train_thor.convert_utils",
-)
 _STATE = "_mindspore_boost_ext"
 
 # What goes through the steps of a recurrent layer on CPU.
@@ -121,39 +103,12 @@ def model_method(name: str) -> Callable[..., Any]:
     return vars(ms.Model)[name]
 
 
-def upstream_names() -> Iterator[tuple[str, str, list[Any]]]:
-    """List the public names of ``mindspore.boost``, and those around its THOR.
-
-    Yields:
-        tuple: the module of this package that has it, the name, and MindSpore's holders of it.
-    """
-    package = sys.modules["mindspore.boost"]
-    for short in UPSTREAM_MODULES:
-        module = sys.modules[f"mindspore.boost.{short}"]
-        for name in module.__all__:
-            holders: list[Any] = [module]
-            if name in package.__all__:
-                holders.append(package)
-            if name == "AutoBoost":
-                holders.append(sys.modules["mindspore.train.model"])
-            yield short, name, holders
-    optimizers, made_by = sys.modules["mindspore.nn.optim"], sys.modules[_THOR_MODULE]
-    yield "thor", "THOR", [optimizers]  # its name until MindSpore 1.2, and in the article on it
-    yield "thor", "thor", [nn, optimizers, made_by]
-    yield "integration.convert", "ConvertModelUtils", [sys.modules[one] for one in _CONVERSIONS]
-
-
 def built_in_thor(optimizer: nn.Cell) -> nn.Cell | None:
     """Return MindSpore's own THOR: the optimizer itself, or the one it wraps; None if neither."""
     module = sys.modules[_THOR_MODULE]
     while optimizer is not None and not isinstance(optimizer, (module.ThorGpu, module.ThorAscend)):
         optimizer = wrapped_optimizer(optimizer)
     return optimizer
-
-
-def build_function_holders() -> list[ModuleType]:
-    """Return the four modules in which ``build_train_network`` is visible."""
-    return [sys.modules[name] for name in _BUILD_FUNCTION_HOLDERS]
 
 
 # ---- Overflow detection: what the device can do, and the operators that have no public name ----
@@ -309,7 +264,7 @@ def forget_compiled(cell: nn.Cell) -> None:
 
 def free_compiled(cells: Sequence[nn.Cell]) -> None:
     """Free the graphs compiled for Cells and their ``ms.jit`` methods, which may compile anew."""
-    api = graph_api()
+    api = _graph_api()
     executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
     for cell in cells:
         if cell.compile_cache:
@@ -336,7 +291,7 @@ def without_autograd() -> contextlib.AbstractContextManager[None]:
     """
     if ms.get_context("mode") == ms.GRAPH_MODE:
         return contextlib.nullcontext()
-    return graph_api()._no_grad()
+    return _graph_api()._no_grad()
 
 
 @contextlib.contextmanager
@@ -346,7 +301,7 @@ def running_eagerly() -> Iterator[None]:
     mode = context.get_mode()
     context.set_mode(ms.PYNATIVE_MODE)
     try:
-        with graph_api()._no_grad():
+        with _graph_api()._no_grad():
             yield
     finally:
         context.set_mode(mode)
@@ -369,7 +324,7 @@ def forgetting_failures() -> Iterator[None]:
         raise
 
 
-def graph_api() -> ModuleType:
+def _graph_api() -> ModuleType:
     """Return ``mindspore.common.api`` up to 2.8, later ``mindspore.graph.api``."""
     executor = sys.modules["mindspore.nn.cell"]._cell_graph_executor
     return sys.modules[type(executor).__module__]
@@ -377,12 +332,12 @@ def graph_api() -> ModuleType:
 
 def broadcast_parameters(cell: nn.Cell) -> None:
     """Give all ranks the Parameters of rank 0 that a Cell names, as MindSpore does to compile."""
-    graph_api()._parameter_broadcast(cell)
+    _graph_api()._parameter_broadcast(cell)
 
 
 def compiled_graphs() -> int:
     """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
-    api = graph_api()
+    api = _graph_api()
     return len(api.ms_compile_cache) + sum(len(one) for one in api.cells_compile_cache.values())
 
 
@@ -394,7 +349,7 @@ def differentiated_functions() -> dict[str, str]:
     """
     # "module.function.FILE.LINE.grad.TIME..."; ours have gradients of their own.
     own = __name__.partition(".")[0] + "."
-    names = [name for name in graph_api().ms_compile_cache if ".grad." in name]
+    names = [name for name in _graph_api().ms_compile_cache if ".grad." in name]
     return {name: name.partition(".grad.")[0] for name in names if not name.startswith(own)}
 
 
@@ -412,3 +367,48 @@ def make_group(name: str, ranks: tuple[int, ...]) -> None:
 def reduces_in_groups() -> bool:
     """Return whether AllReduce works among some of the ranks: on CPU not before 2.8."""
     return VERSION >= (2, 8) or ms.get_context("device_target") != "CPU"
+
+
+# ---- The machine: settings of MindSpore's CPU backend that have no public name ----
+
+ONEDNN_LACKS_AVX512 = VERSION in ((2, 9), (2, 10))
+
+
+def no_cpu_training(may_change: bool) -> str:
+    """Return why training is not surely on CPU; empty if it is.
+
+    Args:
+        may_change: whether another device, where there is one, may still be chosen.
+    """
+    from mindspore._c_expression import MSContext
+
+    target = ms.get_context("device_target")
+    if target != "CPU":
+        return f"the device is {target}"
+    others = [
+        one for one in ("Ascend", "GPU") if MSContext.get_instance().is_pkg_support_device(one)
+    ]
+    return f"{others[0]} may be chosen before the first Model" if others and may_change else ""
+
+
+def launches_blocking() -> bool:
+    """Return whether PYNATIVE_MODE waits for each operator, whoever asked for that."""
+    from mindspore._c_expression import RuntimeConf
+
+    blocking = RuntimeConf.get_instance().is_launch_blocking()
+    return bool(blocking or ms.get_context("pynative_synchronize"))
+
+
+def set_blocking_launch(blocking: bool) -> None:
+    """Let PYNATIVE_MODE wait for each operator, or not.
+
+    ``ms.runtime.launch_blocking`` cannot be taken back, and ``ms.set_context`` of this warns.
+    """
+    from mindspore._c_expression import MSContext, ms_ctx_param
+
+    MSContext.get_instance().set_param(ms_ctx_param.pynative_synchronize, blocking)
+
+
+def executor_class() -> type:
+    """Return the class by which PYNATIVE_MODE runs operators, and functions of ``ms.jit``."""
+    return type(_graph_api()._pynative_executor)
