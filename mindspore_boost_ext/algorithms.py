@@ -25,7 +25,6 @@ from mindspore_boost_ext.thor.algorithm import ThorAlgorithm
 
 ALGORITHMS: tuple[type[Algorithm], ...] = (
     LessBNAlgorithm,
-    CheaperOperatorsAlgorithm,  # LessBN knows the layers as MindSpore has them
     GradientCentralizationAlgorithm,
     ThorAlgorithm,  # over the layers of the rewritten network
     FreezeAlgorithm,  # around the optimizer that trains
@@ -37,5 +36,6 @@ ALGORITHMS: tuple[type[Algorithm], ...] = (
     ResizingAlgorithm,  # over the updates that are made; counts them, whatever updates
     SeqLengthAlgorithm,
     LabelSmoothingAlgorithm,
+    CheaperOperatorsAlgorithm,  # the others know layers and losses as MindSpore has them
     CompiledStepAlgorithm,
 )

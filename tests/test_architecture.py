@@ -198,6 +198,7 @@ OF_SOME_DEVICES = {
     "ops.inverse": "thor/inverse: GPU",
     "mint.inverse": "thor/inverse: Ascend",
     "ops.FloatStatus": "stages/overflow: GPU",
+    "ops.SparseSoftmaxCrossEntropyWithLogits": "cheaper_operators: CPU",
     "ops.AllGather": "between ranks",
     "ops.Broadcast": "between ranks",
     "ops.Send": "between ranks",

@@ -30,6 +30,7 @@ from mindspore_boost_ext import make_train_step
 ON = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, "cheaper_operators": {}}
 HIDDEN, SCORES, IMAGES, ROWS = (16, 128, 512), (16, 4, 128, 128), (32, 6, 28, 28), (64, 512)
 SEQUENCES = (32, 32, 64)  # steps, samples, features
+FEW, MANY = (32, 10), (512, 8000)  # rows, classes
 
 
 class States(nn.Cell):
@@ -42,6 +43,19 @@ class States(nn.Cell):
     def construct(self, x: Tensor) -> Tensor:
         """Return the states, shape (steps, samples, units)."""
         return self.layer(x)[0]
+
+
+class Labelled(nn.Cell):
+    """The cross-entropy of logits and one class after the other."""
+
+    def __init__(self, rows: int, classes: int) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss()
+        self.labels = Tensor(np.arange(rows) % classes, ms.int32)
+
+    def construct(self, logits: Tensor) -> Tensor:
+        """Return the loss, shape ()."""
+        return self.loss(logits, self.labels)
 
 
 OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...]]] = {
@@ -58,6 +72,8 @@ OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...
         lambda: States(nn.GRU(64, 64, 2, bidirectional=True)),
         SEQUENCES,
     ),
+    "nn.CrossEntropyLoss of a few": (lambda: Labelled(*FEW), FEW),
+    "nn.CrossEntropyLoss of many": (lambda: Labelled(*MANY), MANY),
     "nn.RNN(64, 128)": (lambda: States(nn.RNN(64, 128)), SEQUENCES),
 }
 

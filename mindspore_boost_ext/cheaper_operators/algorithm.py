@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 from mindspore import nn, ops
@@ -30,8 +30,9 @@ class CheaperOperatorsAlgorithm(Algorithm):
     def build(self, build: Build) -> None:
         """Replace what is known, in place."""
         network, target = build.network, ms.get_context("device_target")
-        if target == "CPU":
-            self._replace(network, build)
+        table = _exchanged(network, build.switches)
+        back = {id(one): one.plain for one in table.values()}
+        build.on_failure(lambda: exchange(network, back))
         found = layers_of(network, (CheaperCell,))
         if found:
             build.applied(self.switch, _REASON, _counts(found))
@@ -44,24 +45,28 @@ class CheaperOperatorsAlgorithm(Algorithm):
         build.report.update(self.switch, SKIPPED, reason)
 
     def join(self, step: BoostTrainOneStepCell) -> None:
-        """Count again, now that mixed precision has set the dtypes of layers."""
-        if not self.is_on(step) or step.report()[self.switch].status != APPLIED:
+        """Replace what the Model's loss holds, and count, now that layers have their dtypes."""
+        if not self.is_on(step):
             return
+        _exchanged(step.network, step.auto_boost.boost_config)
         found = layers_of(step.network, (CheaperCell,))
         used = [one for one in found if not (one.fp16 or one.bf16)]
-        status, reason = APPLIED, f"{_REASON}; layers of 16 bits keep MindSpore's own"
-        if not used:
-            status, reason = SKIPPED, "all of its layers compute in 16 bits, by MindSpore's own"
-        if len(used) < len(found):
-            step.report().update(self.switch, status, reason, _counts(used))
+        if used:
+            reason = _REASON if found == used else f"{_REASON}; layers of 16 bits keep MindSpore's"
+            step.report().update(self.switch, APPLIED, reason, _counts(used))
+        elif found:
+            reason = "all of its layers compute in 16 bits, by MindSpore's own"
+            step.report().update(self.switch, SKIPPED, reason)
 
-    @staticmethod
-    def _replace(network: nn.Cell, build: Build) -> None:
-        eager = ms.get_context("mode") != ms.GRAPH_MODE and not build.switches["compiled_step"]
-        table = cheaper_operators(network, eager)
-        back = {id(one): one.plain for one in table.values()}
-        build.on_failure(lambda: exchange(network, back))
-        exchange(network, table)
+
+def _exchanged(network: nn.Cell, switches: Mapping[str, Any]) -> dict[int, CheaperCell]:
+    """Replace what is known, and return what takes which place."""
+    if ms.get_context("device_target") != "CPU":
+        return {}
+    eager = ms.get_context("mode") != ms.GRAPH_MODE and not switches["compiled_step"]
+    table = cheaper_operators(network, eager)
+    exchange(network, table)
+    return table
 
 
 def _counts(found: Sequence[CheaperCell]) -> Counter[str]:

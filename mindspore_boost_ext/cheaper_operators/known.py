@@ -15,6 +15,7 @@ from mindspore_boost_ext.cheaper_operators.activations import (
     CheaperLeakyRelu,
 )
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
 from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm
 from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool
 from mindspore_boost_ext.cheaper_operators.recurrent import (
@@ -51,6 +52,10 @@ def _is_bent(plain: nn.Cell) -> bool:
     return bool(0 < plain.alpha < 1)
 
 
+def _is_one_number(plain: nn.CrossEntropyLoss) -> bool:
+    return plain.weight is None and plain.reduction != "none"
+
+
 class Known(NamedTuple):
     """An operator that is replaced.
 
@@ -79,6 +84,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         # Eagerly these are slower.
         ops.LayerNorm: Known(CheaperLayerNorm, _is_of_last_axis, eagerly=False),
         ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
+        nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number),
         ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
         _compat.GRU_STEPS: Known(CheaperGru),
         _compat.RNN_STEPS: Known(CheaperRnn),

@@ -107,7 +107,11 @@ class SmoothedLoss(nn.Cell):
     def __init__(self, plain: nn.LossBase, share: float) -> None:
         super().__init__(auto_prefix=False)
         self.plain, self.share = plain, share
-        self.weighted = isinstance(plain, nn.CrossEntropyLoss)
+        self.of_shares = None
+        if isinstance(plain, nn.CrossEntropyLoss):  # may ignore labels, or weigh classes
+            self.of_shares = nn.CrossEntropyLoss(
+                plain.weight, plain.ignore_index, plain.reduction, share
+            )
         self.with_gradient_of = _WithGradientOf()
 
     def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -119,11 +123,8 @@ class SmoothedLoss(nn.Cell):
 
     def smoothed(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of smoothed labels."""
-        if self.weighted:  # by class, and some labels may be ignored: MindSpore's own rule
-            one = self.plain
-            return ops.cross_entropy(
-                logits, labels, one.weight, one.ignore_index, one.reduction, self.share
-            )
+        if self.of_shares is not None:
+            return self.of_shares(logits, labels)
         shares = ops.log_softmax(logits, -1)
         shares = ops.masked_fill(shares, shares == -math.inf, 0.0)  # a class that is masked out
         of_all_classes = -shares.mean(-1)
