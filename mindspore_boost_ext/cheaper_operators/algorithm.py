@@ -80,8 +80,10 @@ def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, Cheape
         network (Cell): the network.
         eager (bool): whether Python runs it, operator by operator. Default: False.
     """
-    done = {id(one.plain) for one in layers_of(network, (CheaperCell,))}
-    cells = [cell for _, cell in network.cells_and_names()]
+    placed = layers_of(network, (CheaperCell,))
+    done = {id(one.plain) for one in placed}
+    own = {id(cell) for one in placed for _, cell in one.cells_and_names()}  # no layers of the user
+    cells = [cell for _, cell in network.cells_and_names() if id(cell) not in own]
     layers = [cell for cell in cells if not _compat.has_hooks(cell)]
     held = [(one, cell) for cell in cells for one in _compat.primitives(cell).values()]
     return {

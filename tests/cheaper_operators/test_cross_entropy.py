@@ -13,6 +13,7 @@ from models import model_of
 from mindspore_boost_ext import make_train_step
 from mindspore_boost_ext.cheaper_operators.algorithm import cheaper_operators
 from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
+from mindspore_boost_ext.runtime.cells import exchange
 
 ON = contract.switched(cheaper_operators=True)
 NAME = "cheaper_operators"
@@ -212,6 +213,12 @@ def test_the_loss_of_a_model_is_replaced_in_its_step_alone(mode):
     assert CheaperCrossEntropy in kinds
     assert model._loss_fn is loss
     assert type(loss) is nn.CrossEntropyLoss
+
+
+def test_what_is_in_place_is_not_replaced_again():
+    net = nn.SequentialCell(nn.CrossEntropyLoss(), nn.LogSoftmax())
+    exchange(net, cheaper_operators(net))
+    assert not cheaper_operators(net)
 
 
 def test_a_smoothed_loss_is_replaced_inside(mode):
