@@ -53,6 +53,7 @@ def race(tmp_path, monkeypatch, capsys):
         run.progress = shown.err.splitlines()
         return code, settings, shown.out
 
+    run.folder = tmp_path
     return run
 
 
@@ -89,6 +90,32 @@ def test_who_does_not_keep_the_loss_has_not_reached_it(race):
     assert "| half frozen from 10 % on | did not reach plain's loss | - |" in printed
     assert "Plain training wins" in printed
     assert settings == {"boost": {"mode": "disable_all"}}
+
+
+def test_who_was_stopped_by_the_minutes_is_told_so(race):
+    """10 minutes are more than a minute each: 80 s of steps do not fit."""
+    _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 2.0, lambda step: 2.0))
+    assert "| half frozen from 10 % on | did not reach plain's loss in its share of" in printed
+    _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 1.0, lambda step: 2.0))
+    assert "| half frozen from 10 % on | did not reach plain's loss | - |" in printed
+
+
+@pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])
+def test_everybody_has_the_time_that_plain_has(race, monkeypatch, mode):
+    """Else who is but a little faster than a plain run that was stopped cannot win."""
+    plain = [{"event": "start", "mode": mode, "report": {"rows": []}}]
+    race(plain=plain + history(2, 1.0, falling))  # puts its own runs in the place of processes
+    run, seconds = recommend.run_trial, []
+
+    def noted(one, title, display):
+        seconds.append(one.most_seconds)
+        return run(one, title, display)
+
+    monkeypatch.setattr(recommend, "run_trial", noted)
+    main(["recommend", "--json", str(race.folder / "x.json"), str(race.folder / "train.py")])
+    assert len(seconds) == (8 if mode == "GRAPH_MODE" else 9)
+    assert min(seconds) == seconds[0]
+    assert sum(seconds) == pytest.approx(600)
 
 
 def test_a_lead_within_the_noise_is_no_recommendation(race):
