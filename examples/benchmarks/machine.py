@@ -94,36 +94,11 @@ def resnet(nn: Any, width: int, blocks: Sequence[int]) -> Any:
     return nn.SequentialCell([*layers, Mean(), nn.Dense(inputs, CLASSES)])
 
 
-def of_rows(nn: Any, body: Any, width: int) -> Any:
-    """Return a network without convolutions, which reads an image as 32 rows of 96 numbers."""
-
-    class OfRows(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = body, nn.Dense(width, CLASSES)
-
-        def construct(self, x: Any) -> Any:
-            found = self.body(x.swapaxes(1, 2).reshape((-1, 32, 96)))
-            return self.head((found[0] if isinstance(found, tuple) else found).mean(1))
-
-    return OfRows()
-
-
-def lstm(nn: Any) -> Any:
-    """Return an LSTM of 128 units."""
-    return of_rows(nn, nn.LSTM(96, 128, batch_first=True), 128)
-
-
-def transformer(nn: Any) -> Any:
-    """Return a transformer of two layers, 256 wide."""
-    layer = nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.0, batch_first=True)
-    return of_rows(nn, nn.SequentialCell(nn.Dense(96, 256), nn.TransformerEncoder(layer, 2)), 256)
-
-
 # Name: the network, the mode (None is MindSpore's default), and what counts: the whole training of
 # so many steps with its start, or the median step of so many after three, in a loop of its own if
 # that is a function of ms.jit.
-TASKS: dict[str, tuple[Callable[[Any], Any], str | None, str, int]] = {
+Tasks = dict[str, tuple[Callable[[Any], Any], str | None, str, int]]
+TASKS: Tasks = {
     "CNN script": (cnn, None, "training", STEPS),
     "CNN script in GRAPH_MODE": (cnn, "GRAPH_MODE", "training", STEPS),
     "CNN of ops.max_pool2d": (pooled_by_function, None, "step", 8),
@@ -136,8 +111,6 @@ TASKS: dict[str, tuple[Callable[[Any], Any], str | None, str, int]] = {
     "ResNet-18 of width 64": (lambda nn: resnet(nn, 64, (2, 2, 2, 2)), None, "step", 6),
     "LeNet in GRAPH_MODE": (lenet, "GRAPH_MODE", "step", 200),
     "ResNet-20 in GRAPH_MODE": (lambda nn: resnet(nn, 16, (3, 3, 3)), "GRAPH_MODE", "step", 30),
-    "LSTM in GRAPH_MODE": (lstm, "GRAPH_MODE", "step", STEPS),
-    "transformer in GRAPH_MODE": (transformer, "GRAPH_MODE", "step", 15),
 }
 
 
@@ -214,14 +187,14 @@ def one(task: str, how: str) -> dict[str, Any]:
     return {"seconds": seconds, "weights": weights}
 
 
-def in_own_process(task: str, how: str, cores: int, isa: str) -> dict[str, Any]:
+def in_own_process(task: str, how: str, options: Any, cores: int) -> dict[str, Any]:
     """Run ``one`` in a process that may use so many cores, with an instruction set if given."""
     allowed = sorted(os.sched_getaffinity(0))[:cores]
     variables = {name: os.environ[name] for name in os.environ if "DNN_MAX_CPU_ISA" not in name}
-    if isa:
-        variables["ONEDNN_MAX_CPU_ISA"] = isa
+    if options.isa:
+        variables["ONEDNN_MAX_CPU_ISA"] = options.isa
     ended = subprocess.run(
-        [sys.executable, __file__, task, "--one", how],
+        [sys.executable, options.script, task, "--one", how],
         env=variables,
         preexec_fn=lambda: os.sched_setaffinity(0, allowed),
         capture_output=True,
@@ -234,12 +207,12 @@ def in_own_process(task: str, how: str, cores: int, isa: str) -> dict[str, Any]:
     return result
 
 
-def row(task: str, cores: int, rounds: int, candidate: str, isa: str) -> tuple[object, ...]:
+def row(task: str, candidate: str, options: Any, cores: int) -> tuple[object, ...]:
     """Return a line of the table: plain seconds, the other's, and the median of the ratios."""
     pairs = []
-    for number in range(rounds):
+    for number in range(options.rounds):
         order = ("plain", candidate) if number % 2 else (candidate, "plain")
-        results = {how: in_own_process(task, how, cores, isa) for how in order}
+        results = {how: in_own_process(task, how, options, cores) for how in order}
         pairs.append((results["plain"], results[candidate]))
     ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
     plain, theirs = (statistics.median(pair[i]["seconds"] for pair in pairs) for i in (0, 1))
@@ -259,6 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--by-hand", action="store_true", help="see above")
     parser.add_argument("--isa", default="", help="oneDNN's instruction set in both processes")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--script", default=__file__, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     unknown = sorted(set(options.tasks) - set(TASKS))
     if unknown:
@@ -274,9 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{cure.algorithm}: {cure.status}, {cure.reason}")
     candidate = "by hand" if options.by_hand else "tuned"
     rows = (
-        row(task, cores, options.rounds, candidate, options.isa)
-        for task in options.tasks
-        for cores in options.cores
+        row(task, candidate, options, cores) for task in options.tasks for cores in options.cores
     )
     times = ("plain, ms", f"{candidate}, ms", "ratio", "range")
     print_table(

@@ -15,7 +15,7 @@ from mindspore import ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime import functions_at_once, max_pool
+from mindspore_boost_ext.runtime import convolutions, functions_at_once, max_pool
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
@@ -28,6 +28,7 @@ AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
 MOST_CORES = 2
 # So were threads on cores of their own, which lose where processes share these.
 PLACED_CORES = 2
+_NONE_MADE = "no convolution has been made, and without one AVX-512 is faster"
 _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables, mpirun
 
 
@@ -82,9 +83,16 @@ class Cure:
 
 
 class InstructionSet(Cure):
-    """With AVX-512, oneDNN of the 2.9 and 2.10 wheels convolves by its reference kernel."""
+    """With AVX-512, oneDNN of the 2.9 and 2.10 wheels convolves by its reference kernel.
+
+    All else is faster with it: a script that seems to make no convolution keeps it until it does.
+    """
 
     name = "oneDNN instruction set"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolves = False
 
     def unneeded(self) -> str:
         """Return why convolutions are fast without."""
@@ -95,7 +103,21 @@ class InstructionSet(Cure):
         given = [name for name in ISA_VARIABLES if name in os.environ]
         if given and os.environ[given[0]] == ISA:
             return f"{given[0]}={ISA} was given, or set by the process that has started this one"
-        return f"{given[0]}={os.environ[given[0]]} was given" if given else ""
+        if given:
+            return f"{given[0]}={os.environ[given[0]]} was given"
+        return "" if self.convolves or convolutions.are_expected() else _NONE_MADE
+
+    def update(self, off: str) -> None:
+        """Apply, undo, or wait for the first convolution."""
+        super().update(off)
+        if self.reason == _NONE_MADE:
+            convolutions.watch(self._convolve)
+        else:
+            convolutions.unwatch()
+
+    def _convolve(self) -> None:
+        self.convolves = True
+        tuning()
 
     def apply(self) -> tuple[str, str]:
         """Limit oneDNN, in this process and in those that it starts."""
@@ -104,10 +126,13 @@ class InstructionSet(Cure):
         if in_time:
             slow = "convolutions of this wheel are tens of times slower with AVX-512"
             others = f"a network that has none gains by {ISA_VARIABLES[0]}=AVX512_CORE"
-            return APPLIED, f"{ISA}: {slow}; {others}"
+            return APPLIED, f"{ISA}: {slow}" if self.convolves else f"{ISA}: {slow}; {others}"
+        event, remedy = "the import", "import mindspore_boost_ext first"
+        if self.convolves:
+            event, remedy = "the first convolution was made", "make the network before"
         late = (
-            "an operator of oneDNN ran before the import, so convolutions stay tens of times "
-            f"slower: import mindspore_boost_ext first, or set {ISA_VARIABLES[0]}={ISA}"
+            f"an operator of oneDNN ran before {event}, so convolutions stay tens of times "
+            f"slower: {remedy}, or set {ISA_VARIABLES[0]}={ISA}"
         )
         warn(late, NoEffectWarning)
         return SKIPPED, late
@@ -269,7 +294,8 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     """Tune MindSpore for this machine's processor, or undo that; called by the import.
 
     Sets what is measured to be faster on such a machine, on CPU only, and never what the user has
-    set: the instruction set of oneDNN before its first operator; blocking launch, which acts in
+    set: the instruction set of oneDNN before its first operator, in a script that does not speak of
+    convolutions before the first one is made; blocking launch, which acts in
     PYNATIVE_MODE; functions of ``ms.jit`` that run in the thread that calls them; a core of its own
     for each thread that computes; and ``ops.max_pool2d`` by an operator whose gradient takes linear
     time.

@@ -8,11 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from mindspore import nn, ops
 
 from mindspore_boost_ext import AutoBoost, _compat, tune_machine
 from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext.report import BoostWarning
-from mindspore_boost_ext.runtime import machine
+from mindspore_boost_ext.runtime import convolutions, machine
 
 ALL = machine.AVX512 | {"sse", "avx2"}
 
@@ -21,6 +22,7 @@ ALL = machine.AVX512 | {"sse", "avx2"}
 def slow(monkeypatch):
     """Return the calls of a machine that needs both cures; nothing real is changed."""
     calls = []
+    monkeypatch.setattr(convolutions, "are_expected", lambda: True)
     monkeypatch.setattr(machine, "processor_flags", lambda: ALL)
     monkeypatch.setattr(machine, "usable_cores", lambda: 2)
     monkeypatch.setattr(_compat, "ONEDNN_LACKS_AVX512", True)
@@ -79,6 +81,75 @@ def test_too_late_for_oneDNN_is_a_warning_with_the_remedy(slow, monkeypatch):
     assert updated(cure) == "skipped"  # without a second warning, which would be an error here
     assert updated(cure, "switched off") == "inactive"
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
+
+
+@pytest.fixture
+def waiting(slow, monkeypatch):
+    """Return a cure in a process whose script speaks of no convolution."""
+    monkeypatch.setattr(convolutions, "are_expected", lambda: False)
+    cure = machine.InstructionSet()
+    monkeypatch.setattr(machine, "_CURES", (cure,))
+    assert updated(cure) == "inactive"
+    assert cure.reason.startswith("no convolution has been made")
+    yield cure
+    convolutions.unwatch()
+
+
+CONVOLUTIONS = {
+    "nn.Conv1d": lambda: nn.Conv1d(2, 3, 3),
+    "nn.Conv2d": lambda: nn.Conv2d(2, 3, 3, has_bias=True),
+    "nn.Conv3d": lambda: nn.Conv3d(2, 3, 3),
+    "nn.Conv1dTranspose": lambda: nn.Conv1dTranspose(2, 3, 3),
+    "nn.Conv2dTranspose": lambda: nn.Conv2dTranspose(2, 3, 3),
+    "nn.Conv3dTranspose": lambda: nn.Conv3dTranspose(2, 3, 3),
+    "ops.Conv2D": lambda: ops.Conv2D(3, 2),
+    "ops.conv2d": lambda: ops.conv2d(ops.ones((1, 2, 5, 5)), ops.ones((3, 2, 2, 2))),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_first_convolution_limits_oneDNN(waiting, slow, name):
+    nn.Dense(2, 3)
+    assert slow == []
+    for _ in range(2):
+        CONVOLUTIONS[name]()
+    assert slow == ["limit"]
+    assert waiting.status == "applied"
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+
+def test_a_first_convolution_that_comes_too_late_is_a_warning(waiting, monkeypatch):
+    monkeypatch.setattr(machine, "limit_onednn", lambda: False)
+    with pytest.warns(BoostWarning, match="before the first convolution was made.*make the net"):
+        nn.Conv2d(2, 3, 3)
+    assert waiting.status == "skipped"
+    nn.Conv2d(2, 3, 3)  # without a second warning, which would be an error here
+
+
+def test_nobody_waits_for_convolutions_when_the_tuning_is_off(waiting, slow):
+    assert updated(waiting, "switched off") == "inactive"
+    nn.Conv2d(2, 3, 3)
+    assert slow == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("net = nn.LSTM(3, 4)  # converted: converges", False),
+        ("net = nn.Conv2d(3, 4, 3)", True),
+        ("from mindcv import create_model", True),
+        ("net = ResNet()", True),
+        ("import mindspore.dataset.vision as vision", True),
+        (None, True),
+    ],
+)
+def test_scripts_that_speak_of_convolutions(tmp_path, monkeypatch, text, expected):
+    script = tmp_path / "train.py"
+    if text is not None:
+        script.write_text(text)
+    command = ["python", "-u", "-m", "mindspore_boost_ext", str(script), "--data", "images.npy"]
+    monkeypatch.setattr(sys, "orig_argv", command, raising=False)
+    assert convolutions.are_expected.__wrapped__() is expected
 
 
 def test_blocking_launch_is_not_used_on_more_cores_than_were_measured(slow, monkeypatch):
@@ -252,7 +323,7 @@ if os.environ["FIRST"] == "convolution":
     convolve()
 os.environ["MINDSPORE_BOOST_EXT_TUNE"] = "0"
 import mindspore_boost_ext as boost
-from mindspore_boost_ext.runtime import machine
+from mindspore_boost_ext.runtime import convolutions, machine
 
 del os.environ["MINDSPORE_BOOST_EXT_TUNE"]
 machine.processor_flags = lambda: machine.AVX512

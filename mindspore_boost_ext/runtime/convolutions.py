@@ -1,0 +1,58 @@
+"""Whether a process convolves: told by its script, and by the first convolution that is made."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindspore import nn, ops
+
+_OPERATORS = (ops.Conv2D, ops.Conv2DBackpropInput, ops.Conv3D, ops.Conv3DTranspose)
+_KINDS: tuple[Any, ...] = (*_OPERATORS, nn.GraphCell)  # a graph from a file may hold some, too
+_PLAIN = {kind: kind.__init__ for kind in _KINDS}
+_WATCHED: dict[Any, Callable[..., None]] = {}
+# Rather one script too many: "converted" is none of them.
+_WORDS = re.compile(
+    r"conv(?!e)|cnn|image|vision|mindcv|(?:res|le|dense|mobile|u)net", re.IGNORECASE
+)
+
+
+@functools.cache
+def are_expected() -> bool:
+    """Return whether the script of the command line speaks of convolutions, or there is none.
+
+    Without one, as in a notebook, operators may run before anybody makes a convolution.
+    """
+    scripts = [Path(one) for one in getattr(sys, "orig_argv", ()) if one.endswith(".py")]
+    texts = [one.read_text("utf-8", "replace") for one in scripts if one.is_file()]
+    return not texts or any(_WORDS.search(text) for text in texts)
+
+
+def watch(notice: Callable[[], object]) -> None:
+    """Call a function before the first convolution is made, as a layer or an operator."""
+    unwatch()
+    for kind, plain in _PLAIN.items():
+        if kind.__init__ is plain:  # nobody else watches
+            kind.__init__ = _WATCHED[kind] = _noticed(plain, notice)
+
+
+def unwatch() -> None:
+    """Let convolutions be made as ever."""
+    for kind, noticed in _WATCHED.items():
+        if kind.__init__ is noticed:
+            kind.__init__ = _PLAIN[kind]
+    _WATCHED.clear()
+
+
+def _noticed(plain: Callable[..., None], notice: Callable[[], object]) -> Callable[..., None]:
+    @functools.wraps(plain)
+    def made(self: object, *args: object, **kwargs: object) -> None:
+        unwatch()
+        notice()
+        plain(self, *args, **kwargs)
+
+    return made
