@@ -30,7 +30,7 @@ from mindspore_boost_ext import make_train_step
 ON = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, "cheaper_operators": {}}
 HIDDEN, SCORES, IMAGES, ROWS = (16, 128, 512), (16, 4, 128, 128), (32, 6, 28, 28), (64, 512)
 SEQUENCES = (32, 32, 64)  # steps, samples, features
-FEW, MANY = (32, 10), (512, 8000)  # rows, classes
+LOSSES = {"nn.CrossEntropyLoss, 32x10": (32, 10), "nn.CrossEntropyLoss, 512x8000": (512, 8000)}
 
 
 class States(nn.Cell):
@@ -43,19 +43,6 @@ class States(nn.Cell):
     def construct(self, x: Tensor) -> Tensor:
         """Return the states, shape (steps, samples, units)."""
         return self.layer(x)[0]
-
-
-class Labelled(nn.Cell):
-    """The cross-entropy of logits and one class after the other."""
-
-    def __init__(self, rows: int, classes: int) -> None:
-        super().__init__()
-        self.loss = nn.CrossEntropyLoss()
-        self.labels = Tensor(np.arange(rows) % classes, ms.int32)
-
-    def construct(self, logits: Tensor) -> Tensor:
-        """Return the loss, shape ()."""
-        return self.loss(logits, self.labels)
 
 
 OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...]]] = {
@@ -72,8 +59,6 @@ OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...
         lambda: States(nn.GRU(64, 64, 2, bidirectional=True)),
         SEQUENCES,
     ),
-    "nn.CrossEntropyLoss of a few": (lambda: Labelled(*FEW), FEW),
-    "nn.CrossEntropyLoss of many": (lambda: Labelled(*MANY), MANY),
     "nn.RNN(64, 128)": (lambda: States(nn.RNN(64, 128)), SEQUENCES),
 }
 
@@ -125,6 +110,17 @@ def operator(name: str) -> Steps:
     return steps(make, [Tensor(1.0, ms.float32), Tensor(1.0, ms.float32)])
 
 
+def of_loss(name: str) -> Steps:
+    """Return the two steps of a loss, of rows of logits that are weights."""
+    rows, classes = LOSSES[name]
+
+    def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
+        network = One(nn.Identity(), (rows, classes))
+        return network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 1e-6)
+
+    return steps(make, [Tensor(1.0, ms.float32), Tensor(np.arange(rows) % classes, ms.int32)])
+
+
 def training(name: str) -> Steps:
     """Return the two steps of a task."""
     task = TASKS[name]
@@ -173,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     ms.set_context(mode=MODES[options.mode])
     made = {name: (operator, name) for name in OPERATORS}
+    made |= {name: (of_loss, name) for name in LOSSES}
     made |= {f"step of {name}": (training, name) for name in TASKS if "ResNet" not in name}
     made = {title: one for title, one in made.items() if title.startswith(options.only)}
     sized = functools.partial(of_mindcv, size=options.size)

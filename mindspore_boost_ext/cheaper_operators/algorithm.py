@@ -26,10 +26,12 @@ class CheaperOperatorsAlgorithm(Algorithm):
     """Cheaper operators."""
 
     switch = "cheaper_operators"
+    of_user: frozenset[int] | None = None  # ids of the Cells of the user's network
 
     def build(self, build: Build) -> None:
         """Replace what is known, in place."""
         network, target = build.network, ms.get_context("device_target")
+        self.of_user = frozenset(id(cell) for _, cell in network.cells_and_names())
         table = _exchanged(network, build.switches)
         back = {id(one): one.plain for one in table.values()}
         build.on_failure(lambda: exchange(network, back))
@@ -41,14 +43,17 @@ class CheaperOperatorsAlgorithm(Algorithm):
         if target != "CPU":
             reason = f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
         elif cheaper_operators(network):
-            reason = "in PYNATIVE_MODE normalisation stays as it is without compiled_step"
+            reason = (
+                "in PYNATIVE_MODE normalisation, and a loss that the network holds, stay as they "
+                "are without compiled_step"
+            )
         build.report.update(self.switch, SKIPPED, reason)
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Replace what the Model's loss holds, and count, now that layers have their dtypes."""
         if not self.is_on(step):
             return
-        _exchanged(step.network, step.auto_boost.boost_config)
+        _exchanged(step.network, step.auto_boost.boost_config, self.of_user)
         found = layers_of(step.network, (CheaperCell,))
         used = [one for one in found if not (one.fp16 or one.bf16)]
         if used:
@@ -59,12 +64,14 @@ class CheaperOperatorsAlgorithm(Algorithm):
             step.report().update(self.switch, SKIPPED, reason)
 
 
-def _exchanged(network: nn.Cell, switches: Mapping[str, Any]) -> dict[int, CheaperCell]:
+def _exchanged(
+    network: nn.Cell, switches: Mapping[str, Any], of_user: frozenset[int] | None = None
+) -> dict[int, CheaperCell]:
     """Replace what is known, and return what takes which place."""
     if ms.get_context("device_target") != "CPU":
         return {}
     eager = ms.get_context("mode") != ms.GRAPH_MODE and not switches["compiled_step"]
-    table = cheaper_operators(network, eager)
+    table = cheaper_operators(network, eager, of_user)
     exchange(network, table)
     return table
 
@@ -73,12 +80,15 @@ def _counts(found: Sequence[CheaperCell]) -> Counter[str]:
     return Counter(one.counted_as for one in found)  # mixed precision may have wrapped ``plain``
 
 
-def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, CheaperCell]:
+def cheaper_operators(
+    network: nn.Cell, eager: bool = False, of_user: frozenset[int] | None = None
+) -> dict[int, CheaperCell]:
     """Return what takes the place of the layers and operators of a network, by their ids.
 
     Args:
         network (Cell): the network.
         eager (bool): whether Python runs it, operator by operator. Default: False.
+        of_user: ids of the Cells of the user's network. Default: None, all are.
     """
     placed = layers_of(network, (CheaperCell,))
     done = {id(one.plain) for one in placed}
@@ -86,15 +96,24 @@ def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, Cheape
     cells = [cell for _, cell in network.cells_and_names() if id(cell) not in own]
     layers = [cell for cell in cells if not _compat.has_hooks(cell)]
     held = [(one, cell) for cell in cells for one in _compat.primitives(cell).values()]
-    return {
-        id(plain): KNOWN[type(plain)].replacement(plain)
+    kinds = {
+        id(plain): (plain, _kind(plain, holder, eager, of_user))
         for plain, holder in [*((layer, None) for layer in layers), *held]
-        if id(plain) not in done and _fits(plain, holder, eager)
+        if id(plain) not in done
     }
+    return {place: kind(plain) for place, (plain, kind) in kinds.items() if kind is not None}
 
 
-def _fits(plain: nn.Cell | ops.Primitive, holder: nn.Cell | None, eager: bool) -> bool:
+def _kind(
+    plain: nn.Cell | ops.Primitive,
+    holder: nn.Cell | None,
+    eager: bool,
+    of_user: frozenset[int] | None,
+) -> type[CheaperCell] | None:
+    """Return what takes the place of a layer or an operator; None if it stays."""
     known = KNOWN.get(type(plain))
-    if known is None or (eager and not known.eagerly):
-        return False
-    return known.holder in (None, type(holder)) and known.fits(plain)
+    if known is None or known.holder not in (None, type(holder)) or not known.fits(plain):
+        return None
+    if eager and known.outside and of_user is not None and id(plain) not in of_user:
+        return known.outside
+    return known.replacement if known.eagerly or not eager else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
@@ -25,9 +27,10 @@ def _compiles() -> bool:
 
 
 @ops.constexpr(check=False)
-def _are_classes(labels: Tensor, classes: int) -> bool:
+def _all_count(labels: Tensor, classes: int, ignored: int) -> bool:
+    """Return whether all labels are classes, and none is ignored."""
     values = labels.asnumpy()
-    return bool((values >= 0).all() and (values < classes).all())
+    return bool(((values >= 0) & (values < classes) & (values != ignored)).all())
 
 
 def _picked(rows: Tensor, classes: Tensor) -> Tensor:
@@ -83,11 +86,11 @@ class _Certain(nn.Cell):
 class CheaperCrossEntropy(CheaperCell):
     """An ``nn.CrossEntropyLoss`` without weights of classes, of labels that are indices.
 
-    Its gradient is one operator, which takes no labels that are to be ignored: those are looked
-    for where Python runs, and get no share in a graph.
+    Its gradient is one operator, which takes no labels that are to be ignored.
     """
 
     counted_as = "cross_entropy"
+    looks: ClassVar[bool] = False  # at the values of labels
 
     def __init__(self, plain: nn.CrossEntropyLoss) -> None:
         super().__init__(plain)
@@ -101,8 +104,8 @@ class CheaperCrossEntropy(CheaperCell):
         if logits.ndim > 2:
             rows = logits.transpose((0, *range(2, logits.ndim), 1))
             rows = rows.reshape((-1, logits.shape[1]))
-        if not _compiles() and _are_classes(classes, rows.shape[1]):
-            return self.of_classes(rows, classes)
+        if self.looks and not _compiles() and _all_count(classes, rows.shape[1], self.ignore_index):
+            return self.of_all(rows, classes)
         return self.of_kept(rows, classes)
 
     def fits(self, logits: Tensor, labels: Tensor) -> bool:
@@ -113,7 +116,7 @@ class CheaperCrossEntropy(CheaperCell):
             return False
         return labels.shape == (logits.shape[0], *logits.shape[2:])
 
-    def of_classes(self, rows: Tensor, classes: Tensor) -> Tensor:
+    def of_all(self, rows: Tensor, classes: Tensor) -> Tensor:
         """Return the loss of rows none of which is ignored."""
         total = self.loss(rows, classes)
         if self.label_smoothing:
@@ -130,8 +133,12 @@ class CheaperCrossEntropy(CheaperCell):
             smoothed = _picked(rows, classes) - rows.mean(1)
             smoothed = ops.Select()(keep, smoothed, ops.zeros_like(smoothed))
             total = total + self.label_smoothing * smoothed.sum()
-        if self.reduction == "sum":
-            return total
         kept = ops.cast(keep, mstype.float32).sum()
-        no_mean = (kept - kept) / kept  # NaN where no row is kept; the gradient is 0 there
-        return total / ops.maximum(kept, 1.0) + no_mean
+        total = ops.Select()(kept > 0, total, ops.zeros_like(total))  # no gradient of no row
+        return total if self.reduction == "sum" else total / kept
+
+
+class LookingCrossEntropy(CheaperCrossEntropy):
+    """The same where Python runs it, which sees whether labels are to be ignored: few are."""
+
+    looks = True

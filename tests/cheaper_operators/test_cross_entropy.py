@@ -13,7 +13,7 @@ from models import model_of
 from mindspore_boost_ext import make_train_step
 from mindspore_boost_ext.cheaper_operators.algorithm import cheaper_operators
 from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
-from mindspore_boost_ext.runtime.cells import exchange
+from mindspore_boost_ext.runtime.cells import exchange, layers_of
 
 ON = contract.switched(cheaper_operators=True)
 NAME = "cheaper_operators"
@@ -37,8 +37,10 @@ class Loss(nn.Cell):
 
 
 def cheaper(**settings):
+    """Return what takes the place of a loss that is given, as the mode in force has it."""
     plain = nn.CrossEntropyLoss(**settings)
-    return cheaper_operators(plain)[id(plain)]
+    eager = ms.get_context("mode") == ms.PYNATIVE_MODE
+    return cheaper_operators(plain, eager, of_user=frozenset())[id(plain)]
 
 
 def batch_of(shape, ignored=False):
@@ -49,11 +51,11 @@ def batch_of(shape, ignored=False):
     return logits, labels
 
 
-def by_rule(logits, labels, smoothing=0.0, reduction="mean"):
+def by_rule(logits, labels, smoothing=0.0, reduction="mean", ignore_index=IGNORED):
     """Return the loss and its gradient in float64."""
     x = np.moveaxis(logits.astype(np.float64), 1, -1)
     count = x.shape[-1]
-    keep = (labels != IGNORED)[..., None]
+    keep = (labels != ignore_index)[..., None]
     shares = np.exp(x - x.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
     wanted = (1 - smoothing) * np.eye(count)[np.where(keep[..., 0], labels, 0)] + smoothing / count
@@ -73,6 +75,37 @@ def test_values_and_gradients(mode, shape, settings, ignored):
     # float32: logarithms are good to 4e-6, and so are sums of a few of them
     np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
     np.testing.assert_allclose(slope, expected[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.2}, {"reduction": "sum"}])
+def test_a_class_that_is_ignored(mode, settings):
+    """Such as the padding of a language model, class 0."""
+    logits, labels = batch_of((9, 4))
+    labels[:3] = 0
+    loss, slope = Loss(cheaper(ignore_index=0, **settings)).run(logits, labels)
+    smoothing, reduction = settings.get("label_smoothing", 0), settings.get("reduction", "mean")
+    expected = by_rule(logits, labels, smoothing, reduction, ignore_index=0)
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-5)  # float32, as above
+    np.testing.assert_allclose(slope, expected[1], rtol=1e-4, atol=1e-6)
+
+
+class Divided(nn.Cell):
+    """A sum of losses, over the number of labels that count."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+
+    def construct(self, logits, labels):
+        return self.loss(logits, labels) / (labels != IGNORED).astype(ms.float32).sum()
+
+
+def test_a_sum_over_no_rows_trains_nothing_whatever_divides_it(mode):
+    logits, labels = batch_of((2, 3))
+    labels[:] = IGNORED
+    value, slope = Loss(Divided(cheaper(reduction="sum"))).run(logits, labels)
+    assert np.isnan(value)
+    np.testing.assert_array_equal(slope, 0)
 
 
 def test_the_mean_of_many_equal_rows_does_not_drift(mode):
@@ -147,9 +180,8 @@ def test_sizes_that_are_open(graph_mode):
     loss.set_inputs(Tensor(shape=[None, 3], dtype=ms.float32), Tensor(shape=[None], dtype=ms.int32))
     for rows in (5, 3):
         logits, labels = batch_of((rows, 3), ignored=True)
-        np.testing.assert_allclose(
-            loss.run(logits, labels)[0], by_rule(logits, labels)[0], rtol=1e-5
-        )
+        found, expected = (rule(logits, labels)[0] for rule in (loss.run, by_rule))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=5e-6)  # logarithms, as above
 
 
 class SquaredSlope(nn.Cell):
@@ -187,21 +219,33 @@ class Jitted(nn.Cell):
         return self.loss(self.head(x), labels)
 
 
-def test_labels_of_later_batches_are_looked_at_anew(mode):
+@pytest.mark.parametrize("ignore_index", [IGNORED, -1, 0])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_labels_of_later_batches_are_looked_at_anew(pynative_mode, ignore_index, compiled):
     """A graph is compiled by the labels of its first batch, in which none is ignored."""
-    x, labels = RNG.normal(size=(5, 4)).astype("f"), np.array([0, 1, 2, 0, 1], np.int32)
+    x, labels = RNG.normal(size=(5, 4)).astype("f"), np.array([2, 1, 2, 2, 1], np.int32)
     losses = []
-    for config in (ON, None):
+    on = contract.switched(cheaper_operators=True, compiled_step=compiled)
+    for config in (on, None):
         ms.set_seed(3)
         net = Jitted()
+        net.loss.ignore_index = ignore_index
         level = "O0" if config is None else "O1"
         sgd = nn.SGD(net.trainable_params(), 0.5)
         step = make_train_step(net, None, sgd, level=level, config=config)
         losses.append([])
         for ignored in (0, 3, 1):
-            some = np.where(np.arange(5) < ignored, IGNORED, labels)
+            some = np.where(np.arange(5) < ignored, ignore_index, labels)
             losses[-1].append(float(step(Tensor(x), Tensor(some)).asnumpy()))
     np.testing.assert_allclose(*losses, rtol=1e-5)  # float32's logarithms
+
+
+def test_a_loss_that_the_network_holds_stays_where_python_runs_it(pynative_mode):
+    """A function of ms.jit, in whatever mode it captures, may call it."""
+    net = Jitted()
+    row = model_of(net, ON, loss_fn=None).train_network.report()[NAME]
+    assert type(net.loss) is nn.CrossEntropyLoss
+    assert (row.status, row.reason[-21:]) == ("skipped", "without compiled_step")
 
 
 def test_the_loss_of_a_model_is_replaced_in_its_step_alone(mode):
@@ -209,8 +253,7 @@ def test_the_loss_of_a_model_is_replaced_in_its_step_alone(mode):
     model = model_of(net, ON, loss_fn=loss, metrics={"loss"})
     row = model.train_network.report()[NAME]
     assert (row.status, dict(row.counts)) == ("applied", {"cross_entropy": 1})
-    kinds = [type(one) for _, one in model.train_network.cells_and_names()]
-    assert CheaperCrossEntropy in kinds
+    assert layers_of(model.train_network, (CheaperCrossEntropy,))
     assert model._loss_fn is loss
     assert type(loss) is nn.CrossEntropyLoss
 
