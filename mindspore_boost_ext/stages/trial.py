@@ -38,6 +38,8 @@ Run = Callable[..., Outcome]
 def on_trial(network: nn.Cell) -> Iterator[Run]:
     """Give a function that runs the network in evaluation mode, and returns what comes of it.
 
+    Its losses act as in training.
+
     What the network writes into Parameters without gradient is taken back.
 
     Args:
@@ -51,7 +53,7 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
 
         def run(*inputs: object) -> Outcome:
             nonlocal copy
-            copy = eval_copy(network, [network]) if copy is None else copy
+            copy = _evaluating(network) if copy is None else copy
             with _compat.forgetting_failures():
                 return _outcome(copy(*inputs))
 
@@ -61,6 +63,15 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
             for one, value in kept:
                 if not np.array_equal(_on_host(one), value, equal_nan=True):
                     ops.assign(one, Tensor(value, one.dtype))
+
+
+def _evaluating(network: nn.Cell) -> nn.Cell:
+    """Return a copy in evaluation mode but for its losses: some compare samples in training."""
+    copy = eval_copy(network, [network])
+    losses = [cell for _, cell in copy.cells_and_names() if isinstance(cell, nn.LossBase)]
+    for cell in losses:
+        nn.Cell.add_flags(cell, training=True)  # its own method keeps it in evaluation mode
+    return copy
 
 
 def _outcome(outputs: object) -> Outcome:

@@ -84,6 +84,23 @@ def test_a_loss_that_mixes_samples_is_told_by_its_halves(mode, name, rows):
         assert mixes_samples(run, *pair) is compares
 
 
+class InTraining(nn.LossBase):
+    """Compares samples, but not in evaluation, as AugMix's loss does the thirds of a batch."""
+
+    def construct(self, one, other):
+        return in_batch(one, other) if self.training else squares(one, other).mean()
+
+
+def test_a_loss_is_looked_at_as_it_trains(mode):
+    loss = InTraining()
+    net = nn.WithLossCell(nn.Dropout(p=0.5), loss).set_train()
+    pair = [Tensor(np.random.default_rng(0).normal(size=(8, 3)).astype("f")) for _ in range(2)]
+    with on_trial(net) as run:
+        assert mixes_samples(run, *pair)
+        assert run(*pair).loss == run(*pair).loss  # the network evaluates
+    assert loss.training
+
+
 @pytest.mark.parametrize("rows", [0, 1, 2, 3])
 def test_nothing_is_said_of_fewer_than_four_samples(mode, rows):
     with on_trial(LossOf(in_batch)) as run:
