@@ -236,8 +236,8 @@ def _check_rates(optimizer: nn.Cell, total: int) -> None:
     if min(lengths, default=total) < total:
         raise ValueError(
             f"short_schedule.total_steps={total} needs a rate for each of these steps, but the "
-            f"optimizer has a list of {min(lengths)}: set it to the updates of the whole training, "
-            "for which the list was made"
+            f"optimizer has a list of {min(lengths)}: set it to the updates of the whole training "
+            "of this Model (others count their own), for which the list was made"
         )
 
 
