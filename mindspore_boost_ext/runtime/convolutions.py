@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from mindspore import nn, ops
 _OPERATORS = (ops.Conv2D, ops.Conv2DBackpropInput, ops.Conv3D, ops.Conv3DTranspose)
 _KINDS: tuple[Any, ...] = (*_OPERATORS, nn.GraphCell)  # a graph from a file may hold some, too
 _PLAIN = {kind: kind.__init__ for kind in _KINDS}
+_LIBRARIES = os.path.dirname(os.__file__), str(Path(__file__).parents[1])
+_INSTALLED = re.compile("|".join(["site-packages", "dist-packages", *map(re.escape, _LIBRARIES)]))
 _WATCHED: dict[Any, Callable[..., None]] = {}
 # Rather one script too many: "converted" is none of them.
 _WORDS = re.compile(
@@ -23,13 +26,21 @@ _WORDS = re.compile(
 
 @functools.cache
 def are_expected() -> bool:
-    """Return whether the script of the command line speaks of convolutions, or there is none.
+    """Return whether the script, or a module of its own, speaks of convolutions.
 
-    Without one, as in a notebook, operators may run before anybody makes a convolution.
+    True without a script, as in a notebook: operators may run before a convolution is made.
     """
-    scripts = [Path(one) for one in getattr(sys, "orig_argv", ()) if one.endswith(".py")]
-    texts = [one.read_text("utf-8", "replace") for one in scripts if one.is_file()]
+    scripts = [one for one in getattr(sys, "orig_argv", ()) if one.endswith(".py")]
+    texts = [Path(one).read_text("utf-8", "replace") for one in scripts if Path(one).is_file()]
+    modules = (Path(one) for one in _own_modules())  # they may have made some before the import
+    texts += [one.read_text("utf-8", "replace") for one in modules if texts and one.is_file()]
     return not texts or any(_WORDS.search(text) for text in texts)
+
+
+def _own_modules() -> list[str]:
+    """Return the files of what has been imported but is not installed, nor of this package."""
+    files = (getattr(one, "__file__", None) for one in list(sys.modules.values()))
+    return [one for one in files if one and one.endswith(".py") and not _INSTALLED.search(one)]
 
 
 def watch(notice: Callable[[], object]) -> None:

@@ -144,12 +144,25 @@ def test_nobody_waits_for_convolutions_when_the_tuning_is_off(waiting, slow):
     ],
 )
 def test_scripts_that_speak_of_convolutions(tmp_path, monkeypatch, text, expected):
+    monkeypatch.setattr(convolutions, "_own_modules", list)
     script = tmp_path / "train.py"
     if text is not None:
         script.write_text(text)
     command = ["python", "-u", "-m", "mindspore_boost_ext", str(script), "--data", "images.npy"]
     monkeypatch.setattr(sys, "orig_argv", command, raising=False)
     assert convolutions.are_expected.__wrapped__() is expected
+
+
+def test_networks_of_own_modules_may_be_made_before_the_import(tmp_path):
+    (tmp_path / "layers.py").write_text("from mindspore import nn\nnet = nn.Conv2d(1, 1, 1)\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import layers, os\nimport mindspore_boost_ext.runtime.machine as m\n"
+        "found = m.convolutions._own_modules()\n"
+        "print(m.convolutions.are_expected(), sorted(set(map(os.path.basename, found))))\n"
+    )
+    printed = subprocess.run([sys.executable, script], capture_output=True, text=True).stdout
+    assert printed == "True ['layers.py', 'train.py']\n"
 
 
 def test_blocking_launch_is_not_used_on_more_cores_than_were_measured(slow, monkeypatch):
