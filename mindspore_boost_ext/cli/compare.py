@@ -258,6 +258,7 @@ def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
     paths = [*filter(None, [environment.get("PYTHONPATH")]), here]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     command = [sys.executable, "-m", "mindspore_boost_ext.cli.run", str(trial.save(folder))]
+    command += filter(None, [trial.script])  # for the machine's tuning, which looks at scripts
     with open(folder / OUTPUT, "wb") as output:
         return subprocess.Popen(
             command,

@@ -34,7 +34,6 @@ PLAIN = "plain"
 _PROGRAM = "python -m mindspore_boost_ext recommend"
 _SMOOTHED = 0.05  # share of the plain run's steps over which a loss is averaged
 _PLAIN_SHARE = 0.11  # of the minutes: the others share the rest, and each gets more than plain
-_STOPPED = 0.9  # of its share; a run that has come there did not end by itself
 _SAME = 0.02  # a loss that is nearer to the plain one's than this counts as reached
 _CLEAR = 0.95  # of plain's time; what takes longer is within the noise of one run
 CAUTION = (
@@ -53,7 +52,6 @@ class Racer:
         outcome: figures of the run, once it has been.
         reached: seconds, with compilation, until the plain run's loss was there; None if never.
         idle: whether nothing of it could be applied, so that it was plain training once more.
-        stopped: whether its share of the minutes was over before its end.
     """
 
     name: str
@@ -62,7 +60,6 @@ class Racer:
     outcome: Outcome | None = None
     reached: float | None = None
     idle: bool = False
-    stopped: bool = False
 
 
 def candidates(updates: int, eager: bool = False) -> list[Racer]:
@@ -124,9 +121,7 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
         for one in others:
             share = seconds * (1 - _PLAIN_SHARE) / len(others)
             racer, history = _race(base, one, share, len(losses), display)
-            found = _losses(history)
-            racer = replace(racer, stopped=bool(found) and found[-1][0] > _STOPPED * share)
-            racers.append(_with_time(racer, found, goal, len(losses)))
+            racers.append(_with_time(racer, _losses(history), goal, len(losses)))
             display.line(f"{one.name}: {_words(racers[-1])}")
     finally:
         display.close()
@@ -226,7 +221,7 @@ def _words(racer: Racer) -> str:
         return f"failed: {racer.outcome.note if racer.outcome else ''}"
     if racer.idle:
         return "changed nothing here: all of it was skipped"
-    if racer.reached is None and racer.stopped:
+    if racer.reached is None and racer.outcome.stopped:
         return "did not reach plain's loss in its share of the minutes"
     if racer.reached is None:
         return "did not reach plain's loss"

@@ -41,6 +41,7 @@ class Outcome:
         compile_s: seconds; ``peak_mib``: MiB; ``seconds``: of the run without the imports.
         losses: mean loss of each epoch; ``curves``: each metric after each epoch.
         report: of a bundled run; ``models``: how many a script has trained; 0 if unknown.
+        stopped: whether the seconds that a script was given have ended its training.
         clocks: seconds of the steps when each value of these was measured; of the loss as "loss".
     """
 
@@ -56,6 +57,7 @@ class Outcome:
     seconds: float | None = None
     report: str = ""
     models: int = 0
+    stopped: bool = False
     losses: list[float] = field(default_factory=list)
     curves: dict[str, list[float]] = field(default_factory=dict)
     clocks: dict[str, list[float]] = field(default_factory=dict)
@@ -76,7 +78,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
     Args:
         name: what the run is called.
         history: the records of its BoostMonitor.
-        result: ``peak_mib``, ``seconds``, ``report`` and ``models`` of its process.
+        result: ``peak_mib``, ``seconds``, ``report``, ``models``, ``stopped`` of its process.
     """
     steps = [record["seconds"] for record in history if record["event"] == "step"]
     epochs = [record for record in history if record["event"] == "epoch"]
@@ -107,6 +109,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
         seconds=result.get("seconds"),
         report=result.get("report", ""),
         models=result.get("models", 0),
+        stopped=result.get("stopped", False),
         losses=losses,
         curves=curves,
         clocks=clocks,

@@ -82,7 +82,7 @@ class Trial:
 
 def run(path: Path) -> None:
     """Do the run that a file describes; its folder takes the results."""
-    started, report, count = time.perf_counter(), "", {"models": 0}
+    started, report, count = time.perf_counter(), "", {"models": 0, "stopped": False}
     trial = Trial(**json.loads(path.read_text(encoding="utf-8")))
     try:
         if trial.script:
@@ -136,7 +136,7 @@ def _run_script(trial: Trial, folder: Path, count: dict[str, int]) -> None:
     # A script decides on its own models; here, in a process made for this, the run decides.
     ms.Model.__init__ = _with_settings(ms.Model.__init__, trial)
     ms.set_seed(trial.seed)  # else each run would begin at other weights; a script may set its own
-    bound = Bound(trial.most_steps, trial.most_seconds)
+    bound = Bound(trial.most_steps, trial.most_seconds, lambda: count.update(stopped=True))
     for name in ("train", "fit", "eval"):
         setattr(ms.Model, name, _with_monitor(getattr(ms.Model, name), folder / HISTORY, bound))
     known: WeakSet[ms.Model] = WeakSet()
@@ -166,11 +166,12 @@ class Bound(Callback):
     Args:
         steps (int): 0 for no bound.
         seconds (float): 0 for no bound.
+        late: is called where it is the seconds that end it.
     """
 
-    def __init__(self, steps: int, seconds: float) -> None:
+    def __init__(self, steps: int, seconds: float, late: Callable[[], object]) -> None:
         super().__init__()
-        self.steps, self.seconds = steps, seconds
+        self.steps, self.seconds, self.late = steps, seconds, late
         self.done, self.began = 0, 0.0
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -180,8 +181,10 @@ class Bound(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Stop where it is time."""
         self.done += 1
-        late = time.perf_counter() - self.began >= self.seconds > 0
-        if late or 0 < self.steps <= self.done:
+        if 0 < self.steps <= self.done:
+            run_context.request_stop()
+        elif time.perf_counter() - self.began >= self.seconds > 0:
+            self.late()
             run_context.request_stop()
 
 

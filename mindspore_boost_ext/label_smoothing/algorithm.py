@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
+from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates
 from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.cells import exchange, layers_of
 from mindspore_boost_ext.stages.labels import no_class_a_sample
@@ -22,6 +22,11 @@ class LabelSmoothingAlgorithm(Algorithm):
     """Smoothed labels."""
 
     switch = "label_smoothing"
+    network: nn.Cell | None = None  # the user's
+
+    def build(self, build: Build) -> None:
+        """Note whose losses are not smoothed."""
+        self.network = build.network
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Put a smoothed loss between the user's network and the user's loss."""
@@ -35,7 +40,9 @@ class LabelSmoothingAlgorithm(Algorithm):
         loss: Any = step.auto_boost.loss_fn
         share = step.auto_boost.config.label_smoothing.smoothing
         if _is_known(loss):
-            exchange(step.network, {id(loss): SmoothedLoss(loss, share)})
+            cells = self.network.cells_and_names() if self.network is not None else ()
+            own = {id(cell) for _, cell in cells}
+            exchange(step.network, {id(loss): SmoothedLoss(loss, share)}, spared=own)
         if layers_of(step.network, (SmoothedLoss,)):
             step.report().update(self.switch, APPLIED, f"{share:g} of each label")
         else:

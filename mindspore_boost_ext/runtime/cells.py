@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from mindspore import Parameter, nn, ops
@@ -46,20 +46,21 @@ def copy_settings(source: object, target: nn.Cell) -> None:
             setattr(target, name, value)
 
 
-def exchange(network: nn.Cell, table: Mapping[int, Any]) -> None:
+def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] = ()) -> None:
     """Put Cells or operators in the places of others, wherever the network holds them.
 
     Args:
         network (Cell): the network.
         table: from the id of a Cell or an operator to what takes its place.
+        spared: ids of Cells that keep what they hold. Default: none.
     """
     for _, cell in list(network.cells_and_names()) if table else ():
         _compat.forget_compiled(cell)  # graphs compiled before are those of the other network
         for name, inner in [*_compat.children(cell).items(), *_compat.primitives(cell).items()]:
-            if id(inner) in table:
+            if id(inner) in table and id(cell) not in spared:
                 _compat.set_child(cell, name, table[id(inner)])
         for name, held in list(vars(cell).items()):
-            if type(held) in (list, tuple, dict) and _holds(held, table):
+            if id(cell) not in spared and type(held) in (list, tuple, dict) and _holds(held, table):
                 setattr(cell, name, _exchanged(held, table))
 
 

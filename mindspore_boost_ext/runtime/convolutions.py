@@ -15,7 +15,8 @@ from mindspore import nn, ops
 _OPERATORS = (ops.Conv2D, ops.Conv2DBackpropInput, ops.Conv3D, ops.Conv3DTranspose)
 _KINDS: tuple[Any, ...] = (*_OPERATORS, nn.GraphCell)  # a graph from a file may hold some, too
 _PLAIN = {kind: kind.__init__ for kind in _KINDS}
-_LIBRARIES = os.path.dirname(os.__file__), str(Path(__file__).parents[1])
+_PACKAGE = Path(__file__).parents[1]
+_NAME, _LIBRARIES = _PACKAGE.name, (os.path.dirname(os.__file__), str(_PACKAGE))
 _INSTALLED = re.compile("|".join(["site-packages", "dist-packages", *map(re.escape, _LIBRARIES)]))
 _WATCHED: dict[Any, Callable[..., None]] = {}
 # Rather one script too many: "converted" is none of them.
@@ -28,19 +29,36 @@ _WORDS = re.compile(
 def are_expected() -> bool:
     """Return whether the script, or a module of its own, speaks of convolutions.
 
-    True without a script, as in a notebook: operators may run before a convolution is made.
+    True without a script, as in a notebook or tests: operators may run before one is made.
     """
-    scripts = [one for one in getattr(sys, "orig_argv", ()) if one.endswith(".py")]
-    texts = [Path(one).read_text("utf-8", "replace") for one in scripts if Path(one).is_file()]
-    modules = (Path(one) for one in _own_modules())  # they may have made some before the import
-    texts += [one.read_text("utf-8", "replace") for one in modules if texts and one.is_file()]
-    return not texts or any(_WORDS.search(text) for text in texts)
+    script = _text(_script())
+    if not script or "pytest" in sys.modules:
+        return True
+    texts = (script, *map(_text, _own_modules()))  # these may have made some before the import
+    return any(_WORDS.search(text) for text in texts)
+
+
+def _script() -> str:
+    """Return the path of the script that runs, by itself or behind this package's commands."""
+    words = getattr(sys, "orig_argv", [])
+    at = words.index("-m") if "-m" in words[:-1] else None
+    if at is not None and words[at + 1].split(".")[0] == _NAME:
+        return next((one for one in words[at + 2 :] if one.endswith(".py")), "")
+    first = os.path.abspath(sys.argv[0]) if sys.argv else ""
+    return first if first.endswith(".py") and not _INSTALLED.search(first) else ""
 
 
 def _own_modules() -> list[str]:
     """Return the files of what has been imported but is not installed, nor of this package."""
     files = (getattr(one, "__file__", None) for one in list(sys.modules.values()))
     return [one for one in files if one and one.endswith(".py") and not _INSTALLED.search(one)]
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace") if path else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def watch(notice: Callable[[], object]) -> None:

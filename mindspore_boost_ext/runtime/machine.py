@@ -92,7 +92,7 @@ class InstructionSet(Cure):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolves = False
+        self.made = self.missed = False  # a convolution; perhaps one, while nobody watched
 
     def unneeded(self) -> str:
         """Return why convolutions are fast without."""
@@ -105,10 +105,11 @@ class InstructionSet(Cure):
             return f"{given[0]}={ISA} was given, or set by the process that has started this one"
         if given:
             return f"{given[0]}={os.environ[given[0]]} was given"
-        return "" if self.convolves or convolutions.are_expected() else _NONE_MADE
+        return "" if self.made or self.missed or convolutions.are_expected() else _NONE_MADE
 
     def update(self, off: str) -> None:
         """Apply, undo, or wait for the first convolution."""
+        self.missed = self.missed or bool(off)
         super().update(off)
         if self.reason == _NONE_MADE:
             convolutions.watch(self._convolve)
@@ -116,25 +117,26 @@ class InstructionSet(Cure):
             convolutions.unwatch()
 
     def _convolve(self) -> None:
-        self.convolves = True
+        self.made = True
         tuning()
 
     def apply(self) -> tuple[str, str]:
         """Limit oneDNN, in this process and in those that it starts."""
         in_time = limit_onednn()
-        os.environ[ISA_VARIABLES[0]] = ISA
         if in_time:
+            os.environ[ISA_VARIABLES[0]] = ISA
             slow = "convolutions of this wheel are tens of times slower with AVX-512"
             others = f"a network that has none gains by {ISA_VARIABLES[0]}=AVX512_CORE"
-            return APPLIED, f"{ISA}: {slow}" if self.convolves else f"{ISA}: {slow}; {others}"
-        event, remedy = "the import", "import mindspore_boost_ext first"
-        if self.convolves:
-            event, remedy = "the first convolution was made", "make the network before"
+            return APPLIED, f"{ISA}: {slow}" if self.made else f"{ISA}: {slow}; {others}"
+        event, first = "the import", "import mindspore_boost_ext"
+        if self.made:
+            event, first = "the first convolution was made", "make one"
         late = (
             f"an operator of oneDNN ran before {event}, so convolutions stay tens of times "
-            f"slower: {remedy}, or set {ISA_VARIABLES[0]}={ISA}"
+            f"slower: set {ISA_VARIABLES[0]}={ISA}, or {first} first"
         )
         warn(late, NoEffectWarning)
+        os.environ[ISA_VARIABLES[0]] = ISA
         return SKIPPED, late
 
     def in_force(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -38,24 +39,22 @@ Run = Callable[..., Outcome]
 def on_trial(network: nn.Cell) -> Iterator[Run]:
     """Give a function that runs the network in evaluation mode, and returns what comes of it.
 
-    Its losses act as in training.
-
-    What the network writes into Parameters without gradient is taken back.
+    Its losses, Cells of the class ``nn.LossBase``, act as in training, unless the function is told
+    ``losses_train=False``. What is written into buffers, Parameters without gradient, and those of
+    losses is taken back.
 
     Args:
         network (Cell): the network, which gives its loss.
     """
-    kept = [
-        (one, _on_host(one).copy()) for one in network.get_parameters() if not one.requires_grad
-    ]
+    kept = [(one, _on_host(one).copy()) for one in _written(network)]
     with _compat.running_eagerly():
-        copy: Any = None
+        copies: dict[bool, Any] = {}
 
-        def run(*inputs: object) -> Outcome:
-            nonlocal copy
-            copy = _evaluating(network) if copy is None else copy
+        def run(*inputs: object, losses_train: bool = True) -> Outcome:
+            if losses_train not in copies:
+                copies[losses_train] = _evaluating(network, losses_train)
             with _compat.forgetting_failures():
-                return _outcome(copy(*inputs))
+                return _outcome(copies[losses_train](*inputs))
 
         try:
             yield run
@@ -65,11 +64,21 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
                     ops.assign(one, Tensor(value, one.dtype))
 
 
-def _evaluating(network: nn.Cell) -> nn.Cell:
+def _written(network: nn.Cell) -> list[Tensor]:
+    """Return what a network may write into by itself."""
+    found = {id(one): one for one in network.get_parameters() if not one.requires_grad}
+    for _, cell in network.cells_and_names():
+        own = list(cell.buffers(recurse=False))
+        own += cell.get_parameters() if isinstance(cell, nn.LossBase) else []
+        found.update({id(one): one for one in own})
+    return list(found.values())
+
+
+def _evaluating(network: nn.Cell, losses_train: bool) -> nn.Cell:
     """Return a copy in evaluation mode but for its losses: some compare samples in training."""
     copy = eval_copy(network, [network])
     losses = [cell for _, cell in copy.cells_and_names() if isinstance(cell, nn.LossBase)]
-    for cell in losses:
+    for cell in losses if losses_train else ():
         nn.Cell.add_flags(cell, training=True)  # its own method keeps it in evaluation mode
     return copy
 
@@ -86,8 +95,14 @@ def mixes_samples(run: Run, first: Tensor, *others: object) -> bool:
     """Return whether the loss of a batch is no mean, and no sum, of the losses of its halves.
 
     So it is with contrastive losses, which take the other samples of a batch for wrong answers.
-    Of fewer than four samples, and of a loss that differs from run to run, nothing can be said.
+    Of fewer than four samples, and of a loss that differs from run to run, nothing can be said;
+    so it is looked at as it evaluates, too, where dropout of its own does not act.
     """
+    evaluating = functools.partial(run, losses_train=False)
+    return _mixes(run, first, *others) or _mixes(evaluating, first, *others)
+
+
+def _mixes(run: Run, first: Tensor, *others: object) -> bool:
     samples, inputs = first.shape[0], (first, *others)
     if samples < _FEWEST:
         return False

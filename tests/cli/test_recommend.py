@@ -6,11 +6,13 @@ import json
 import textwrap
 
 import pytest
+from mindspore.train import RunContext
 
 from mindspore_boost_ext import BoostConfig
 from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext.cli import recommend
 from mindspore_boost_ext.cli.results import FAILED, RAN, Outcome
+from mindspore_boost_ext.cli.run import Bound
 
 STEPS = 40
 
@@ -43,7 +45,8 @@ def race(tmp_path, monkeypatch, capsys):
                 return Outcome(one.name, FAILED, "a script may fail"), []
             found = histories[name]
             compiled = found[-STEPS]["seconds"] - found[-1]["seconds"]
-            return Outcome(one.name, RAN, step_ms=1.0, compile_s=compiled, peak_mib=3.0), found
+            figures = {"step_ms": 1.0, "compile_s": compiled, "peak_mib": 3.0}
+            return Outcome(one.name, RAN, stopped=run.stopped, **figures), found
 
         monkeypatch.setattr(recommend, "run_trial", trial)
         written = tmp_path / "winner.json"
@@ -53,7 +56,7 @@ def race(tmp_path, monkeypatch, capsys):
         run.progress = shown.err.splitlines()
         return code, settings, shown.out
 
-    run.folder = tmp_path
+    run.folder, run.stopped = tmp_path, False
     return run
 
 
@@ -92,12 +95,25 @@ def test_who_does_not_keep_the_loss_has_not_reached_it(race):
     assert settings == {"boost": {"mode": "disable_all"}}
 
 
-def test_who_was_stopped_by_the_minutes_is_told_so(race):
-    """10 minutes are more than a minute each: 80 s of steps do not fit."""
-    _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 2.0, lambda step: 2.0))
-    assert "| half frozen from 10 % on | did not reach plain's loss in its share of" in printed
+@pytest.mark.parametrize(
+    ("steps", "seconds", "stops", "late"),
+    [(1, 0.0, True, False), (0, 1e-9, True, True), (1, 1e-9, True, False), (9, 9e9, False, False)],
+)
+def test_what_ends_a_training(steps, seconds, stops, late):
+    calls, context = [], RunContext({})
+    bound = Bound(steps, seconds, lambda: calls.append("late"))
+    bound.on_train_begin(context)
+    bound.on_train_step_end(context)
+    assert context.get_stop_requested() is stops
+    assert bool(calls) is late
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_who_was_stopped_by_the_minutes_is_told_so(race, stopped):
+    race.stopped = stopped
     _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 1.0, lambda step: 2.0))
-    assert "| half frozen from 10 % on | did not reach plain's loss | - |" in printed
+    words = " in its share of the minutes" if stopped else ""
+    assert f"| half frozen from 10 % on | did not reach plain's loss{words} | - |" in printed
 
 
 @pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])

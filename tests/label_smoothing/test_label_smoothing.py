@@ -9,6 +9,8 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import AutoBoost, make_train_step
+from mindspore_boost_ext.label_smoothing.algorithm import SmoothedLoss
+from mindspore_boost_ext.runtime.cells import layers_of
 
 SHARE = 0.2
 RNG = np.random.default_rng(5)
@@ -287,3 +289,27 @@ def test_the_users_loss_stays_as_it_is(mode):
     model.train(2, data)
     expected = loss(net(Tensor(X)), Tensor(SPARSE)).asnumpy()
     assert model.eval(data)["loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+class HoldsLoss(nn.Cell):
+    """A network whose output depends on a loss that it holds, and that the Model is given, too."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.dense, self.loss, self.best = nn.Dense(4, 3), loss, ops.Argmax(1)
+
+    def construct(self, x):
+        logits = self.dense(x)
+        return logits * (1 + self.loss(logits, self.best(logits)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"cheaper_operators": {}}])
+def test_a_loss_that_the_network_holds_too_stays_the_users_there(mode, settings):
+    loss = nn.CrossEntropyLoss()
+    network = HoldsLoss(loss)
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    off = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+    config = {"boost": off, "label_smoothing": {}, **settings}
+    step = make_train_step(network, loss, optimizer, level="O1", config=config)
+    assert step.report()["label_smoothing"].status == "applied"
+    assert not layers_of(network, (SmoothedLoss,))

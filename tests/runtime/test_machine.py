@@ -75,7 +75,7 @@ def test_the_users_instruction_set_stays(slow, monkeypatch, name):
 def test_too_late_for_oneDNN_is_a_warning_with_the_remedy(slow, monkeypatch):
     monkeypatch.setattr(machine, "limit_onednn", lambda: False)
     cure = machine.InstructionSet()
-    with pytest.warns(BoostWarning, match=r"import mindspore_boost_ext first, or set ONEDNN_MAX"):
+    with pytest.warns(BoostWarning, match=r"set ONEDNN_MAX_CPU_ISA=AVX2, or import mind"):
         assert updated(cure) == "skipped"
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"  # for the processes that this one starts
     assert updated(cure) == "skipped"  # without a second warning, which would be an error here
@@ -120,7 +120,7 @@ def test_the_first_convolution_limits_oneDNN(waiting, slow, name):
 
 def test_a_first_convolution_that_comes_too_late_is_a_warning(waiting, monkeypatch):
     monkeypatch.setattr(machine, "limit_onednn", lambda: False)
-    with pytest.warns(BoostWarning, match="before the first convolution was made.*make the net"):
+    with pytest.warns(BoostWarning, match="before the first convolution was made.*, or make one"):
         nn.Conv2d(2, 3, 3)
     assert waiting.status == "skipped"
     nn.Conv2d(2, 3, 3)  # without a second warning, which would be an error here
@@ -140,17 +140,38 @@ def test_nobody_waits_for_convolutions_when_the_tuning_is_off(waiting, slow):
         ("from mindcv import create_model", True),
         ("net = ResNet()", True),
         ("import mindspore.dataset.vision as vision", True),
+        ("", True),
         (None, True),
     ],
 )
-def test_scripts_that_speak_of_convolutions(tmp_path, monkeypatch, text, expected):
-    monkeypatch.setattr(convolutions, "_own_modules", list)
+@pytest.mark.parametrize("launched", [False, True])
+def test_scripts_that_speak_of_convolutions(tmp_path, monkeypatch, text, expected, launched):
     script = tmp_path / "train.py"
     if text is not None:
         script.write_text(text)
-    command = ["python", "-u", "-m", "mindspore_boost_ext", str(script), "--data", "images.npy"]
+    launcher = ["-m", "mindspore_boost_ext", "--level", "O1"] if launched else []
+    command = ["python", "-u", *launcher, str(script), "--data", "images.npy"]
     monkeypatch.setattr(sys, "orig_argv", command, raising=False)
+    monkeypatch.setattr(sys, "argv", ["-m"] if launched else command[2:])
+    monkeypatch.setattr(convolutions, "_own_modules", list)
+    assert convolutions.are_expected.__wrapped__()  # a file of tests is one of many
+    monkeypatch.delitem(sys.modules, "pytest")
     assert convolutions.are_expected.__wrapped__() is expected
+
+
+@pytest.mark.parametrize("first", ["a" * 300 + ".py", "\0.py", "-m", "", pytest.__file__])
+def test_what_is_no_script_of_the_user(monkeypatch, first):
+    monkeypatch.delitem(sys.modules, "pytest")
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "train", "x.py"], raising=False)
+    monkeypatch.setattr(sys, "argv", [first])
+    assert convolutions.are_expected.__wrapped__()
+
+
+def test_a_convolution_may_have_been_made_while_the_tuning_was_off(slow, monkeypatch):
+    monkeypatch.setattr(convolutions, "are_expected", lambda: False)
+    cure = machine.InstructionSet()
+    assert updated(cure, "the device may be another one") == "inactive"
+    assert updated(cure) == "applied"
 
 
 def test_networks_of_own_modules_may_be_made_before_the_import(tmp_path):

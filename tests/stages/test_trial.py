@@ -124,3 +124,25 @@ def test_rows_of_labels_go_with_their_samples(mode):
 class LossOfThree(LossOf):
     def construct(self, one, labels, factor):
         return self.rule(one, labels, factor)
+
+
+class Dropped(nn.LossBase):
+    """Compares samples, of which it drops parts in training; counts its calls there."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = ms.Parameter(Tensor(np.zeros(1, "f")), name="calls")
+
+    def construct(self, one, other):
+        if self.training:
+            ops.assign_add(self.calls, Tensor(np.ones(1, "f")))
+        return in_batch(ops.dropout(one, 0.5, self.training), other)
+
+
+def test_a_loss_with_dropout_is_looked_at_as_it_evaluates_and_left_as_it_was(mode):
+    loss = Dropped()
+    net = nn.WithLossCell(nn.ReLU(), loss).set_train()
+    pair = [Tensor(np.random.default_rng(0).normal(size=(8, 3)).astype("f")) for _ in range(2)]
+    with on_trial(net) as run:
+        assert mixes_samples(run, *pair)
+    assert loss.calls.asnumpy() == 0
