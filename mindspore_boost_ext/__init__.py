@@ -47,10 +47,10 @@ from mindspore_boost_ext.runtime.machine import tune_machine, tuning
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 from mindspore_boost_ext.thor.optimizer import THOR
 
-tuning(at_import=True)
+release()
+tuning(at_import=True)  # looks for what was made before
 if not switched_off(INSTALL_VARIABLE):
     install()
-release()
 
 __all__ = [
     "THOR",

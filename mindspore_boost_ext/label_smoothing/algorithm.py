@@ -22,7 +22,7 @@ class LabelSmoothingAlgorithm(Algorithm):
     """Smoothed labels."""
 
     switch = "label_smoothing"
-    network: nn.Cell | None = None  # the user's
+    network: nn.Cell | None = None  # the user's, perhaps around its loss
 
     def build(self, build: Build) -> None:
         """Note whose losses are not smoothed."""
@@ -40,8 +40,8 @@ class LabelSmoothingAlgorithm(Algorithm):
         loss: Any = step.auto_boost.loss_fn
         share = step.auto_boost.config.label_smoothing.smoothing
         if _is_known(loss):
-            cells = self.network.cells_and_names() if self.network is not None else ()
-            own = {id(cell) for _, cell in cells}
+            cells = [] if self.network is None else self.network.cells_and_names()
+            own = {id(cell) for _, cell in cells if not isinstance(cell, nn.WithLossCell)}
             exchange(step.network, {id(loss): SmoothedLoss(loss, share)}, spared=own)
         if layers_of(step.network, (SmoothedLoss,)):
             step.report().update(self.switch, APPLIED, f"{share:g} of each label")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import sys
@@ -12,11 +13,12 @@ from typing import Any
 
 from mindspore import nn, ops
 
-_OPERATORS = (ops.Conv2D, ops.Conv2DBackpropInput, ops.Conv3D, ops.Conv3DTranspose)
-_KINDS: tuple[Any, ...] = (*_OPERATORS, nn.GraphCell)  # a graph from a file may hold some, too
+_OPERATORS = (ops.Conv2D, ops.Conv2DBackpropInput, ops.Conv2DTranspose, ops.Conv3D)
+# A graph from a file may hold some, too.
+_KINDS: tuple[Any, ...] = (*_OPERATORS, ops.Conv3DTranspose, nn.GraphCell)
 _PLAIN = {kind: kind.__init__ for kind in _KINDS}
 _PACKAGE = Path(__file__).parents[1]
-_NAME, _LIBRARIES = _PACKAGE.name, (os.path.dirname(os.__file__), str(_PACKAGE))
+_LIBRARIES = (os.path.dirname(os.__file__), str(_PACKAGE))
 _INSTALLED = re.compile("|".join(["site-packages", "dist-packages", *map(re.escape, _LIBRARIES)]))
 _WATCHED: dict[Any, Callable[..., None]] = {}
 # Rather one script too many: "converted" is none of them.
@@ -27,31 +29,30 @@ _WORDS = re.compile(
 
 @functools.cache
 def are_expected() -> bool:
-    """Return whether the script, or a module of its own, speaks of convolutions.
+    """Return whether the script speaks of convolutions, or there is none.
 
-    True without a script, as in a notebook or tests: operators may run before one is made.
+    As in a notebook or in tests, where operators may run before a convolution is made.
     """
     script = _text(_script())
-    if not script or "pytest" in sys.modules:
-        return True
-    texts = (script, *map(_text, _own_modules()))  # these may have made some before the import
-    return any(_WORDS.search(text) for text in texts)
+    return not script or "pytest" in sys.modules or bool(_WORDS.search(script))
+
+
+def are_made() -> bool:
+    """Return whether there is a convolution already. Takes some hundredths of a second."""
+    return any(type(one) in _KINDS for one in gc.get_referrers(*_KINDS))
 
 
 def _script() -> str:
-    """Return the path of the script that runs, by itself or behind this package's commands."""
+    """Return the path of the script that runs, by itself or behind this package's commands.
+
+    Empty where there is none, as for a module behind them.
+    """
     words = getattr(sys, "orig_argv", [])
     at = words.index("-m") if "-m" in words[:-1] else None
-    if at is not None and words[at + 1].split(".")[0] == _NAME:
+    if at is not None and words[at + 1].split(".")[0] == _PACKAGE.name:
         return next((one for one in words[at + 2 :] if one.endswith(".py")), "")
     first = os.path.abspath(sys.argv[0]) if sys.argv else ""
     return first if first.endswith(".py") and not _INSTALLED.search(first) else ""
-
-
-def _own_modules() -> list[str]:
-    """Return the files of what has been imported but is not installed, nor of this package."""
-    files = (getattr(one, "__file__", None) for one in list(sys.modules.values()))
-    return [one for one in files if one and one.endswith(".py") and not _INSTALLED.search(one)]
 
 
 def _text(path: str) -> str:

@@ -92,7 +92,7 @@ class InstructionSet(Cure):
 
     def __init__(self) -> None:
         super().__init__()
-        self.made = self.missed = False  # a convolution; perhaps one, while nobody watched
+        self.made = False  # a convolution
 
     def unneeded(self) -> str:
         """Return why convolutions are fast without."""
@@ -105,11 +105,14 @@ class InstructionSet(Cure):
             return f"{given[0]}={ISA} was given, or set by the process that has started this one"
         if given:
             return f"{given[0]}={os.environ[given[0]]} was given"
-        return "" if self.made or self.missed or convolutions.are_expected() else _NONE_MADE
+        if self.made or convolutions.are_expected():
+            return ""
+        if self.reason != _NONE_MADE:  # nobody has watched until now
+            self.made = convolutions.are_made()
+        return "" if self.made else _NONE_MADE
 
     def update(self, off: str) -> None:
         """Apply, undo, or wait for the first convolution."""
-        self.missed = self.missed or bool(off)
         super().update(off)
         if self.reason == _NONE_MADE:
             convolutions.watch(self._convolve)

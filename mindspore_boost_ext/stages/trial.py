@@ -40,8 +40,9 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
     """Give a function that runs the network in evaluation mode, and returns what comes of it.
 
     Its losses, Cells of the class ``nn.LossBase``, act as in training, unless the function is told
-    ``losses_train=False``. What is written into buffers, Parameters without gradient, and those of
-    losses is taken back.
+    ``losses_train=False``. Taken back is what is written into buffers, into Parameters without
+    gradient and into any Parameter of a loss; not what a loss keeps in lists, nor which random
+    numbers it has drawn.
 
     Args:
         network (Cell): the network, which gives its loss.

@@ -114,6 +114,8 @@ def test_who_was_stopped_by_the_minutes_is_told_so(race, stopped):
     _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 1.0, lambda step: 2.0))
     words = " in its share of the minutes" if stopped else ""
     assert f"| half frozen from 10 % on | did not reach plain's loss{words} | - |" in printed
+    _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 0.5, falling))
+    assert "Recommended: half frozen from 10 % on" in printed
 
 
 @pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])

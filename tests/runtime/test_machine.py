@@ -87,6 +87,7 @@ def test_too_late_for_oneDNN_is_a_warning_with_the_remedy(slow, monkeypatch):
 def waiting(slow, monkeypatch):
     """Return a cure in a process whose script speaks of no convolution."""
     monkeypatch.setattr(convolutions, "are_expected", lambda: False)
+    monkeypatch.setattr(convolutions, "are_made", lambda: False)  # other tests have made some
     cure = machine.InstructionSet()
     monkeypatch.setattr(machine, "_CURES", (cure,))
     assert updated(cure) == "inactive"
@@ -115,6 +116,7 @@ def test_the_first_convolution_limits_oneDNN(waiting, slow, name):
         CONVOLUTIONS[name]()
     assert slow == ["limit"]
     assert waiting.status == "applied"
+    assert waiting.reason.endswith("with AVX-512")  # no word of networks that have none
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
 
 
@@ -153,7 +155,6 @@ def test_scripts_that_speak_of_convolutions(tmp_path, monkeypatch, text, expecte
     command = ["python", "-u", *launcher, str(script), "--data", "images.npy"]
     monkeypatch.setattr(sys, "orig_argv", command, raising=False)
     monkeypatch.setattr(sys, "argv", ["-m"] if launched else command[2:])
-    monkeypatch.setattr(convolutions, "_own_modules", list)
     assert convolutions.are_expected.__wrapped__()  # a file of tests is one of many
     monkeypatch.delitem(sys.modules, "pytest")
     assert convolutions.are_expected.__wrapped__() is expected
@@ -167,23 +168,38 @@ def test_what_is_no_script_of_the_user(monkeypatch, first):
     assert convolutions.are_expected.__wrapped__()
 
 
-def test_a_convolution_may_have_been_made_while_the_tuning_was_off(slow, monkeypatch):
+def test_a_convolution_may_have_been_made_while_nobody_watched(slow, monkeypatch):
     monkeypatch.setattr(convolutions, "are_expected", lambda: False)
+    layer = nn.Conv2d(2, 3, 3)
     cure = machine.InstructionSet()
     assert updated(cure, "the device may be another one") == "inactive"
+    assert slow == []
     assert updated(cure) == "applied"
+    assert layer is not None
 
 
-def test_networks_of_own_modules_may_be_made_before_the_import(tmp_path):
+@pytest.mark.parametrize("first", ["import layers", "import os"])
+def test_networks_may_be_made_before_the_import(tmp_path, first):
     (tmp_path / "layers.py").write_text("from mindspore import nn\nnet = nn.Conv2d(1, 1, 1)\n")
     script = tmp_path / "train.py"
     script.write_text(
-        "import layers, os\nimport mindspore_boost_ext.runtime.machine as m\n"
-        "found = m.convolutions._own_modules()\n"
-        "print(m.convolutions.are_expected(), sorted(set(map(os.path.basename, found))))\n"
+        f"{first}, mindspore_boost_ext.runtime.machine as m\n"
+        "seen = getattr(m, 'con' + 'volutions')\n"  # the word would be one of those looked for
+        "print(seen.are_expected(), seen.are_made())\n"
     )
     printed = subprocess.run([sys.executable, script], capture_output=True, text=True).stdout
-    assert printed == "True ['layers.py', 'train.py']\n"
+    assert printed == f"False {'layers' in first}\n"
+
+
+def test_a_run_of_a_script_by_compare_is_tuned_as_the_script(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text("net = nn.LSTM(3, 4)")
+    command = ["python", "-m", "mindspore_boost_ext.cli.run", "trial.json", str(script), "-m"]
+    monkeypatch.setattr(sys, "orig_argv", command, raising=False)
+    assert convolutions._script() == str(script)
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "-m"], raising=False)
+    monkeypatch.setattr(sys, "argv", [str(script), "-m"])
+    assert convolutions._script() == str(script)
 
 
 def test_blocking_launch_is_not_used_on_more_cores_than_were_measured(slow, monkeypatch):
