@@ -38,7 +38,7 @@ def are_expected() -> bool:
 
 
 def are_made() -> bool:
-    """Return whether there is a convolution already. Takes some hundredths of a second."""
+    """Return whether there is a convolution already. Takes a hundredth of a second or two."""
     return any(type(one) in _KINDS for one in gc.get_referrers(*_KINDS))
 
 
