@@ -11,6 +11,7 @@ from mindspore.train import RunContext
 from mindspore_boost_ext import BoostConfig
 from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext.cli import recommend
+from mindspore_boost_ext.cli import run as cli_run
 from mindspore_boost_ext.cli.results import FAILED, RAN, Outcome
 from mindspore_boost_ext.cli.run import Bound
 
@@ -106,6 +107,18 @@ def test_what_ends_a_training(steps, seconds, stops, late):
     bound.on_train_step_end(context)
     assert context.get_stop_requested() is stops
     assert bool(calls) is late
+
+
+def test_the_clock_of_a_script_goes_on_from_training_to_training(monkeypatch):
+    now = iter([100.0, 103.0, 104.5])
+    monkeypatch.setattr(cli_run.time, "perf_counter", lambda: next(now))
+    bound, context = Bound(0, 4.0, lambda: None), RunContext({})
+    bound.on_train_begin(context)
+    bound.on_train_step_end(context)
+    assert not context.get_stop_requested()
+    bound.on_train_begin(context)
+    bound.on_train_step_end(context)
+    assert context.get_stop_requested()
 
 
 @pytest.mark.parametrize("stopped", [True, False])

@@ -120,6 +120,31 @@ def test_the_first_convolution_limits_oneDNN(waiting, slow, name):
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
 
 
+def test_a_graph_from_a_file_may_hold_convolutions(waiting, slow):
+    with pytest.raises((TypeError, AttributeError)):
+        nn.GraphCell(None)
+    assert slow == ["limit"]
+
+
+def test_two_that_watch_do_not_take_each_others_watch_away(waiting, slow):
+    watch, calls = ops.Conv2D.__init__, []
+
+    def other(self, *args, **kwargs):
+        calls.append("other")
+        watch(self, *args, **kwargs)
+
+    ops.Conv2D.__init__ = other
+    try:
+        nn.Conv2d(2, 3, 3)
+        assert ops.Conv2D.__init__ is other
+        convolutions.watch(lambda: calls.append("again"))
+        nn.Conv2d(2, 3, 3)
+        assert calls == ["other", "other"]
+        assert slow == ["limit"]
+    finally:
+        ops.Conv2D.__init__ = watch.__wrapped__
+
+
 def test_a_first_convolution_that_comes_too_late_is_a_warning(waiting, monkeypatch):
     monkeypatch.setattr(machine, "limit_onednn", lambda: False)
     with pytest.warns(BoostWarning, match="before the first convolution was made.*, or make one"):
