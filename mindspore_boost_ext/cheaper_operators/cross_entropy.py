@@ -65,8 +65,8 @@ class _CrossEntropy(nn.Cell):
         return -ops.ReduceSum()(_picked(self.logarithms(rows), classes))
 
     def bprop(self, rows: Tensor, classes: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        # Behind the loss, which raises for what is no class: the operator of the gradient would
-        # read past the end of a row. And -1 is the last class to MindSpore.
+        # Behind the loss, which raises for what is no class, also where a graph is asked for the
+        # gradient alone. What is left out of range is -1, to MindSpore the last class.
         classes = ops.depend(classes, out) % rows.shape[1]
         return self.slope(rows, classes) * (dout * rows.shape[0]), ops.zeros_like(classes)
 
