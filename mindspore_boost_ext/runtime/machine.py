@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import mindspore as ms
-from mindspore import ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime import convolutions, functions_at_once, max_pool
+from mindspore_boost_ext.runtime import convolutions, functions_at_once, max_pool, padding
+from mindspore_boost_ext.runtime.functions import ReplacedFunction
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
@@ -42,7 +42,7 @@ class Cure:
         taken_back: the reason when the setting is no longer the one that was applied.
     """
 
-    name: ClassVar[str]
+    name: str
     taken_back: ClassVar[str] = "the script has set it back"
 
     def __init__(self) -> None:
@@ -264,33 +264,51 @@ class OwnCores(Cure):
             self._placement = None
 
 
-class PoolingGradient(Cure):
-    """The gradient of ``ops.max_pool2d`` takes time quadratic in the size of an image."""
+class FunctionCure(Cure):
+    """A function of ``mindspore.ops`` that another takes the place of.
 
-    name = "gradient of ops.max_pool2d"
+    Args:
+        name (str): as it stands in reports.
+        function: both functions.
+        why (str): the reason when it is replaced.
+    """
+
     taken_back = "the script has put another function there"
+
+    def __init__(self, name: str, function: ReplacedFunction, why: str) -> None:
+        super().__init__()
+        self.name, self._function, self._why = name, function, why
 
     def unneeded(self) -> str:
         """Return why the function stays."""
-        return "" if ops.max_pool2d is max_pool.ORIGINAL else self.taken_back
+        return "" if self._function.current() is self._function.plain else self.taken_back
 
     def apply(self) -> tuple[str, str]:
-        """Put a function in its place that calls another operator."""
-        max_pool.put_in_place(max_pool.max_pool2d)
-        return APPLIED, "by an operator whose gradient takes linear time, not quadratic"
+        """Put another function in its place."""
+        self._function.put(self._function.own)
+        return APPLIED, self._why
 
     def in_force(self) -> bool:
         """Return whether it is still there."""
-        return max_pool.is_in_place()
+        return self._function.current() is self._function.own
 
     def undo(self) -> None:
         """Give MindSpore's function back."""
-        max_pool.put_in_place(max_pool.ORIGINAL)
+        self._function.put(self._function.plain)
 
 
 _CURES: tuple[Cure, ...] = (
-    *(InstructionSet(), BlockingLaunch(), CompiledFunctions()),
-    *(OwnCores(), PoolingGradient()),
+    *(InstructionSet(), BlockingLaunch(), CompiledFunctions(), OwnCores()),
+    FunctionCure(
+        "gradient of ops.max_pool2d",
+        ReplacedFunction("max_pool2d", max_pool.max_pool2d),
+        "by an operator whose gradient takes linear time, not quadratic",
+    ),
+    FunctionCure(
+        "ops.pad",
+        ReplacedFunction("pad", padding.pad),
+        "by joining: MindSpore's gradient is wrong in graphs, from the second step on",
+    ),
 )
 _off = ""
 
@@ -302,8 +320,8 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     set: the instruction set of oneDNN before its first operator, in a script that does not speak of
     convolutions before the first one is made; blocking launch, which acts in
     PYNATIVE_MODE; functions of ``ms.jit`` that run in the thread that calls them; a core of its own
-    for each thread that computes; and ``ops.max_pool2d`` by an operator whose gradient takes linear
-    time.
+    for each thread that computes; ``ops.max_pool2d`` by an operator whose gradient takes linear
+    time; and ``ops.pad`` with constants by joining, as MindSpore's gradient is wrong in graphs.
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it.
     What the user sets later stays. A blocking launch switched off before the import looks like the
     default and is switched on; a second ``set_context`` after the import is not.
@@ -313,7 +331,7 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     Args:
         enabled (bool): False undoes what can be undone, and keeps it so until called with True:
-            blocking launch, functions of ``ms.jit``, the threads' cores, ``ops.max_pool2d`` (but
+            blocking launch, functions of ``ms.jit``, the threads' cores, both functions (but
             for what is compiled), and the variable of the environment. The instruction set stays in
             this process.
             Default: True.
@@ -327,7 +345,7 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     Examples:
         >>> from mindspore_boost_ext import tune_machine
         >>> [row.status for row in tune_machine(False)]
-        ['inactive', 'inactive', 'inactive', 'inactive', 'inactive']
+        ['inactive', 'inactive', 'inactive', 'inactive', 'inactive', 'inactive']
         >>> rows = tune_machine()
     """
     global _off

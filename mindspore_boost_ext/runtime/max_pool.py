@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
-from mindspore.ops import function, functional
-from mindspore.ops.function import nn_func
+from mindspore.ops.function.nn_func import max_pool2d as ORIGINAL
 
-ORIGINAL = nn_func.max_pool2d
-_NAMESPACES = (ops, function, functional, nn_func)
 _FLOATS = (mstype.float16, mstype.float32, mstype.float64)  # the others have no gradient
 
 
@@ -55,15 +51,3 @@ def _are_legal(ceil_mode: object, *sizes: Any) -> bool:
         return False
     fits = all(0 <= 2 * pad <= size for pad, size in zip(pairs[3], pairs[0]))
     return isinstance(ceil_mode, bool) and fits and min(numbers[:6]) > 0
-
-
-def is_in_place() -> bool:
-    """Return whether ``ops.max_pool2d`` is the one of this module."""
-    return ops.max_pool2d is max_pool2d
-
-
-def put_in_place(pool: Callable[..., object]) -> None:
-    """Let ``ops.max_pool2d`` be this function, wherever it is MindSpore's or this module's."""
-    for namespace in _NAMESPACES:
-        if namespace.max_pool2d in (ORIGINAL, max_pool2d):
-            namespace.max_pool2d = pool

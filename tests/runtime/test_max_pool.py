@@ -103,7 +103,7 @@ def test_a_function_of_the_scripts_own_stays(monkeypatch, untuned):
     tune_machine(False)
     own = len
     monkeypatch.setattr(ops, "max_pool2d", own)
-    row = tune_machine()[-1]
+    row = next(one for one in tune_machine() if "max_pool2d" in one.algorithm)
     assert (row.status, row.reason) == ("inactive", "the script has put another function there")
     tune_machine(False)
     assert ops.max_pool2d is own
