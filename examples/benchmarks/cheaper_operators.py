@@ -29,6 +29,7 @@ from mindspore_boost_ext import make_train_step
 
 ON = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, "cheaper_operators": {}}
 HIDDEN, SCORES, IMAGES, ROWS = (16, 128, 512), (16, 4, 128, 128), (32, 6, 28, 28), (64, 512)
+MAPS = (16, 32, 28, 28)
 SEQUENCES = (32, 32, 64)  # steps, samples, features
 LOSSES = {"nn.CrossEntropyLoss, 32x10": (32, 10), "nn.CrossEntropyLoss, 512x8000": (512, 8000)}
 
@@ -51,6 +52,10 @@ OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...
     "nn.Softmax": (nn.Softmax, SCORES),
     "nn.LogSoftmax": (nn.LogSoftmax, HIDDEN),
     "nn.LeakyReLU": (nn.LeakyReLU, HIDDEN),
+    "nn.ELU": (nn.ELU, HIDDEN),
+    "nn.CELU": (nn.CELU, HIDDEN),
+    "nn.SeLU": (nn.SeLU, HIDDEN),
+    "nn.GroupNorm": (lambda: nn.GroupNorm(8, MAPS[1]), MAPS),
     "nn.BatchNorm1d": (lambda: nn.BatchNorm1d(ROWS[-1]), ROWS),
     "ops.L2Normalize(1)": (lambda: ops.L2Normalize(1), ROWS),
     "nn.MaxPool2d(2, 2)": (lambda: nn.MaxPool2d(2, 2), IMAGES),

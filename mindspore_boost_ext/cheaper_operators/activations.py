@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
 
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 
 # gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)
 _LINEAR = 1.5957691216057308  # 2 * sqrt(2 / pi)
 _CUBIC = 0.044715 * _LINEAR
+# selu(x) = scale * x above 0, scale * alpha * (exp(x) - 1) below
+_SELU = 1.0507009873554805
+_SELU_HEIGHT = 1.6732632423543772 * _SELU
 
 
 class _Gelu(nn.Cell):
@@ -54,3 +58,68 @@ class CheaperLeakyRelu(CheaperCell, nn.LeakyReLU):
         if self.is_plain(x):
             return self.plain(x)
         return (1 - self.alpha) * ops.relu(x) + self.alpha * x
+
+
+def _below(x: Tensor) -> Tensor:
+    """Return ``x`` where it is below 0, and 0 elsewhere; NaN stays, which a ReLU makes 0."""
+    return x - ops.ReLU()(x)
+
+
+class _Elu(nn.Cell):
+    """x above 0, and ``height * (exp(x / height) - 1)`` below."""
+
+    def __init__(self, height: float) -> None:
+        super().__init__(auto_prefix=False)
+        self.height = height
+
+    def construct(self, x: Tensor) -> Tensor:
+        low = ops.exp(_below(x) / self.height) - 1
+        return ops.ReLU()(x) + self.height * low
+
+    def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
+        return (dout * ops.exp(_below(x) / self.height),)
+
+
+class CheaperElu(CheaperCell):
+    """An ELU by an exponential, which is vectorised."""
+
+    counted_as = "elu"
+
+    def __init__(self, plain: ops.Primitive) -> None:
+        super().__init__(plain)
+        self.with_gradient = _Elu(1.0)
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the activation, of the shape of ``x``."""
+        return self.plain(x) if self.is_plain(x) else self.with_gradient(x)
+
+
+class CheaperCelu(CheaperElu):
+    """A CELU, an ELU of another height."""
+
+    counted_as = "celu"
+
+    def __init__(self, plain: ops.Primitive) -> None:
+        super().__init__(plain)
+        self.with_gradient = _Elu(plain.alpha)
+
+
+class _Selu(nn.Cell):
+    def construct(self, x: Tensor) -> Tensor:
+        low = ops.exp(_below(x)) - 1
+        return _SELU * ops.ReLU()(x) + _SELU_HEIGHT * low
+
+    def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
+        above = ops.cast(x >= 0, mstype.float32)
+        slope = _SELU_HEIGHT * ops.exp(_below(x)) + (_SELU - _SELU_HEIGHT) * above
+        return (dout * slope,)
+
+
+class CheaperSelu(CheaperElu):
+    """A SELU with the gradient of its formula; MindSpore's is another one below 0."""
+
+    counted_as = "selu"
+
+    def __init__(self, plain: ops.Primitive) -> None:
+        super().__init__(plain)
+        self.with_gradient = _Selu(auto_prefix=False)

@@ -6,20 +6,24 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from mindspore import dtype as mstype
 from mindspore import nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.cheaper_operators.activations import (
+    CheaperCelu,
+    CheaperElu,
     CheaperGelu,
     CheaperGeluLayer,
     CheaperLeakyRelu,
+    CheaperSelu,
 )
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.cross_entropy import (
     CheaperCrossEntropy,
     LookingCrossEntropy,
 )
-from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm
+from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm, CheaperGroupNorm
 from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool
 from mindspore_boost_ext.cheaper_operators.recurrent import (
     CheaperGru,
@@ -55,6 +59,14 @@ def _is_bent(plain: nn.Cell) -> bool:
     return bool(0 < plain.alpha < 1)
 
 
+def _is_positive(plain: ops.Primitive) -> bool:
+    return bool(plain.alpha > 0)
+
+
+def _is_of_floats(plain: nn.GroupNorm) -> bool:
+    return bool(plain.gamma.dtype == mstype.float32)
+
+
 def _is_one_number(plain: nn.CrossEntropyLoss) -> bool:
     return plain.weight is None and plain.reduction != "none"
 
@@ -84,12 +96,16 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         nn.GELU: Known(CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
         ops.GeLU: Known(CheaperGelu),
         nn.LeakyReLU: Known(CheaperLeakyRelu, _is_bent),
+        ops.CeLU: Known(CheaperCelu, _is_positive),
+        ops.SeLU: Known(CheaperSelu),
         ops.Softmax: Known(CheaperSoftmax, _has_one_axis),
         ops.LogSoftmax: Known(CheaperLogSoftmax, _has_one_axis),
         ops.L2Normalize: Known(CheaperL2Normalize, _has_one_axis),
         # Eagerly these are slower.
+        ops.Elu: Known(CheaperElu, eagerly=False),
         ops.LayerNorm: Known(CheaperLayerNorm, _is_of_last_axis, eagerly=False),
         ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
+        nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats),
         nn.CrossEntropyLoss: Known(
             CheaperCrossEntropy, _is_one_number, eagerly=False, outside=LookingCrossEntropy
         ),
