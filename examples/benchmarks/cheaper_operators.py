@@ -59,6 +59,7 @@ OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...
     "nn.BatchNorm1d": (lambda: nn.BatchNorm1d(ROWS[-1]), ROWS),
     "ops.L2Normalize(1)": (lambda: ops.L2Normalize(1), ROWS),
     "nn.MaxPool2d(2, 2)": (lambda: nn.MaxPool2d(2, 2), IMAGES),
+    "nn.Pad": (lambda: nn.Pad(((0, 0), (0, 0), (1, 1), (1, 1))), MAPS),
     "nn.GRU(64, 128)": (lambda: States(nn.GRU(64, 128)), SEQUENCES),
     "nn.GRU of two layers, both ways": (
         lambda: States(nn.GRU(64, 64, 2, bidirectional=True)),

@@ -24,7 +24,7 @@ from mindspore_boost_ext.cheaper_operators.cross_entropy import (
     LookingCrossEntropy,
 )
 from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm, CheaperGroupNorm
-from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool
+from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool, CheaperPad
 from mindspore_boost_ext.cheaper_operators.recurrent import (
     CheaperGru,
     CheaperReluRnn,
@@ -110,6 +110,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
             CheaperCrossEntropy, _is_one_number, eagerly=False, outside=LookingCrossEntropy
         ),
         ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
+        ops.Pad: Known(CheaperPad),
         _compat.GRU_STEPS: Known(CheaperGru),
         _compat.RNN_STEPS: Known(CheaperRnn),
         _compat.RELU_RNN_STEPS: Known(CheaperReluRnn),

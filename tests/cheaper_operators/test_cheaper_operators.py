@@ -205,6 +205,12 @@ CASES = {
         "group_norm",
     ),
     "nn.MaxPool2d": (lambda: nn.MaxPool2d(2, 2), max_pool(2, 2), IMAGES.astype("f"), "max_pool"),
+    "nn.Pad": (
+        lambda: nn.Pad(((1, 0), (0, 0), (2, 1), (0, 3))),
+        lambda x: np.pad(x, ((1, 0), (0, 0), (2, 1), (0, 3))),
+        IMAGES.astype("f"),
+        "pad",
+    ),
     "ops.MaxPool": (lambda: ops.MaxPool(3, 2), max_pool(3, 2), IMAGES.astype("f"), "max_pool"),
 }
 
@@ -405,7 +411,9 @@ def test_float16_is_mindspores_own(mode, name):
     np.testing.assert_array_equal(net.inner(half).asnumpy(), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "MaxPool" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("nn.Pad", "nn.MaxPool2d", "ops.MaxPool")]
+)
 def test_mixed_precision_auto_takes_no_sums_in_float16(mode, name):
     """It takes matrix products so, in which the squares of such rows are infinite."""
     make, rule, x, _ = CASES[name]
