@@ -27,18 +27,25 @@ class _Gelu(nn.Cell):
         return (dout * (share + out * (1 - share) * (_LINEAR + 3 * _CUBIC * square)),)
 
 
-class CheaperGelu(CheaperCell):
-    """The tanh form of GELU by a sigmoid; MindSpore's tanh there is computed value by value."""
+class CheaperActivation(CheaperCell):
+    """An activation by a Cell that has a gradient of its own."""
 
-    counted_as = "gelu"
+    core: type[nn.Cell]
 
     def __init__(self, plain: nn.Cell | ops.Primitive) -> None:
         super().__init__(plain)
-        self.with_gradient = _Gelu(auto_prefix=False)
+        self.with_gradient = self.core(auto_prefix=False)
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the activation, of the shape of ``x``."""
         return self.plain(x) if self.is_plain(x) else self.with_gradient(x)
+
+
+class CheaperGelu(CheaperActivation):
+    """The tanh form of GELU by a sigmoid; MindSpore's tanh there is computed value by value."""
+
+    counted_as = "gelu"
+    core = _Gelu
 
 
 class CheaperGeluLayer(CheaperGelu, nn.GELU):
@@ -68,9 +75,7 @@ def _below(x: Tensor) -> Tensor:
 class _Elu(nn.Cell):
     """x above 0, and ``height * (exp(x / height) - 1)`` below."""
 
-    def __init__(self, height: float) -> None:
-        super().__init__(auto_prefix=False)
-        self.height = height
+    height = 1.0
 
     def construct(self, x: Tensor) -> Tensor:
         low = ops.exp(_below(x) / self.height) - 1
@@ -80,18 +85,11 @@ class _Elu(nn.Cell):
         return (dout * ops.exp(_below(x) / self.height),)
 
 
-class CheaperElu(CheaperCell):
+class CheaperElu(CheaperActivation):
     """An ELU by an exponential, which is vectorised."""
 
     counted_as = "elu"
-
-    def __init__(self, plain: ops.Primitive) -> None:
-        super().__init__(plain)
-        self.with_gradient = _Elu(1.0)
-
-    def construct(self, x: Tensor) -> Tensor:
-        """Return the activation, of the shape of ``x``."""
-        return self.plain(x) if self.is_plain(x) else self.with_gradient(x)
+    core = _Elu
 
 
 class CheaperCelu(CheaperElu):
@@ -101,7 +99,7 @@ class CheaperCelu(CheaperElu):
 
     def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(plain)
-        self.with_gradient = _Elu(plain.alpha)
+        self.with_gradient.height = plain.alpha
 
 
 class _Selu(nn.Cell):
@@ -115,11 +113,8 @@ class _Selu(nn.Cell):
         return (dout * slope,)
 
 
-class CheaperSelu(CheaperElu):
+class CheaperSelu(CheaperActivation):
     """A SELU with the gradient of its formula; MindSpore's is another one below 0."""
 
     counted_as = "selu"
-
-    def __init__(self, plain: ops.Primitive) -> None:
-        super().__init__(plain)
-        self.with_gradient = _Selu(auto_prefix=False)
+    core = _Selu
