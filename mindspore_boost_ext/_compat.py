@@ -17,6 +17,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 from mindspore.nn.layer import rnns
 from mindspore.rewrite.common import namespace
+from mindspore.rewrite.parsers.assign_parser import AssignParser
 from mindspore.train.train_thor.convert_utils import (
     ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
 )
@@ -24,7 +25,7 @@ from mindspore.train.train_thor.convert_utils import (
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
 
-_Kind = TypeVar("_Kind", bound=type)
+_Any = TypeVar("_Any")
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
 PREPARE_METHOD = "_build_boost_network"
 BUILD_METHOD = "_build_train_network"
@@ -236,10 +237,14 @@ def has_hooks(cell: nn.Cell) -> bool:
     return any(vars(cell)[name] for name in vars(cell) if any(kind in name for kind in kinds))
 
 
-def not_rewritten(kind: _Kind) -> _Kind:
-    """Let mixed precision O1 leave Cells of a class as they are: it loses the globals of others."""
-    namespace._subtree_black_list.append(kind)
-    return kind
+def not_rewritten(one: _Any) -> _Any:
+    """Let mixed precision O1 leave Cells of a class, or a function, as it is.
+
+    It writes others anew, without the globals of their modules.
+    """
+    known = namespace._subtree_black_list, AssignParser._function_parse_black_list
+    known[not isinstance(one, type)].append(one)
+    return one
 
 
 def name_trained(optimizer: nn.Optimizer) -> None:

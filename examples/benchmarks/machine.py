@@ -52,19 +52,6 @@ def pooled_by_function(nn: Any) -> Any:
     return nn.SequentialCell([*first, *second, nn.Flatten(), nn.Dense(2048, CLASSES)])
 
 
-def padded_by_function(nn: Any) -> Any:
-    """Return the same network with layers, which pads by ``ops.pad`` and not as it convolves."""
-    from mindspore import ops
-
-    class Pad(nn.Cell):
-        def construct(self, x: Any) -> Any:
-            return ops.pad(x, (1, 1, 1, 1))
-
-    first = [Pad(), nn.Conv2d(3, 16, 3, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2)]
-    second = [Pad(), nn.Conv2d(16, 32, 3, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2)]
-    return nn.SequentialCell([*first, *second, nn.Flatten(), nn.Dense(2048, CLASSES)])
-
-
 def lenet(nn: Any) -> Any:
     """Return LeNet-5 for 3x32x32 images."""
     first = [nn.Conv2d(3, 6, 5, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2)]
@@ -116,7 +103,6 @@ TASKS: Tasks = {
     "CNN script in GRAPH_MODE": (cnn, "GRAPH_MODE", "training", STEPS),
     "CNN of ops.max_pool2d": (pooled_by_function, None, "step", 8),
     "CNN of ops.max_pool2d in GRAPH_MODE": (pooled_by_function, "GRAPH_MODE", "step", 8),
-    "CNN of ops.pad": (padded_by_function, None, "step", 8),
     "LeNet": (lenet, None, "step", STEPS),
     "LeNet by ms.jit": (lenet, None, "jitted step", STEPS),
     "LeNet by ms.jit in GRAPH_MODE": (lenet, "GRAPH_MODE", "jitted step", STEPS),

@@ -38,7 +38,9 @@ class CheaperActivation(CheaperCell):
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the activation, of the shape of ``x``."""
-        return self.plain(x) if self.is_plain(x) else self.with_gradient(x)
+        if self.is_plain(x) or self.is_small(x):
+            return self.plain(x)
+        return self.with_gradient(x)
 
 
 class CheaperGelu(CheaperActivation):
@@ -88,14 +90,14 @@ class _Elu(nn.Cell):
 class CheaperElu(CheaperActivation):
     """An ELU by an exponential, which is vectorised."""
 
-    counted_as = "elu"
+    counted_as, least = "elu", 32768
     core = _Elu
 
 
 class CheaperCelu(CheaperElu):
     """A CELU, an ELU of another height."""
 
-    counted_as = "celu"
+    counted_as, least = "celu", 0
 
     def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(plain)

@@ -44,8 +44,8 @@ class CheaperOperatorsAlgorithm(Algorithm):
             reason = f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
         elif cheaper_operators(network):
             reason = (
-                "in PYNATIVE_MODE LayerNorm, BatchNorm1d, ELU, and a loss that the network holds, "
-                "stay as they are without compiled_step"
+                "in PYNATIVE_MODE normalisation, ELU, and a loss that the network holds, stay as "
+                "they are without compiled_step"
             )
         build.report.update(self.switch, SKIPPED, reason)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from mindspore import Tensor, nn, ops
@@ -9,6 +10,12 @@ from mindspore import dtype as mstype
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime.cells import copy_settings
+
+
+@ops.constexpr(check=False)  # a shape that a graph does not know is None here, or has -1 within
+def _is_small(shape: tuple[int, ...] | None, least: int) -> bool:
+    """Return whether a shape is known to have fewer places than ``least``, and some."""
+    return 0 < math.prod(size or -1 for size in shape or (-1,)) < least
 
 
 @_compat.not_rewritten
@@ -20,6 +27,7 @@ class CheaperCell(nn.Cell):
     """
 
     counted_as: ClassVar[str]  # in the report
+    least: ClassVar[int] = 0  # from how many numbers on it saves time
     one_step = True  # for less_bn, which looks for what it knows
 
     def __init__(self, plain: nn.Cell | ops.Primitive) -> None:
@@ -33,3 +41,7 @@ class CheaperCell(nn.Cell):
     def is_plain(self, x: Tensor) -> bool:
         """Return whether MindSpore's own operator takes an input."""
         return x.dtype != mstype.float32 or self.fp16 or self.bf16
+
+    def is_small(self, x: Tensor) -> bool:
+        """Return whether an input is so small that more operators would take longer."""
+        return _is_small(x.shape, self.least)

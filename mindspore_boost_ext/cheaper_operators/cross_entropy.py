@@ -8,22 +8,9 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+from mindspore_boost_ext.runtime.functions import is_compiling
 
 _CERTAIN = 1e30  # a logit beside which all others count for nothing
-
-
-@ops.constexpr(check=False)
-def _is_none(thing: object) -> bool:
-    return thing is None
-
-
-def _compiles() -> bool:
-    """Return whether a graph is being compiled: a function in it is no value, and is None."""
-
-    def function() -> int:
-        return 0
-
-    return _is_none(function)
 
 
 @ops.constexpr(check=False)
@@ -104,7 +91,11 @@ class CheaperCrossEntropy(CheaperCell):
         if logits.ndim > 2:
             rows = logits.transpose((0, *range(2, logits.ndim), 1))
             rows = rows.reshape((-1, logits.shape[1]))
-        if self.looks and not _compiles() and _all_count(classes, rows.shape[1], self.ignore_index):
+        if (
+            self.looks
+            and not is_compiling()
+            and _all_count(classes, rows.shape[1], self.ignore_index)
+        ):
             return self.of_all(rows, classes)
         return self.of_kept(rows, classes)
 

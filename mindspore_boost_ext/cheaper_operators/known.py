@@ -59,12 +59,14 @@ def _is_bent(plain: nn.Cell) -> bool:
     return bool(0 < plain.alpha < 1)
 
 
-def _is_positive(plain: ops.Primitive) -> bool:
-    return bool(plain.alpha > 0)
+def _is_near_one(plain: ops.Primitive) -> bool:
+    # Beside 1 a float32 has no digits for what is small beside a large height.
+    return bool(0 < plain.alpha <= 2)
 
 
 def _is_of_floats(plain: nn.GroupNorm) -> bool:
-    return bool(plain.gamma.dtype == mstype.float32)
+    # BatchNorm takes no other epsilon.
+    return bool(plain.gamma.dtype == mstype.float32 and 0 < plain.eps <= 1)
 
 
 def _is_one_number(plain: nn.CrossEntropyLoss) -> bool:
@@ -96,7 +98,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         nn.GELU: Known(CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
         ops.GeLU: Known(CheaperGelu),
         nn.LeakyReLU: Known(CheaperLeakyRelu, _is_bent),
-        ops.CeLU: Known(CheaperCelu, _is_positive),
+        ops.CeLU: Known(CheaperCelu, _is_near_one),
         ops.SeLU: Known(CheaperSelu),
         ops.Softmax: Known(CheaperSoftmax, _has_one_axis),
         ops.LogSoftmax: Known(CheaperLogSoftmax, _has_one_axis),
@@ -105,12 +107,12 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         ops.Elu: Known(CheaperElu, eagerly=False),
         ops.LayerNorm: Known(CheaperLayerNorm, _is_of_last_axis, eagerly=False),
         ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
-        nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats),
+        nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats, eagerly=False),
         nn.CrossEntropyLoss: Known(
             CheaperCrossEntropy, _is_one_number, eagerly=False, outside=LookingCrossEntropy
         ),
         ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
-        ops.Pad: Known(CheaperPad),
+        ops.Pad: Known(CheaperPad, eagerly=False),
         _compat.GRU_STEPS: Known(CheaperGru),
         _compat.RNN_STEPS: Known(CheaperRnn),
         _compat.RELU_RNN_STEPS: Known(CheaperReluRnn),

@@ -44,7 +44,7 @@ class CheaperGroupNorm(CheaperCell, nn.GroupNorm):
     The groups of all samples are the channels of one image for the first.
     """
 
-    counted_as = "group_norm"
+    counted_as, least = "group_norm", 16384
 
     def __init__(self, plain: nn.GroupNorm) -> None:
         super().__init__(plain)
@@ -52,13 +52,25 @@ class CheaperGroupNorm(CheaperCell, nn.GroupNorm):
         self.normalise = ops.BatchNorm(is_training=True, epsilon=plain.eps)
         self.scale = ops.BatchNorm(is_training=False, epsilon=_NEGLIGIBLE)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute; another scale or shift is that of the plain layer, too."""
+        super().__setattr__(name, value)
+        if name in ("gamma", "beta"):
+            setattr(self.plain, name, value)
+
     def construct(self, x: Tensor) -> Tensor:
         """Return the normalised values, of the shape of ``x``."""
-        if self.is_plain(x) or x.ndim < 2 or 0 in x.shape or x.shape[1] != self.num_channels:
+        if self.is_plain(x) or self.is_small(x) or x.ndim < 2 or 0 in x.shape:
+            return self.plain(x)
+        if x.shape[1] != self.num_channels:
             return self.plain(x)
         rows = x.reshape((1, x.shape[0] * self.num_groups, -1, 1))
+        # The operator's mean is rounded, which shows where it is large: so it is that of what lies
+        # around the group's first value.
+        first = ops.stop_gradient(rows[:, :, :1])
+        rows = rows - first
         # The operator moves statistics in place, which nobody reads: not those of a constant.
-        moved = ops.stop_gradient(rows[0, :, 0, 0] * 0)
+        moved = first.reshape((-1,)) * 0
         ones = ops.ones_like(moved)
         normal = self.normalise(rows, ones, ops.zeros_like(moved), moved, moved)[0]
         images = normal.reshape((x.shape[0], self.num_channels, -1, 1))

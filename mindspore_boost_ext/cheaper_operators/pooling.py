@@ -48,6 +48,12 @@ def _padding(size: int, kernel: int, stride: int) -> int:
     return (outputs - 1) * stride + kernel - size
 
 
+@ops.constexpr(check=False)  # what a graph does not know is None here, or has None or -1 within
+def _is_known(shape: tuple[int, ...] | None, rank: int) -> bool:
+    """Return whether a shape has so many axes, whose sizes are known, and none is 0."""
+    return shape is not None and len(shape) == rank and all((one or 0) > 0 for one in shape)
+
+
 class CheaperPad(CheaperCell):
     """A padding with zeros, which are joined to the input."""
 
@@ -58,8 +64,11 @@ class CheaperPad(CheaperCell):
         # As ops.pad takes them: the last axis first.
         self.widths = tuple(width for pair in reversed(plain.paddings) for width in pair)
 
-    def construct(self, x: Tensor) -> Tensor:
-        """Return the input with zeros around it."""
-        if self.is_plain(x) or 2 * x.ndim != len(self.widths):
+    def construct(self, x: Tensor, paddings: object = None) -> Tensor:
+        """Return the input with zeros around it.
+
+        ``paddings`` is never given, but mixed precision O1 reads the call for other modes, too.
+        """
+        if self.is_plain(x) or not _is_known(x.shape, len(self.widths) // 2):
             return self.plain(x)
         return pad(x, self.widths)

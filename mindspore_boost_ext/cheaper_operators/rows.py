@@ -87,7 +87,7 @@ class CheaperAlongAxis(CheaperCell):
 
     def construct(self, x: Tensor) -> Tensor:
         """Return what the operator does, of the shape of ``x``."""
-        if self.is_plain(x) or x.ndim == 0 or 0 in x.shape:
+        if self.is_plain(x) or self.is_small(x) or x.ndim == 0 or 0 in x.shape:
             return self.plain(x)
         return self.of_rows(x) if self.one_axis in (-1, x.ndim - 1) else self.of_others(x)
 
@@ -95,14 +95,14 @@ class CheaperAlongAxis(CheaperCell):
 class CheaperSoftmax(CheaperAlongAxis):
     """A softmax with MindSpore's values."""
 
-    counted_as = "softmax"
+    counted_as, least = "softmax", 16384
     core = _Softmax
 
 
 class CheaperLogSoftmax(CheaperAlongAxis):
     """The logarithms of a softmax, with MindSpore's values."""
 
-    counted_as = "log_softmax"
+    counted_as, least = "log_softmax", 16384
     core = _LogSoftmax
 
 
@@ -156,7 +156,7 @@ class _LayerNorm(nn.Cell):
 class CheaperLayerNorm(CheaperCell):
     """A LayerNorm over the last axis with MindSpore's values, whose gradient sums up fast."""
 
-    counted_as = "layer_norm"
+    counted_as, least = "layer_norm", 16384
 
     def __init__(self, plain: ops.Primitive) -> None:
         super().__init__(plain)
@@ -164,6 +164,8 @@ class CheaperLayerNorm(CheaperCell):
 
     def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalised values, and mean and variance with a last axis of 1."""
-        if self.is_plain(x) or self.is_plain(gamma) or gamma.shape != x.shape[-1:]:
+        if self.is_plain(x) or self.is_small(x):
+            return self.plain(x, gamma, beta)
+        if self.is_plain(gamma) or gamma.shape != x.shape[-1:]:
             return self.plain(x, gamma, beta)
         return self.with_gradient(x, gamma, beta)

@@ -9,7 +9,19 @@ from mindspore import ops
 from mindspore.ops import function, functional
 from mindspore.ops.function import nn_func
 
+from mindspore_boost_ext import _compat
+
 _NAMESPACES: tuple[Any, ...] = (ops, function, functional, nn_func)
+
+
+@ops.constexpr(check=False)
+def _is_none(thing: object) -> bool:
+    return thing is None
+
+
+def is_compiling() -> bool:
+    """Return whether a graph is being compiled: a function in it is no value, and is None."""
+    return _is_none(is_compiling)
 
 
 class ReplacedFunction:
@@ -23,6 +35,7 @@ class ReplacedFunction:
     def __init__(self, name: str, own: Callable[..., object]) -> None:
         self.name, self.own = name, own
         self.plain: Callable[..., object] = getattr(nn_func, name)
+        _compat.not_rewritten(own)
 
     def current(self) -> Callable[..., object]:
         """Return what a script finds under the name."""

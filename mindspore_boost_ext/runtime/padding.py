@@ -1,8 +1,8 @@
 """``ops.pad`` with constants by joining, which has the right gradient in every step of a graph.
 
 MindSpore's operator for a padding below 0, which is the gradient of one above 0, changes what it
-was given each time that a graph of known shapes runs it: from the second step on it cuts elsewhere,
-and some sizes never end.
+was given each time that it runs: in graphs of known shapes, and itself everywhere. From the second
+step on it cuts elsewhere, and some sizes never end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from mindspore.ops.function.nn_func import pad as ORIGINAL
 
+from mindspore_boost_ext.runtime.functions import is_compiling
+
 _FLOATS = (mstype.float16, mstype.float32, mstype.float64)
+_MOST_AXES = 8  # that ops.slice takes
 _INTEGERS = (mstype.uint8, mstype.int8, mstype.int16, mstype.int32, mstype.int64)
 
 
@@ -21,15 +24,23 @@ def pad(
     mode: str = "constant",
     value: float | Tensor | None = None,
 ) -> Tensor:
-    """Return what ``ops.pad`` does, in less time for large inputs."""
+    """Return what ``ops.pad`` does, in less time for large inputs.
+
+    Where Python runs it MindSpore pads, but does not cut: the gradient is right there, and the
+    second one, which that of joining is not.
+    """
     if mode != "constant" or not isinstance(input_x, Tensor) or not _fits(value, input_x.dtype):
         return ORIGINAL(input_x, padding, mode, value)
     widths = _widths(input_x.shape, padding)
     if widths is None:
         return ORIGINAL(input_x, padding, mode, value)
     padded = input_x
-    for axis, away, before, after in widths:
-        padded = _joined(_without(padded, axis, away), axis, before, after, value)
+    for axis, away, _, _ in widths:
+        padded = _without(padded, axis, away)
+    if not is_compiling():
+        return ORIGINAL(padded, [max(width, 0) for width in padding], mode, value)
+    for axis, _, before, after in widths:
+        padded = _joined(padded, axis, before, after, value)
     return padded
 
 
@@ -44,19 +55,24 @@ def _fits(value: object, dtype: mstype.Type) -> bool:
 
 @ops.constexpr(check=False)  # what a graph does not know is None here, or has None or -1 within
 def _widths(
-    shape: tuple[int, ...], padding: object
+    shape: tuple[int, ...] | None, padding: object
 ) -> tuple[tuple[int, tuple[int, int], int, int], ...] | None:
     """Return for each axis that changes what is cut away at its ends, and what is put there.
 
     None where MindSpore's function has something to say, or knows better.
     """
     numbers = list(padding) if isinstance(padding, (tuple, list)) else []
-    if not numbers or {type(one) for one in (*shape, *numbers)} != {int} or len(numbers) % 2:
+    if (
+        not shape
+        or not numbers
+        or {type(one) for one in (*shape, *numbers)} != {int}
+        or len(numbers) % 2
+    ):
         return None
     axes = range(len(shape) - 1, -1, -1)
     pairs = list(zip(axes, numbers[::2], numbers[1::2]))
     left = [shape[axis] + min(first, 0) + min(last, 0) for axis, first, last in pairs]
-    if 2 * len(pairs) < len(numbers) or min((*shape, *left)) < 1:
+    if 2 * len(pairs) < len(numbers) or min((*shape, *left)) < 1 or len(shape) > _MOST_AXES:
         return None
     return tuple(
         (axis, (max(-first, 0), max(-last, 0)), max(first, 0), max(last, 0))
@@ -85,7 +101,7 @@ def _joined(x: Tensor, axis: int, before: int, after: int, value: float | Tensor
 
 
 def _border(x: Tensor, axis: int, width: int, value: float | Tensor | None) -> Tensor:
+    # ops.full takes a whole number in a graph as one of 32 bits.
+    number = value if isinstance(value, Tensor) else ops.scalar_to_tensor(value or 0, x.dtype)
     shape = (*x.shape[:axis], width, *x.shape[axis + 1 :])
-    if isinstance(value, Tensor):
-        return ops.broadcast_to(ops.stop_gradient(value).reshape((1,) * x.ndim), shape)
-    return ops.full(shape, 0 if value is None else value, dtype=x.dtype)
+    return ops.broadcast_to(ops.stop_gradient(number).reshape((1,) * x.ndim), shape)

@@ -292,6 +292,18 @@ def test_padded_pooling_is_mindspores_with_ties(graph_mode, kernel, stride, size
     np.testing.assert_array_equal(ms.grad(net)(Tensor(x)).asnumpy(), slope)
 
 
+@pytest.mark.parametrize("rows", [16, 512])
+@pytest.mark.parametrize("name", ["nn.LayerNorm", "nn.Softmax", "nn.LogSoftmax"])
+def test_small_inputs_take_mindspores_gradient_bit_for_bit(graph_mode, sizes, name, rows):
+    """More operators would take longer; those of large inputs round otherwise."""
+    make, x = CASES[name][0], np.random.default_rng(3).normal(size=(rows, 70)).astype("f")
+    net = Of(make(), x.shape)
+    expected = ms.grad(net)(Tensor(x)).asnumpy()
+    assert replaced(net).status == "applied"
+    found = ms.grad(net)(Tensor(x)).asnumpy()
+    assert np.array_equal(found, expected) == (rows == 16)
+
+
 class Slimmed(nn.Cell):
     """Reads the scale of a layer, by its class and as an attribute: network slimming."""
 
@@ -482,6 +494,25 @@ def test_a_layer_that_computes_in_float16_goes_on_doing_so(mode, name, flagged):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("alpha", [0.0, -1.0, 5.0])
+def test_a_celu_that_would_lose_digits_stays(alpha):
+    net = nn.CellList([nn.CELU(alpha or 1e6)])
+    assert replaced(net).status == "skipped"
+
+
+def test_a_padding_of_nothing(mode):
+    net = nn.SequentialCell(nn.Pad(((0, 0), (1, 1))))
+    assert replaced(net).status == "applied"
+    assert net(Tensor(np.zeros((0, 3), np.float32))).shape == (0, 5)
+
+
+def test_a_padding_of_any_rank(graph_mode):
+    net = nn.SequentialCell(nn.Pad(((0, 0), (1, 1))))
+    assert replaced(net).status == "applied"
+    net.set_inputs(Tensor(shape=[-2], dtype=ms.float32))
+    assert net(Tensor(np.ones((2, 3), np.float32))).shape == (2, 5)
+
+
 def test_a_softmax_of_nothing(mode):
     net = nn.SequentialCell(nn.Softmax(0))
     assert replaced(net).status == "applied"
@@ -639,8 +670,11 @@ class Between(nn.Cell):
 
 @pytest.mark.parametrize(
     "make",
-    [nn.GELU, nn.Softmax, lambda: nn.LayerNorm((4,)), lambda: nn.MaxPool1d(2, 1, pad_mode="same")],
-    ids=["gelu", "softmax", "layer_norm", "max_pool"],
+    [
+        *(nn.GELU, nn.ELU, nn.Softmax, lambda: nn.LayerNorm((4,)), lambda: nn.GroupNorm(1, 1)),
+        *(lambda: nn.MaxPool1d(2, 1, pad_mode="same"), lambda: nn.Pad(((0, 0), (0, 0), (0, 0)))),
+    ],
+    ids=["gelu", "elu", "softmax", "layer_norm", "group_norm", "max_pool", "pad"],
 )
 def test_mixed_precision_o1_trains_as_without_it(mode, make):
     """It writes the source of Cells anew, in which the names of their modules are not known."""

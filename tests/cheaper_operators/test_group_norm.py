@@ -9,12 +9,12 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from models import loss_of, model_of
 
 from mindspore_boost_ext import AutoBoost
 
-ON = contract.switched(cheaper_operators=True)
+ON = contract.switched(cheaper_operators=True, compiled_step=True)
 NAME = "cheaper_operators"
 RNG = np.random.default_rng(8)
 
@@ -72,7 +72,7 @@ def by_formula(x, groups, layer, weights):
     [(2, (3, 4, 5, 6)), (1, (2, 4, 3, 3)), (4, (2, 4, 3, 3)), (3, (5, 12)), (2, (1, 4, 2, 3, 2))],
     ids=str,
 )
-@pytest.mark.parametrize("far", [0.0, 300.0])
+@pytest.mark.parametrize("far", [0.0, 300.0])  # where a float32 is good to 3e-5
 def test_values_and_all_gradients(mode, groups, shape, far):
     layer = layer_of(groups, shape[1])
     x = (far + np.random.default_rng(8).normal(size=shape)).astype("f")
@@ -81,10 +81,35 @@ def test_values_and_all_gradients(mode, groups, shape, far):
     found = [net.layer(Tensor(x)), ms.grad(net)(Tensor(x))]
     found += ms.grad(net, None, net.trainable_params())(Tensor(x))
     expected = by_formula(x, groups, layer, net.weights.asnumpy().astype(np.float64))
-    # float32 has a mean of 300 to 3e-5; where a group of four spreads by a tenth, ten times that.
-    atol = 1e-3 if far else 1e-4
+    # float32's sums of up to 72 values; where a group of four spreads by a tenth, ten times that.
     for one, other in zip(found, expected):
-        np.testing.assert_allclose(one.asnumpy(), other, rtol=1e-4, atol=atol)
+        np.testing.assert_allclose(one.asnumpy(), other, rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize("value", [3.3, 1003.7])
+def test_a_group_of_equals_is_zero(mode, value):
+    """Were its mean rounded, that would be divided by the root of epsilon."""
+    net = nn.SequentialCell(nn.GroupNorm(2, 4))
+    assert replaced(net) == {"group_norm": 1}
+    found = net(Tensor(np.full((2, 4, 64, 64), value, np.float32))).asnumpy()
+    np.testing.assert_array_equal(found, 0)
+
+
+@pytest.mark.parametrize("eps", [0.0, 2.0])
+def test_an_epsilon_that_batch_norm_refuses_stays(eps):
+    assert replaced(nn.SequentialCell(nn.GroupNorm(2, 4, eps=eps))) == {}
+
+
+@pytest.mark.parametrize("dtype", [ms.float32, ms.float16])
+def test_another_scale_counts(mode, dtype):
+    """Also where MindSpore's own layer computes, as for 16 bits."""
+    net = nn.SequentialCell(nn.GroupNorm(2, 4))
+    assert replaced(net) == {"group_norm": 1}
+    net[0].gamma = Parameter(Tensor(np.zeros(4, np.float32)), name="other")
+    names = [one.name.rpartition(".")[2] for one in net.trainable_params()]
+    assert names == ["other", "beta"]
+    x = Tensor(np.random.default_rng(8).normal(size=(2, 4, 3, 3)), dtype)
+    np.testing.assert_array_equal(net(x).asnumpy(), 0)
 
 
 def test_a_bad_batch_leaves_nothing(mode):

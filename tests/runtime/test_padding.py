@@ -161,6 +161,12 @@ def test_shapes_known_at_the_step_alone(graph_mode):
         np.testing.assert_array_equal(found, weights[:, 1:-1])
 
 
+def test_a_rank_known_at_the_step_alone(graph_mode):
+    cell = Padded((1, 1))
+    cell.set_inputs(Tensor(shape=[-2], dtype=ms.float32))
+    np.testing.assert_array_equal(cell(Tensor([[1.0]], ms.float32)).asnumpy(), [[0, 1, 0]])
+
+
 def test_widths_that_are_a_tensor_are_left_to_mindspore(pynative_mode):
     values = np.ones((2, 3), np.float32)
     found = ops.pad(Tensor(values), Tensor([1, 0], ms.int64)).asnumpy()
@@ -187,3 +193,40 @@ def test_what_mindspore_refuses_is_refused_in_its_words(pynative_mode, x, widths
             ops.pad(x, widths, **kwargs).asnumpy()
         errors.append((caught.type, str(caught.value)))
     assert errors[0] == errors[1]
+
+
+class PaddedAndPooled(nn.Cell):
+    """Calls functions that the import has replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 3)
+
+    def construct(self, x):
+        return ops.max_pool2d(ops.pad(self.conv(x), (1, 1, 1, 1)), 2)
+
+
+def test_mixed_precision_o1_reads_a_construct_that_calls_it(mode):
+    """It would write the function anew, without the globals of its module."""
+    net = ms.amp.auto_mixed_precision(PaddedAndPooled(), "O1")
+    assert net(Tensor(np.ones((1, 2, 8, 8), np.float32))).shape == (1, 3, 5, 5)
+
+
+def test_second_gradients_of_two_paddings(mode):
+    """Those of two ``ops.cat`` are wrong where Python runs them."""
+    x = Tensor(np.random.default_rng(0).normal(size=(2, 3)).astype("f"))
+
+    def cubes(x):
+        padded = ops.pad(x, (1, 2))
+        return (padded * ops.pad(x, (1, 2)) * padded).sum()
+
+    def slopes(x):
+        return ms.grad(cubes)(x).sum()
+
+    np.testing.assert_allclose(ms.grad(slopes)(x).asnumpy(), 6 * x.asnumpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [ms.float32, ms.int64])
+def test_borders_hold_a_large_whole_number(mode, dtype):
+    found = Padded((1, 0), value=2**40)(Tensor(np.ones((1, 1)), dtype)).asnumpy()
+    np.testing.assert_array_equal(found, [[2**40, 1]])
