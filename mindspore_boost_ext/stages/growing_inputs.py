@@ -259,8 +259,8 @@ class GrowingInputs(Algorithm):
             return
         self.too_short.give(
             f"the training ends at update {updates}, before its inputs have their full size "
-            f"(from update {first} on): accuracy at full size will be poor; set "
-            f"{self.switch}.total_steps to the updates of the training"
+            f"(from update {first} on): unless it is continued, accuracy at full size will be "
+            f"poor; set {self.switch}.total_steps to the updates of the whole training"
         )
 
 

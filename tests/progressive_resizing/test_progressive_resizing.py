@@ -314,7 +314,9 @@ def test_a_training_that_ends_on_small_images_warns():
     images, labels = map(np.concatenate, zip(*batches(4)))
     data = ms.dataset.NumpySlicesDataset((images, labels), shuffle=False).batch(nets.BATCH)
     model = resizing(Net(), nets.loss_fn())
-    message = r"ends at update 4, before its inputs have their full size \(from update 5 on\)"
+    message = (
+        r"ends at update 4, before its inputs have their full size \(from update 5 on\): unless"
+    )
     with pytest.warns(NoEffectWarning, match=message):
         model.train(1, data, dataset_sink_mode=False)
 
