@@ -22,6 +22,11 @@ from mindspore.train.train_thor.convert_utils import (
     ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
 )
 
+try:
+    from mindspore.graph.jit_context import jit_context
+except ImportError:  # before 2.10
+    from mindspore.common.jit_context import jit_context
+
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
 
@@ -260,6 +265,11 @@ def share_compile_settings(source: nn.Cell, target: nn.Cell) -> None:
 
 
 # ---- Running Cells: eagerly or compiled, and what MindSpore keeps of it ----
+
+
+def is_tracing() -> bool:
+    """Return whether a function of ``ms.jit`` notes what Python runs, for a graph."""
+    return jit_context() is not None
 
 
 def forget_compiled(cell: nn.Cell) -> None:

@@ -32,6 +32,7 @@ import pytest
 import slow_cases
 
 import mindspore_boost_ext
+from mindspore_boost_ext.cheaper_operators.known import KNOWN
 
 compiling.spare()
 LONGEST_TEST = 900  # seconds; several times what the longest takes here
@@ -148,6 +149,13 @@ def graph_mode():
     """Run the test in GRAPH_MODE only."""
     with _in(ms.GRAPH_MODE):
         yield
+
+
+@pytest.fixture
+def every_size(monkeypatch):
+    """Let cheaper operators take small inputs, too: large ones would take the tests' time."""
+    for known in KNOWN.values():
+        monkeypatch.setattr(known.replacement, "least", 0)
 
 
 @pytest.fixture(scope="session")

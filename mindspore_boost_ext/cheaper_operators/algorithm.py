@@ -26,12 +26,10 @@ class CheaperOperatorsAlgorithm(Algorithm):
     """Cheaper operators."""
 
     switch = "cheaper_operators"
-    of_user: frozenset[int] | None = None  # ids of the Cells of the user's network
 
     def build(self, build: Build) -> None:
         """Replace what is known, in place."""
         network, target = build.network, ms.get_context("device_target")
-        self.of_user = frozenset(id(cell) for _, cell in network.cells_and_names())
         table = _exchanged(network, build.switches)
         back = {id(one): one.plain for one in table.values()}
         build.on_failure(lambda: exchange(network, back))
@@ -44,8 +42,8 @@ class CheaperOperatorsAlgorithm(Algorithm):
             reason = f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
         elif cheaper_operators(network):
             reason = (
-                "in PYNATIVE_MODE normalisation, ELU, and a loss that the network holds, stay as "
-                "they are without compiled_step"
+                "in PYNATIVE_MODE normalisation, ELU, padding and losses stay as they are without "
+                "compiled_step"
             )
         build.report.update(self.switch, SKIPPED, reason)
 
@@ -53,7 +51,7 @@ class CheaperOperatorsAlgorithm(Algorithm):
         """Replace what the Model's loss holds, and count, now that layers have their dtypes."""
         if not self.is_on(step):
             return
-        _exchanged(step.network, step.auto_boost.boost_config, self.of_user)
+        _exchanged(step.network, step.auto_boost.boost_config)
         found = layers_of(step.network, (CheaperCell,))
         used = [one for one in found if not (one.fp16 or one.bf16)]
         if used:
@@ -64,14 +62,12 @@ class CheaperOperatorsAlgorithm(Algorithm):
             step.report().update(self.switch, SKIPPED, reason)
 
 
-def _exchanged(
-    network: nn.Cell, switches: Mapping[str, Any], of_user: frozenset[int] | None = None
-) -> dict[int, CheaperCell]:
+def _exchanged(network: nn.Cell, switches: Mapping[str, Any]) -> dict[int, CheaperCell]:
     """Replace what is known, and return what takes which place."""
     if ms.get_context("device_target") != "CPU":
         return {}
     eager = ms.get_context("mode") != ms.GRAPH_MODE and not switches["compiled_step"]
-    table = cheaper_operators(network, eager, of_user)
+    table = cheaper_operators(network, eager)
     exchange(network, table)
     return table
 
@@ -80,15 +76,12 @@ def _counts(found: Sequence[CheaperCell]) -> Counter[str]:
     return Counter(one.counted_as for one in found)  # mixed precision may have wrapped ``plain``
 
 
-def cheaper_operators(
-    network: nn.Cell, eager: bool = False, of_user: frozenset[int] | None = None
-) -> dict[int, CheaperCell]:
+def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, CheaperCell]:
     """Return what takes the place of the layers and operators of a network, by their ids.
 
     Args:
         network (Cell): the network.
         eager (bool): whether Python runs it, operator by operator. Default: False.
-        of_user: ids of the Cells of the user's network. Default: None, all are.
     """
     placed = layers_of(network, (CheaperCell,))
     done = {id(one.plain) for one in placed}
@@ -97,7 +90,7 @@ def cheaper_operators(
     layers = [cell for cell in cells if not _compat.has_hooks(cell)]
     held = [(one, cell) for cell in cells for one in _compat.primitives(cell).values()]
     kinds = {
-        id(plain): (plain, _kind(plain, holder, eager, of_user))
+        id(plain): (plain, _kind(plain, holder, eager))
         for plain, holder in [*((layer, None) for layer in layers), *held]
         if id(plain) not in done
     }
@@ -105,15 +98,10 @@ def cheaper_operators(
 
 
 def _kind(
-    plain: nn.Cell | ops.Primitive,
-    holder: nn.Cell | None,
-    eager: bool,
-    of_user: frozenset[int] | None,
+    plain: nn.Cell | ops.Primitive, holder: nn.Cell | None, eager: bool
 ) -> type[CheaperCell] | None:
     """Return what takes the place of a layer or an operator; None if it stays."""
     known = KNOWN.get(type(plain))
     if known is None or known.holder not in (None, type(holder)) or not known.fits(plain):
         return None
-    if eager and known.outside and of_user is not None and id(plain) not in of_user:
-        return known.outside
     return known.replacement if known.eagerly or not eager else None

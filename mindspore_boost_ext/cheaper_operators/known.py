@@ -19,10 +19,7 @@ from mindspore_boost_ext.cheaper_operators.activations import (
     CheaperSelu,
 )
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
-from mindspore_boost_ext.cheaper_operators.cross_entropy import (
-    CheaperCrossEntropy,
-    LookingCrossEntropy,
-)
+from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
 from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm, CheaperGroupNorm
 from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool, CheaperPad
 from mindspore_boost_ext.cheaper_operators.recurrent import (
@@ -81,15 +78,12 @@ class Known(NamedTuple):
         fits: whether it is one whose values the replacement has. Default: all are.
         eagerly: whether it does in PYNATIVE_MODE, too. Default: True.
         holder: the class of the layer that must hold it. Default: None, any or none.
-        outside: what takes its place in PYNATIVE_MODE where the user's network, of which functions
-            of ``ms.jit`` may run parts, does not hold it. Default: None, what else would.
     """
 
     replacement: type[CheaperCell]
     fits: Callable[[Any], bool] = lambda plain: True
     eagerly: bool = True
     holder: type[nn.Cell] | None = None
-    outside: type[CheaperCell] | None = None
 
 
 # By exact type: a subclass of the user's may compute something else.
@@ -108,9 +102,8 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         ops.LayerNorm: Known(CheaperLayerNorm, _is_of_last_axis, eagerly=False),
         ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
         nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats, eagerly=False),
-        nn.CrossEntropyLoss: Known(
-            CheaperCrossEntropy, _is_one_number, eagerly=False, outside=LookingCrossEntropy
-        ),
+        # Eagerly the import has put a function in place that is faster than this.
+        nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
         ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
         ops.Pad: Known(CheaperPad, eagerly=False),
         _compat.GRU_STEPS: Known(CheaperGru),

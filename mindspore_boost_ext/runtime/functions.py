@@ -15,13 +15,13 @@ _NAMESPACES: tuple[Any, ...] = (ops, function, functional, nn_func)
 
 
 @ops.constexpr(check=False)
-def _is_none(thing: object) -> bool:
-    return thing is None
+def _is_no_value(thing: object) -> bool:
+    return thing is None or _compat.is_tracing()
 
 
 def is_compiling() -> bool:
-    """Return whether a graph is being compiled: a function in it is no value, and is None."""
-    return _is_none(is_compiling)
+    """Return whether a graph is being made, in which a function is no value, and is None here."""
+    return _is_no_value(is_compiling)
 
 
 class ReplacedFunction:

@@ -14,7 +14,13 @@ import mindspore as ms
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime import convolutions, functions_at_once, max_pool, padding
+from mindspore_boost_ext.runtime import (
+    convolutions,
+    cross_entropy,
+    functions_at_once,
+    max_pool,
+    padding,
+)
 from mindspore_boost_ext.runtime.functions import ReplacedFunction
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
@@ -305,6 +311,11 @@ _CURES: tuple[Cure, ...] = (
         "by an operator whose gradient takes linear time, not quadratic",
     ),
     FunctionCure(
+        "ops.cross_entropy",
+        ReplacedFunction("cross_entropy", cross_entropy.cross_entropy),
+        "in PYNATIVE_MODE without what label smoothing asks for, by a gradient of one operator",
+    ),
+    FunctionCure(
         "ops.pad",
         ReplacedFunction("pad", padding.pad),
         "by joining: MindSpore's gradient is wrong in graphs, from the second step on",
@@ -345,7 +356,7 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     Examples:
         >>> from mindspore_boost_ext import tune_machine
         >>> [row.status for row in tune_machine(False)]
-        ['inactive', 'inactive', 'inactive', 'inactive', 'inactive', 'inactive']
+        ['inactive', 'inactive', 'inactive', 'inactive', 'inactive', 'inactive', 'inactive']
         >>> rows = tune_machine()
     """
     global _off

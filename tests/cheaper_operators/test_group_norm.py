@@ -14,6 +14,7 @@ from models import loss_of, model_of
 
 from mindspore_boost_ext import AutoBoost
 
+pytestmark = pytest.mark.usefixtures("every_size")
 ON = contract.switched(cheaper_operators=True, compiled_step=True)
 NAME = "cheaper_operators"
 RNG = np.random.default_rng(8)
