@@ -52,6 +52,12 @@ def pooled_by_function(nn: Any) -> Any:
     return nn.SequentialCell([*first, *second, nn.Flatten(), nn.Dense(2048, CLASSES)])
 
 
+def perceptron(nn: Any) -> Any:
+    """Return the network of MindSpore's introduction, for 3x32x32 images."""
+    dense = [nn.Dense(3072, 512), nn.ReLU(), nn.Dense(512, 512), nn.ReLU(), nn.Dense(512, CLASSES)]
+    return nn.SequentialCell([nn.Flatten(), *dense])
+
+
 def lenet(nn: Any) -> Any:
     """Return LeNet-5 for 3x32x32 images."""
     first = [nn.Conv2d(3, 6, 5, pad_mode="valid"), nn.ReLU(), nn.MaxPool2d(2, 2)]
@@ -103,6 +109,7 @@ TASKS: Tasks = {
     "CNN script in GRAPH_MODE": (cnn, "GRAPH_MODE", "training", STEPS),
     "CNN of ops.max_pool2d": (pooled_by_function, None, "step", 8),
     "CNN of ops.max_pool2d in GRAPH_MODE": (pooled_by_function, "GRAPH_MODE", "step", 8),
+    "introduction": (perceptron, None, "looped step", STEPS),
     "LeNet": (lenet, None, "step", STEPS),
     "LeNet by ms.jit": (lenet, None, "jitted step", STEPS),
     "LeNet by ms.jit in GRAPH_MODE": (lenet, "GRAPH_MODE", "jitted step", STEPS),
@@ -131,8 +138,8 @@ def by_model(net: Any, loss: Any, optimizer: Any, data: Any, how: str) -> list[f
     return ends
 
 
-def by_function(net: Any, loss: Any, optimizer: Any, data: Any, how: str) -> list[float]:
-    """Train in a loop whose step is a function of ``ms.jit``; return when each step ended."""
+def by_function(net: Any, loss: Any, optimizer: Any, data: Any, jitted: bool) -> list[float]:
+    """Train in a loop whose step may be a function of ``ms.jit``; return when each step ended."""
     import mindspore as ms
 
     net.set_train()
@@ -142,12 +149,13 @@ def by_function(net: Any, loss: Any, optimizer: Any, data: Any, how: str) -> lis
 
     gradients = ms.value_and_grad(forward, None, optimizer.parameters)
 
-    @ms.jit
     def step(x: Any, y: Any) -> Any:
         value, found = gradients(x, y)
         optimizer(found)
         return value
 
+    if jitted:
+        step = ms.jit(step)
     ends = []
     for x, y in data.create_tuple_iterator():
         step(x, y).asnumpy()  # waits for the step
@@ -177,10 +185,14 @@ def one(task: str, how: str) -> dict[str, Any]:
     dataset = ms.dataset.NumpySlicesDataset((images, labels), shuffle=False).batch(BATCH)
     net = network(nn)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    if counted == "looped step":
+        loss = nn.CrossEntropyLoss()
     optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
-    train = by_function if counted == "jitted step" else by_model
     started = time.perf_counter()
-    ends = train(net, loss, optimizer, dataset, how)
+    if counted in ("looped step", "jitted step"):
+        ends = by_function(net, loss, optimizer, dataset, jitted=counted == "jitted step")
+    else:
+        ends = by_model(net, loss, optimizer, dataset, how)
     times = [after - before for before, after in zip(ends[2:], ends[3:])]
     seconds = ends[-1] - started if counted == "training" else statistics.median(times)
     weights = sum(float(np.abs(one.asnumpy()).sum()) for one in net.trainable_params())
