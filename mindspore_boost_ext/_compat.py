@@ -247,8 +247,10 @@ def not_rewritten(one: _Any) -> _Any:
 
     It writes others anew, without the globals of their modules.
     """
-    known = namespace._subtree_black_list, AssignParser._function_parse_black_list
-    known[not isinstance(one, type)].append(one)
+    if isinstance(one, type):
+        namespace._subtree_black_list.append(one)
+    else:
+        AssignParser._function_parse_black_list.append(one)
     return one
 
 

@@ -42,8 +42,8 @@ class CheaperOperatorsAlgorithm(Algorithm):
             reason = f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
         elif cheaper_operators(network):
             reason = (
-                "in PYNATIVE_MODE normalisation, ELU, padding and losses stay as they are without "
-                "compiled_step"
+                "in PYNATIVE_MODE BatchNorm1d, GroupNorm, LayerNorm, ELU, padding and losses stay "
+                "as they are without compiled_step"
             )
         build.report.update(self.switch, SKIPPED, reason)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 from mindspore import Tensor, nn, ops
@@ -13,9 +12,9 @@ from mindspore_boost_ext.runtime.cells import copy_settings
 
 
 @ops.constexpr(check=False)  # a shape that a graph does not know is None here, or has -1 within
-def _is_small(shape: tuple[int, ...] | None, least: int) -> bool:
-    """Return whether a shape is known to have fewer places than ``least``, and some."""
-    return 0 < math.prod(size or -1 for size in shape or (-1,)) < least
+def is_known(shape: tuple[int, ...] | None) -> bool:
+    """Return whether all sizes of a shape are known, and none is 0."""
+    return shape is not None and all((size or 0) > 0 for size in shape)
 
 
 @_compat.not_rewritten
@@ -44,4 +43,4 @@ class CheaperCell(nn.Cell):
 
     def is_small(self, x: Tensor) -> bool:
         """Return whether an input is so small that more operators would take longer."""
-        return _is_small(x.shape, self.least)
+        return is_known(x.shape) and x.size < self.least

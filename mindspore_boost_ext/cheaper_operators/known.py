@@ -102,10 +102,10 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         ops.LayerNorm: Known(CheaperLayerNorm, _is_of_last_axis, eagerly=False),
         ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
         nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats, eagerly=False),
-        # Eagerly the import has put a function in place that is faster than this.
+        # Eagerly the import mends the one, and of the other MindSpore's gradient is right and fast.
         nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
-        ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
         ops.Pad: Known(CheaperPad, eagerly=False),
+        ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
         _compat.GRU_STEPS: Known(CheaperGru),
         _compat.RNN_STEPS: Known(CheaperRnn),
         _compat.RELU_RNN_STEPS: Known(CheaperReluRnn),

@@ -7,7 +7,7 @@ from typing import Any
 
 from mindspore import Tensor, ops
 
-from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_known
 from mindspore_boost_ext.runtime.padding import pad
 
 
@@ -48,12 +48,6 @@ def _padding(size: int, kernel: int, stride: int) -> int:
     return (outputs - 1) * stride + kernel - size
 
 
-@ops.constexpr(check=False)  # what a graph does not know is None here, or has None or -1 within
-def _is_known(shape: tuple[int, ...] | None, rank: int) -> bool:
-    """Return whether a shape has so many axes, whose sizes are known, and none is 0."""
-    return shape is not None and len(shape) == rank and all((one or 0) > 0 for one in shape)
-
-
 class CheaperPad(CheaperCell):
     """A padding with zeros, which are joined to the input."""
 
@@ -69,6 +63,6 @@ class CheaperPad(CheaperCell):
 
         ``paddings`` is never given, but mixed precision O1 reads the call for other modes, too.
         """
-        if self.is_plain(x) or not _is_known(x.shape, len(self.widths) // 2):
+        if self.is_plain(x) or not is_known(x.shape) or 2 * x.ndim != len(self.widths):
             return self.plain(x)
         return pad(x, self.widths)

@@ -13,6 +13,7 @@ from typing import Any
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.runtime.functions import is_replacement
 
 _KNOWN_LEAVES = (nn.Dense,)
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
@@ -211,6 +212,8 @@ class _Tracer:
             foreign = thing.__name__.partition(".")[0] in _OPAQUE_MODULES
             return thing if foreign else _ModuleStandIn(self, thing)
         if isinstance(thing, (FunctionType, BuiltinFunctionType)):
+            if is_replacement(thing):
+                return _Recorder(self, thing.__name__)
             if _is_own(module) or _is_own(getattr(thing, "__name__", "")):
                 computes = module.startswith(("mindspore.ops", "mindspore.mint", "mindspore._c"))
                 return _Recorder(self, thing.__name__, None if computes else thing)

@@ -9,8 +9,6 @@ from mindspore.ops.function.nn_func import cross_entropy as ORIGINAL
 from mindspore_boost_ext.runtime.functions import is_compiling
 
 _CERTAIN = 1e30  # a logit beside which all others count for nothing
-# MindSpore's operator of the mean adds up one row after the other: 1024 equal ones to 7e-6.
-_FEW = 1024
 
 
 def cross_entropy(
@@ -26,20 +24,35 @@ def cross_entropy(
     MindSpore always computes what label smoothing asks for, and differentiates that, too.
     """
     ours = weight is None and reduction in ("mean", "sum") and fits(input, target)
-    if is_compiling() or not ours or not _are_legal(ignore_index, label_smoothing):
+    if is_compiling() or not ours or not _are_legal(ignore_index, label_smoothing, input.ndim):
         return ORIGINAL(input, target, weight, ignore_index, reduction, label_smoothing)
-    rows, classes = in_rows(input, target)
-    if not _all_count(classes, rows.shape[1], ignore_index):
-        return of_kept(rows, classes, ignore_index, reduction, label_smoothing)
-    mean = _MEAN(rows, classes) if len(rows) <= _FEW else _TOTAL(rows, classes) / len(rows)
+    rows, labels = in_rows(input, target)
+    classes = _classes(labels, rows.shape[1], ignore_index)
+    if classes is None:
+        return ORIGINAL(input, target, weight, ignore_index, reduction, label_smoothing)
+    mean = _MEAN(rows, classes)
     if label_smoothing:
         mean = mean + label_smoothing * (_picked(rows, classes).mean() - rows.mean())
     return mean if reduction == "mean" else mean * len(rows)
 
 
-def _are_legal(ignored: object, smoothing: object) -> bool:
-    """Return whether MindSpore's function takes two settings."""
-    return type(ignored) is int and type(smoothing) is float and 0 <= smoothing <= 1
+def _are_legal(ignored: object, smoothing: object, axes: int) -> bool:
+    """Return whether MindSpore takes two settings, and has no second gradient that this has not."""
+    if type(ignored) is not int or type(smoothing) is not float:
+        return False
+    return smoothing == 0 or (0 < smoothing <= 1 and axes == 2)
+
+
+def _classes(labels: Tensor, classes: int, ignored: int) -> Tensor | None:
+    """Return a copy of the labels, which may change before the gradient is taken.
+
+    None if one is to be ignored, or is no class: MindSpore does not take long for the rest then, or
+    says what is wrong.
+    """
+    values = labels.asnumpy()
+    if ((values < 0) | (values >= classes) | (values == ignored)).any():
+        return None
+    return Tensor(values.copy())
 
 
 def fits(logits: Tensor, labels: Tensor) -> bool:
@@ -74,13 +87,6 @@ def of_kept(rows: Tensor, labels: Tensor, ignored: int, reduction: str, smoothin
     kept = ops.cast(keep, mstype.float32).sum()
     total = ops.Select()(kept > 0, total, ops.zeros_like(total))  # no gradient of no row
     return total if reduction == "sum" else total / kept
-
-
-@ops.constexpr(check=False)
-def _all_count(labels: Tensor, classes: int, ignored: int) -> bool:
-    """Return whether all labels are classes, and none is ignored."""
-    values = labels.asnumpy()
-    return bool(((values >= 0) & (values < classes) & (values != ignored)).all())
 
 
 def _picked(rows: Tensor, classes: Tensor) -> Tensor:
@@ -134,14 +140,15 @@ class _Certain(nn.Cell):
 
 
 class _Mean(nn.Cell):
-    """The mean over rows."""
+    """The mean over rows all of which count, of labels that are classes."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.mean, self.slope = ops.SparseSoftmaxCrossEntropyWithLogits(), _Slope()
+        self.logarithms, self.slope = ops.LogSoftmax(-1), _Slope()
+        self.to_float(mstype.float32)  # also in a Cell of 16 bits
 
     def construct(self, rows: Tensor, classes: Tensor) -> Tensor:
-        return self.mean(rows, classes)
+        return -ops.ReduceMean()(_picked(self.logarithms(rows), classes))
 
     def bprop(self, rows: Tensor, classes: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
         return self.slope(rows, classes) * dout, ops.zeros_like(classes)

@@ -12,6 +12,7 @@ from mindspore.ops.function import nn_func
 from mindspore_boost_ext import _compat
 
 _NAMESPACES: tuple[Any, ...] = (ops, function, functional, nn_func)
+_OWN: list[object] = []
 
 
 @ops.constexpr(check=False)
@@ -22,6 +23,11 @@ def _is_no_value(thing: object) -> bool:
 def is_compiling() -> bool:
     """Return whether a graph is being made, in which a function is no value, and is None here."""
     return _is_no_value(is_compiling)
+
+
+def is_replacement(thing: object) -> bool:
+    """Return whether something stands for a function of MindSpore's."""
+    return any(thing is own for own in _OWN)
 
 
 class ReplacedFunction:
@@ -36,6 +42,7 @@ class ReplacedFunction:
         self.name, self.own = name, own
         self.plain: Callable[..., object] = getattr(nn_func, name)
         _compat.not_rewritten(own)
+        _OWN.append(own)
 
     def current(self) -> Callable[..., object]:
         """Return what a script finds under the name."""

@@ -332,17 +332,19 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     convolutions before the first one is made; blocking launch, which acts in
     PYNATIVE_MODE; functions of ``ms.jit`` that run in the thread that calls them; a core of its own
     for each thread that computes; ``ops.max_pool2d`` by an operator whose gradient takes linear
-    time; and ``ops.pad`` with constants by joining, as MindSpore's gradient is wrong in graphs.
-    ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it.
+    time; ``ops.cross_entropy`` in PYNATIVE_MODE by a gradient of one operator; and ``ops.pad`` with
+    constants, of which MindSpore's gradient is wrong in graphs.
+    ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it, and calls, too.
     What the user sets later stays. A blocking launch switched off before the import looks like the
     default and is switched on; a second ``set_context`` after the import is not.
 
-    Results change by rounding where the instruction set does (relative 1e-6 for a convolution), and
-    not by the others, but for windows of ``ops.max_pool2d`` with NaN or of -inf alone.
+    Results change by rounding where the instruction set does (relative 1e-6 for a convolution) and
+    in ``ops.cross_entropy`` (4e-6), and not by the others, but for what MindSpore's ``ops.pad`` gets
+    wrong, and for windows of ``ops.max_pool2d`` with NaN or of -inf alone.
 
     Args:
         enabled (bool): False undoes what can be undone, and keeps it so until called with True:
-            blocking launch, functions of ``ms.jit``, the threads' cores, both functions (but
+            blocking launch, functions of ``ms.jit``, the threads' cores, the functions (but
             for what is compiled), and the variable of the environment. The instruction set stays in
             this process.
             Default: True.

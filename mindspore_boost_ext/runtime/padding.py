@@ -15,7 +15,6 @@ from mindspore_boost_ext.runtime.functions import is_compiling
 
 _FLOATS = (mstype.float16, mstype.float32, mstype.float64)
 _MOST_AXES = 8  # that ops.slice takes
-_INTEGERS = (mstype.uint8, mstype.int8, mstype.int16, mstype.int32, mstype.int64)
 
 
 def pad(
@@ -24,12 +23,12 @@ def pad(
     mode: str = "constant",
     value: float | Tensor | None = None,
 ) -> Tensor:
-    """Return what ``ops.pad`` does, in less time for large inputs.
+    """Return what ``ops.pad`` does; it joins in graphs, and cuts everywhere.
 
-    Where Python runs it MindSpore pads, but does not cut: the gradient is right there, and the
-    second one, which that of joining is not.
+    Where Python runs it MindSpore pads: the gradient is right there, and the second one, which that
+    of joining is not.
     """
-    if mode != "constant" or not isinstance(input_x, Tensor) or not _fits(value, input_x.dtype):
+    if mode != "constant" or not isinstance(input_x, Tensor):
         return ORIGINAL(input_x, padding, mode, value)
     widths = _widths(input_x.shape, padding)
     if widths is None:
@@ -37,7 +36,7 @@ def pad(
     padded = input_x
     for axis, away, _, _ in widths:
         padded = _without(padded, axis, away)
-    if not is_compiling():
+    if not is_compiling() or not _fits(value, input_x.dtype):
         return ORIGINAL(padded, [max(width, 0) for width in padding], mode, value)
     for axis, _, before, after in widths:
         padded = _joined(padded, axis, before, after, value)
@@ -45,8 +44,8 @@ def pad(
 
 
 def _fits(value: object, dtype: mstype.Type) -> bool:
-    """Return whether it is known what the border holds."""
-    if dtype not in (*_FLOATS, *_INTEGERS):
+    """Return whether it is known what the border holds, and there may be a gradient."""
+    if dtype not in _FLOATS:
         return False
     if isinstance(value, Tensor):
         return bool(value.size == 1 and value.dtype == dtype)
@@ -77,7 +76,6 @@ def _widths(
     return tuple(
         (axis, (max(-first, 0), max(-last, 0)), max(first, 0), max(last, 0))
         for axis, first, last in pairs
-        if first or last
     )
 
 

@@ -13,7 +13,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from models import loss_of, model_of
 
 from mindspore_boost_ext import Algorithm, AutoBoost
+from mindspore_boost_ext.cheaper_operators.cell import is_known
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
+
+LEAST = {one.replacement.counted_as: one.replacement.least for one in KNOWN.values()}
 
 pytestmark = pytest.mark.usefixtures("every_size")
 ON = contract.switched(cheaper_operators=True)
@@ -498,10 +501,44 @@ def test_a_layer_that_computes_in_float16_goes_on_doing_so(mode, name, flagged):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, 5.0])
-def test_a_celu_that_would_lose_digits_stays(alpha):
-    net = nn.CellList([nn.CELU(alpha or 1e6)])
-    assert replaced(net).status == "skipped"
+@pytest.mark.parametrize(
+    ("alpha", "status"),
+    [(2.0, "applied"), (2.1, "skipped"), (1e6, "skipped"), (-1.0, "skipped")],
+)
+def test_a_celu_that_would_lose_digits_stays(alpha, status):
+    assert replaced(nn.CellList([nn.CELU(alpha)])).status == status
+
+
+@pytest.mark.parametrize("shape", [(-1, -1, 4), (None, None, 4), (-1, 4), None, (0, 0, 4)])
+def test_a_shape_that_is_not_known(shape):
+    assert not is_known(shape)
+    assert is_known((2, 4))
+
+
+def test_from_which_size_on_operators_are_replaced():
+    """As the card says. Other tests look at small inputs, too."""
+    rows = ("layer_norm", "group_norm", "softmax", "log_softmax")
+    assert {name: size for name, size in LEAST.items() if size} == dict.fromkeys(rows, 16384) | {
+        "elu": 32768
+    }
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(nn.ELU, lambda: nn.GroupNorm(1, 2), lambda: nn.Pad(((0, 0), (1, 1)))),
+        *(nn.CrossEntropyLoss, lambda: nn.BatchNorm1d(2), lambda: nn.LayerNorm((2,))),
+    ],
+)
+def test_what_would_not_gain_stays_where_python_runs_it(pynative_mode, make):
+    assert replaced(nn.CellList([make()]), compiled=False).status == "skipped"
+
+
+def test_a_padding_of_another_rank_is_refused_as_by_mindspore(pynative_mode):
+    net = nn.SequentialCell(nn.Pad(((0, 0), (1, 1))))
+    assert replaced(net).status == "applied"
+    with pytest.raises((ValueError, RuntimeError)):
+        net(Tensor(np.ones((1, 2, 3), np.float32))).asnumpy()
 
 
 def test_a_padding_of_nothing(mode):

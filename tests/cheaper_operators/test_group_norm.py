@@ -101,6 +101,10 @@ def test_an_epsilon_that_batch_norm_refuses_stays(eps):
     assert replaced(nn.SequentialCell(nn.GroupNorm(2, 4, eps=eps))) == {}
 
 
+def test_scales_of_float16_stay():
+    assert replaced(nn.SequentialCell(nn.GroupNorm(2, 4, dtype=ms.float16))) == {}
+
+
 @pytest.mark.parametrize("dtype", [ms.float32, ms.float16])
 def test_another_scale_counts(mode, dtype):
     """Also where MindSpore's own layer computes, as for 16 bits."""

@@ -11,6 +11,7 @@ import residual_nets
 from mindspore import Tensor, nn, ops
 from models import model_of
 
+from mindspore_boost_ext import tune_machine
 from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
 
 WIDTH = residual_nets.WIDTH
@@ -124,6 +125,21 @@ def test_a_batch_norm_with_fixed_statistics_does_not_end_a_branch():
     net.bn2.use_batch_statistics = False
     first, last = less_bn(net).changes
     assert (first.done, last.done, last.reason) == ("kept", "kept", "its statistics are fixed")
+
+
+class Pooled(residual_nets.Block):
+    """Calls functions that the import has replaced, in front of the block."""
+
+    def construct(self, x):
+        return super().construct(ops.max_pool2d(ops.pad(x, (1, 1, 1, 1)), 2))
+
+
+def test_functions_of_the_import_are_steps_as_mindspores():
+    tune_machine()
+    assert ops.max_pool2d.__module__.startswith("mindspore_boost_ext")
+    changes, expected = (less_bn(one).changes for one in (Pooled(), residual_nets.Block()))
+    assert [one.done for one in changes] == [one.done for one in expected]
+    assert expected[0].done == "removed"
 
 
 def test_cheaper_operators_of_an_earlier_model_hide_nothing():
