@@ -339,8 +339,8 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     default and is switched on; a second ``set_context`` after the import is not.
 
     Results change by rounding where the instruction set does (relative 1e-6 for a convolution) and
-    in ``ops.cross_entropy`` (4e-6), and not by the others, but for what MindSpore's ``ops.pad`` gets
-    wrong, and for windows of ``ops.max_pool2d`` with NaN or of -inf alone.
+    in ``ops.cross_entropy`` (4e-6), and not by the others, but for what MindSpore's ``ops.pad``
+    has wrong, and for windows of ``ops.max_pool2d`` with NaN or of -inf alone.
 
     Args:
         enabled (bool): False undoes what can be undone, and keeps it so until called with True:
