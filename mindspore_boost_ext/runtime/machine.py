@@ -318,7 +318,7 @@ _CURES: tuple[Cure, ...] = (
     FunctionCure(
         "ops.pad",
         ReplacedFunction("pad", padding.pad),
-        "by joining: MindSpore's gradient is wrong in graphs, from the second step on",
+        "MindSpore's gradient is wrong in graphs from the second step on: joined there",
     ),
 )
 _off = ""

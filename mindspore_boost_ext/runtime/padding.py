@@ -1,8 +1,8 @@
 """``ops.pad`` with constants by joining, which has the right gradient in every step of a graph.
 
 MindSpore's operator for a padding below 0, which is the gradient of one above 0, changes what it
-was given each time that it runs: in graphs of known shapes, and itself everywhere. From the second
-step on it cuts elsewhere, and some sizes never end.
+was given each time that it runs, as a gradient in graphs of known shapes, by itself in both modes.
+From the second step on it cuts elsewhere, and some sizes never end.
 """
 
 from __future__ import annotations
@@ -56,17 +56,14 @@ def _fits(value: object, dtype: mstype.Type) -> bool:
 def _widths(
     shape: tuple[int, ...] | None, padding: object
 ) -> tuple[tuple[int, tuple[int, int], int, int], ...] | None:
-    """Return for each axis that changes what is cut away at its ends, and what is put there.
+    """Return for each axis what is cut away at its ends, and what is put there.
 
     None where MindSpore's function has something to say, or knows better.
     """
     numbers = list(padding) if isinstance(padding, (tuple, list)) else []
-    if (
-        not shape
-        or not numbers
-        or {type(one) for one in (*shape, *numbers)} != {int}
-        or len(numbers) % 2
-    ):
+    if not shape or not numbers or len(numbers) % 2:
+        return None
+    if {type(one) for one in (*shape, *numbers)} != {int}:
         return None
     axes = range(len(shape) - 1, -1, -1)
     pairs = list(zip(axes, numbers[::2], numbers[1::2]))
