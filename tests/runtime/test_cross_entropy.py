@@ -45,7 +45,9 @@ def test_all_names_of_a_function_are_replaced(name):
     assert only.__module__.startswith("mindspore_boost_ext.runtime")
 
 
-def test_a_function_that_the_script_puts_there_later_stays():
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_function_of_the_scripts_own_stays(when):
+    tune_machine(when == "after")
     try:
         ops.cross_entropy = len
         row = next(one for one in tune_machine() if "cross_entropy" in one.algorithm)

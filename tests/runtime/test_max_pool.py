@@ -97,13 +97,3 @@ def test_what_mindspore_refuses_is_refused_in_its_words(pynative_mode, settings,
 
 def test_the_other_name_of_the_function_is_replaced():
     assert functional.max_pool2d is max_pool.max_pool2d
-
-
-def test_a_function_of_the_scripts_own_stays(monkeypatch, untuned):
-    tune_machine(False)
-    own = len
-    monkeypatch.setattr(ops, "max_pool2d", own)
-    row = next(one for one in tune_machine() if "max_pool2d" in one.algorithm)
-    assert (row.status, row.reason) == ("inactive", "the script has put another function there")
-    tune_machine(False)
-    assert ops.max_pool2d is own
