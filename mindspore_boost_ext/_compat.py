@@ -30,7 +30,7 @@ except ImportError:  # before 2.10
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
 
-_Any = TypeVar("_Any")
+_Named = TypeVar("_Named")
 # The two methods in which ms.Model builds what it trains, in the order of their calls.
 PREPARE_METHOD = "_build_boost_network"
 BUILD_METHOD = "_build_train_network"
@@ -242,7 +242,7 @@ def has_hooks(cell: nn.Cell) -> bool:
     return any(vars(cell)[name] for name in vars(cell) if any(kind in name for kind in kinds))
 
 
-def not_rewritten(one: _Any) -> _Any:
+def not_rewritten(one: _Named) -> _Named:
     """Let mixed precision O1 leave Cells of a class, or a function, as it is.
 
     It writes others anew, without the globals of their modules.

@@ -152,6 +152,13 @@ def graph_mode():
 
 
 @pytest.fixture
+def untuned():
+    """Tune again after a test that has switched the tuning off."""
+    yield
+    mindspore_boost_ext.tune_machine()
+
+
+@pytest.fixture
 def every_size(monkeypatch):
     """Let cheaper operators take small inputs, too: large ones would take the tests' time."""
     for known in KNOWN.values():

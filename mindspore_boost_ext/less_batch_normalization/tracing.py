@@ -13,7 +13,7 @@ from typing import Any
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.runtime.functions import is_replacement
+from mindspore_boost_ext.runtime.replaced_functions import is_replacement
 
 _KNOWN_LEAVES = (nn.Dense,)
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))

@@ -6,9 +6,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.function.nn_func import cross_entropy as ORIGINAL
 
-from mindspore_boost_ext.runtime.functions import is_compiling
-
-_CERTAIN = 1e30  # a logit beside which all others count for nothing
+from mindspore_boost_ext.runtime.compiling import is_compiling
 
 
 def cross_entropy(
@@ -24,7 +22,7 @@ def cross_entropy(
     MindSpore always computes what label smoothing asks for, and differentiates that, too.
     """
     ours = weight is None and reduction in ("mean", "sum") and fits(input, target)
-    if is_compiling() or not ours or not _are_legal(ignore_index, label_smoothing, input.ndim):
+    if is_compiling() or not ours or not _fit(ignore_index, label_smoothing, input.ndim):
         return ORIGINAL(input, target, weight, ignore_index, reduction, label_smoothing)
     rows, labels = in_rows(input, target)
     classes = _classes(labels, rows.shape[1], ignore_index)
@@ -32,12 +30,15 @@ def cross_entropy(
         return ORIGINAL(input, target, weight, ignore_index, reduction, label_smoothing)
     mean = _MEAN(rows, classes)
     if label_smoothing:
-        mean = mean + label_smoothing * (_picked(rows, classes).mean() - rows.mean())
+        mean = mean + label_smoothing * (picked(rows, classes).mean() - rows.mean())
     return mean if reduction == "mean" else mean * len(rows)
 
 
-def _are_legal(ignored: object, smoothing: object, axes: int) -> bool:
-    """Return whether MindSpore takes two settings, and has no second gradient that this has not."""
+def _fit(ignored: object, smoothing: object, axes: int) -> bool:
+    """Return whether two settings are legal, and logits of so many axes are computed here.
+
+    Smoothed sequences and images are not: MindSpore has second gradients of theirs.
+    """
     if type(ignored) is not int or type(smoothing) is not float:
         return False
     return smoothing == 0 or (0 < smoothing <= 1 and axes == 2)
@@ -46,8 +47,7 @@ def _are_legal(ignored: object, smoothing: object, axes: int) -> bool:
 def _classes(labels: Tensor, classes: int, ignored: int) -> Tensor | None:
     """Return a copy of the labels, which may change before the gradient is taken.
 
-    None if one is to be ignored, or is no class: MindSpore does not take long for the rest then, or
-    says what is wrong.
+    None if one is to be ignored, or is no class: those are left to MindSpore.
     """
     values = labels.asnumpy()
     if ((values < 0) | (values >= classes) | (values == ignored)).any():
@@ -75,25 +75,12 @@ def in_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return rows, labels.reshape((-1,))
 
 
-def of_kept(rows: Tensor, labels: Tensor, ignored: int, reduction: str, smoothing: float) -> Tensor:
-    """Return the loss of the rows whose label is not the ignored one."""
-    keep = labels != ignored
-    classes = labels * ops.cast(keep, mstype.int32)
-    total = _TOTAL(_CERTAIN_ROWS(rows, keep), classes)
-    if smoothing:
-        smoothed = _picked(rows, classes) - rows.mean(1)
-        smoothed = ops.Select()(keep, smoothed, ops.zeros_like(smoothed))
-        total = total + smoothing * smoothed.sum()
-    kept = ops.cast(keep, mstype.float32).sum()
-    total = ops.Select()(kept > 0, total, ops.zeros_like(total))  # no gradient of no row
-    return total if reduction == "sum" else total / kept
-
-
-def _picked(rows: Tensor, classes: Tensor) -> Tensor:
+def picked(rows: Tensor, classes: Tensor) -> Tensor:
+    """Return of each row what stands at its class."""
     return ops.GatherD()(rows, 1, classes.reshape((-1, 1))).reshape((-1,))
 
 
-class _Slope(nn.Cell):
+class Slope(nn.Cell):
     """The gradient of a mean cross-entropy, with one of its own."""
 
     def __init__(self) -> None:
@@ -101,57 +88,34 @@ class _Slope(nn.Cell):
         self.slope = ops.SparseSoftmaxCrossEntropyWithLogits(is_grad=True)
 
     def construct(self, rows: Tensor, classes: Tensor) -> Tensor:
+        """Return the gradient, [N, C]."""
         return self.slope(rows, classes)
 
     def bprop(self, rows: Tensor, classes: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+        """Return what ``dout`` makes by the rows, and zeros for their classes."""
         shares = ops.Softmax(-1)(rows)
         product = shares * dout
         sums = ops.ReduceSum(keep_dims=True)(product, 1)
         return (product - shares * sums) / rows.shape[0], ops.zeros_like(classes)
 
 
-class _Total(nn.Cell):
-    """The sum over rows. The operator's own mean drifts, as it adds up one row after the other."""
-
-    def __init__(self) -> None:
-        super().__init__(auto_prefix=False)
-        self.logarithms, self.slope = ops.LogSoftmax(-1), _Slope()
-
-    def construct(self, rows: Tensor, classes: Tensor) -> Tensor:
-        return -ops.ReduceSum()(_picked(self.logarithms(rows), classes))
-
-    def bprop(self, rows: Tensor, classes: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        # Behind the loss, which raises for what is no class, also where a graph is asked for the
-        # gradient alone. What is left out of range is -1, to MindSpore the last class.
-        classes = ops.depend(classes, out) % rows.shape[1]
-        return self.slope(rows, classes) * (dout * rows.shape[0]), ops.zeros_like(classes)
-
-
-class _Certain(nn.Cell):
-    """Makes rows that are not kept certain of class 0: their loss is 0, and its gradient, too."""
-
-    def construct(self, rows: Tensor, keep: Tensor) -> Tensor:
-        first = rows[:, 0]
-        first = ops.Select()(keep, first, ops.full_like(first, _CERTAIN))
-        return ops.Concat(1)((first.reshape((-1, 1)), rows[:, 1:]))
-
-    def bprop(self, rows: Tensor, keep: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        return dout, ops.zeros_like(keep)
-
-
 class _Mean(nn.Cell):
-    """The mean over rows all of which count, of labels that are classes."""
+    """The mean over rows all of which count, of labels that are classes.
+
+    MindSpore's operator of the mean is infinite where the share of a class is too small for a
+    float32: it takes the logarithm of the share.
+    """
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
-        self.logarithms, self.slope = ops.LogSoftmax(-1), _Slope()
+        self.logarithms, self.slope = ops.LogSoftmax(-1), Slope()
         self.to_float(mstype.float32)  # also in a Cell of 16 bits
 
     def construct(self, rows: Tensor, classes: Tensor) -> Tensor:
-        return -ops.ReduceMean()(_picked(self.logarithms(rows), classes))
+        return -ops.ReduceMean()(picked(self.logarithms(rows), classes))
 
     def bprop(self, rows: Tensor, classes: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
         return self.slope(rows, classes) * dout, ops.zeros_like(classes)
 
 
-_MEAN, _TOTAL, _CERTAIN_ROWS = _Mean(), _Total(), _Certain(auto_prefix=False)
+_MEAN = _Mean()

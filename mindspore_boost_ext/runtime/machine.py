@@ -21,7 +21,7 @@ from mindspore_boost_ext.runtime import (
     max_pool,
     padding,
 )
-from mindspore_boost_ext.runtime.functions import ReplacedFunction
+from mindspore_boost_ext.runtime.replaced_functions import ReplacedFunction
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
@@ -313,7 +313,7 @@ _CURES: tuple[Cure, ...] = (
     FunctionCure(
         "ops.cross_entropy",
         ReplacedFunction("cross_entropy", cross_entropy.cross_entropy),
-        "in PYNATIVE_MODE without what label smoothing asks for, by a gradient of one operator",
+        "in PYNATIVE_MODE by a gradient of one operator, without unused label smoothing",
     ),
     FunctionCure(
         "ops.pad",
@@ -334,12 +334,12 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     for each thread that computes; ``ops.max_pool2d`` by an operator whose gradient takes linear
     time; ``ops.cross_entropy`` in PYNATIVE_MODE by a gradient of one operator; and ``ops.pad`` with
     constants, of which MindSpore's gradient is wrong in graphs.
-    ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment keeps the import from it, and calls, too.
+    ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call.
     What the user sets later stays. A blocking launch switched off before the import looks like the
     default and is switched on; a second ``set_context`` after the import is not.
 
     Results change by rounding where the instruction set does (relative 1e-6 for a convolution) and
-    in ``ops.cross_entropy`` (4e-6), and not by the others, but for what MindSpore's ``ops.pad``
+    in ``ops.cross_entropy`` (1e-5), and not by the others, but for what MindSpore's ``ops.pad``
     has wrong, and for windows of ``ops.max_pool2d`` with NaN or of -inf alone.
 
     Args:

@@ -11,7 +11,7 @@ from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from mindspore.ops.function.nn_func import pad as ORIGINAL
 
-from mindspore_boost_ext.runtime.functions import is_compiling
+from mindspore_boost_ext.runtime.compiling import is_compiling
 
 _FLOATS = (mstype.float16, mstype.float32, mstype.float64)
 _MOST_AXES = 8  # that ops.slice takes

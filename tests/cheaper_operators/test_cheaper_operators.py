@@ -9,6 +9,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
+from cheaper_cases import replaced
 from mindspore import Parameter, Tensor, nn, ops
 from models import loss_of, model_of
 
@@ -35,18 +36,6 @@ class Of(nn.Cell):
 
     def construct(self, x):
         return (self.inner(x) * self.weights).sum()
-
-
-def replaced(net, compiled=True):
-    """Return the row of the report after AutoBoost has seen a network that trains nothing.
-
-    With a compiled step, as LayerNorm is left alone in PYNATIVE_MODE without.
-    """
-    config = contract.switched(cheaper_operators=True, compiled_step=compiled)
-    boost = AutoBoost("O1", config)
-    with_weight = nn.CellList([net, nn.Dense(2, 2)])
-    boost.network_auto_process_train(with_weight, nets.momentum(with_weight.trainable_params()))
-    return boost.report()[NAME]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 1.5, -0.5])

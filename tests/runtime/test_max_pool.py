@@ -33,13 +33,6 @@ class Pooled(nn.Cell):
         return found if self.weights is None else (found * self.weights).sum()
 
 
-@pytest.fixture
-def untuned():
-    """Tune again after a test that has switched the tuning off."""
-    yield
-    tune_machine()
-
-
 def both(cell, *inputs):
     """Return what a function gives with the import's cure, and with MindSpore's function."""
     tune_machine()

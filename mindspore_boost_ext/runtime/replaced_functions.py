@@ -15,16 +15,6 @@ _NAMESPACES: tuple[Any, ...] = (ops, function, functional, nn_func)
 _OWN: list[object] = []
 
 
-@ops.constexpr(check=False)
-def _is_no_value(thing: object) -> bool:
-    return thing is None or _compat.is_tracing()
-
-
-def is_compiling() -> bool:
-    """Return whether a graph is being made, in which a function is no value, and is None here."""
-    return _is_no_value(is_compiling)
-
-
 def is_replacement(thing: object) -> bool:
     """Return whether something stands for a function of MindSpore's."""
     return any(thing is own for own in _OWN)
