@@ -182,50 +182,38 @@ def optional_path() -> Rule:
     """Accept None, or a path as a non-empty str or ``os.PathLike``."""
 
     def accepts(value: object) -> bool:
-        if value is None:
-            return True
-        if not isinstance(value, (str, os.PathLike)):
-            return False
-        text = plain(os.fspath(value))
+        text = plain(os.fspath(value)) if isinstance(value, (str, os.PathLike)) else None
         return isinstance(text, str) and bool(text) and "\0" not in text
 
-    return Rule(
-        "None or a path (a non-empty str or os.PathLike)",
-        accepts,
-        lambda value: None if value is None else plain(os.fspath(value)),  # type: ignore[call-overload]
-    )
+    text = "a path (a non-empty str or os.PathLike)"
+    return optional(Rule(text, accepts, lambda value: plain(os.fspath(value))))  # type: ignore
+
+
+def _list_of(text: str, item: Rule, fits: Callable[[Any], bool] = lambda items: True) -> Rule:
+    """Accept a list or tuple of what ``item`` accepts, if all together fit; stored as a tuple."""
+
+    def accepts(value: object) -> bool:
+        return isinstance(value, (list, tuple)) and all(map(item.accepts, value)) and fits(value)
+
+    return Rule(text, accepts, lambda value: tuple(map(item.convert, value)))  # type: ignore
+
+
+def _rises(items: Sequence[Any]) -> bool:
+    return all(one < two for one, two in zip(items, items[1:]))
 
 
 def increasing_integers(low: int = 1) -> Rule:
     """Accept an int >= low, or a list or tuple of such ints that grow; stored as a tuple."""
-    single = integer(low)
-
-    def accepts(value: object) -> bool:
-        if not isinstance(value, (list, tuple)):
-            return single.accepts(value)
-        grows = all(single.accepts(item) for item in value)
-        return bool(value) and grows and all(a < b for a, b in zip(value, value[1:]))
-
-    def convert(value: object) -> tuple[int, ...]:
-        items = value if isinstance(value, (list, tuple)) else (value,)
-        return tuple(int(item) for item in items)
-
-    text = f"{single.text}, or a list or tuple of such ints in rising order"
-    return Rule(text, accepts, convert)
+    item = integer(low)
+    single = Rule(item.text, item.accepts, lambda value: (item.convert(value),))
+    text = "a list or tuple of such ints in rising order"
+    return either(single, _list_of(text, item, lambda items: bool(items) and _rises(items)))
 
 
 def name_patterns() -> Rule:
     """Accept a list or tuple of non-empty strings, shell patterns of names; stored as a tuple."""
-
-    def accepts(value: object) -> bool:
-        if not isinstance(value, (list, tuple)):
-            return False
-        return all(isinstance(one, str) and plain(one) for one in value)
-
-    def convert(value: object) -> tuple[object, ...]:
-        return tuple(plain(one) for one in value)  # type: ignore[attr-defined]
-
-    return Rule("a list of patterns such as 'layer1.*'", accepts, convert)
+    pattern = Rule("a pattern", lambda one: isinstance(one, str) and plain(one) != "", plain)
+    return _list_of("a list of patterns such as 'layer1.*'", pattern)
 
 
 def reals(interval: str, count: int | None = None) -> Rule:
@@ -233,18 +221,14 @@ def reals(interval: str, count: int | None = None) -> Rule:
 
     With ``count``, exactly so many of them, none above the one before it.
     """
-    single = real(interval)
+    if count is None:
+        return _list_of(f"a list of numbers in {interval}", real(interval), bool)
 
-    def accepts(value: object) -> bool:
-        if not isinstance(value, (list, tuple)) or not value or not all(map(single.accepts, value)):
-            return False
-        falls = count is None or all(one >= two for one, two in zip(value, value[1:]))
-        return falls and count in (None, len(value))
+    def fits(items: Sequence[Any]) -> bool:
+        return len(items) == count and all(one >= two for one, two in zip(items, items[1:]))
 
-    text = f"a list of numbers in {interval}"
-    if count is not None:
-        text = f"{count} numbers in {interval}, none above the one before it"
-    return Rule(text, accepts, lambda value: tuple(float(item) for item in value))  # type: ignore
+    text = f"{count} numbers in {interval}, none above the one before it"
+    return _list_of(text, real(interval), fits)
 
 
 def either(first: Rule, second: Rule) -> Rule:
@@ -261,46 +245,40 @@ def phases(most: float) -> Rule:
 
     Scales are in (0, 1) and rise; the shares are above 0, and together at most ``most``.
     """
-    pair = reals("(0, 1)")
 
-    def accepts(value: object) -> bool:
-        if not isinstance(value, (list, tuple)) or not value:
+    def fits(pairs: Sequence[Any]) -> bool:
+        if not pairs or any(len(one) != 2 for one in pairs):
             return False
-        if not all(pair.accepts(one) and len(one) == 2 for one in value):
-            return False
-        scales = [float(scale) for _, scale in value]
-        rising = all(one < two for one, two in zip(scales, scales[1:]))
-        return rising and math.fsum(float(share) for share, _ in value) <= most + _ROUNDING
+        shares, scales = zip(*pairs)
+        return (
+            _rises([float(one) for one in scales])
+            and math.fsum(map(float, shares)) <= most + _ROUNDING
+        )
 
     text = (
         "a list of pairs [share of the steps, scale], the scales in (0, 1) and rising, "
         f"the shares above 0 and together at most {most:g}"
     )
-    return Rule(text, accepts, lambda value: tuple(pair.convert(one) for one in value))  # type: ignore
+    return _list_of(text, reals("(0, 1)"), fits)
 
 
 def freeze_schedule() -> Rule:
     """Accept None, the name of a prefix schedule, a list of groups (ints >= 0), or a function."""
-    names, group = ("linear", "cubic", "step", "adaptive"), integer(0)
+    names = ("linear", "cubic", "step", "adaptive")
+    groups = _list_of("a list of ints >= 0", integer(0), bool)
 
     def accepts(value: object) -> bool:
         if isinstance(value, (list, tuple)):
-            return bool(value) and all(group.accepts(one) for one in value)
+            return groups.accepts(value)
         if isinstance(value, str):
             return plain(value) in names
         return value is None or (callable(value) and not isinstance(value, type))
 
     def convert(value: object) -> object:
-        return (
-            tuple(int(one) for one in value) if isinstance(value, (list, tuple)) else plain(value)
-        )
+        return groups.convert(value) if isinstance(value, (list, tuple)) else plain(value)
 
-    return Rule(
-        "None, 'linear', 'cubic', 'step', 'adaptive', a list of ints >= 0, or a function of the "
-        "step",
-        accepts,
-        convert,
-    )
+    text = f"None, {', '.join(map(repr, names))}, {groups.text}, or a function of the step"
+    return Rule(text, accepts, convert)
 
 
 def check(name: str, value: object, rule: Rule, remedy: str = "") -> None:
