@@ -30,7 +30,7 @@ from mindspore_boost_ext.config.rules import (
 )
 from mindspore_boost_ext.config.section import Section
 from mindspore_boost_ext.config.sections import SECTIONS
-from mindspore_boost_ext.report import BoostWarning, NoEffectWarning, warn
+from mindspore_boost_ext.report import NoEffectWarning, warn
 
 ALGORITHMS = (
     "less_bn",
@@ -61,7 +61,7 @@ _NAMES = ("boost", *SECTIONS)
 _SWITCHES = ("mode", *ALGORITHMS)
 _MOST_NAMES = 1000  # in one section; far more than there are
 _ALIASES = MappingProxyType(
-    {"dim_reduce.n_component": "n_components", "common.device_num": "device_number"}
+    {"dim_reduce": ("n_component", "n_components"), "common": ("device_num", "device_number")}
 )
 
 ConfigSource = Union[Mapping[str, Any], str, "os.PathLike[str]", None]
@@ -164,8 +164,7 @@ class BoostConfig:
             missing: for algorithms whose prerequisites this run does not meet, the reason.
                 ``enable_all`` leaves those out; an explicit wish stays.
         """
-        missing = {**self._left_out_of_all(), **(missing or {})}
-        decisions = [self._with_effect(self._decide(one, missing)) for one in ALGORITHMS]
+        decisions = [self._with_effect(self._decide(one, missing or {})) for one in ALGORITHMS]
         for one in decisions:
             allowed = self.section(one.algorithm).goes_with
             if one.wanted and allowed is not None:
@@ -175,18 +174,6 @@ class BoostConfig:
     def section(self, algorithm: str) -> Section:
         """Return the section of an algorithm; one without declares nothing."""
         return getattr(self, algorithm, Section())
-
-    def _left_out_of_all(self) -> dict[str, str]:
-        """Return the algorithms that mode ``enable_all`` leaves out, each with the reason."""
-        found = {}
-        for algorithm in ALGORITHMS:
-            section = self.section(algorithm)
-            given = section.given_means_on and algorithm in self.given
-            if section.given_means_on and self.switches.get(algorithm) is False:
-                found[algorithm] = f"boost.{algorithm}=False"
-            elif section.left_out_of_all and not given:
-                found[algorithm] = section.left_out_of_all
-        return found
 
     def _with_effect(self, decision: Decision) -> Decision:
         """Take back a wish whose own settings leave nothing to do."""
@@ -198,31 +185,38 @@ class BoostConfig:
             return Decision(algorithm, False, reason="level O0 switches nothing on")
         if self.mode == "disable_all":
             return Decision(algorithm, False, reason="mode disable_all")
+        section, switch = self.section(algorithm), self.switches.get(algorithm)
+        by_section = section.given_means_on and algorithm in self.given
+        forbidden = section.given_means_on and switch is False
+        by_switch = f"boost.{algorithm}={switch}"
         if self.mode == "enable_all":
-            reason = missing.get(algorithm, "")
+            left_out = "" if by_section else section.left_out_of_all
+            reason = missing.get(algorithm, by_switch if forbidden else left_out)
             return Decision(algorithm, not reason, "mode enable_all", reason)
-        switch = self.switches.get(algorithm) if self.mode == "manual" else None
-        if switch is not None:
-            return _decision(algorithm, switch, f"boost.{algorithm}={switch}")
-        if self.section(algorithm).given_means_on:
-            if self.switches.get(algorithm) is False:
-                return Decision(algorithm, False, reason=f"boost.{algorithm}=False")
-            if algorithm in self.given:
-                return Decision(algorithm, True, f"section {algorithm}")
-        return _decision(algorithm, algorithm in LEVELS[self.level], f"level {self.level}")
+        if forbidden or (self.mode == "manual" and switch is False):
+            return Decision(algorithm, False, reason=by_switch)
+        if self.mode == "manual" and switch:
+            return Decision(algorithm, True, by_switch)
+        if by_section:
+            return Decision(algorithm, True, f"section {algorithm}")
+        if algorithm in LEVELS[self.level]:
+            return Decision(algorithm, True, f"level {self.level}")
+        return Decision(algorithm, False, reason=f"not in level {self.level}")
 
     def notices(self) -> tuple[str, ...]:
         """Return one sentence for each given switch, section or setting that has no effect."""
         plan = {one.algorithm: one for one in self.plan()}
         wanted = {algorithm for algorithm, one in plan.items() if one.wanted}
-        rule = f"level {self.level}" if self.level == "O0" else f"mode {self.mode!r}"
+        overruler = f"mode {self.mode!r} decides; use mode 'manual' to set switches"
+        if self.level == "O0":
+            overruler = "level O0 decides; use level O1 or O2 to set switches"
         found = []
         if self.level == "O0" and self.mode != "auto":
             found.append(f"boost.mode={self.mode!r} has no effect: level O0 switches nothing on")
         for algorithm, value in self.switches.items():
             if value != plan[algorithm].wanted:
                 overruled = plan[algorithm].wanted or plan[algorithm].asked_by == "-"
-                reason = self._overruler(rule) if overruled else plan[algorithm].reason
+                reason = overruler if overruled else plan[algorithm].reason
                 found.append(f"boost.{algorithm}={value} has no effect: {reason}")
         for section, kind in SECTIONS.items():
             readers = kind.readers or (section,)
@@ -247,17 +241,6 @@ class BoostConfig:
                 for name in names:
                     if getattr(given, name) != getattr(default, name):
                         yield f"{section}.{name} has no effect: {reason}"
-
-    def _overruler(self, rule: str) -> str:
-        remedy = "use level O1 or O2" if self.level == "O0" else "use mode 'manual'"
-        return f"{rule} decides; {remedy} to set switches"
-
-
-def _decision(algorithm: str, wanted: bool, authority: str) -> Decision:
-    if wanted:
-        return Decision(algorithm, True, authority)
-    reason = f"not in {authority}" if " " in authority else authority
-    return Decision(algorithm, False, reason=reason)
 
 
 def _excluded(decision: Decision, by: str, allowed: Collection[str]) -> Decision:
@@ -309,20 +292,17 @@ class _Parser:
         if source is None or (isinstance(source, str) and not source):
             return {}
         if isinstance(source, (str, os.PathLike)):
-            source = self._file(source)
+            try:
+                source = read_json(source)
+            except ValueError as error:
+                self._add(str(error), error.__cause__)
+                return {}
         if not isinstance(source, Mapping):
             raise TypeError(
                 "boost_config_dict must be a dict, the path of a JSON file, None or '', "
                 f"got {shown(source)}"
             )
         return self._entries("", source, _NAMES)
-
-    def _file(self, source: str | os.PathLike[str]) -> dict[str, Any]:
-        try:
-            return read_json(source)
-        except ValueError as error:
-            self._add(str(error), error.__cause__)
-            return {}
 
     def _entries(
         self, section: str, source: Mapping[Any, Any], known: tuple[str, ...]
@@ -382,20 +362,15 @@ class _Parser:
             remedy = ": a switch stands in section boost" if is_switch else ""
             self._add(f"{name} must be a dict of settings or None, got {shown(content)}{remedy}")
             return {}
-        return self._without_aliases(name, self._entries(name, content, known))
-
-    def _without_aliases(self, section: str, content: dict[str, Any]) -> dict[str, Any]:
-        for alias, name in _ALIASES.items():
-            old = alias.partition(".")[2]
-            if not alias.startswith(f"{section}.") or old not in content:
-                continue
-            value = content.pop(old)
-            if name in content:
-                self._add(f"{alias} and {section}.{name} are the same setting: give one")
-            else:
-                warn(f"{alias} is read as {section}.{name}")
-                content[name] = value
-        return content
+        found = self._entries(name, content, known)
+        alias, own = _ALIASES.get(name, ("", ""))
+        if alias in found and own in found:
+            self._add(f"{name}.{alias} and {name}.{own} are the same setting: give one")
+            del found[alias]
+        elif alias in found:
+            warn(f"{name}.{alias} is read as {name}.{own}")
+            found[own] = found.pop(alias)
+        return found
 
     def _settings(self, name: str, content: object) -> Any:
         """Return a section as it is given; None if anything is wrong in it."""
@@ -434,17 +409,3 @@ def warn_of_idle_settings(config: BoostConfig) -> None:
     notices = config.notices()
     if notices:
         warn("boost configuration: " + "; ".join(notices), NoEffectWarning)
-
-
-__all__ = [
-    "ALGORITHMS",
-    "LEVELS",
-    "MODES",
-    "SECTIONS",
-    "BoostConfig",
-    "BoostConfigError",
-    "BoostWarning",
-    "Decision",
-    "read_json",
-    "warn_of_idle_settings",
-]
