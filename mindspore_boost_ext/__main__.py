@@ -32,8 +32,7 @@ from mindspore_boost_ext.cli.launcher import (
     run_script,
 )
 from mindspore_boost_ext.config.page import page
-from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
-from mindspore_boost_ext.config.sections import SECTIONS
+from mindspore_boost_ext.config.parse import LEVELS, SECTIONS, BoostConfig
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.integration.outside import (
     BUILT,

@@ -19,13 +19,13 @@ from mindspore_boost_ext.algorithms import ALGORITHMS
 from mindspore_boost_ext.base.arguments import check_groups
 from mindspore_boost_ext.config.parse import ALGORITHMS as SWITCHES
 from mindspore_boost_ext.config.parse import (
+    SECTIONS,
     BoostConfig,
     ConfigSource,
     Decision,
     warn_of_idle_settings,
 )
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.config.sections import SECTIONS
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.runtime.machine import tuning
 

@@ -19,8 +19,7 @@ import scripts
 from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.config import page as settings_page
-from mindspore_boost_ext.config.parse import BoostConfig
-from mindspore_boost_ext.config.sections import SECTIONS
+from mindspore_boost_ext.config.parse import SECTIONS, BoostConfig
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

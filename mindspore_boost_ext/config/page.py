@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, MODES, STRICT_VARIABLE
+from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, MODES, SECTIONS, STRICT_VARIABLE
 from mindspore_boost_ext.config.section import Section
-from mindspore_boost_ext.config.sections import SECTIONS
 
 _MODES = {
     "auto": "follows the level",

@@ -9,6 +9,7 @@ Levels and modes: ``docs/configuration.md``. What a section switches on or exclu
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from typing import Any, Union
 
 import mindspore_boost_ext.config.sections as sections
 from mindspore_boost_ext.config.files import read_json
-from mindspore_boost_ext.config.places import hint
 from mindspore_boost_ext.config.rules import (
     Rule,
     boolean,
@@ -29,7 +29,11 @@ from mindspore_boost_ext.config.rules import (
     switched_off,
 )
 from mindspore_boost_ext.config.section import Section
-from mindspore_boost_ext.config.sections import SECTIONS
+from mindspore_boost_ext.config.whole_training import (
+    ProgressiveResizingConfig,
+    SeqLengthWarmupConfig,
+    ShortScheduleConfig,
+)
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 ALGORITHMS = (
@@ -57,9 +61,9 @@ LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 STRICT_VARIABLE = "MINDSPORE_BOOST_EXT_STRICT"
-_NAMES = ("boost", *SECTIONS)
 _SWITCHES = ("mode", *ALGORITHMS)
 _MOST_NAMES = 1000  # in one section; far more than there are
+_MOST_PLACES = 4  # that a message names
 _ALIASES = MappingProxyType(
     {"dim_reduce": ("n_component", "n_components"), "common": ("device_num", "device_number")}
 )
@@ -119,9 +123,9 @@ class BoostConfig:
     grad_accumulation: sections.GradAccumulationConfig = sections.GradAccumulationConfig()
     dim_reduce: sections.DimReduceConfig = sections.DimReduceConfig()
     thor: sections.ThorConfig = sections.ThorConfig()
-    progressive_resizing: sections.ProgressiveResizingConfig = sections.ProgressiveResizingConfig()
-    seq_length_warmup: sections.SeqLengthWarmupConfig = sections.SeqLengthWarmupConfig()
-    short_schedule: sections.ShortScheduleConfig = sections.ShortScheduleConfig()
+    progressive_resizing: ProgressiveResizingConfig = ProgressiveResizingConfig()
+    seq_length_warmup: SeqLengthWarmupConfig = SeqLengthWarmupConfig()
+    short_schedule: ShortScheduleConfig = ShortScheduleConfig()
     label_smoothing: sections.LabelSmoothingConfig = sections.LabelSmoothingConfig()
     gradient_centralization: sections.GradientCentralizationConfig = (
         sections.GradientCentralizationConfig()
@@ -249,6 +253,16 @@ def _excluded(decision: Decision, by: str, allowed: Collection[str]) -> Decision
     return dataclasses.replace(decision, wanted=False, reason=f"{by} excludes all others")
 
 
+SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
+    {
+        one.name: type(one.default)
+        for one in dataclasses.fields(BoostConfig)
+        if isinstance(one.default, Section)
+    }
+)
+_NAMES = ("boost", *SECTIONS)
+
+
 class _Parser:
     """Collects every problem of one source before it raises."""
 
@@ -348,7 +362,7 @@ class _Parser:
         # What is no string, and what cannot be seen, is shown as Python writes it.
         own = printable(text)[:200] if text.strip() else shown(name)
         sentence = f"{f'{path}.' if path else ''}{own} is not a known {kind}"
-        sentence += f": {hint(path, text, known, _SWITCHES)}"
+        sentence += f": {_hint(path, text, known)}"
         if self.strict:
             self.problems.append(sentence)
         else:
@@ -402,6 +416,20 @@ class _Parser:
             known = one.wanted and one.algorithm in read
             missing = config.section(one.algorithm).missing() if known else ""
             self.problems += [missing] if missing else []
+
+
+def _hint(section: str, name: str, known: Collection[str]) -> str:
+    """Return what may have been meant by a name that is not known in its section, or outside."""
+    if section and name in SECTIONS:
+        switch = f", or as the switch boost.{name}" if name in _SWITCHES else ""
+        return f"it is a section: give it beside {section}{switch}"
+    places = [f"{one}.{name}" for one, kind in SECTIONS.items() if name in kind.rules()]
+    places += [f"boost.{name}"] if name in _SWITCHES else []
+    if places:
+        more = ", ..." if places[_MOST_PLACES:] else ""
+        return f"did you mean {' or '.join(places[:_MOST_PLACES])}{more}?"
+    near = difflib.get_close_matches(name[:100], known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'none'}"
 
 
 def warn_of_idle_settings(config: BoostConfig) -> None:

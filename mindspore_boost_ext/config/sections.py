@@ -6,9 +6,8 @@ and defaults are those of ``mindspore.boost`` where it has the setting. Imports 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from mindspore_boost_ext.config.rules import (
@@ -25,11 +24,6 @@ from mindspore_boost_ext.config.rules import (
     reals,
 )
 from mindspore_boost_ext.config.section import Section, setting
-from mindspore_boost_ext.config.whole_training import (
-    ProgressiveResizingConfig,
-    SeqLengthWarmupConfig,
-    ShortScheduleConfig,
-)
 
 
 @dataclass(frozen=True)
@@ -349,24 +343,3 @@ class LossScaleConfig(Section):
     init: float = setting(2.0**16, real("[1, 8e37]"), "where the dynamic scale starts")
     factor: int = setting(2, integer(2), "by which it grows, and shrinks at an overflow")
     window: int = setting(1000, integer(1), "steps without overflow before it grows")
-
-
-SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
-    {
-        "common": CommonConfig,
-        "less_bn": LessBNConfig,
-        "grad_freeze": GradFreezeConfig,
-        "grad_accumulation": GradAccumulationConfig,
-        "dim_reduce": DimReduceConfig,
-        "thor": ThorConfig,
-        "progressive_resizing": ProgressiveResizingConfig,
-        "seq_length_warmup": SeqLengthWarmupConfig,
-        "short_schedule": ShortScheduleConfig,
-        "label_smoothing": LabelSmoothingConfig,
-        "gradient_centralization": GradientCentralizationConfig,
-        "compiled_step": CompiledStepConfig,
-        "cheaper_operators": CheaperOperatorsConfig,
-        "gradients": GradientsConfig,
-        "loss_scale": LossScaleConfig,
-    }
-)

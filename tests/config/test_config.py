@@ -20,8 +20,12 @@ from mindspore_boost_ext import (
     BoostWarning,
     NoEffectWarning,
 )
-from mindspore_boost_ext.config.parse import ALGORITHMS, STRICT_VARIABLE, warn_of_idle_settings
-from mindspore_boost_ext.config.sections import SECTIONS
+from mindspore_boost_ext.config.parse import (
+    ALGORITHMS,
+    SECTIONS,
+    STRICT_VARIABLE,
+    warn_of_idle_settings,
+)
 
 # The table of the API text, which upstream's documentation gives as the recommended format.
 RECOMMENDED = {

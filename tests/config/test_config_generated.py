@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 
 from mindspore_boost_ext.config import parse as config
-from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, MODES, BoostConfig
-from mindspore_boost_ext.config.sections import SECTIONS
+from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, MODES, SECTIONS, BoostConfig
 from mindspore_boost_ext.report import BoostWarning
 
 
