@@ -104,11 +104,6 @@ def default_loss_scale_manager(amp_level: str) -> LossScaleManager | None:
     return ms.amp.DynamicLossScaleManager() if amp_level == "O2" else None
 
 
-def model_method(name: str) -> Callable[..., Any]:
-    """Return the function that ``ms.Model`` holds now under ``name``."""
-    return vars(ms.Model)[name]
-
-
 def built_in_thor(optimizer: nn.Cell) -> nn.Cell | None:
     """Return MindSpore's own THOR: the optimizer itself, or the one it wraps; None if neither."""
     module = sys.modules[_THOR_MODULE]

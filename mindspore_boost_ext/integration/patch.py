@@ -11,15 +11,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import mindspore as ms
+import mindspore.boost
+from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.integration.convert import ConvertModelUtils
-from mindspore_boost_ext.integration.holders import build_function_holders, upstream_names
 from mindspore_boost_ext.integration.model import (
     boosted_build_train_network,
     build_model,
@@ -31,7 +33,49 @@ from mindspore_boost_ext.integration.outside import construct_model
 from mindspore_boost_ext.runtime.machine import is_tuned, tune_machine
 
 INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
+# The modules in which ``build_train_network`` is visible.
+BUILD_FUNCTION_HOLDERS = [
+    sys.modules[name]
+    for name in ("mindspore", "mindspore.amp", "mindspore.train", "mindspore.train.amp")
+]
+_UPSTREAM_MODULES = (
+    "boost",
+    "base",
+    "boost_cell_wrapper",
+    "less_batch_normalization",
+    "grad_freeze",
+    "grad_accumulation",
+    "adasum",
+    "dim_reduce",
+    "group_loss_scale_manager",
+)
+_CONVERSIONS = (
+    *("mindspore", "mindspore.train", "mindspore.train.train_thor"),
+    "mindspore.train.train_thor.convert_utils",
+)
 _NOTHING = object()
+
+
+def upstream_names() -> Iterator[tuple[str, str, list[Any]]]:
+    """List the public names of ``mindspore.boost``, and those around its THOR.
+
+    Yields:
+        tuple: the module of this package that has it, the name, and MindSpore's holders of it.
+    """
+    package = sys.modules["mindspore.boost"]
+    for short in _UPSTREAM_MODULES:
+        module = sys.modules[f"mindspore.boost.{short}"]
+        for name in module.__all__:
+            holders: list[Any] = [module]
+            if name in package.__all__:
+                holders.append(package)
+            if name == "AutoBoost":
+                holders.append(sys.modules["mindspore.train.model"])
+            yield short, name, holders
+    optimizers = sys.modules["mindspore.nn.optim"]
+    yield "thor", "THOR", [optimizers]  # its name until MindSpore 1.2, and in the article on it
+    yield "thor", "thor", [nn, optimizers, sys.modules["mindspore.nn.optim.thor"]]
+    yield "integration.convert", "ConvertModelUtils", [sys.modules[one] for one in _CONVERSIONS]
 
 
 class _Session:
@@ -94,38 +138,33 @@ def install() -> None:
 
 def _plug_in() -> None:
     global _session
-    with _lock:
-        if _session is not None:
-            return
-        session = _Session()
-        prepare = _compat.model_method(_compat.PREPARE_METHOD)
-        build = _compat.model_method(_compat.BUILD_METHOD)
-        construct = session.wrap(vars(ms.Model)["__init__"], construct_model)
-        session.replace(ms.Model, "__init__", construct)
-        session.replace(
-            ms.Model,
-            _compat.PREPARE_METHOD,
-            session.wrap(prepare, lambda _, model, kwargs: prepare_model(model, kwargs)),
-        )
-        session.replace(ms.Model, _compat.BUILD_METHOD, session.wrap(build, build_model))
-        for name in ("train", "fit"):
-            session.replace(ms.Model, name, session.wrap(vars(ms.Model)[name], train_model))
-        opens = vars(ms.Model)[_compat.OPEN_METHOD]
-        session.replace(ms.Model, _compat.OPEN_METHOD, session.wrap(opens, open_data))
-        wrappers: dict[Any, Any] = {}
-        for holder in build_function_holders():
-            function = holder.build_train_network
-            if function not in wrappers:
-                wrappers[function] = session.wrap(function, boosted_build_train_network)
-            session.replace(holder, "build_train_network", wrappers[function])
-        for module, name, holders in upstream_names():
-            ours = _own(module, name)
-            for holder in holders:
-                session.replace(holder, name, ours)
-        # For scripts that imported the class before this package.
-        conversion = staticmethod(ConvertModelUtils.convert_to_thor_model)
-        session.replace(_compat.BuiltInConversion, "convert_to_thor_model", conversion)
-        _session = session
+    if _session is not None:
+        return
+    session = _Session()
+    methods: dict[str, Callable[..., Any]] = {
+        "__init__": construct_model,
+        _compat.PREPARE_METHOD: lambda _, model, kwargs: prepare_model(model, kwargs),
+        _compat.BUILD_METHOD: build_model,
+        "train": train_model,
+        "fit": train_model,
+        _compat.OPEN_METHOD: open_data,
+    }
+    for name, ours in methods.items():
+        session.replace(ms.Model, name, session.wrap(vars(ms.Model)[name], ours))
+    wrappers: dict[Any, Any] = {}
+    for holder in BUILD_FUNCTION_HOLDERS:
+        function = holder.build_train_network
+        if function not in wrappers:
+            wrappers[function] = session.wrap(function, boosted_build_train_network)
+        session.replace(holder, "build_train_network", wrappers[function])
+    for module, name, holders in upstream_names():
+        named = getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)
+        for holder in holders:
+            session.replace(holder, name, named)
+    # For scripts that imported the class before this package.
+    conversion = staticmethod(ConvertModelUtils.convert_to_thor_model)
+    session.replace(_compat.BuiltInConversion, "convert_to_thor_model", conversion)
+    _session = session
 
 
 def uninstall() -> None:
@@ -142,10 +181,9 @@ def uninstall() -> None:
 
 def _unplug() -> None:
     global _session
-    with _lock:
-        if _session is not None:
-            _session.end()
-            _session = None
+    if _session is not None:
+        _session.end()
+        _session = None
 
 
 def is_installed() -> bool:
@@ -180,8 +218,3 @@ def installed() -> Iterator[None]:
                 _unplug()
             elif not counted:
                 _plug_in()
-
-
-def _own(module: str, name: str) -> object:
-    """Return the object with a public name of MindSpore in this package's ``module``."""
-    return getattr(importlib.import_module(f"mindspore_boost_ext.{module}"), name)

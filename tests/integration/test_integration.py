@@ -31,8 +31,11 @@ from mindspore_boost_ext import (
     uninstall,
 )
 from mindspore_boost_ext._compat import BuiltInConversion
-from mindspore_boost_ext.integration.holders import build_function_holders, upstream_names
-from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE
+from mindspore_boost_ext.integration.patch import (
+    BUILD_FUNCTION_HOLDERS,
+    INSTALL_VARIABLE,
+    upstream_names,
+)
 
 MISSING = object()
 OFF = {"boost": {"mode": "disable_all"}}
@@ -55,7 +58,7 @@ def places():
         for name in ("_build_boost_network", "_build_train_network", "train", "fit")
     }
     found["train.model.AutoBoost"] = sys.modules["mindspore.train.model"].AutoBoost
-    for module in build_function_holders():
+    for module in BUILD_FUNCTION_HOLDERS:
         found[f"{module.__name__}.build_train_network"] = module.build_train_network
     for module, name, holders in upstream_names():
         for holder in holders:
