@@ -1,10 +1,4 @@
-"""ConvertModelUtils: from a Model to one that trains with THOR, in one call.
-
-What it does: :meth:`ConvertModelUtils.convert_to_thor_model` builds a Model whose training step
-brings THOR its factors. With the package installed ``ms.Model`` does so by itself for a THOR
-optimizer; the call is what MindSpore's scripts make, and sets ``frequency``.
-Devices and modes: run on CPU in GRAPH_MODE and PYNATIVE_MODE; written, not run, for GPU and Ascend.
-"""
+"""ConvertModelUtils: from a Model to one that trains with THOR, as MindSpore's scripts do it."""
 
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ from mindspore_boost_ext._compat import ModelUnderConstruction, built_in_thor
 from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import check, integer, optional
 from mindspore_boost_ext.integration.model import BoostModel
-from mindspore_boost_ext.thor.optimizer import THOR, thor_of
+from mindspore_boost_ext.thor.optimizer import thor_of
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
@@ -114,6 +108,3 @@ def _own_step(step: nn.TrainOneStepCell) -> nn.Cell:
             "update(loss, gradients), or give the network with its loss and the optimizer"
         )
     return BoostTrainOneStepCell(step.network, step.optimizer, step.sens).set_train()
-
-
-__all__ = ["THOR", "ConvertModelUtils"]

@@ -60,18 +60,19 @@ class TrainStep:
         self.overflow: Tensor | None = None
         self.scale: Tensor | None = None
         self._network, self._takes_a_label = network, takes_a_label
-        self._layers = [one for _, one in network.cells_and_names() if _compat.own_parameters(one)]
+        self._all_cells = [one for _, one in network.cells_and_names()]
+        self._layers = [one for one in self._all_cells if _compat.own_parameters(one)]
         self._scales = isinstance(train_network, nn.TrainOneStepWithLossScaleCell) or hasattr(
             train_network, "scale_part"
         )
-        self._all_cells = [one for _, one in network.cells_and_names()]
         self._rest: list[nn.Cell] = []  # what was in evaluation mode when the last step ran
         self._last: Any = None
-        self._has_seen_outputs = False
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Train on one batch of Tensors; return the loss, as the network gives it."""
-        if self._takes_a_label and len(batch) != 2 and self._feeds_the_network():
+        is_odd = self._takes_a_label and len(batch) != 2
+        # A part that changes the batch before the network sees it may take more.
+        if is_odd and getattr(self.train_network, "batch_part", None) is None:
             raise TypeError(
                 f"a step with a loss_fn takes one input and the label, got {len(batch)} arguments: "
                 "let the network return its loss, and give None as loss_fn"
@@ -83,17 +84,13 @@ class TrainStep:
         else:
             self._rest = [one for one in self._all_cells if not one.training]
         compare_on_ranks(self.train_network)
+        is_first = self._last is None
         self._last = loss = self.train_network(*batch)
         if self._scales:
             loss, self.overflow, self.scale = self._last
-        if not self._has_seen_outputs:
-            self._has_seen_outputs = True
+        if is_first:
             _warn_of_outputs(loss)
         return loss
-
-    def _feeds_the_network(self) -> bool:
-        """Return whether no part changes a batch before the network sees it."""
-        return getattr(self.train_network, "batch_part", None) is None
 
     def _is_at_rest(self) -> bool:
         """Return whether the network, or all in it that holds weights, is in evaluation mode.
@@ -110,13 +107,11 @@ class TrainStep:
 
     def observations(self) -> dict[str, Any]:
         """Return what the active algorithms report of the last step: name -> number or bool."""
-        observations = getattr(self.train_network, "observations", dict)
-        return observations()
+        return getattr(self.train_network, "observations", dict)()
 
     def flush_accumulation(self) -> bool:
         """Update with a window that is not full yet; return whether there was anything in it."""
-        flush = getattr(self.train_network, "flush_accumulation", bool)
-        return bool(flush())
+        return bool(getattr(self.train_network, "flush_accumulation", bool)())
 
     def over(
         self,
@@ -178,7 +173,8 @@ class TrainStep:
                 state.cur_epoch_num += 1
                 _call(callbacks, "on_train_epoch_begin", context)
                 for batch in batches:
-                    _check_batch(batch)
+                    if not isinstance(batch, (tuple, list)):
+                        raise TypeError(f"a batch must be a tuple of Tensors, got {shown(batch)}")
                     state.cur_step_num += 1
                     state.train_dataset_element = batch
                     _call(callbacks, "on_train_step_begin", context)
@@ -224,11 +220,6 @@ class _State(dict[str, Any]):
 
     def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
-
-
-def _check_batch(batch: object) -> None:
-    if not isinstance(batch, (tuple, list)):
-        raise TypeError(f"a batch must be a tuple of Tensors, got {shown(batch)}")
 
 
 def _call(callbacks: Sequence[Callback], event: str, context: RunContext) -> None:

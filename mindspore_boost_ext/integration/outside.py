@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from mindspore_boost_ext.runtime.machine import tuning
 
 LEVEL_VARIABLE = "MINDSPORE_BOOST_EXT_LEVEL"
 CONFIG_VARIABLE = "MINDSPORE_BOOST_EXT_CONFIG"
-_OWN_WORDS = ("boost_level", "boost_config_dict", "acc_level")
+_OWN_WORDS = {"boost_level", "boost_config_dict", "acc_level"}
 
 
 def settings_from_outside() -> dict[str, str]:
@@ -41,13 +41,6 @@ def settings_from_outside() -> dict[str, str]:
     except ValueError as error:
         raise ValueError(f"--config or {CONFIG_VARIABLE}={config}: {error}") from error
     return {"boost_level": level, "boost_config_dict": config}
-
-
-def without_level(construct: Callable[..., Any], *args: object, **kwargs: object) -> bool:
-    """Return whether a call of ``construct`` gives neither a level nor settings."""
-    given = inspect.signature(construct).bind_partial(*args, **kwargs)
-    names = {*given.arguments, *given.arguments.get("kwargs", ())}
-    return names.isdisjoint(_OWN_WORDS)
 
 
 @dataclass
@@ -151,7 +144,7 @@ def construct_model(
     """Construct a Model as ``construct`` does; one without a level gets that from outside."""
     given = inspect.signature(construct).bind_partial(model, *args, **kwargs).arguments
     trains = given.get("optimizer") is not None
-    own = not without_level(construct, model, *args, **kwargs)
+    own = bool(_OWN_WORDS & {*given, *given.get("kwargs", ())})
     if trains and not own:
         kwargs.update(settings_from_outside())
     construct(model, *args, **kwargs)
@@ -170,6 +163,6 @@ def take_down(network: nn.Cell, step: nn.Cell) -> nn.Cell:
 
 def level_and_settings(level: str | None, config: Any) -> tuple[str, Any]:
     """Return level and settings of a call; those from outside if it gives neither."""
-    outside: Mapping[str, str] = {} if level is not None or config else settings_from_outside()
+    outside = {} if level is not None or config else settings_from_outside()
     default = "O0" if level is None else level
     return outside.get("boost_level", default), outside.get("boost_config_dict", config)
