@@ -64,14 +64,7 @@ LOSS_SCALE = "loss_scale"
 def make_step_cell(
     network: nn.Cell, optimizer: nn.Cell, loss_scale_manager: LossScaleManager | None
 ) -> nn.Cell:
-    """Return the step cell for a network with its loss, as the loss-scale manager demands.
-
-    Args:
-        network (Cell): the network with its loss.
-        optimizer (Cell): the optimizer.
-        loss_scale_manager (LossScaleManager, optional): a manager of ``mindspore.amp``, a
-            ``GroupLossScaleManager``, or None.
-    """
+    """Return the step cell for a network with its loss, as the loss-scale manager demands."""
     if loss_scale_manager is None:
         return BoostTrainOneStepCell(network, optimizer).set_train()
     update = loss_scale_manager.get_update_cell()
@@ -101,10 +94,7 @@ def manager_of(
 ) -> LossScaleManager | None:
     """Return a script's own loss-scale manager; without one that of the section ``loss_scale``.
 
-    Args:
-        given (LossScaleManager, optional): the script's, or the one that its amp level brings.
-        boost (AutoBoost): the settings.
-        is_own (bool): whether it is the script's.
+    ``given`` is the script's (``is_own``), or the one that its amp level brings.
     """
     if LOSS_SCALE not in boost.config.given or boost.level == "O0":
         return given
@@ -177,9 +167,7 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
 def with_report(plain: nn.Cell, brought: bool = False) -> nn.Cell:
     """Give MindSpore's own step a report of nothing done, so that scripts run at level O0 too.
 
-    Args:
-        plain (Cell): the step; nothing is done to a Cell that is none.
-        brought (bool): whether the script has brought it itself. Default: False.
+    The report says so where the script has brought the step itself. Other Cells stay as they are.
     """
     if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
         boost = AutoBoost()
@@ -216,11 +204,6 @@ def boosted_step(
     return cell
 
 
-def is_experimental(optimizer: nn.Cell) -> bool:
-    """Return whether an optimizer is one of ``mindspore.experimental`` or ``mindspore.mint``."""
-    return not isinstance(optimizer, nn.Optimizer) and hasattr(optimizer, "param_groups")
-
-
 def boosted_build_train_network(
     original: Callable[..., nn.Cell],
     network: nn.Cell,
@@ -233,20 +216,10 @@ def boosted_build_train_network(
     any_optimizer: bool = False,
     **kwargs: object,
 ) -> nn.Cell:
-    """``mindspore.amp.build_train_network`` with the accelerators of ``boost_level``.
+    """``mindspore.amp.build_train_network``, which is ``original``, with the accelerators.
 
-    Args:
-        original: MindSpore's function of that name.
-        network (Cell): as for that function.
-        optimizer (Cell): as for that function.
-        loss_fn (Cell, optional): as for that function.
-        level (str): the level of mixed precision.
-        boost_level (str): ``"O0"``, ``"O1"`` or ``"O2"``. Default: the environment's, else O0.
-        boost_config_dict: settings for the level, as for ``AutoBoost``.
-        algorithms (Sequence[Algorithm]): algorithms of the user's own.
-        any_optimizer (bool): whether to take optimizers of ``mindspore.experimental``, which that
-            function refuses. Default: False.
-        **kwargs: as for that function.
+    ``level`` is that of mixed precision; the environment gives ``boost_level`` if the call does
+    not. ``any_optimizer`` is for optimizers of ``mindspore.experimental``, which that refuses.
     """
     if not isinstance(optimizer, nn.Cell):
         raise TypeError(
@@ -257,15 +230,14 @@ def boosted_build_train_network(
     boost = AutoBoost(boost_level, boost_config_dict, algorithms=algorithms)
     if boost.level == "O0" and AutoBoost.is_building():
         return original(network, optimizer, loss_fn, level, boost.level, **kwargs)
-    refused = any_optimizer and is_experimental(optimizer)  # by MindSpore's function
+    is_experimental = not isinstance(optimizer, nn.Optimizer) and hasattr(optimizer, "param_groups")
+    refused = any_optimizer and is_experimental  # by MindSpore's function
     if boost.level == "O0" and not (algorithms or refused) and thor_of(optimizer) is None:
         plain = original(network, optimizer, loss_fn, level, boost.level, **kwargs)
         return take_down(network, with_report(plain))
     is_own = "loss_scale_manager" in kwargs
-    if is_own:
-        manager = kwargs.pop("loss_scale_manager")
-    else:
-        manager = _compat.default_loss_scale_manager(level)
+    own = kwargs.pop("loss_scale_manager", None)
+    manager: Any = own if is_own else _compat.default_loss_scale_manager(level)
     manager = manager_of(manager, boost, is_own)
     check_loss_scale_manager(manager, boost)
     boost.loss_fn, given = loss_fn, network
@@ -289,10 +261,7 @@ def compare_on_ranks(step: object) -> None:
 def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | None) -> None:
     """Look at how long a training is: the same on all ranks, and long enough for the settings.
 
-    Args:
-        step (BoostTrainOneStepCell): what is trained.
-        epochs (int): how many.
-        batches (int, optional): in an epoch; None if that is unknown.
+    ``batches`` are those of an epoch; None if that is unknown.
 
     Raises:
         ValueError: if ranks differ.
@@ -304,11 +273,7 @@ def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | Non
 
 
 class EndOfTraining(Callback):
-    """Ends a training when an algorithm says so.
-
-    Args:
-        step (BoostTrainOneStepCell): what is trained.
-    """
+    """Ends the training of a step when an algorithm says so."""
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
         super().__init__()
