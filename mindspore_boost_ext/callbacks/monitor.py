@@ -20,13 +20,7 @@ from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.base.learning_rate import host_array, read_learning_rate
 from mindspore_boost_ext.callbacks.display import Display, PlainDisplay, make_display
 from mindspore_boost_ext.callbacks.epoch import batches_of_epoch
-from mindspore_boost_ext.callbacks.history import (
-    HistoryWriter,
-    PathLike,
-    Record,
-    plot_history,
-    read_history,
-)
+from mindspore_boost_ext.callbacks.history import HistoryWriter, PathLike, Record
 from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
 from mindspore_boost_ext.runtime.ranks import launched_rank
@@ -440,11 +434,3 @@ def _text(record: Record) -> str:
     if record["event"] == "epoch":
         parts.append(f"{record['seconds']:.1f} s")
     return "  ".join(parts)
-
-
-__all__ = [
-    "BoostMonitor",
-    "plot_history",
-    "read_history",
-    "read_learning_rate",
-]
