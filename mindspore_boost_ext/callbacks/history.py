@@ -1,11 +1,8 @@
-"""The history of a training run: JSON lines on disk, read back and drawn.
-
-What it does: :class:`HistoryWriter` appends one record a line, :func:`read_history` reads them
-back, :func:`plot_history` draws them. ``BoostMonitor`` in ``callbacks`` makes the records.
-"""
+"""The history of a training run: JSON lines on disk, read back and drawn. Imports no MindSpore."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -48,9 +45,8 @@ def strict_json(value: object) -> object:
 class HistoryWriter:
     """Appends records to a JSON-lines file, each line whole; a full disk never stops the training.
 
-    Args:
-        path (Union[str, os.PathLike]): The file. Created when missing, appended to when it is a
-            history already; a last line torn by a killed process is removed first.
+    A history that is there already is continued; a last line that a killed process has torn is
+    removed first.
 
     Raises:
         ValueError: If `path` cannot be opened for appending, is no regular file, is written by
@@ -327,21 +323,17 @@ def _series(
     run: list[Record], event: str, group: str, key: str
 ) -> list[tuple[list[int], list[float]]]:
     """The lines of one quantity: one, or one for each learning rate of a grouped optimizer."""
-    points: list[tuple[int, list[Any]]] = []
+    steps: list[int] = []
+    rows: list[list[Any]] = []
     for record in run:
         holder = (record.get(group) or {}) if group else record
         if record["event"] == event and key in holder:
-            value = holder[key]
-            points.append((record["step"], value if isinstance(value, list) else [value]))
-    width = max((len(values) for _, values in points), default=0)
-    return [
-        ([step for step, _ in points], [_number(values, index) for _, values in points])
-        for index in range(width)
-    ]
+            steps.append(record["step"])
+            rows.append(holder[key] if isinstance(holder[key], list) else [holder[key]])
+    return [(steps, [_number(one) for one in line]) for line in itertools.zip_longest(*rows)]
 
 
-def _number(values: list[Any], index: int) -> float:
-    value = values[index] if index < len(values) else None
+def _number(value: object) -> float:
     return float(value) if isinstance(value, (bool, int, float)) else math.nan
 
 
