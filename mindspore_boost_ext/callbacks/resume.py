@@ -166,11 +166,10 @@ def restore(
     path = _path_of_rank(checkpoint_path(path, None))
     saved = _read(path)
     epoch = _epoch_of(saved, path)
-    settings = read_settings(saved)
     values = {name: one for name, one in saved.items() if isinstance(one, Parameter)}
     for name in _NOT_PARAMETERS:
         values.pop(name, None)
-    _check_settings(train_network, settings, path, allow_other_settings)
+    _check_settings(train_network, read_settings(saved), path, allow_other_settings)
     _check_parameters(train_network, values, path)
     ms.load_param_into_net(train_network, values)
     _DONE[train_network] = epoch
@@ -190,10 +189,9 @@ def _path_of_rank(path: str) -> str:
 
 def _read(path: str) -> dict[str, Any]:
     try:
-        saved: dict[str, Any] = ms.load_checkpoint(path, format=kind_of(path))
+        return ms.load_checkpoint(path, format=kind_of(path))
     except (OSError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path!r} cannot be read as a checkpoint: {error}") from error
-    return saved
 
 
 def _epoch_of(saved: Mapping[str, Any], path: str) -> int:
@@ -213,7 +211,8 @@ def _check_settings(
     if saved is None:
         return
     now = settings_of(train_network)
-    known = {**dict.fromkeys(_switches(now), str(False)), **saved}  # it may be older than a switch
+    switches = [name for name in now if name.startswith("boost.")]
+    known = {**dict.fromkeys(switches, str(False)), **saved}  # it may be older than a switch
     names = [name for name in {**known, **now} if known.get(name) != now.get(name)]
     if not names:
         return
@@ -227,10 +226,6 @@ def _check_settings(
     if not allowed:
         raise ValueError(f"{message}. Give them as before, or allow_other_settings=True")
     warn(f"{message}; training goes on with those of now")
-
-
-def _switches(settings: Mapping[str, str]) -> list[str]:
-    return [name for name in settings if name.startswith("boost.")]
 
 
 def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], path: str) -> None:
