@@ -85,11 +85,7 @@ def kind_of(path: str) -> str:
 
 
 def checkpoint_path(path: str | os.PathLike[str], kind: str | None = "ckpt") -> str:
-    """Return a path as a str that ends in ``.ckpt``, or in another kind of file.
-
-    Args:
-        path: what was given.
-        kind (str, optional): of the file; None for that which the path names. Default: ``"ckpt"``.
+    """Return a path as a str that ends in the kind of file; None is the kind that the path names.
 
     Raises:
         TypeError: if it is no path.

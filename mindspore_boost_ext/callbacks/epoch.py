@@ -10,10 +10,7 @@ def batches_of_epoch(params: Mapping[str, Any]) -> int:
     """Return how many batches an epoch has.
 
     MindSpore's ``batch_num`` is ``sink_size`` where one is given, also on CPU, which sinks nothing
-    and goes through the whole dataset.
-
-    Args:
-        params: what a ``RunContext`` has of a training that has begun.
+    and goes through the whole dataset. ``params`` are those of a training that has begun.
     """
     size = getattr(params.get("train_dataset"), "get_dataset_size", None)
     if size is None or params.get("dataset_sink_mode"):

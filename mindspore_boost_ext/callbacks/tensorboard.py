@@ -18,9 +18,8 @@ class TensorBoardWriter:
     Scalars of a step are named after its keys, those of the accelerators ``boost/<name>``, those of
     an epoch ``epoch/<name>``, metrics ``metrics/<name>``. What is no number is left out.
 
-    Args:
-        folder (Union[str, os.PathLike]): made if it is not there.
-        step (int): of records that name none, in front of the first that does. Default: 0.
+    The folder is made if it is not there; ``step`` is that of records in front of the first that
+    names its own.
 
     Raises:
         ImportError: with the command that installs tensorboardX, if it is missing.

@@ -78,11 +78,6 @@ class Rule:
     def read(self, name: str, value: object, remedy: str = "") -> object:
         """Return a value in its stored form.
 
-        Args:
-            name: of the setting.
-            value: of it.
-            remedy: what to do instead, if the rule does not say it.
-
         Raises:
             ValueError: with name, rule, value and remedy, if the value does not obey the rule or
                 raises something itself, which is the cause then.

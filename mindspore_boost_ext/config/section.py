@@ -50,17 +50,10 @@ class Section:
 
     @classmethod
     def check(cls, prefix: str, **values: object) -> dict[str, Any]:
-        """Check settings of this section that were given elsewhere, such as to a constructor.
-
-        Args:
-            prefix (str): stands in front of a setting's name in messages.
-            **values: some of the settings.
-
-        Returns:
-            dict, the same in their stored form.
+        """Return settings that were given elsewhere, such as to a constructor, as they are stored.
 
         Raises:
-            ValueError: naming every setting that breaks its rule.
+            ValueError: naming every setting that breaks its rule, with the prefix in front.
         """
         rules = cls.rules()
         return check_all(prefix, **{name: (value, rules[name]) for name, value in values.items()})
