@@ -7,9 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_OF_STEP = ("loss", "learning_rate", "samples_per_second", "seconds")
+_MEASURED = ("loss", "learning_rate", "samples_per_second", "seconds")
 _NUMBERS = itertools.count()  # of the files of this process
-_OF_EPOCH = ("loss", "samples_per_second", "seconds")
 
 
 class TensorBoardWriter:
@@ -61,11 +60,10 @@ class TensorBoardWriter:
 
 
 def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    if record["event"] == "step":
-        yield from _numbers("", {name: record.get(name) for name in _OF_STEP})
-        yield from _numbers("boost/", record.get("boost") or {})
-    elif record["event"] == "epoch":
-        yield from _numbers("epoch/", {name: record.get(name) for name in _OF_EPOCH})
+    if record["event"] in ("step", "epoch"):
+        prefix = "epoch/" if record["event"] == "epoch" else ""
+        yield from _numbers(prefix, {name: record.get(name) for name in _MEASURED})
+    yield from _numbers("boost/", record.get("boost") or {})
     yield from _numbers("metrics/", record.get("metrics") or {})
 
 
