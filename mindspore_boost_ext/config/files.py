@@ -13,6 +13,7 @@ from mindspore_boost_ext.config.rules import described, plain, printable, shown
 
 _LIMIT = 1 << 20
 _PATH_SHOWN = 60
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0)
 _KINDS = {
     stat.S_IFDIR: "a directory: give the file in it",
     stat.S_IFIFO: "a FIFO: write the settings into a file",
@@ -55,7 +56,7 @@ def read_json(source: str | os.PathLike[str]) -> dict[str, Any]:
 def _text(path: str) -> str:
     """Return what a regular file holds; opening or reading anything else could wait for ever."""
     _check_kind(os.stat(path))
-    with open(path, "rb", opener=_at_once) as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING)) as file:
         _check_kind(os.fstat(file.fileno()))  # what was looked at may be another one by now
         content = file.read(_LIMIT + 1)
     if content is None:
@@ -65,10 +66,6 @@ def _text(path: str) -> str:
     if not content.strip():
         raise ValueError("it is empty: write {} for the defaults")
     return content.decode("utf-8-sig")
-
-
-def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _check_kind(found: os.stat_result) -> None:

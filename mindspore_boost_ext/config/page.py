@@ -59,9 +59,6 @@ def _boost() -> list[str]:
     ]
 
 
-_NO_SETTINGS = "It has no settings: `{}`.\n"
-
-
 def _of(section: type[Section]) -> list[str]:
     """Return the part of the page that describes one section."""
     words = (section.__doc__ or "").split("\n\n")
@@ -75,10 +72,11 @@ def _of(section: type[Section]) -> list[str]:
         ]
         for one in dataclasses.fields(section)
     ]
+    settings = _table(["setting", "default", "must be", "meaning"], rows)
     return [
         f"## `{section.path}`\n",
         f"{title[:1].upper()}{title[1:]}\n",
-        *(_table(["setting", "default", "must be", "meaning"], rows) if rows else [_NO_SETTINGS]),
+        *(settings if rows else ["It has no settings: `{}`.\n"]),
     ]
 
 
