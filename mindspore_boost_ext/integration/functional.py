@@ -213,10 +213,9 @@ class _State(dict[str, Any]):
     """What callbacks look up: items that are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
 
     def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
