@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Callable
+from typing import Any, Callable
 from weakref import WeakKeyDictionary
 
 import mindspore as ms
@@ -24,10 +24,6 @@ from mindspore_boost_ext.callbacks.history import HistoryWriter, PathLike, Recor
 from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
 from mindspore_boost_ext.runtime.ranks import launched_rank
-
-if TYPE_CHECKING:
-    from mindspore.dataset import Dataset
-
 
 _SMOOTHING = 0.9
 
@@ -206,10 +202,11 @@ class BoostMonitor(Callback):
         # Sink mode replaces cb_params.train_network by a wrapper later: the cell is taken now.
         network = params.train_network
         optimizer = getattr(network, "optimizer", None)
+        batch_size = getattr(params.get("train_dataset"), "get_batch_size", None)
         self._run = _Run(
             network=network,
             optimizer=params.get("optimizer") if optimizer is None else optimizer,
-            batch_size=_batch_size(params.get("train_dataset")),
+            batch_size=batch_size() if callable(batch_size) else None,
             last_step=params.cur_step_num,
             writers=list(self._open_writers()),
             display=make_display(self._log_interval) if self._progress else None,
@@ -339,11 +336,6 @@ def _check_arguments(
 
 def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator > 0 else None
-
-
-def _batch_size(dataset: Dataset | None) -> int | None:
-    read = getattr(dataset, "get_batch_size", None)
-    return read() if callable(read) else None
 
 
 def _start_record(params: RunContext, run: _Run) -> Record:
