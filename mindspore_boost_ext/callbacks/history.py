@@ -252,7 +252,11 @@ def plot_history(
             _draw(axes, run, group, key, color=f"C{index % 10}", label=label)
         _finish(axes, key, lowest=position > len(panels) - columns)
     if len(runs) > 1:
-        handles, labels = _legend_entries(figure.axes)
+        named: dict[str, Any] = {}
+        for axes in figure.axes:
+            for handle, label in zip(*axes.get_legend_handles_labels()):
+                named.setdefault(label, handle)
+        handles, labels = [*named.values()], [*named]
         figure.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)))
     if output is not None:
         figure.savefig(os.fspath(output), dpi=150)
@@ -345,11 +349,3 @@ def _finish(axes: Axes, key: str, lowest: bool) -> None:
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useOffset=False)
     if lowest:
         axes.set_xlabel("step", fontsize=9)
-
-
-def _legend_entries(all_axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
-    entries: dict[str, Any] = {}
-    for axes in all_axes:
-        for handle, label in zip(*axes.get_legend_handles_labels()):
-            entries.setdefault(label, handle)
-    return list(entries.values()), list(entries)
