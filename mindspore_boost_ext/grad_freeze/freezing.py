@@ -30,17 +30,21 @@ from mindspore_boost_ext.grad_freeze.schedule import (
     FreezeSchedule,
     OwnSchedule,
     Strategy,
-    continuous_sequence,
-    interval_sequence,
     prefix_length,
     prefix_schedule,
     tabulate,
 )
-from mindspore_boost_ext.grad_freeze.sequences import AT_ONCE
+from mindspore_boost_ext.grad_freeze.sequences import (
+    AT_ONCE,
+    DrawnGroups,
+    GroupSequence,
+    RepeatedGroups,
+)
 from mindspore_boost_ext.grad_freeze.uses import in_order_of_last_use
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 from mindspore_boost_ext.stages.choice import StepChoice
 
+_MARGIN = 1.01  # entries of a sequence for each step asked for
 _CHUNK = 3  # parameters in a chunk before it may close
 # With what stands before it: biases, BatchNorms, and the one scale of a normalised head. "bn" is
 # not looked for inside of a word such as subnet.
@@ -222,11 +226,11 @@ class GradientFreeze:
             freeze_p=(freeze_p, real("[0, 1)")),
             total_steps=(total_steps, integer(1)),
         )
-        groups, share, steps = int(parameter_groups_number), float(freeze_p), int(total_steps)
-        if freeze_strategy == CONTINUOUS:
-            sequence = continuous_sequence(groups, share, steps)
-        else:
-            sequence = interval_sequence(groups, share, steps, self._seed)
+        groups, share = int(parameter_groups_number), float(freeze_p)
+        length = int(int(total_steps) * _MARGIN)
+        sequence: GroupSequence = RepeatedGroups(groups, share, length)
+        if freeze_strategy == INTERVAL and groups > 1:
+            sequence = DrawnGroups(groups, share, length, self._seed)
         return list(sequence) if len(sequence) <= AT_ONCE else sequence
 
     def freeze_generate(

@@ -14,17 +14,14 @@ from mindspore import Tensor
 from mindspore_boost_ext.config.rules import check, integer, one_of, real, shown
 from mindspore_boost_ext.grad_freeze.sequences import (
     AT_ONCE,
-    DrawnGroups,
     FunctionGroups,
     GroupSequence,
     PrefixGroups,
-    RepeatedGroups,
     checked_group,
 )
 
 CONTINUOUS, INTERVAL, ADAPTIVE = 0, 1, "adaptive"
 WRAP, HOLD = "wrap", "hold"
-_MARGIN = 1.01  # entries of a sequence for each step asked for
 
 
 @dataclass(frozen=True)
@@ -82,32 +79,6 @@ class FreezeSchedule:
 
 Strategy = Union[FreezeSchedule, Sequence[int], Tensor, None]
 OwnSchedule = Union[FreezeSchedule, Sequence[int], Callable[[int], int], str, None]
-
-
-def continuous_sequence(groups: int, freeze_p: float, total_steps: int) -> GroupSequence:
-    """Return freeze type 0: a run of zeros, then each group once, over and over.
-
-    Args:
-        groups: number of groups, >= 1.
-        freeze_p: share of zeros, in [0, 1).
-        total_steps: steps of the training; the sequence is at least 1 % longer.
-    """
-    return RepeatedGroups(groups, freeze_p, int(total_steps * _MARGIN))
-
-
-def interval_sequence(groups: int, freeze_p: float, total_steps: int, seed: int) -> GroupSequence:
-    """Return freeze type 1: zeros and drawn groups take turns so that ``freeze_p`` are zeros.
-
-    Args:
-        groups: number of groups, >= 1.
-        freeze_p: share of zeros, in [0, 1). The running share is never off by more than one step.
-        total_steps: steps of the training; the sequence is 1 % longer, rounded down.
-        seed: seed of the draws, which take k from 1 … groups−1 with probability ∝ groups−k.
-    """
-    length = int(total_steps * _MARGIN)
-    if groups == 1:
-        return RepeatedGroups(groups, freeze_p, length)
-    return DrawnGroups(groups, freeze_p, length, seed)
 
 
 def prefix_schedule(

@@ -16,11 +16,7 @@ from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext.grad_freeze.chooser import group_chooser
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, GradientFreeze, tabulate
-from mindspore_boost_ext.grad_freeze.schedule import (
-    continuous_sequence,
-    interval_sequence,
-    prefix_schedule,
-)
+from mindspore_boost_ext.grad_freeze.schedule import prefix_schedule
 from mindspore_boost_ext.grad_freeze.sequences import AT_ONCE, GroupSequence
 from mindspore_boost_ext.report import NoEffectWarning
 
@@ -34,6 +30,15 @@ def frozen(total_steps, **settings):
     arguments = {"param_groups": 3, "freeze_type": 1, "freeze_p": 0.7, **settings}
     freeze = GradientFreeze(total_steps=total_steps, **arguments)
     return freeze.freeze_generate(net, nets.momentum(net.trainable_params()))[1]
+
+
+def of_type(freeze_type, groups, share, steps, seed=0):
+    freeze = GradientFreeze(groups, freeze_type, share, steps, seed=seed)
+    return freeze.generate_freeze_index_sequence(groups, freeze_type, share, steps)
+
+
+def interval_sequence(groups, share, steps, seed):
+    return of_type(1, groups, share, steps, seed)
 
 
 # --- the same groups as ever ---------------------------------------------------------------------
@@ -92,7 +97,7 @@ def test_the_share_of_zeros_holds_to_the_last_step(share):
 def test_type_0_repeats_its_pattern(groups, share):
     zeros = int(share * (groups - 1) // (1 - share) + 0.5)
     pattern = [0] * zeros + list(range(1, groups)) or [0]
-    sequence = continuous_sequence(groups, share, LONG)
+    sequence = of_type(0, groups, share, LONG)
     assert len(sequence) >= 1.01 * LONG
     assert len(sequence) % len(pattern) == 0
     for begin in (0, 1, 10**8 + 3, len(sequence) - 5):
