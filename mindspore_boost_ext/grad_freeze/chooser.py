@@ -36,20 +36,18 @@ _NO_LOOK = (
 def group_chooser(optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> GroupChooser:
     """Return what follows the schedule of a ``FreezeOpt``; the steps move its position.
 
-    Args:
-        optimizer (FreezeOpt): whose schedule and position it follows.
-        variant_of_group (Sequence[int]): the number of the variant that trains each group.
+    ``variant_of_group`` has the number of the variant that trains each group.
     """
     groups = optimizer.schedule.groups
     if isinstance(optimizer, AdaptiveFreezeOpt):
-        return HostChooser(optimizer, variant_of_group, _NO_LOOK)
+        return GroupChooser(optimizer, variant_of_group, _NO_LOOK)
     if isinstance(groups, PrefixGroups):
         return FirstStepsChooser(optimizer, variant_of_group)
     # A function that is asked as the steps come up cannot be asked in the graph.
     longest = AT_ONCE if isinstance(groups, FunctionGroups) else _LONGEST_TABLE
     if _period(groups) <= longest:
         return TableChooser(optimizer, variant_of_group)
-    return HostChooser(optimizer, variant_of_group, _TOO_LONG.format(_period(groups)))
+    return GroupChooser(optimizer, variant_of_group, _TOO_LONG.format(_period(groups)))
 
 
 def _period(groups: Sequence[int]) -> int:
@@ -57,10 +55,13 @@ def _period(groups: Sequence[int]) -> int:
 
 
 class GroupChooser(Chooser):
-    """Chooses by the schedule of a ``FreezeOpt``; see :func:`group_chooser`."""
+    """Chooses by the schedule of a ``FreezeOpt``, on the host; ``refusal`` is why no graph can."""
 
-    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
+    def __init__(
+        self, optimizer: FreezeOpt, variant_of_group: Sequence[int], refusal: str = ""
+    ) -> None:
         super().__init__()
+        self.refusal = refusal
         self.variant_of_group = tuple(variant_of_group)
         self.position = optimizer.position
         self.__dict__.update(next_group=optimizer.next_group, groups=optimizer.schedule.groups)
@@ -69,6 +70,10 @@ class GroupChooser(Chooser):
         """Ask the optimizer."""
         group: int = self.next_group()
         return self.variant_of_group[group]
+
+    def index(self) -> Tensor:
+        """Say what is possible instead."""
+        raise ValueError(self.refusal)
 
 
 class TableChooser(GroupChooser):
@@ -108,15 +113,3 @@ class FirstStepsChooser(GroupChooser):
         """Count the groups that have begun."""
         begun = ops.cast(self.position >= self.first_steps, ms.int32)
         return self.table[ops.cast(ops.sum(begun), ms.int32) - 1]
-
-
-class HostChooser(GroupChooser):
-    """Chooses on the host alone; ``refusal`` says why the graph cannot."""
-
-    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int], refusal: str) -> None:
-        super().__init__(optimizer, variant_of_group)
-        self.refusal = refusal
-
-    def index(self) -> Tensor:
-        """Say what is possible instead."""
-        raise ValueError(self.refusal)
