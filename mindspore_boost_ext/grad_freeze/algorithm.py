@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from mindspore import nn
@@ -55,16 +56,9 @@ class FreezeAlgorithm(Algorithm):
 
     def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
         """Return the steps of the groups; equal groups share one."""
-        optimizer: FreezeOpt = step.optimizer
-        steps: dict[int, nn.Cell] = {}
-        optimizers = [
-            optimizer.group_optimizer(group) for group in range(len(optimizer.group_positions))
-        ]
-        for own, positions in zip(optimizers, optimizer.group_positions):
-            if id(own) not in steps:
-                steps[id(own)] = self._of_group(step, own, positions)
-        step.freeze_nets = tuple(steps[id(own)] for own in optimizers)
-        return ScheduledSteps(step.freeze_nets, optimizer)
+        make = functools.partial(self._of_group, step)
+        step.freeze_nets = step.optimizer.steps_of_groups(make)
+        return ScheduledSteps(step.freeze_nets, step.optimizer)
 
     @staticmethod
     def _of_group(

@@ -426,17 +426,15 @@ def freeze_cell(
     window = None
     if use_grad_accumulation:
         window = GradientAccumulation(max_accumulation_step, optimizer)
-    steps: dict[int, nn.Cell] = {}
-    for group, view in enumerate(optimizer.opts):
-        if id(view) in steps:
-            continue
+
+    def make(own: nn.Cell, positions: tuple[int, ...]) -> nn.Cell:
         reducer: nn.Cell = nn.Identity()
         if reducer_flag:
-            reducer = nn.DistributedGradReducer(list(view.parameters), mean, degree)
-        own = optimizer.group_optimizer(group)
-        part = window and window.restricted(own, optimizer.group_positions[group])
-        steps[id(view)] = GroupTrainStep(network, own, grad, sens, reducer, part)
-    return tuple(steps[id(view)] for view in optimizer.opts)
+            reducer = nn.DistributedGradReducer(list(own.parameters), mean, degree)
+        part = window and window.restricted(own, positions)
+        return GroupTrainStep(network, own, grad, sens, reducer, part)
+
+    return optimizer.steps_of_groups(make)
 
 
 __all__ = [

@@ -7,7 +7,7 @@ in ``grad_freeze.freezing``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -127,7 +127,6 @@ class FreezeOpt(nn.Optimizer):
         self.train_strategy = None if train_strategy is None else self.schedule.groups
         self.position = Parameter(Tensor(0, ms.int32), name=POSITION_NAME, requires_grad=False)
         self._views: dict[tuple[int, ...], nn.Optimizer] = {}
-        self._group_optimizers: dict[int, GroupOptimizer] = {}
         self._warned_of_short_training = False
         prepare_first_step(self.base)
 
@@ -183,14 +182,19 @@ class FreezeOpt(nn.Optimizer):
             self._views[positions] = optimizer_view(self.opt, positions)
         return self._views[positions]
 
-    def group_optimizer(self, group: int) -> GroupOptimizer:
-        """Return the optimizer of one group that also moves the schedule on.
+    def steps_of_groups(
+        self, make: Callable[[nn.Cell, tuple[int, ...]], nn.Cell]
+    ) -> tuple[nn.Cell, ...]:
+        """Return the training step of each group; equal groups share one.
 
-        Args:
-            group: from 0 to the number of groups less one. Equal groups share one.
+        ``make`` makes it of the group's optimizer, which moves the schedule on, and its positions.
         """
-        view = self.view(group)
-        return self._group_optimizers.setdefault(id(view), GroupOptimizer(view, self.position))
+        groups = {positions: group for group, positions in enumerate(self.group_positions)}
+        steps = {
+            positions: make(GroupOptimizer(self.view(group), self.position), positions)
+            for positions, group in groups.items()
+        }
+        return tuple(steps[positions] for positions in self.group_positions)
 
     def next_group(self) -> int:
         """Return the group whose turn it is: the schedule at the present position."""
