@@ -9,11 +9,7 @@ from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
-from mindspore_boost_ext.grad_freeze.freezing import (
-    GradientFreeze,
-    ScheduledSteps,
-    frozen_cells,
-)
+from mindspore_boost_ext.grad_freeze.freezing import GradientFreeze, ScheduledSteps, frozen_cells
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.runtime.eval_copy import eval_copy

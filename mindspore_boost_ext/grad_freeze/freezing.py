@@ -10,14 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.base.filled import filled
 from mindspore_boost_ext.base.mapping import call, gradients_of
-from mindspore_boost_ext.config.rules import (
-    check,
-    check_all,
-    integer,
-    one_of,
-    real,
-    shown,
-)
+from mindspore_boost_ext.config.rules import check, check_all, integer, one_of, real, shown
 from mindspore_boost_ext.config.sections import GradFreezeConfig
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
 from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
@@ -299,21 +292,9 @@ class GradientFreeze:
 
 
 class GroupTrainStep(nn.Cell):
-    r"""One training step of one group: MindSpore's own, with the group's weights and optimizer.
+    """One training step of one group: MindSpore's own, with the group's weights and optimizer.
 
-    Args:
-        network (Cell): the network with its loss.
-        optimizer (Cell): the optimizer of the group, as ``FreezeOpt.turn`` gives it.
-        grad (GradOperation): with ``get_by_list=True, sens_param=True``.
-        sens (numbers.Number): factor on the gradients, put into the backward pass.
-        grad_reducer (Cell): gradients -> gradients, reduced over ranks.
-        accumulation (GradientAccumulation, optional): the window, for the group's parameters.
-
-    Inputs:
-        - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.
-
-    Outputs:
-        Tensor, the loss.
+    Its arguments are those of :func:`freeze_cell`, for this group.
     """
 
     def __init__(
@@ -323,7 +304,7 @@ class GroupTrainStep(nn.Cell):
         grad: ops.GradOperation,
         sens: numbers.Number,
         grad_reducer: nn.Cell,
-        accumulation: GradientAccumulation | None = None,
+        accumulation: GradientAccumulation | None,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
@@ -351,18 +332,7 @@ class GroupTrainStep(nn.Cell):
 
 
 class ScheduledSteps(StepChoice):
-    r"""Runs the training step whose turn it is; the choice is made in the graph.
-
-    Args:
-        steps (tuple(Cell)): one training step for each group, as :func:`freeze_cell` makes them.
-        optimizer (FreezeOpt): whose schedule and position it follows. The steps move the position.
-
-    Inputs:
-        - **\*inputs** (tuple(Tensor)) - the inputs of the network.
-
-    Outputs:
-        Whatever the steps return.
-    """
+    """Runs, of a training step for each group, the one whose turn it is by a ``FreezeOpt``."""
 
     def __init__(self, steps: Sequence[nn.Cell], optimizer: FreezeOpt) -> None:
         distinct = list({id(step): step for step in steps}.values())
@@ -435,14 +405,3 @@ def freeze_cell(
         return GroupTrainStep(network, own, grad, sens, reducer, part)
 
     return optimizer.steps_of_groups(make)
-
-
-__all__ = [
-    "FreezeOpt",
-    "FreezeSchedule",
-    "GradientFreeze",
-    "ScheduledSteps",
-    "freeze_cell",
-    "prefix_schedule",
-    "tabulate",
-]

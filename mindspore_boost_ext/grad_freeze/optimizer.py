@@ -1,8 +1,6 @@
 """FreezeOpt: an optimizer that trains, step by step, the group of parameters a schedule names.
 
-Moments, global step and learning rate are those of the plain optimizer; each group is a view of it
-(see ``base.view``). What a group is and how schedules are made stands
-in ``grad_freeze.freezing``.
+Moments, global step and learning rate are those of the plain optimizer; each group is a view of it.
 """
 
 from __future__ import annotations
@@ -26,18 +24,7 @@ POSITION_NAME = "boost.grad_freeze.position"
 
 
 class GroupOptimizer(nn.Cell):
-    """The optimizer of one group, which moves the schedule on with every update.
-
-    Args:
-        optimizer (nn.Optimizer): the group's view of the plain optimizer.
-        position (Parameter): int32 [], updates so far.
-
-    Inputs:
-        - **gradients** (tuple(Tensor)) - one for each parameter of the group.
-
-    Outputs:
-        The output of ``optimizer``.
-    """
+    """A group's view of the plain optimizer, which moves the schedule on with every update."""
 
     def __init__(self, optimizer: nn.Optimizer, position: Parameter) -> None:
         super().__init__(auto_prefix=False)
@@ -204,11 +191,7 @@ class FreezeOpt(nn.Optimizer):
         return group
 
     def expect_updates(self, updates: int) -> None:
-        """Warn, once, when so many more updates end before the schedule freezes anything.
-
-        Args:
-            updates: that a training is going to make from now on, at least 0.
-        """
+        """Warn, once, when so many more updates end before the schedule freezes anything."""
         position = int(self.position.asnumpy())
         freezes = any(map(self._freezes, self.schedule.tally(position, updates)))
         if self.ever_freezes() and not freezes and not self._warned_of_short_training:
@@ -253,13 +236,8 @@ class FreezeOpt(nn.Optimizer):
     def over_other_parameters(self, opt: nn.Optimizer) -> FreezeOpt:
         """Return the same groups, schedule and position in it over another optimizer.
 
-        The position is the very Parameter of this object: both go through one schedule.
-
-        Parameters that ``opt`` does not train leave their groups; those that only ``opt`` trains
-        join every group.
-
-        Args:
-            opt (nn.Optimizer): the other optimizer.
+        The position is the very Parameter of this object: both go through one schedule. Parameters
+        that ``opt`` does not train leave their groups; those that only ``opt`` trains join each.
         """
         before = {id(parameter) for parameter in self.parameters}
         left = {id(parameter) for parameter in opt.parameters}
@@ -312,9 +290,7 @@ def prepare_first_step(optimizer: nn.Optimizer) -> None:
 
     Rprop's step sizes and ASGD's rates start as the learning rate, written at global step 1: a
     parameter frozen then would never get them. For parameters trained in that step nothing changes.
-
-    Args:
-        optimizer (nn.Optimizer): any; others, and those that have begun, are left alone.
+    Other optimizers, and those that have begun, are left alone.
     """
     state = {nn.Rprop: "step_size", nn.ASGD: "eta"}
     names = [name for kind, name in state.items() if isinstance(optimizer, kind)]

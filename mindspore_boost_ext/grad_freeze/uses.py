@@ -20,9 +20,6 @@ def in_order_of_last_use(network: nn.Cell) -> list[Parameter]:
     that is the output's matrix, too, stands where the output is. For such code it is the end of the
     Cell whose ``construct`` it is; but what that Cell holds itself, such as positions that are
     added to the input, stands in front of the first child that its code calls afterwards.
-
-    Args:
-        network (Cell): the network, with or without its loss.
     """
     last = {id(one): one for one in network.trainable_params()}
     for parameter in _uses(network):
