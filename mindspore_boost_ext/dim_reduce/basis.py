@@ -147,18 +147,13 @@ def rows_of_rank(n_components: int, rank: int, rank_size: int) -> slice:
     return slice(min(rank * share, n_components), min((rank + 1) * share, n_components))
 
 
-def reordered(basis: Basis, layout: Layout) -> Basis:
-    """Return a basis with its columns in the order of ``layout``, which holds the same weights."""
-    assert basis.layout is not None
-    if basis.layout == layout:
-        return basis
-    ends = np.cumsum([int(np.prod(shape)) for _, shape in basis.layout])
-    starts = dict(zip((name for name, _ in basis.layout), (0, *ends[:-1])))
-    order = np.concatenate(
-        [np.arange(starts[name], starts[name] + int(np.prod(shape))) for name, shape in layout]
-    )
-    mean = None if basis.mean is None else basis.mean[order]
-    return Basis(basis.components[:, order], basis.explained, mean, layout)
+def reordered(rows: np.ndarray, present: Layout, wanted: Layout) -> np.ndarray:
+    """Return [..., n] with the columns of a layout in the order of one of the same weights."""
+    if present == wanted:
+        return rows
+    ends = np.cumsum([int(np.prod(shape)) for _, shape in present])
+    parts = dict(zip((name for name, _ in present), np.split(rows, ends[:-1], axis=-1)))
+    return np.concatenate([parts[name] for name, _ in wanted], axis=-1)
 
 
 def _check_snapshots(snapshots: np.ndarray, n_components: int) -> int:
@@ -274,8 +269,11 @@ def load_basis(
             "for this network, or dim_reduce.weight_load_dir to make one"
         ) from error
     components = basis.components[:n_components].astype(np.float32, copy=False)
-    first = Basis(components, basis.explained[:n_components], basis.mean, basis.layout or layout)
-    return first if layout is None else reordered(first, layout)
+    mean, explained = basis.mean, basis.explained[:n_components]
+    if layout is not None and basis.layout is not None:
+        components = reordered(components, basis.layout, layout)
+        mean = None if mean is None else reordered(mean, basis.layout, layout)
+    return Basis(components, explained, mean, layout or basis.layout)
 
 
 def _reason(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from mindspore_boost_ext.dim_reduce.basis import (
     load_basis,
     principal_coefficients,
     project,
+    reordered,
     rows_of_rank,
     snapshot_mean,
 )
@@ -87,14 +88,16 @@ def prepare(
     known = {id(one) for one in ordered}
     ordered += [one for one in optimizer.parameters if id(one) not in known]
     read = _from_file if settings.pca_mat_path else _from_folder
-    share = read(layout_of(ordered), settings, *_ranks())
+    layout = layout_of(ordered)
+    share = read(layout, settings, *_ranks())
     reason = _explanation(share, settings)
     if settings.method == P_BFGS:
         reason = f"{type(optimizer).__name__} is replaced by SGD(1.0), as upstream does; {reason}"
         optimizer = _taking_steps_whole(optimizer, ordered)
     elif settings.method == TWA:
         reason += _start_at_mean(optimizer, ordered, share)
-    optimizer.__dict__[_TAG] = _in_order_of(optimizer.parameters, ordered, share)
+    rows = reordered(share.rows, layout, layout_of(optimizer.parameters))
+    optimizer.__dict__[_TAG] = replace(share, rows=rows, mean=None)
     counts = {"components": settings.n_components, "weights": share.rows.shape[1]}
     if share.snapshots:
         counts["snapshots"] = share.snapshots
@@ -321,13 +324,3 @@ def _start_at_mean(optimizer: nn.Cell, ordered: Sequence[Any], share: Share) -> 
         parameter.set_data(Tensor(part.copy()).astype(parameter.dtype))
         start += parameter.size
     return "; the weights start at the mean of the snapshots"
-
-
-def _in_order_of(parameters: Sequence[Any], ordered: Sequence[Any], share: Share) -> Share:
-    """Return the share with its columns in the order of the optimizer's parameters."""
-    if [id(one) for one in parameters] == [id(one) for one in ordered]:
-        return share
-    ends = np.cumsum([0, *(one.size for one in ordered)])
-    place = {id(one): slice(ends[i], ends[i + 1]) for i, one in enumerate(ordered)}
-    rows = np.concatenate([share.rows[:, place[id(one)]] for one in parameters], axis=1)
-    return replace(share, rows=rows, mean=None)
