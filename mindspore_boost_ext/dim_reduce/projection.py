@@ -136,12 +136,8 @@ class ProjectedGradient(Subspace):
     subspace through their start; Adam and the like leave it, and so does weight decay.
 
     Args:
-        optimizer (Cell): the optimizer over ``weight``.
-        weight (tuple(Parameter)): see :class:`Subspace`.
-        pca_mat_local (numpy.ndarray): see :class:`Subspace`.
-        n_components (int): see :class:`Subspace`.
-        rank (int): see :class:`Subspace`.
-        rank_size (int): see :class:`Subspace`.
+        optimizer (Cell): the optimizer over the weights.
+        subspace: the arguments of :class:`Subspace`, by name.
 
     Inputs:
         As for :class:`DimReduce`; ``old_grad`` reaches the optimizer with its loss scale.
@@ -150,16 +146,8 @@ class ProjectedGradient(Subspace):
         Tensor, ``loss``.
     """
 
-    def __init__(
-        self,
-        optimizer: nn.Cell,
-        weight: Sequence[Parameter],
-        pca_mat_local: np.ndarray,
-        n_components: int,
-        rank: int = 0,
-        rank_size: int = 1,
-    ) -> None:
-        super().__init__(weight, pca_mat_local, n_components, rank, rank_size)
+    def __init__(self, optimizer: nn.Cell, **subspace: Any) -> None:
+        super().__init__(**subspace)
         self.optimizer = optimizer
 
     def construct(

@@ -35,6 +35,7 @@ from mindspore_boost_ext.runtime.ranks import rank_and_count
 _TAG = "dim_reduce"
 # Where the next Model on the same optimizer finds its SGD, its search and the mean it began at.
 _SGD, _SEARCH, _MEAN = "dim_reduce.sgd", "dim_reduce.search", "dim_reduce.mean"
+_RULES = ("rho", "gamma", "alpha", "sigma", "trials", "first_update_scaling", "stall_limit")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,37 +108,21 @@ def prepare(
 def make_dim_reduce(
     network: nn.Cell, optimizer: nn.Cell, settings: DimReduceConfig, gradients_mean: bool
 ) -> nn.Cell | None:
-    """Return the Cell that does the step in the subspace, or None if ``optimizer`` has no basis.
-
-    Args:
-        network (Cell): the network with its loss.
-        optimizer (Cell): the optimizer that :func:`prepare` returned.
-        settings (DimReduceConfig): the section ``dim_reduce``.
-        gradients_mean (bool): whether gradients are means over the ranks.
-    """
+    """Return the Cell that does the step in the subspace, or None if ``optimizer`` has no basis."""
     share = getattr(optimizer, _TAG, None)
     if not isinstance(share, Share):
         return None
-    weight, k = optimizer.parameters, settings.n_components
+    subspace = {
+        "weight": optimizer.parameters,
+        "pca_mat_local": share.rows,
+        "n_components": settings.n_components,
+        "rank": share.rank,
+        "rank_size": share.rank_size,
+    }
     if settings.method != P_BFGS:
-        return ProjectedGradient(optimizer, weight, share.rows, k, share.rank, share.rank_size)
-    search = DimReduce(
-        network,
-        optimizer,
-        weight,
-        share.rows,
-        k,
-        settings.rho,
-        settings.gamma,
-        settings.alpha,
-        settings.sigma,
-        share.rank,
-        share.rank_size,
-        trials=settings.trials,
-        first_update_scaling=settings.first_update_scaling,
-        stall_limit=settings.stall_limit,
-        gradients_mean=gradients_mean,
-    )
+        return ProjectedGradient(optimizer, **subspace)
+    rules = {name: getattr(settings, name) for name in _RULES}
+    search = DimReduce(network, optimizer, **subspace, **rules, gradients_mean=gradients_mean)
     _go_on(search, in_its_place(optimizer))
     return search
 
