@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 class SubspaceUpdate(Update):
-    """Hands the gradients to a search or a projection in the subspace.
-
-    Args:
-        optimizer (Cell): the optimizer.
-        dim_reduce (Cell): ``DimReduce`` or ``ProjectedGradient`` over its parameters.
-        sens (float): the factor that the gradients carry.
-    """
+    """Hands the gradients, times ``sens``, to ``DimReduce`` or ``ProjectedGradient``."""
 
     takes_inputs = True
 

@@ -111,11 +111,7 @@ class Subspace(nn.Cell):
             return super().__call__(loss, gradients, loss_scale, (), (), *inputs)
 
     def check_state(self) -> None:
-        """Raise ``ValueError`` when a loaded checkpoint was made in another basis.
-
-        Raises:
-            ValueError: if it was.
-        """
+        """Raise ``ValueError`` when a loaded checkpoint was made in another basis."""
         present = basis_mark(self.basis.asnumpy())
         loaded = self.basis_mark.asnumpy()
         if not np.allclose(loaded, present, rtol=1e-3, atol=1e-3):

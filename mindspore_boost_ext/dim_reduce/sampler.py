@@ -1,8 +1,4 @@
-"""TrajectorySampler: keeps snapshots of the trained weights while a network trains.
-
-A MindSpore callback that saves the trainable parameters of the network, and nothing
-else, every n epochs or steps: the first of the two stages of training in a subspace.
-"""
+"""TrajectorySampler keeps snapshots of the trained weights: stage one of training in a subspace."""
 
 from __future__ import annotations
 

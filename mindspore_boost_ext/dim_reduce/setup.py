@@ -44,8 +44,6 @@ class Share:
 
     Attributes:
         rows: float32 [rows, n], the rows of this rank.
-        rank: number of this rank.
-        rank_size: number of ranks.
         explained: the share of variance along each of all k directions; empty when not known.
         mean: float32 [n], the mean of the snapshots, or None.
         source: where the basis comes from, in words.
@@ -64,15 +62,9 @@ class Share:
 def prepare(
     network: nn.Cell, optimizer: nn.Cell, settings: DimReduceConfig
 ) -> tuple[nn.Cell, str, dict[str, int]]:
-    """Make the basis and the optimizer to train with.
+    """Make the basis; return the optimizer to train with, and a sentence and counts for the report.
 
-    Args:
-        network (Cell): the network, without or with its loss.
-        optimizer (Cell): the user's optimizer; with ``"p-bfgs"`` another takes its place.
-        settings (DimReduceConfig): the section ``dim_reduce``.
-
-    Returns:
-        tuple of the optimizer, a sentence for the report, and counts for it.
+    With ``"p-bfgs"`` another optimizer takes the place of the user's.
 
     Raises:
         ValueError: if the optimizer is a ``FreezeOpt``; if the snapshots or the basis cannot be
@@ -154,7 +146,7 @@ def _from_file(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: 
         basis = load_basis(path, k, layout)
         return basis, zlib.crc32(np.ascontiguousarray(basis.components).data)
 
-    basis = _agreed(read, settings.timeout, rank, rank_size)
+    basis = _agreed(read, settings.timeout, rank_size)
     rows = np.array(basis.components[rows_of_rank(k, rank, rank_size)])
     return Share(rows, rank, rank_size, basis.explained, basis.mean, f"basis {path}")
 
@@ -172,7 +164,7 @@ def _from_folder(layout: Layout, settings: DimReduceConfig, rank: int, rank_size
         matrix = read_snapshots(files, layout, settings.memory_limit)
         return matrix, zlib.crc32(snapshot_mean(matrix).data)
 
-    matrix = _agreed(read, settings.timeout, rank, rank_size)
+    matrix = _agreed(read, settings.timeout, rank_size)
     coefficients, explained = _coefficients(matrix, k, settings.timeout, rank, rank_size)
     mean = snapshot_mean(matrix) if settings.method == TWA else None
     own = coefficients[rows_of_rank(k, rank, rank_size)]
@@ -205,7 +197,7 @@ def _coefficients(
     return result[:, :-1], result[:, -1]
 
 
-def _agreed(read: Callable[[], tuple[Any, int]], timeout: float, rank: int, rank_size: int) -> Any:
+def _agreed(read: Callable[[], tuple[Any, int]], timeout: float, rank_size: int) -> Any:
     """Read on every rank, and make sure that all could, and have read the same."""
     if rank_size == 1:
         return read()[0]
@@ -234,15 +226,10 @@ def _agreed(read: Callable[[], tuple[Any, int]], timeout: float, rank: int, rank
 
 
 def broadcasts(values: np.ndarray, roots: Sequence[int], timeout: float) -> np.ndarray:
-    """Let some ranks in turn send ``values`` to all; return what each of them sent, stacked.
+    """Let the ranks ``roots`` in turn send ``values`` to all; return what they sent, stacked.
 
-    Args:
-        values: a float32 array, of the same shape on all ranks.
-        roots: the ranks that send.
-        timeout: seconds in which all of them must have answered.
-
-    Raises:
-        TimeoutError: naming the first rank that has not.
+    ``values`` are float32, of the same shape on all ranks. A ``TimeoutError`` names the first rank
+    that has not answered within ``timeout`` seconds.
     """
     heard: list[np.ndarray] = []
     failures: list[Exception] = []

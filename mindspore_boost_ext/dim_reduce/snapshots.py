@@ -36,7 +36,8 @@ def snapshot_files(folder: str | os.PathLike[str]) -> list[str]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ValueError(f"cannot use the snapshots in {folder}: {reason}") from error
-    files = [os.path.join(folder, name) for name in names if _is_snapshot(name)]
+    wanted = [name for name in names if name.endswith(FORMATS) and not name.startswith(".")]
+    files = [os.path.join(folder, name) for name in wanted]
     for path in files:
         if os.path.islink(path):
             raise ValueError(
@@ -61,10 +62,6 @@ def read_snapshots(files: Sequence[str], layout: Layout, memory_limit: float) ->
     for row, path in zip(matrix, files):
         _read_into(row, path, layout)
     return matrix
-
-
-def _is_snapshot(name: str) -> bool:
-    return name.endswith(FORMATS) and not name.startswith(".")
 
 
 def _matrix(shape: tuple[int, int], memory_limit: float) -> np.ndarray:
