@@ -8,7 +8,7 @@ import os
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, BinaryIO
 
@@ -91,9 +91,7 @@ def principal_coefficients(
     C is small: ranks that each read the snapshots need to share nothing else.
     """
     count = _check_snapshots(snapshots, n_components)
-    gram = np.zeros((count, count))
-    for block, _ in _centred(snapshots):
-        gram += block @ block.T
+    gram = _gram((block for block, _ in _centred(snapshots)), count)
     if not np.isfinite(gram).all():
         raise ValueError("the snapshots hold inf or nan: leave out those of a run that diverged")
     variances, vectors = np.linalg.eigh(gram)
@@ -133,11 +131,9 @@ def snapshot_mean(snapshots: np.ndarray) -> np.ndarray:
 
 def orthonormality_error(components: np.ndarray) -> float:
     """Return the largest entry of ``|P P^T - I|``, summed in float64; nan if P is not finite."""
-    gram = np.zeros((len(components), len(components)))
+    blocks = (components[:, columns] for columns in _blocks(components.shape[1]))
     with np.errstate(invalid="ignore", over="ignore"):
-        for columns in _blocks(components.shape[1]):
-            block = components[:, columns].astype(np.float64)
-            gram += block @ block.T
+        gram = _gram((block.astype(np.float64) for block in blocks), len(components))
     return float(np.abs(gram - np.eye(len(components))).max(initial=0.0))
 
 
@@ -175,6 +171,11 @@ def _blocks(size: int) -> Iterator[slice]:
         yield slice(start, min(start + _COLUMNS, size))
 
 
+def _gram(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
+    """Return the sum of ``block @ block.T`` over blocks of columns, [count, count]."""
+    return sum((block @ block.T for block in blocks), np.zeros((count, count)))
+
+
 def _centred(snapshots: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
     """Yield blocks of columns minus their means, in float64, each with its place."""
     for columns in _blocks(snapshots.shape[1]):
@@ -185,10 +186,7 @@ def _centred(snapshots: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
 
 
 def _orthonormalised(snapshots: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
-    gram = np.zeros((len(coefficients), len(coefficients)))
-    for block, _ in _centred(snapshots):
-        rows = coefficients @ block
-        gram += rows @ rows.T
+    gram = _gram((coefficients @ block for block, _ in _centred(snapshots)), len(coefficients))
     return np.linalg.solve(np.linalg.cholesky(gram), coefficients)
 
 
@@ -309,11 +307,10 @@ def _read_npz(file: BinaryIO) -> Basis:
                 raise ValueError("its members are compressed: write it with save_basis")
             with archive.open(info) as member:
                 arrays[info.filename] = _read_array(member, info.file_size)
-    known = {name: arrays.get(f"{name}.npy") for name in ("explained", "mean", "layout")}
     if "components.npy" not in arrays:
         raise ValueError("it holds no array 'components'")
-    explained = known["explained"] if known["explained"] is not None else np.empty(0)
-    return Basis(arrays["components.npy"], explained, known["mean"], _layout(known["layout"]))
+    explained, layout = arrays.get("explained.npy", np.empty(0)), _layout(arrays.get("layout.npy"))
+    return Basis(arrays["components.npy"], explained, arrays.get("mean.npy"), layout)
 
 
 def _layout(text: np.ndarray | None) -> Layout | None:
@@ -358,17 +355,14 @@ def _check_basis(basis: Basis, n_components: int, layout: Layout | None) -> None
         raise ValueError(f"its mean has shape {list(basis.mean.shape)}")
     if layout is not None:
         _check_layout(basis, layout)
-    if not all(np.isfinite(one).all() for one in (components, basis.explained, _or_empty(basis))):
+    mean = np.empty(0) if basis.mean is None else basis.mean
+    if not all(np.isfinite(one).all() for one in (components, basis.explained, mean)):
         raise ValueError("it holds inf or nan")
     error = orthonormality_error(components[:n_components])
     if not error <= ORTHONORMAL_WITHIN:
         raise ValueError(
             f"its rows are not orthonormal: P P^T differs from the identity by {error:.1e}"
         )
-
-
-def _or_empty(basis: Basis) -> np.ndarray:
-    return np.empty(0) if basis.mean is None else basis.mean
 
 
 def _check_layout(basis: Basis, layout: Layout) -> None:
