@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 
 import mindspore as ms
@@ -87,12 +88,9 @@ class TableChooser(GroupChooser):
     @functools.cached_property  # read when a graph is compiled: the host needs no table
     def table(self) -> Tensor:
         """The variant of each step: int32 [length]."""
-        variants = np.array(self.variant_of_group, np.int32)
-        parts = (
-            variants[np.array(self.groups[begin : min(begin + AT_ONCE, self.length)])]
-            for begin in range(0, self.length, AT_ONCE)
-        )
-        return Tensor(np.concatenate(list(parts)))
+        entries = itertools.islice(self.groups, self.length)
+        groups = np.fromiter(entries, np.int32, self.length)
+        return Tensor(np.array(self.variant_of_group, np.int32)[groups])
 
     def index(self) -> Tensor:
         """Look the position up in the table."""
