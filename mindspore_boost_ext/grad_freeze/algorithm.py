@@ -39,16 +39,13 @@ class FreezeAlgorithm(Algorithm):
             return
         step.freeze = True
         step.choose_first(self._choice)
+        status, reason = SKIPPED, "every step of the schedule trains everything"
+        if step.optimizer.ever_freezes():
+            status, reason = APPLIED, f"freezes {step.optimizer.most_frozen()}"
         report = step.report()
         asked_by = report[self.switch].asked_by
-        counts = step.optimizer.counts()
-        frozen = step.optimizer.ever_freezes()
-        reason = "every step of the schedule trains everything"
-        if frozen:
-            reason = f"freezes {step.optimizer.most_frozen()}"
-        status = APPLIED if frozen else SKIPPED
         asked_by = "FreezeOpt" if asked_by == "-" else asked_by
-        report.put(Row(self.switch, asked_by, status, reason, counts))
+        report.put(Row(self.switch, asked_by, status, reason, step.optimizer.counts()))
 
     def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
         """Return the steps of the groups; equal groups share one."""
