@@ -21,12 +21,7 @@ PREFIX = "boost.dim_reduce."
 class Subspace(nn.Cell):
     """What P-BFGS and P-SGD have in common: this rank's rows of the basis, and projections.
 
-    Args:
-        weight (tuple(Parameter)): the trained parameters, in the order of the basis' columns.
-        pca_mat_local (numpy.ndarray): [rows, n], this rank's rows; zero rows at the end pad.
-        n_components (int): k, the rows of all ranks together.
-        rank (int): number of this rank.
-        rank_size (int): number of ranks; above 1, results are gathered over all of them.
+    Its arguments are those of ``DimReduce``.
     """
 
     divides_loss_scale = False

@@ -23,10 +23,7 @@ def why_not(first: Tensor, *others: object) -> str:
 def _is_taught(one: object, other: object, first: Tensor) -> bool:
     """Return whether two inputs are what a decoder is given and what it is to say, one further.
 
-    Args:
-        one: an input behind the first.
-        other: one behind that; what is below 0 counts as left out of the loss.
-        first (Tensor): the first input.
+    Of the latter what is below 0 counts as left out of the loss.
     """
     for each in (one, other):
         if not isinstance(each, Tensor) or each.shape != first.shape or each.is_floating_point():
