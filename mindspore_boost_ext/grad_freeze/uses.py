@@ -33,7 +33,9 @@ def _uses(cell: nn.Cell) -> Iterator[Parameter]:
     own = list(cell.get_parameters(expand=False))
     yield from own
     read = {id(one): one for one in parameters_read(cell)}
-    places = _last_places(cell) if any(id(one) in read for one in own) else {}
+    places: dict[int, int] = {}  # in ``construct``, where each parameter and child is used last
+    if any(id(one) in read for one in own):
+        places = {id(one): place for place, one in enumerate(in_order_of_construct(cell))}
     for child in _compat.children(cell).values():
         if isinstance(child, nn.Cell):
             called = places.get(id(child), -1)
@@ -44,8 +46,3 @@ def _uses(cell: nn.Cell) -> Iterator[Parameter]:
     # In the order in which the Cell holds them: its code may read a bias before its weight.
     held = [read.pop(id(one)) for one in cell.get_parameters() if id(one) in read]
     yield from (*held, *read.values())
-
-
-def _last_places(cell: nn.Cell) -> dict[int, int]:
-    """Return at which place of a Cell's ``construct`` each parameter and child is used last."""
-    return {id(one): place for place, one in enumerate(in_order_of_construct(cell))}
