@@ -78,9 +78,7 @@ def principal_basis(
     """
     coefficients, explained = principal_coefficients(snapshots, n_components)
     mean = snapshot_mean(snapshots)
-    fits = overwrite and snapshots.dtype == np.float32
-    target = snapshots[:n_components] if fits else None
-    return Basis(project(snapshots, coefficients, target), explained, mean, layout)
+    return Basis(project(snapshots, coefficients, overwrite), explained, mean, layout)
 
 
 def principal_coefficients(
@@ -110,11 +108,11 @@ def principal_coefficients(
     return coefficients, variances[:n_components] / np.maximum(variances, 0.0).sum()
 
 
-def project(
-    snapshots: np.ndarray, coefficients: np.ndarray, target: np.ndarray | None = None
-) -> np.ndarray:
-    """Return ``coefficients @ centred snapshots`` as float32 [rows, n], in ``target`` if given."""
-    if target is None:
+def project(snapshots: np.ndarray, coefficients: np.ndarray, overwrite: bool) -> np.ndarray:
+    """Return ``coefficients @ centred snapshots`` as float32 [rows, n], maybe over the first."""
+    if overwrite and snapshots.dtype == np.float32:
+        target = snapshots[: len(coefficients)]
+    else:
         target = np.empty((len(coefficients), snapshots.shape[1]), np.float32)
     for block, columns in _centred(snapshots):
         target[:, columns] = coefficients @ block

@@ -168,8 +168,7 @@ def _from_folder(layout: Layout, settings: DimReduceConfig, rank: int, rank_size
     coefficients, explained = _coefficients(matrix, k, settings.timeout, rank, rank_size)
     mean = snapshot_mean(matrix) if settings.method == TWA else None
     own = coefficients[rows_of_rank(k, rank, rank_size)]
-    in_memory = not isinstance(matrix, np.memmap)
-    rows = project(matrix, own, matrix[: len(own)] if in_memory else None)
+    rows = project(matrix, own, overwrite=not isinstance(matrix, np.memmap))
     return Share(rows, rank, rank_size, explained, mean, folder, len(matrix))
 
 
