@@ -101,12 +101,9 @@ class GroupSequence(Sequence[int]):
 
 
 class RepeatedGroups(GroupSequence):
-    """Freeze type 0: a run of zeros, then each group once, over and over.
+    """Freeze type 0: a run of zeros, a share ``freeze_p``, then each group once, over and over.
 
-    Args:
-        groups: number of groups, >= 1.
-        freeze_p: share of zeros, in [0, 1).
-        length: steps wanted; the last repetition is a whole one.
+    Of at least ``length`` steps: the last repetition is a whole one.
     """
 
     def __init__(self, groups: int, freeze_p: float, length: int) -> None:
@@ -134,16 +131,11 @@ class RepeatedGroups(GroupSequence):
 
 
 class DrawnGroups(GroupSequence):
-    """Freeze type 1: zeros and drawn groups take turns so that ``freeze_p`` are zeros.
+    """Freeze type 1: zeros and drawn groups, of two or more, take turns.
 
-    Draw number i is the same in a whole sequence and alone: each takes one number of the generator,
-    which can leap.
-
-    Args:
-        groups: number of groups, >= 2.
-        freeze_p: share of zeros, in [0, 1). The running share is never off by more than one step.
-        length: number of steps.
-        seed: seed of the draws, which take k from 1 … groups−1 with probability ∝ groups−k.
+    The running share of zeros is never off ``freeze_p`` by more than one step; draws take k from
+    1 … groups−1 with probability ∝ groups−k. Draw number i is the same in a whole sequence and
+    alone: each takes one number of the generator, which can leap.
     """
 
     def __init__(self, groups: int, freeze_p: float, length: int, seed: int) -> None:
@@ -186,9 +178,7 @@ class DrawnGroups(GroupSequence):
 class PrefixGroups(GroupSequence):
     """Group k from its first step to that of group k + 1.
 
-    Args:
-        first_steps: of the groups from 1 on, none before the one in front of it. Group 0 begins.
-        length: number of steps.
+    Group 0 begins; ``first_steps`` are of the groups from 1 on, none before the one in front of it.
     """
 
     def __init__(self, first_steps: np.ndarray, length: int) -> None:
@@ -207,9 +197,7 @@ class PrefixGroups(GroupSequence):
 class FunctionGroups(GroupSequence):
     """What a function of the step returns: asked block by block, and anew if a block comes again.
 
-    Args:
-        function: step -> group, an int >= 0; the same for the same step.
-        length: number of steps.
+    It must return ints >= 0, and the same for the same step.
     """
 
     def __init__(self, function: Callable[[int], int], length: int) -> None:
