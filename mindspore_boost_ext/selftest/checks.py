@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -139,23 +140,15 @@ def furthest(found: Weights, expected: Weights, start: Weights | None = None) ->
 # ---- The checks ----
 
 
-def plain() -> float:
-    """Train with nothing on."""
+def by_rule(
+    *switches: str,
+    rule: Callable[[oracle.Backward], Weights] = lambda backward: backward.gradients,
+    **arguments: Any,
+) -> float:
+    """Train with some switches on, and by a rule that makes the gradients."""
     data = oracle.batches(STEPS)
-    return furthest(train(data)[0], oracle.trained(data))
-
-
-def compiled_step() -> float:
-    """Train by a step that is one graph."""
-    data = oracle.batches(STEPS)
-    return furthest(train(data, ["compiled_step"])[0], oracle.trained(data))
-
-
-def clipping() -> float:
-    """Train with the global norm bounded."""
-    data = oracle.batches(STEPS)
-    found, _ = train(data, gradients={"clip_norm": _CLIP})
-    return furthest(found, oracle.trained(data, oracle.clipped(_CLIP)))
+    found, _ = train(data, switches, **arguments)
+    return furthest(found, oracle.trained(data, rule))
 
 
 def accumulation() -> float:
@@ -163,7 +156,8 @@ def accumulation() -> float:
     data = oracle.batches(STEPS)
     window = {"grad_accumulation_step": 2}
     found, _ = train(data, ["grad_accumulation"], grad_accumulation=window)
-    return furthest(found, oracle.mean_of_pairs(data))
+    pairs = [_joined(pair, np.concatenate) for pair in zip(data[::2], data[1::2])]
+    return furthest(found, oracle.trained(pairs))
 
 
 def short_sequences() -> float:
@@ -203,10 +197,8 @@ def _pixels(images: Array, targets: Array) -> Batch:
 
 def short_schedule() -> float:
     """Make half of the updates of a schedule; the rates of the others would go astray."""
-    data, section = oracle.batches(STEPS), {"share": 0.5, "total_steps": 2 * STEPS}
-    rates = [oracle.RATE, 10.0] * STEPS
-    found, _ = train(data, ["short_schedule"], rate=rates, short_schedule=section)
-    return furthest(found, oracle.trained(data))
+    section = {"share": 0.5, "total_steps": 2 * STEPS}
+    return by_rule("short_schedule", rate=[oracle.RATE, 10.0] * STEPS, short_schedule=section)
 
 
 def smoothed_labels() -> float:
@@ -228,17 +220,9 @@ def smoothed_labels() -> float:
 
 def freezing() -> float:
     """Train with all but the last layer frozen in every second step."""
-    data = oracle.batches(STEPS)
     section = {"param_groups": 2, "schedule": [1, 0]}
-    found, _ = train(data, ["grad_freeze"], grad_freeze=section)
-    return furthest(found, oracle.trained(data, oracle.only_last([True, False] * (STEPS // 2))))
-
-
-def centralization() -> float:
-    """Train with centralized gradients."""
-    data = oracle.batches(STEPS)
-    found, _ = train(data, ["gradient_centralization"])
-    return furthest(found, oracle.trained(data, oracle.centralized))
+    rule = oracle.only_last([True, False] * (STEPS // 2))
+    return by_rule("grad_freeze", rule=rule, grad_freeze=section)
 
 
 def head() -> float:
@@ -332,11 +316,9 @@ def grouped_scale() -> float:
 
 def thor() -> float:
     """Train by THOR with a refresh in every step."""
-    data = oracle.batches(STEPS)
     _, ranks = rank_and_count()
     section = {"damping": _DAMPING, "frequency": 1, "batch_size": oracle.BATCH // ranks}
-    found, _ = train(data, ["thor"], thor=section)
-    return furthest(found, oracle.trained(data, oracle.preconditioned(_DAMPING)))
+    return by_rule("thor", rule=oracle.preconditioned(_DAMPING), thor=section)
 
 
 def adasum() -> float:
@@ -346,11 +328,10 @@ def adasum() -> float:
         raise NotPossible(f"needs 2, 4 or 8 ranks, as by --ranks 2, got {ranks}")
     (batch,) = oracle.batches(1)
     found, _ = train([batch], ["adasum"], common={"device_number": 1})
-    training = oracle.Training()
-    parts = zip(*(np.array_split(one, ranks) for one in batch))
-    steps = [training.gradients((x, y)) for x, y in parts]
-    training.update({name: oracle.adasum([one[name] for one in steps]) for name in steps[0]})
-    return furthest(found, training.weights)
+    start, parts = oracle.first_weights(), zip(*(np.array_split(one, ranks) for one in batch))
+    steps = [oracle.Backward(start, (x, y)).gradients for x, y in parts]
+    combined = {name: oracle.adasum([one[name] for one in steps]) for name in start}
+    return furthest(found, oracle.trained([batch], lambda backward: combined))
 
 
 def dim_reduce() -> float:
@@ -369,7 +350,7 @@ def dim_reduce() -> float:
         # alpha is the share of the gradient outside the span that is stepped along as well.
         section = {"n_components": _COMPONENTS, "weight_load_dir": folder, "alpha": 0.0}
         found, _ = train(data, ["dim_reduce"], dim_reduce=section)
-    before, after = (_loss(weights, data[-1]) for weights in (start, found))
+    before, after = (oracle.Backward(one, data[-1]).loss for one in (start, found))
     if not after < before:
         raise AssertionError(f"the loss of a trained batch rises from {before:g} to {after:g}")
     return oracle.outside_span(_flat(found) - _flat(start), np.stack(snapshots), _COMPONENTS)
@@ -379,21 +360,20 @@ def _flat(weights: Weights) -> Array:
     return np.concatenate([weights[name].ravel() for name in oracle.first_weights()])
 
 
-def _loss(weights: Weights, batch: Batch) -> float:
-    delta = oracle.Backward(weights, batch).deltas[oracle.LAYERS[-1]]
-    return float((delta**2).sum() * delta.size / 4)  # the delta is 2 (out - target) / size
-
-
 CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
     {
-        "plain step": plain,
-        "compiled_step": compiled_step,
+        "plain step": by_rule,
+        "compiled_step": partial(by_rule, "compiled_step"),
         "cheaper_operators": cheaper,
-        "gradients.clip_norm": clipping,
+        "gradients.clip_norm": partial(
+            by_rule, rule=oracle.clipped(_CLIP), gradients={"clip_norm": _CLIP}
+        ),
         "grad_accumulation": accumulation,
         "grad_freeze": freezing,
         "less_bn": fewer_norms,
-        "gradient_centralization": centralization,
+        "gradient_centralization": partial(
+            by_rule, "gradient_centralization", rule=oracle.centralized
+        ),
         "CommonHeadLastFN": head,
         "dynamic loss scale": dynamic_scale,
         "loss_scale_group": grouped_scale,

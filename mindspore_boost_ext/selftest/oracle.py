@@ -49,6 +49,7 @@ class Backward:
     """One forward and backward pass of the mean squared error.
 
     Attributes:
+        loss: the mean.
         gradients: name -> gradient of the mean loss.
         inputs: layer -> its inputs ``[n, in]``.
         deltas: layer -> gradients of the mean loss by its outputs ``[n, out]``.
@@ -63,6 +64,7 @@ class Backward:
             self.inputs[layer] = x
             x = x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
             x = x if layer == LAYERS[-1] else np.tanh(x)
+        self.loss = float(((x - target) ** 2).mean())
         delta = 2 * (x - target) / target.size
         for layer in reversed(LAYERS):
             self.deltas[layer] = delta
@@ -72,45 +74,18 @@ class Backward:
             delta = (delta @ weights[f"{layer}.weight"]) * (1 - self.inputs[layer] ** 2)
 
 
-class Training:
-    """Trains with momentum in float64.
-
-    Attributes:
-        weights: name -> array.
-        moments: name -> array.
-    """
-
-    def __init__(self) -> None:
-        self.weights: Weights = {name: wide(value) for name, value in first_weights().items()}
-        self.moments: Weights = {name: np.zeros_like(value) for name, value in self.weights.items()}
-
-    def gradients(self, batch: Batch) -> Weights:
-        """Return the gradients of a batch at the present weights."""
-        return Backward(self.weights, batch).gradients
-
-    def update(self, gradients: Weights) -> None:
-        """Update the weights of which there are gradients."""
-        for name, gradient in gradients.items():
-            self.moments[name] = MOMENTUM * self.moments[name] + gradient
-            self.weights[name] = self.weights[name] - RATE * self.moments[name]
-
-
-def trained(data: Sequence[Batch], rule: Callable[[Backward], Weights] | None = None) -> Weights:
+def trained(
+    data: Sequence[Batch],
+    rule: Callable[[Backward], Weights] = lambda backward: backward.gradients,
+) -> Weights:
     """Return the weights after an update for each batch; ``rule`` makes the gradients of it."""
-    training = Training()
+    weights = {name: wide(value) for name, value in first_weights().items()}
+    moments = {name: np.zeros_like(value) for name, value in weights.items()}
     for batch in data:
-        backward = Backward(training.weights, batch)
-        training.update(backward.gradients if rule is None else rule(backward))
-    return training.weights
-
-
-def mean_of_pairs(data: Sequence[Batch]) -> Weights:
-    """Return the weights after an update for each two batches of equal size."""
-    training = Training()
-    for one, two in zip(data[::2], data[1::2]):
-        first, second = training.gradients(one), training.gradients(two)
-        training.update({name: (first[name] + second[name]) / 2 for name in first})
-    return training.weights
+        for name, gradient in rule(Backward(weights, batch)).items():
+            moments[name] = MOMENTUM * moments[name] + gradient
+            weights[name] = weights[name] - RATE * moments[name]
+    return weights
 
 
 # ---- Rules ----
