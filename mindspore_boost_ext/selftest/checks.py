@@ -114,17 +114,15 @@ def train(
         boost_config_dict={"boost": {"mode": "manual", **boost}, **sections},
         **({} if manager is None else {"loss_scale_manager": manager}),
     )
-    step = model.train_network
-    for batch in data:
-        step(*(Tensor(one) for one in share(batch)))
-    return {one.name: one.asnumpy() for one in net.trainable_params()}, step
+    return after_steps(model.train_network, net, data), model.train_network
 
 
-def share(batch: Batch) -> Batch:
-    """Return this rank's part of a batch."""
+def after_steps(step: nn.Cell, net: nn.Cell, data: Sequence[Batch]) -> Weights:
+    """Take a step by this rank's part of each batch; return the weights."""
     rank, ranks = rank_and_count()
-    x, y = (np.array_split(one, ranks)[rank].copy() for one in batch)
-    return x, y
+    for batch in data:
+        step(*(Tensor(np.array_split(one, ranks)[rank].copy()) for one in batch))
+    return {one.name: one.asnumpy() for one in net.trainable_params()}
 
 
 def furthest(found: Weights, expected: Weights, start: Weights | None = None) -> float:
@@ -261,9 +259,7 @@ def _by_mindspore(net: nn.Cell, data: Sequence[Batch]) -> Weights:
     """Return the weights after plain MindSpore's steps."""
     optimizer = nn.Momentum(net.trainable_params(), oracle.RATE, oracle.MOMENTUM)
     step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer).set_train()
-    for batch in data:
-        step(*(Tensor(one) for one in share(batch)))
-    return {one.name: one.asnumpy() for one in net.trainable_params()}
+    return after_steps(step, net, data)
 
 
 def cheaper() -> float:
