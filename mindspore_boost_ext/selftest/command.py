@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -44,8 +45,8 @@ def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
     options = _options(argv)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="selftest-") as folder:
-        lines, said = _run(options, Path(folder))
-    rows = _worst_of_ranks(lines)
+        of_ranks, said = _run(options, Path(folder))
+    rows = [max(lines, key=_badness) for lines in zip(*of_ranks)]
     headings = ("check", "mode", "result", "off by", "seconds", "reason")
     write(markdown(headings, [_cells(row) for row in rows]))
     counts = {status: [row["status"] for row in rows].count(status) for status in (PASSED, FAILED)}
@@ -86,13 +87,13 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _run(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], str]:
-    """Do the checks in other processes; return their lines, and what was said by one that died."""
+def _run(options: argparse.Namespace, folder: Path) -> tuple[list[list[dict[str, Any]]], str]:
+    """Do the checks in other processes; return the lines of each, and what one that died said."""
     order = {
         "device": options.device,
         "ranks": options.ranks,
-        "modes": options.mode or list(MODES),
-        "checks": options.check or list(CHECKS),
+        "modes": list(dict.fromkeys(options.mode or MODES)),
+        "checks": list(dict.fromkeys(options.check or CHECKS)),
     }
     path = folder / "order.json"
     path.write_text(json.dumps(order), encoding="utf-8")
@@ -126,12 +127,8 @@ def _run(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]
             process.wait()
     of_ranks = sorted(folder.glob("worker_*.log")) or [log]
     said = "\n".join(one.read_text(encoding="utf-8", errors="replace")[-_END:] for one in of_ranks)
-    lines = [
-        line
-        for rank in range(options.ranks)
-        for line in _lines_of_rank(folder / f"results_{rank}.jsonl", order, why)
-    ]
-    return lines, said if code else ""
+    files = (folder / f"results_{rank}.jsonl" for rank in range(options.ranks))
+    return [_lines_of_rank(one, order, why) for one in files], said if code else ""
 
 
 def _free_port() -> int:
@@ -144,26 +141,15 @@ def _lines_of_rank(path: Path, order: dict[str, Any], why: str) -> list[dict[str
     """Return a line for each check that was ordered; what is missing has failed."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     written = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-    done = {(one["check"], one["mode"]): one for one in written if "status" in one}
-    begun = {(one["check"], one["mode"]) for one in written}
+    last = {(one["check"], one["mode"]): one for one in written}
     lines = []
-    for mode in order["modes"]:
-        for check in order["checks"]:
-            at = "in this check" if (check, mode) in begun else "before this check"
-            missing = {"status": FAILED, "reason": f"{why} {at}", "seconds": 0.0}
-            found = done.get((check, mode), missing)
-            lines.append({"check": check, "mode": mode, **found})
+    for mode, check in itertools.product(order["modes"], order["checks"]):
+        line = last.get((check, mode), {"check": check, "mode": mode})
+        if "status" not in line:
+            reason = f"{why} {'in' if (check, mode) in last else 'before'} this check"
+            line = {**line, "status": FAILED, "reason": reason, "seconds": 0.0}
+        lines.append(line)
     return lines
-
-
-def _worst_of_ranks(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one line for each check and mode: that of the rank that is furthest off."""
-    worst: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in lines:
-        key = line["check"], line["mode"]
-        if key not in worst or _badness(line) > _badness(worst[key]):
-            worst[key] = line
-    return list(worst.values())
 
 
 def _badness(line: dict[str, Any]) -> tuple[bool, float]:
