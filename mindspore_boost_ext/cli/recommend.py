@@ -7,6 +7,8 @@ steps. The race is to the loss with which the plain run ends; compilation counts
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import math
 import os
@@ -15,15 +17,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindspore_boost_ext.callbacks.display import make_display
+from mindspore_boost_ext.callbacks.display import Display, make_display
 from mindspore_boost_ext.callbacks.history import Record
 from mindspore_boost_ext.cli.compare import PROGRESS_HELP, count, run_trial, writable
 from mindspore_boost_ext.cli.results import (
+    NOT_RUN,
     RAN,
     Outcome,
     changed_nothing,
     for_good,
     markdown,
+    number,
     several_models,
 )
 from mindspore_boost_ext.cli.run import Trial
@@ -49,7 +53,7 @@ class Racer:
     Attributes:
         name: what it is called.
         level, config: what the script's Models are given.
-        outcome: figures of the run, once it has been.
+        outcome: figures of the run, or that there was none yet.
         reached: seconds, with compilation, until the plain run's loss was there; None if never.
         idle: whether nothing of it could be applied, so that it was plain training once more.
     """
@@ -57,7 +61,7 @@ class Racer:
     name: str
     level: str
     config: dict[str, Any]
-    outcome: Outcome | None = None
+    outcome: Outcome = Outcome("", NOT_RUN)
     reached: float | None = None
     idle: bool = False
 
@@ -99,39 +103,39 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
         int, the exit code: 0 with a recommendation, 1 if the plain run failed.
     """
     options = _options(argv)
-    seconds, display = options.minutes * 60, make_display(options.progress)
-    base = Trial(PLAIN, script=os.path.abspath(options.script[0]), args=options.script[1:])
-    base = replace(base, seed=options.seed)
-    try:
-        plain, history = _race(base, Racer(PLAIN, "O0", {}), seconds * _PLAIN_SHARE, None, display)
-        losses = _losses(history)
-        if plain.outcome is None or plain.outcome.status != RAN or not losses:
-            note = plain.outcome.note if plain.outcome else "it trained nothing"
-            write(f"the plain run of the script failed: {note}")
+    script, *args = options.script
+    base = Trial(PLAIN, seed=options.seed, script=os.path.abspath(script), args=args)
+    seconds = options.minutes * 60
+    with contextlib.closing(make_display(options.progress)) as display:
+        plain, history = _race(base, Racer(PLAIN, "O0", {}), seconds * _PLAIN_SHARE, 0, display)
+        losses = _curve(history)[1]
+        steps = len(losses)
+        if plain.outcome.status != RAN or not losses:
+            write(f"the plain run of the script failed: {plain.outcome.note}")
             return 1
-        goal = _goal(losses)
+        width = max(1, round(steps * _SMOOTHED))
+        goal = _smoothed(losses, width)[-1]
         if not math.isfinite(goal):
             write(f"the plain run of the script ends with the loss {goal}: mend that first")
             return 1
         if told := several_models(plain.outcome):
             write(f"the script: {told}")
-        racers = [_with_time(plain, losses, goal, len(losses))]
+        racers = [replace(plain, reached=_reached(history, width, goal))]
         eager = any(record.get("mode") == "PYNATIVE_MODE" for record in history)
-        others = candidates(len(losses), eager)
+        others = candidates(steps, eager)
         for one in others:
             share = seconds * (1 - _PLAIN_SHARE) / len(others)
-            racer, history = _race(base, one, share, len(losses), display)
-            racers.append(_with_time(racer, _losses(history), goal, len(losses)))
+            racer, history = _race(base, one, share, steps, display)
+            racers.append(replace(racer, reached=_reached(history, width, goal)))
             display.line(f"{one.name}: {_words(racers[-1])}")
-    finally:
-        display.close()
     winner = _winner(racers)
     write(f"{_table(racers)}\n\n{_sentence(winner, racers[0])}\n{CAUTION}")
-    options.json.write_text(json.dumps(_settings(winner), indent=1) + "\n", encoding="utf-8")
+    settings = json.dumps(winner.config or {"boost": {"mode": "disable_all"}}, indent=1)
+    options.json.write_text(settings + "\n", encoding="utf-8")
     write(f"written: {options.json} (python -m mindspore_boost_ext --config {options.json} ...)")
-    if "total_steps" in options.json.read_text(encoding="utf-8"):
+    if "total_steps" in settings:
         write(
-            f"its total_steps is {len(losses)}, the steps of the plain run here: set it to the "
+            f"its total_steps is {steps}, the steps of the plain run here: set it to the "
             "updates of your whole training if there are more"
         )
     return 0
@@ -160,51 +164,37 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _race(
-    base: Trial, racer: Racer, seconds: float, steps: int | None, display: Any
+    base: Trial, racer: Racer, seconds: float, steps: int, display: Display
 ) -> tuple[Racer, Sequence[Record]]:
     """Run one candidate; return it with its figures, and its history."""
     config = json.dumps(racer.config) if racer.config else ""
-    trial = replace(base, name=racer.name, level=racer.level, config=config, most_seconds=seconds)
-    trial = replace(trial, most_steps=steps or 0)
+    trial = replace(base, name=racer.name, level=racer.level, config=config)
+    trial = replace(trial, most_seconds=seconds, most_steps=steps)
     outcome, history = run_trial(trial, racer.name, display)
     return replace(racer, outcome=outcome, idle=changed_nothing(history)), history
 
 
-def _losses(history: Sequence[Record]) -> list[tuple[float, float]]:
-    """Return, for each step, the seconds since the first one began, and the loss."""
-    found, now = [], 0.0
-    for record in history:
-        if record["event"] == "step" and isinstance(record.get("loss"), (int, float)):
-            now += record["seconds"]
-            found.append((now, float(record["loss"])))
-    return found
-
-
-def _smoothed(losses: Sequence[tuple[float, float]], width: int) -> list[tuple[float, float]]:
-    """Return means over the last ``width`` steps, from the first that has so many."""
-    values = [loss for _, loss in losses]
-    return [
-        (losses[end - 1][0], statistics.fmean(values[end - width : end]))
-        for end in range(width, len(values) + 1)
+def _curve(history: Sequence[Record]) -> tuple[list[float], list[float]]:
+    """Return the seconds from the first step to the end of each, and the loss of each."""
+    steps = [
+        record
+        for record in history
+        if record["event"] == "step" and isinstance(record.get("loss"), (int, float))
     ]
+    seconds = itertools.accumulate(record["seconds"] for record in steps)
+    return list(seconds), [float(record["loss"]) for record in steps]
 
 
-def _width(steps: int) -> int:
-    return max(1, round(steps * _SMOOTHED))
+def _smoothed(losses: Sequence[float], width: int) -> list[float]:
+    """Return means over the last ``width`` steps, from the first that has so many."""
+    return [statistics.fmean(losses[end - width : end]) for end in range(width, len(losses) + 1)]
 
 
-def _goal(losses: Sequence[tuple[float, float]]) -> float:
-    """Return the loss with which the plain run ends."""
-    return _smoothed(losses, _width(len(losses)))[-1][1]
-
-
-def _with_time(
-    racer: Racer, losses: Sequence[tuple[float, float]], goal: float, steps: int
-) -> Racer:
-    """Take down when the goal was reached, and kept to the end of the run."""
-    seconds, smooth = [list(part) for part in zip(*_smoothed(losses, _width(steps)))] or [[], []]
-    reached = for_good(seconds, smooth, lambda loss: loss <= goal + _SAME * abs(goal))
-    return replace(racer, reached=reached)
+def _reached(history: Sequence[Record], width: int, goal: float) -> float | None:
+    """Return when the goal was reached, and kept to the end of the run."""
+    seconds, losses = _curve(history)
+    limit = goal + _SAME * abs(goal)
+    return for_good(seconds[width - 1 :], _smoothed(losses, width), lambda loss: loss <= limit)
 
 
 def _winner(racers: Sequence[Racer]) -> Racer:
@@ -217,8 +207,8 @@ def _winner(racers: Sequence[Racer]) -> Racer:
 
 
 def _words(racer: Racer) -> str:
-    if racer.outcome is None or racer.outcome.status != RAN:
-        return f"failed: {racer.outcome.note if racer.outcome else ''}"
+    if racer.outcome.status != RAN:
+        return f"failed: {racer.outcome.note}"
     if racer.idle:
         return "changed nothing here: all of it was skipped"
     if racer.reached is None and racer.outcome.stopped:
@@ -232,17 +222,16 @@ def _table(racers: Sequence[Racer]) -> str:
     headings = ["run", "seconds to plain's loss", "over plain", "step, ms", "compile, s"]
     rows, first = [], racers[0].reached
     for one in racers:
-        figures = one.outcome or Outcome(one.name, RAN)
         reached = None if one.idle else one.reached
         ratio = reached / first if first and reached is not None else None
         rows.append(
             [
                 one.name,
-                f"{reached:.1f}" if reached is not None else _words(one),
-                "-" if ratio is None else f"{ratio:.2f}",
-                "-" if figures.step_ms is None else f"{figures.step_ms:.2f}",
-                "-" if figures.compile_s is None else f"{figures.compile_s:.1f}",
-                "-" if figures.peak_mib is None else f"{figures.peak_mib:.0f}",
+                _words(one) if reached is None else number(reached, ".1f"),
+                number(ratio, ".2f"),
+                number(one.outcome.step_ms, ".2f"),
+                number(one.outcome.compile_s, ".1f"),
+                number(one.outcome.peak_mib, ".0f"),
             ]
         )
     return markdown([*headings, "peak memory, MiB"], rows)
@@ -251,17 +240,9 @@ def _table(racers: Sequence[Racer]) -> str:
 def _sentence(winner: Racer, plain: Racer) -> str:
     if winner is plain:
         return "Plain training wins: nothing that was tried was clearly faster to its loss."
-    share = (winner.reached or 0.0) / (plain.reached or 1.0)
-    words = f"Recommended: {winner.name}, {share:.2f} of plain's time to plain's loss."
-    saved = (plain.reached or 0.0) - (winner.reached or 0.0)
-    if _compilation(plain) - _compilation(winner) > saved / 2:
+    before, after = plain.reached or 1.0, winner.reached or 0.0
+    words = f"Recommended: {winner.name}, {after / before:.2f} of plain's time to plain's loss."
+    compiling, other = (one.outcome.compile_s or 0.0 for one in (plain, winner))
+    if compiling - other > (before - after) / 2:
         words += " Most of that is compilation, which a longer training has but once."
     return words
-
-
-def _compilation(racer: Racer) -> float:
-    return (racer.outcome.compile_s if racer.outcome else None) or 0.0
-
-
-def _settings(winner: Racer) -> dict[str, Any]:
-    return winner.config if winner.name != PLAIN else {"boost": {"mode": "disable_all"}}

@@ -225,15 +225,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
     for one, seconds in zip(outcomes, reached):
         ratio = one.step_ms / first if first and one.step_ms else None
         note = one.note if one.status == RAN else f"{one.status}: {one.note}"
-        figures = [_number(one.loss, ".4f"), *(_number(one.metrics.get(key)) for key in metrics)]
+        figures = [number(one.loss, ".4f"), *(number(one.metrics.get(key)) for key in metrics)]
         figures += [
-            _number(one.step_ms, ".2f"),
-            _number(ratio, ".2f"),
-            _number(one.peak_mib, ".0f"),
+            number(one.step_ms, ".2f"),
+            number(ratio, ".2f"),
+            number(one.peak_mib, ".0f"),
         ]
-        figures += [_number(one.compile_s, ".1f"), _number(one.seconds, ".1f")]
+        figures += [number(one.compile_s, ".1f"), number(one.seconds, ".1f")]
         share = seconds / plain if seconds and plain else None
-        figures += [_number(seconds, ".1f"), _number(share, ".2f")]
+        figures += [number(seconds, ".1f"), number(share, ".2f")]
         rows.append([one.name, *figures])
         notes += [
             f"- {one.name}: {one_note}" for one_note in (note, several_models(one)) if one_note
@@ -247,7 +247,8 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _number(value: float | None, form: str = ".4g") -> str:
+def number(value: float | None, form: str = ".4g") -> str:
+    """Return a figure as the cell of a table."""
     return "-" if value is None else format(value, form)
 
 
