@@ -12,6 +12,7 @@ BoostMonitor, whatever it says itself.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,16 +87,14 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
 def _outcomes(trials: Sequence[Trial], progress: int | None) -> list[Outcome]:
     """Return the figures of all runs, or of those that are done when Ctrl-C ends them."""
     outcomes: list[Outcome] = []
-    display = make_display(progress)
-    try:
-        for number, trial in enumerate(trials, start=1):
-            one, _ = run_trial(trial, f"{trial.name} ({number}/{len(trials)})", display)
-            display.line(f"{one.name}: {one.status}" + (f", {one.note}" if one.note else ""))
-            outcomes.append(one)
-    except KeyboardInterrupt:
-        display.line(f"broken off after {len(outcomes)} of {len(trials)} runs")
-    finally:
-        display.close()
+    with contextlib.closing(make_display(progress)) as display:
+        try:
+            for number, trial in enumerate(trials, start=1):
+                one, _ = run_trial(trial, f"{trial.name} ({number}/{len(trials)})", display)
+                display.line(f"{one.name}: {one.status}" + (f", {one.note}" if one.note else ""))
+                outcomes.append(one)
+        except KeyboardInterrupt:
+            display.line(f"broken off after {len(outcomes)} of {len(trials)} runs")
     return outcomes
 
 
@@ -215,10 +214,9 @@ def _trials(options: argparse.Namespace) -> list[Trial]:
         return [Trial(name, *settings) for name in names]
     script, *args = options.script
     path = os.path.abspath(script)
-    chosen = [(level, level, "") for level in options.levels or ([] if options.configs else LEVELS)]
-    if options.configs:
-        chosen = chosen or [("O0", "O0", "")]
-        chosen += [(one, "O1", os.path.abspath(one)) for one in options.configs]
+    levels = options.levels or (["O0"] if options.configs else LEVELS)
+    chosen = [(level, level, "") for level in levels]
+    chosen += [(one, "O1", os.path.abspath(one)) for one in options.configs or ()]
     return [
         Trial(name, seed=options.seed, script=path, args=args, level=level, config=config)
         for name, level, config in chosen
@@ -273,47 +271,34 @@ def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
 
 def _watch(process: subprocess.Popen[bytes], history: Path, title: str, display: Display) -> int:
     """Show the progress of a run until it ends; return its exit code."""
-    progress = _Progress(history, title, display)
+    step = 0
     try:
-        while process.poll() is None:
-            time.sleep(_POLL_SECONDS)
-            progress.update()
+        for record in _records(process, history):
+            if record["event"] == "start":
+                step = 0
+                display.begin_epoch(title, record["epochs"] * record["steps_per_epoch"])
+            elif record["event"] == "step":
+                step, loss = step + 1, record["loss"]
+                text = f"{loss:.4g}" if isinstance(loss, float) else str(loss)
+                display.step(step, f"loss {text}")
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()  # nothing happens to one that has ended
         process.wait()
-    progress.update()
     return process.returncode
 
 
-class _Progress:
-    """Follows the history that another process writes."""
-
-    def __init__(self, history: Path, title: str, display: Display) -> None:
-        self._path, self._title, self._display = history, title, display
-        self._read, self._begun, self._steps = 0, False, 0
-
-    def update(self) -> None:
-        """Show the last of the steps written since the last call."""
-        if not self._path.exists():
-            return
-        with open(self._path, "rb") as file:
-            file.seek(self._read)
-            whole, newline, _ = file.read().rpartition(b"\n")
-        self._read += len(whole) + len(newline)
-        for line in whole.splitlines():
-            self._show(json.loads(line))
-
-    def _show(self, record: Record) -> None:
-        if record["event"] == "start":
-            total = record["epochs"] * record["steps_per_epoch"]
-            self._display.begin_epoch(self._title, total)
-            self._begun, self._steps = True, 0
-        elif record["event"] == "step" and self._begun:
-            self._steps += 1
-            loss = record["loss"]
-            text = f"loss {loss:.4g}" if isinstance(loss, float) else f"loss {loss}"
-            self._display.step(self._steps, text)
+def _records(process: subprocess.Popen[bytes], history: Path) -> Iterator[Record]:
+    """Yield the records that a process writes, as they come, until it ends."""
+    read, runs = 0, True
+    while runs:
+        time.sleep(_POLL_SECONDS)
+        runs = process.poll() is None  # in front of the last look
+        if history.exists():
+            with open(history, "rb") as file:
+                file.seek(read)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            read += len(whole) + len(newline)
+            yield from map(json.loads, whole.splitlines())
 
 
 def _why(code: int, output: Path) -> str:
