@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,9 @@ def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
     # Behind the user's own: with a package that is installed this is the folder of all packages.
     paths = [*filter(None, [environment.get("PYTHONPATH")]), here]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    command = [sys.executable, "-m", "mindspore_boost_ext.cli.run", str(trial.save(folder))]
+    description = folder / "trial.json"
+    description.write_text(json.dumps(asdict(trial)), encoding="utf-8")
+    command = [sys.executable, "-m", "mindspore_boost_ext.cli.run", str(description)]
     command += filter(None, [trial.script])  # for the machine's tuning, which looks at scripts
     with open(folder / OUTPUT, "wb") as output:
         return subprocess.Popen(
@@ -324,9 +327,7 @@ def _last_line(path: Path) -> str:
 
 
 def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
-    settings: dict[str, Any] = {"script": options.script}
-    if options.script is None:
-        settings = {name: getattr(options, name) for name in BUNDLED}
+    names = BUNDLED if options.script is None else ["script"]
     document = {
         "versions": {
             "mindspore_boost_ext": __version__,
@@ -334,7 +335,7 @@ def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
             "python": platform.python_version(),
         },
         "machine": f"{platform.platform()}, {os.cpu_count()} cores",
-        "settings": settings,
-        "runs": [one.to_dict() for one in outcomes],
+        "settings": {name: getattr(options, name) for name in names},
+        "runs": [asdict(one) for one in outcomes],
     }
     return json.dumps(strict_json(document), allow_nan=False, indent=1) + "\n"

@@ -14,7 +14,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from mindspore_boost_ext.callbacks.history import Record
@@ -67,10 +67,6 @@ class Outcome:
         values = self.losses if key == "loss" else self.curves.get(key, [])
         return self.clocks.get(key, [])[: len(values)], values
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the outcome as plain data."""
-        return asdict(self)
-
 
 def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Outcome:
     """Return what a run that ended well came to.
@@ -80,16 +76,17 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
         history: the records of its BoostMonitor.
         result: ``peak_mib``, ``seconds``, ``report``, ``models``, ``stopped`` of its process.
     """
-    steps = [record["seconds"] for record in history if record["event"] == "step"]
-    epochs = [record for record in history if record["event"] == "epoch"]
-    losses = [record["loss"] for record in epochs if record.get("loss") is not None]
+    steps: list[float] = []
+    losses: list[float] = []
     curves: dict[str, list[float]] = {}
     clocks: dict[str, list[float]] = {}
     now = 0.0
     for record in history:
         if record["event"] == "step":
+            steps.append(record["seconds"])
             now += record["seconds"]
         elif record["event"] == "epoch" and record.get("loss") is not None:
+            losses.append(record["loss"])
             clocks.setdefault("loss", []).append(now)
         for key, value in (record.get("metrics") or {}).items():
             if isinstance(value, (int, float)):
@@ -105,14 +102,10 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
         steps=len(steps),
         step_ms=None if step_s is None else step_s * 1e3,
         compile_s=compile_s,
-        peak_mib=result.get("peak_mib"),
-        seconds=result.get("seconds"),
-        report=result.get("report", ""),
-        models=result.get("models", 0),
-        stopped=result.get("stopped", False),
         losses=losses,
         curves=curves,
         clocks=clocks,
+        **result,
     )
 
 
@@ -214,31 +207,35 @@ def table(outcomes: Sequence[Outcome]) -> str:
     Times are given as a multiple of the first run's, too.
     """
     metrics = list(dict.fromkeys(key for one in outcomes for key in one.metrics))
-    headings = ["run", "loss", *metrics, "step, ms", "step ratio", "peak memory, MiB"]
-    headings += ["compile, s", "run, s"]
-    key, reached = times_to_accuracy(outcomes)
-    headings += [f"time to {key}, s", "time ratio"]
-    plain = next((one for one in reached if one), None)
-    first = next((one.step_ms for one in outcomes if one.step_ms), None)
-    rows: list[list[str]] = []
-    notes: list[str] = []
-    for one, seconds in zip(outcomes, reached):
-        ratio = one.step_ms / first if first and one.step_ms else None
-        note = one.note if one.status == RAN else f"{one.status}: {one.note}"
-        figures = [number(one.loss, ".4f"), *(number(one.metrics.get(key)) for key in metrics)]
-        figures += [
-            number(one.step_ms, ".2f"),
-            number(ratio, ".2f"),
-            number(one.peak_mib, ".0f"),
-        ]
-        figures += [number(one.compile_s, ".1f"), number(one.seconds, ".1f")]
-        share = seconds / plain if seconds and plain else None
-        figures += [number(seconds, ".1f"), number(share, ".2f")]
-        rows.append([one.name, *figures])
-        notes += [
-            f"- {one.name}: {one_note}" for one_note in (note, several_models(one)) if one_note
-        ]
+    goal, reached = times_to_accuracy(outcomes)
+    steps = [one.step_ms for one in outcomes]
+    columns = [
+        ("loss", ".4f", [one.loss for one in outcomes]),
+        *((key, ".4g", [one.metrics.get(key) for one in outcomes]) for key in metrics),
+        ("step, ms", ".2f", steps),
+        ("step ratio", ".2f", _ratios(steps)),
+        ("peak memory, MiB", ".0f", [one.peak_mib for one in outcomes]),
+        ("compile, s", ".1f", [one.compile_s for one in outcomes]),
+        ("run, s", ".1f", [one.seconds for one in outcomes]),
+        (f"time to {goal}, s", ".1f", reached),
+        ("time ratio", ".2f", _ratios(reached)),
+    ]
+    cells = [[number(value, form) for value in values] for _, form, values in columns]
+    rows = list(zip((one.name for one in outcomes), *cells))
+    headings = ["run", *(heading for heading, _, _ in columns)]
+    notes = [line for one in outcomes for line in _notes(one)]
     return "\n".join([markdown(headings, rows), *([""] if notes else []), *notes])
+
+
+def _notes(one: Outcome) -> list[str]:
+    note = one.note if one.status == RAN else f"{one.status}: {one.note}"
+    return [f"- {one.name}: {text}" for text in (note, several_models(one)) if text]
+
+
+def _ratios(values: Sequence[float | None]) -> list[float | None]:
+    """Return each as a multiple of the first that there is."""
+    first = next(filter(None, values), None)
+    return [value / first if first and value else None for value in values]
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

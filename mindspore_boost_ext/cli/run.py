@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -41,7 +41,7 @@ from mindspore_boost_ext.cli.trial_settings import (
 from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
 from mindspore_boost_ext.integration import install
 
-HISTORY, RESULT, DESCRIPTION, OUTPUT = "history.jsonl", "result.json", "trial.json", "output.txt"
+HISTORY, RESULT, OUTPUT = "history.jsonl", "result.json", "output.txt"
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 _SNAPSHOTS = 40
 _WATCHING: list[BoostMonitor] = []  # the one of the call that is running: a history has one writer
@@ -72,12 +72,6 @@ class Trial:
     config: str = ""
     most_steps: int = 0
     most_seconds: float = 0.0
-
-    def save(self, folder: Path) -> Path:
-        """Write the description of the run into its folder."""
-        path = folder / DESCRIPTION
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        return path
 
 
 def run(path: Path) -> None:
