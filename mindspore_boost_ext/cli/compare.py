@@ -41,11 +41,10 @@ from mindspore_boost_ext.cli.trial_settings import (
     LENET,
     NETWORKS,
     PLAIN,
-    TRIAL_SETTINGS,
-    TrialSettings,
     runs,
+    settings_of,
 )
-from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig
+from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 
 BUNDLED = {"network": LENET, "epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
 _CHOICES = {"mode": MODES, "network": NETWORKS}
@@ -149,8 +148,7 @@ def _problem(options: argparse.Namespace) -> str:
     if options.script is None:
         if options.levels or options.configs:
             return "--levels and --configs are for --script SCRIPT"
-        known = (PLAIN, *ALGORITHMS, *TRIAL_SETTINGS)
-        unknown = [name for name in options.algorithms if name not in known]
+        unknown = [name for name in options.algorithms if name not in (PLAIN, *runs())]
         if unknown:
             return f"unknown: {', '.join(unknown)}; known are {', '.join(runs())}"
         try:
@@ -244,7 +242,7 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
 
 
 def _unrunnable(trial: Trial) -> str:
-    settings = TRIAL_SETTINGS.get(trial.name, TrialSettings())
+    settings = settings_of(trial.name)
     suits = trial.network in settings.networks and trial.mode in settings.modes
     return "" if suits else settings.unsuited
 

@@ -31,10 +31,9 @@ from mindspore_boost_ext.cli.results import (
     several_models,
 )
 from mindspore_boost_ext.cli.run import Trial
-from mindspore_boost_ext.config.parse import ALGORITHMS
+from mindspore_boost_ext.cli.trial_settings import PLAIN, only
 from mindspore_boost_ext.recipes import recipe
 
-PLAIN = "plain"
 _PROGRAM = "python -m mindspore_boost_ext recommend"
 _SMOOTHED = 0.05  # share of the plain run's steps over which a loss is averaged
 _PLAIN_SHARE = 0.11  # of the minutes: the others share the rest, and each gets more than plain
@@ -73,22 +72,17 @@ def candidates(updates: int, eager: bool = False) -> list[Racer]:
         updates (int): steps of the plain run, along which schedules are stretched.
         eager (bool): whether the script trains in PYNATIVE_MODE. Default: False.
     """
-    off = dict.fromkeys(ALGORITHMS, False)
-
-    def alone(name: str, **sections: Any) -> dict[str, Any]:
-        return {"boost": {"mode": "manual", **off, name: True}, **sections}
-
     prefix = {"schedule": "cubic", "prefix_fraction": 0.7, "total_steps": updates}
     half = {"schedule": "step", "prefix_start": 0.1, "prefix_fraction": 0.5, "total_steps": updates}
-    compiled = [Racer("compiled step", "O1", alone("compiled_step"))] if eager else []
+    compiled = [Racer("compiled step", "O1", only("compiled_step"))] if eager else []
     return [
         *compiled,
-        Racer("cheaper operators", "O1", alone("cheaper_operators")),
+        Racer("cheaper operators", "O1", only("cheaper_operators")),
         Racer("level O1", "O1", {"grad_freeze": {"total_steps": updates}}),
-        Racer("cubic prefix", "O1", alone("grad_freeze", grad_freeze=prefix)),
-        Racer("half frozen from 10 % on", "O1", alone("grad_freeze", grad_freeze=half)),
+        Racer("cubic prefix", "O1", only("grad_freeze", grad_freeze=prefix)),
+        Racer("half frozen from 10 % on", "O1", only("grad_freeze", grad_freeze=half)),
         *(Racer(f"recipe {name}", "O1", recipe(name, updates)) for name in ("fast", "fastest")),
-        Racer("fewer BatchNorms", "O1", alone("less_bn", less_bn={"fn_flag": False})),
+        Racer("fewer BatchNorms", "O1", only("less_bn", less_bn={"fn_flag": False})),
     ]
 
 

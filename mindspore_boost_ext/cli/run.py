@@ -32,11 +32,10 @@ from mindspore_boost_ext.cli.trial_settings import (
     LENET,
     NETWORKS,
     PLAIN,
-    TRIAL_SETTINGS,
     Setup,
-    TrialSettings,
     configuration,
     parts,
+    settings_of,
 )
 from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
 from mindspore_boost_ext.integration import install
@@ -93,7 +92,7 @@ def _run_bundled(trial: Trial, folder: Path) -> str:
     ms.set_context(mode=MODES[trial.mode])
     train, test = digits_datasets(trial.batch_size)
     snapshots = folder / "snapshots"
-    if TRIAL_SETTINGS.get(trial.name, TrialSettings()).snapshots:
+    if settings_of(trial.name).snapshots:
         every = max(1, trial.epochs * train.get_dataset_size() // _SNAPSHOTS)
         sampler = TrajectorySampler(snapshots, every, "step")
         model = _model(trial, PLAIN, train.get_dataset_size(), "")
@@ -108,7 +107,7 @@ def _run_bundled(trial: Trial, folder: Path) -> str:
 def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.Model:
     ms.set_seed(trial.seed)  # weights, and the order of the images
     net, arguments = parts(name, trial.network)
-    steps, settings = trial.epochs * steps_per_epoch, TRIAL_SETTINGS.get(name, TrialSettings())
+    steps, settings = trial.epochs * steps_per_epoch, settings_of(name)
     plain = NETWORKS[trial.network]
     rates = plain.rate * settings.rate * plain.course(steps, trial.epochs)
     rates = rates[:: settings.window].tolist()  # an update takes one, so a window counts as one

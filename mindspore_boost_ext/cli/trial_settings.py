@@ -172,12 +172,9 @@ TRIAL_SETTINGS: dict[str, TrialSettings] = {
         unsuited="images are no sequences: see examples/benchmarks/time_to_accuracy.py",
     ),
     "short_schedule": TrialSettings(lambda setup: {"short_schedule": {"total_steps": setup.steps}}),
-    "label_smoothing": TrialSettings(),
-    "gradient_centralization": TrialSettings(),
     "compiled_step": TrialSettings(
         modes=("pynative",), unsuited="in GRAPH_MODE every step is compiled: take --mode pynative"
     ),
-    "cheaper_operators": TrialSettings(),
     "loss_scale_group": TrialSettings(
         parts=_grouped_parts, networks=(LENET,), unsuited="its markers are in the bundled LeNet-5"
     ),
@@ -192,6 +189,17 @@ def runs() -> tuple[str, ...]:
     return (*ALGORITHMS, *(name for name in TRIAL_SETTINGS if name not in ALGORITHMS))
 
 
+def settings_of(name: str) -> TrialSettings:
+    """Return how to run one algorithm; plain training is the same without settings."""
+    return TRIAL_SETTINGS.get(name, TrialSettings())
+
+
+def only(*names: str, **sections: Any) -> dict[str, Any]:
+    """Return settings that switch some algorithms on and all others off."""
+    switches = {algorithm: algorithm in names for algorithm in ALGORITHMS}
+    return {"boost": {"mode": "manual", **switches}, **sections}
+
+
 def configuration(name: str, setup: Setup) -> tuple[str, dict[str, Any]]:
     """Return level and settings with which ``ms.Model`` runs one algorithm alone.
 
@@ -201,11 +209,9 @@ def configuration(name: str, setup: Setup) -> tuple[str, dict[str, Any]]:
     """
     if name == PLAIN:
         return "O0", {}
-    switches = {algorithm: algorithm == name for algorithm in ALGORITHMS}
-    sections = TRIAL_SETTINGS.get(name, TrialSettings()).sections(setup)
-    return "O1", {"boost": {"mode": "manual", **switches}, **sections}
+    return "O1", only(name, **settings_of(name).sections(setup))
 
 
 def parts(name: str, network: str) -> Parts:
     """Return the network of a run, and further arguments of ``ms.Model``."""
-    return TRIAL_SETTINGS.get(name, TrialSettings()).parts(network)
+    return settings_of(name).parts(network)

@@ -16,8 +16,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.cheaper_operators.rows import CheaperLayerNorm
+from mindspore_boost_ext.cli.trial_settings import only
 from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
 from mindspore_boost_ext.integration.model import BoostModel
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN
@@ -105,13 +105,12 @@ def train(
 ) -> tuple[Weights, nn.Cell]:
     """Train by momentum with some switches on; return weights and training step."""
     net = Net() if net is None else net
-    boost = {one: one in switches for one in AutoBoost().boost_config}
     model = BoostModel(
         net,
         loss or nn.MSELoss(),
         nn.Momentum(net.trainable_params(), rate, oracle.MOMENTUM),
         boost_level="O1",
-        boost_config_dict={"boost": {"mode": "manual", **boost}, **sections},
+        boost_config_dict=only(*switches, **sections),
         **({} if manager is None else {"loss_scale_manager": manager}),
     )
     return after_steps(model.train_network, net, data), model.train_network
