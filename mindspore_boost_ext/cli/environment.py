@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import time
+import timeit
 from collections.abc import Callable
 
 import mindspore as ms
@@ -37,12 +37,7 @@ def _version(package: str) -> str:
 
 def _seconds(run: Callable[[], Tensor]) -> float:
     """Return the fastest of three runs after one to warm up."""
-    times = []
-    for _ in range(4):
-        start = time.perf_counter()
-        run().asnumpy()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return min(timeit.repeat(lambda: run().asnumpy(), number=1, repeat=4)[1:])
 
 
 def convolution_seconds() -> tuple[float, float]:
