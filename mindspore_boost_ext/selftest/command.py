@@ -70,20 +70,14 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         description="Train small networks by every algorithm in both modes on a device, and "
         "compare with NumPy in float64.",
     )
-    parser.add_argument("--device", choices=("Ascend", "GPU", "CPU"), default="CPU")
-    parser.add_argument("--ranks", type=count, default=1, metavar="N", help="processes (1)")
-    parser.add_argument("--mode", choices=sorted(MODES), action="append", help="both by default")
-    parser.add_argument(
-        "--check",
-        choices=list(CHECKS),
-        action="append",
-        metavar="NAME",
-        help=f"one of: {', '.join(CHECKS)}; may be given again; all by default",
-    )
-    parser.add_argument("--json", metavar="FILE", type=writable, help="write all results there")
-    parser.add_argument(
-        "--timeout", type=count, default=600, metavar="SECONDS", help="for all together (600)"
-    )
+    chosen = f"one of: {', '.join(CHECKS)}; may be given again; all by default"
+    add = parser.add_argument
+    add("--device", choices=("Ascend", "GPU", "CPU"), default="CPU")
+    add("--ranks", type=count, default=1, metavar="N", help="processes (1)")
+    add("--mode", choices=sorted(MODES), action="append", help="both by default")
+    add("--check", choices=list(CHECKS), action="append", metavar="NAME", help=chosen)
+    add("--json", metavar="FILE", type=writable, help="write all results there")
+    add("--timeout", type=count, default=600, metavar="SECONDS", help="for all together (600)")
     return parser.parse_args(argv)
 
 

@@ -33,21 +33,16 @@ def work(order: Path) -> None:
     missing = _use(wanted["device"], wanted["ranks"])
     tolerance = TOLERANCES.get(wanted["device"], _OF_ACCELERATORS)
     rank, _ = rank_and_count()
-    with (order.parent / f"results_{rank}.jsonl").open("w", encoding="utf-8") as file:
-
-        def write(line: dict[str, Any]) -> None:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-
+    absent = {"status": NOT_POSSIBLE, "reason": missing, "seconds": 0.0}
+    # By lines, so that each is there at once.
+    with open(order.parent / f"results_{rank}.jsonl", "w", 1, encoding="utf-8") as file:
         for mode in wanted["modes"]:
             ms.set_context(mode=MODES[mode])
             for name in wanted["checks"]:
-                line = {"check": name, "mode": mode}
-                write(line)  # begun
-                if missing:
-                    write({**line, "status": NOT_POSSIBLE, "reason": missing, "seconds": 0.0})
-                else:
-                    write(result(name, mode, tolerance))
+                begun = {"check": name, "mode": mode}
+                file.write(json.dumps(begun) + "\n")
+                line = {**begun, **absent} if missing else result(name, mode, tolerance)
+                file.write(json.dumps(line) + "\n")
 
 
 def _use(device: str, ranks: int) -> str:
