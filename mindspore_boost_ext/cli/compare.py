@@ -111,23 +111,15 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         whose = "each run" if name == "seed" else "the bundled run"
         text, choices = f"of {whose} ({default})", _CHOICES.get(name)
         add(f"--{name.replace('_', '-')}", type=kinds.get(name, count), choices=choices, help=text)
-    add(
-        "--report",
-        action="store_true",
-        default=None,
-        help="print the report of each boosted bundled run, too",
-    )
+    text = "print the report of each boosted bundled run, too"
+    add("--report", action="store_true", default=None, help=text)
     add("--progress", type=count, metavar="STEPS", help=PROGRESS_HELP)
     add("--json", type=writable, metavar="FILE", help="write the figures there")
     add("--plot", type=_picture, metavar="FILE.png", help="draw them there (needs matplotlib)")
     add("--levels", nargs="+", choices=LEVELS, help="levels for --script (O0 O1 O2)")
     add("--configs", nargs="+", metavar="FILE.json", help="for --script: O0, then O1 with each")
-    add(
-        "--script",
-        nargs=argparse.REMAINDER,
-        metavar="SCRIPT [ARGS]",
-        help="run this script instead of the bundled network; all that follows is its own",
-    )
+    text = "run this script instead of the bundled network; all that follows is its own"
+    add("--script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]", help=text)
     # By hand: behind an option argparse would end the words of the script at a "--" of its own.
     place = list(argv).index("--script") if "--script" in argv else len(argv)
     options = parser.parse_args(argv[:place])
@@ -249,11 +241,9 @@ def _unrunnable(trial: Trial) -> str:
 
 def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
     """Start the process; what it prints goes to a file."""
-    environment = dict(os.environ)
     here = str(Path(__file__).resolve().parents[2])
     # Behind the user's own: with a package that is installed this is the folder of all packages.
-    paths = [*filter(None, [environment.get("PYTHONPATH")]), here]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    paths = filter(None, [os.environ.get("PYTHONPATH"), here])
     description = folder / "trial.json"
     description.write_text(json.dumps(asdict(trial)), encoding="utf-8")
     command = [sys.executable, "-m", "mindspore_boost_ext.cli.run", str(description)]
@@ -264,7 +254,7 @@ def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             # A failed compilation leaves files behind; a script expects the user's own folder.
             cwd=None if trial.script else folder,
         )
