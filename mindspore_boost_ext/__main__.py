@@ -20,17 +20,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.boost import record
 from mindspore_boost_ext.boost_cell_wrapper.train_step import FIRST_RUN
 from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
-from mindspore_boost_ext.cli.launcher import (
-    INTERRUPTED,
-    file_of_module,
-    run_module,
-    run_script,
-)
+from mindspore_boost_ext.cli.compare import compare
+from mindspore_boost_ext.cli.environment import describe
+from mindspore_boost_ext.cli.launcher import INTERRUPTED, file_of_module, run_module, run_script
+from mindspore_boost_ext.cli.recommend import recommend
 from mindspore_boost_ext.config.page import page
 from mindspore_boost_ext.config.parse import LEVELS, SECTIONS, BoostConfig
 from mindspore_boost_ext.integration import install
@@ -45,9 +43,15 @@ from mindspore_boost_ext.recipes import NAMES, recipe
 from mindspore_boost_ext.report import Report, is_main_process
 from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.watch import watch_ranks
+from mindspore_boost_ext.selftest.command import selftest
 
 DEMO = ("compare", "fast", "--network", "resnet", "--report")
-_COMMANDS = ("compare", "demo", "recommend", "selftest")
+# Those that have options of their own.
+_COMMANDS: dict[str, Callable[[Sequence[str], Callable[[str], None]], int]] = {
+    "compare": compare,
+    "recommend": recommend,
+    "selftest": selftest,
+}
 _WITH_VALUE = {"--level", "--config", "--recipe", "--total-steps", "--explain", "--check"}
 
 
@@ -68,60 +72,29 @@ def _parser() -> argparse.ArgumentParser:
         "python -m mindspore_boost_ext recommend --help. Whether all is right on this device: "
         "python -m mindspore_boost_ext selftest --help",
     )
-    parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument(
-        "--level",
-        choices=sorted(LEVELS),
-        help="for every Model of the script that gives none itself; for --explain and --check (O1)",
+    add = parser.add_argument
+    add("--version", action="store_true", help="print the version and exit")
+    text = "for every Model of the script that gives none itself; for --explain and --check (O1)"
+    add("--level", choices=sorted(LEVELS), help=text)
+    text = "a JSON configuration for those Models (at level O1)"
+    add("--config", metavar="FILE", type=_given, help=text)
+    text = "tuned settings for those Models, in place of --config"
+    add("--recipe", choices=NAMES, help=text)
+    text = "for --recipe: updates of the whole training"
+    add("--total-steps", type=int, metavar="N", help=text)
+    ask = parser.add_mutually_exclusive_group().add_argument
+    text = (
+        "say what a JSON configuration would do, list all settings (settings), or show the "
+        f"card of an algorithm: {', '.join(CARDS)}"
     )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        type=_given,
-        help="a JSON configuration for those Models (at level O1)",
-    )
-    parser.add_argument(
-        "--recipe", choices=NAMES, help="tuned settings for those Models, in place of --config"
-    )
-    parser.add_argument(
-        "--total-steps", type=int, metavar="N", help="for --recipe: updates of the whole training"
-    )
-    questions = parser.add_mutually_exclusive_group()
-    questions.add_argument(
-        "--explain",
-        nargs="?",
-        const="",
-        metavar="CONFIG|NAME",
-        help="say what a JSON configuration would do, list all settings (settings), or show the "
-        f"card of an algorithm: {', '.join(CARDS)}",
-    )
-    questions.add_argument(
-        "--check", metavar="CONFIG", type=_given, help="say whether a JSON configuration is valid"
-    )
-    questions.add_argument("--env", action="store_true", help="say what this machine offers")
-    parser.add_argument(
-        "-m", dest="module", metavar="MODULE", help="run this module in place of SCRIPT"
-    )
-    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script to run")
-    parser.add_argument("args", nargs="*", metavar="ARGS", help="its arguments")
+    ask("--explain", nargs="?", const="", metavar="CONFIG|NAME", help=text)
+    text = "say whether a JSON configuration is valid"
+    ask("--check", metavar="CONFIG", type=_given, help=text)
+    ask("--env", action="store_true", help="say what this machine offers")
+    add("-m", dest="module", metavar="MODULE", help="run this module in place of SCRIPT")
+    add("script", nargs="?", metavar="SCRIPT", help="the training script to run")
+    add("args", nargs="*", metavar="ARGS", help="its arguments")
     return parser
-
-
-def _command(name: str) -> Callable[[Sequence[str], Callable[[str], None]], int] | None:
-    """Return a command that has options of its own, if it is one."""
-    if name == "compare":
-        from mindspore_boost_ext.cli.compare import compare
-
-        return compare
-    if name == "recommend":
-        from mindspore_boost_ext.cli.recommend import recommend
-
-        return recommend
-    if name == "selftest":
-        from mindspore_boost_ext.selftest.command import selftest
-
-        return selftest
-    return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,10 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["demo"]:
         words = [*DEMO, *words[1:]]
-    command = _command(words[0] if words else "")
-    if command is not None:
+    if words and words[0] in _COMMANDS:
         try:
-            return command(words[1:], print)
+            return _COMMANDS[words[0]](words[1:], print)
         except KeyboardInterrupt:
             print("broken off", file=sys.stderr)
             return INTERRUPTED
@@ -141,13 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     try:
         if options.version:
-            from mindspore_boost_ext import __version__
-
             print(f"mindspore_boost_ext {__version__}")
             return 0
         if options.env:
-            from mindspore_boost_ext.cli.environment import describe
-
             print(describe())
             return 0
         if options.recipe or options.total_steps is not None:
@@ -199,9 +167,10 @@ def _check_words(options: argparse.Namespace) -> None:
 
 def _check_script(script: str) -> None:
     if not os.path.isfile(script):
-        if script in _COMMANDS:
+        commands = (*_COMMANDS, "demo")
+        if script in commands:
             raise ValueError(f"the command {script!r} must come first, before its options")
-        near = difflib.get_close_matches(script[:100], _COMMANDS, n=1)
+        near = difflib.get_close_matches(script[:100], commands, n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"cannot open the script {script!r}{hint}")
 
@@ -316,9 +285,5 @@ def explain(config: BoostConfig) -> str:
     return "\n".join([*lines, *config.notices()])
 
 
-def _run() -> NoReturn:
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    _run()
+    sys.exit(main())
