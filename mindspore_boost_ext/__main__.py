@@ -1,11 +1,7 @@
 """``python -m mindspore_boost_ext``: run a script with the accelerators, or ask about them.
 
 ``python -m mindspore_boost_ext train.py --epochs 3`` runs an unmodified script that was written for
-``mindspore.boost``, as plain Python would run it, and ``-m package.train`` a module. ``--explain``,
-``--check`` and ``--env`` answer what a configuration would do or what a method is, whether a
-configuration is valid, and what this machine offers. ``compare`` trains with each algorithm and
-without, and shows what that did; ``demo`` is one such comparison; ``recommend`` finds the settings
-that suit a script; ``selftest`` checks every algorithm here.
+``mindspore.boost``, as plain Python would run it; ``--help`` lists the questions and commands.
 """
 
 from __future__ import annotations
@@ -111,43 +107,47 @@ def main(argv: Sequence[str] | None = None) -> int:
             return INTERRUPTED
     own, args = _split(words)
     options = parser.parse_args(own)
+    script, module = options.script, options.module
+    runs = script is not None or module is not None
     try:
-        if options.version:
-            print(f"mindspore_boost_ext {__version__}")
-            return 0
-        if options.env:
-            print(describe())
-            return 0
-        if options.recipe or options.total_steps is not None:
-            options.config = _written_recipe(options)
-        _check_words(options)
-        if options.explain is not None:
-            _show(_answer(options.explain or options.config or "", options.level or "O1"))
-            return 0
-        if options.script is not None:
-            _check_script(options.script)
-        if options.module is not None:
-            file_of_module(options.module)
-        if options.script is not None or options.module is not None:
-            _give_outside(options)
-        if options.check is not None:
-            config = BoostConfig.parse(options.level or "O1", options.check)
-            print("\n".join([*config.notices(), f"{options.check}: valid"]))
-            return 0
+        answer = _answer(options)
+        if runs and not answer:
+            _prepare(options)
     except ValueError as error:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
-    if options.script is None and options.module is None:
+    if answer:
+        _show(answer)
+        return 0
+    if not runs:
         parser.print_help()
         return 2
     install()
     watch_ranks()
     with summary_of_script():
-        if options.module is not None:
-            run_module(options.module, args)
+        if module is not None:
+            run_module(module, args)
         else:
-            run_script(options.script, args)
+            run_script(script, args)
     return 0
+
+
+def _answer(options: argparse.Namespace) -> str:
+    """Return the answer to what is asked; empty if nothing is."""
+    if options.version:
+        return f"mindspore_boost_ext {__version__}"
+    if options.env:
+        return describe()
+    if options.recipe or options.total_steps is not None:
+        options.config = _written_recipe(options)
+    _check_words(options)
+    level = options.level or "O1"
+    if options.explain is not None:
+        return _explanation(level, options.explain or options.config or "")
+    if options.check is not None:
+        notices = BoostConfig.parse(level, options.check).notices()
+        return "\n".join([*notices, f"{options.check}: valid"])
+    return ""
 
 
 def _check_words(options: argparse.Namespace) -> None:
@@ -165,40 +165,38 @@ def _check_words(options: argparse.Namespace) -> None:
         raise ValueError("--level, --config and --recipe need a script behind them")
 
 
-def _check_script(script: str) -> None:
-    if not os.path.isfile(script):
+def _prepare(options: argparse.Namespace) -> None:
+    """Look for the script, and put level and settings where its processes look for them."""
+    if options.module is not None:
+        file_of_module(options.module)
+    elif not os.path.isfile(options.script):
         commands = (*_COMMANDS, "demo")
-        if script in commands:
-            raise ValueError(f"the command {script!r} must come first, before its options")
-        near = difflib.get_close_matches(script[:100], commands, n=1)
+        if options.script in commands:
+            raise ValueError(f"the command {options.script!r} must come first, before its options")
+        near = difflib.get_close_matches(options.script[:100], commands, n=1)
         hint = f": did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"cannot open the script {script!r}{hint}")
+        raise ValueError(f"cannot open the script {options.script!r}{hint}")
+    if options.level:
+        os.environ[LEVEL_VARIABLE] = options.level
+    if options.config:
+        os.environ[CONFIG_VARIABLE] = os.path.abspath(options.config)
+    settings_from_outside()  # raises if they cannot be used
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return the words up to the script or module, and its own; argparse would drop a "--"."""
-    place, before = 0, ""
-    while place < len(words):
-        word, place = words[place], place + 1
+    before = ""
+    for place, word in enumerate(words, start=1):
         is_option = word.startswith("-")
         if before == "-m" or not (is_option or _takes_value(before)):
-            break
+            return words[:place], words[place:]
         before = word if is_option else ""
-    return words[:place], words[place:]
+    return words, []
 
 
 def _takes_value(word: str) -> bool:
     """Return whether a word is an option with a value, or, as argparse lets it, begins like one."""
     return len(word) > len("--") and any(option.startswith(word) for option in _WITH_VALUE)
-
-
-def _give_outside(options: argparse.Namespace) -> None:
-    """Put level and settings for the script where its processes look for them, and check them."""
-    if options.level:
-        os.environ[LEVEL_VARIABLE] = options.level
-    if options.config:
-        os.environ[CONFIG_VARIABLE] = os.path.abspath(options.config)
-    settings_from_outside()
 
 
 def _written_recipe(options: argparse.Namespace) -> str:
@@ -250,22 +248,19 @@ def _show(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
 
 
-def _answer(source: str, level: str) -> str:
+def _explanation(level: str, source: str) -> str:
     """Return all settings, a card, or what a configuration would do."""
     name = OTHER_NAMES.get(source, source)
     if name == "settings":
         return page()
-    return card(name) if name in CARDS else explain(_configuration(level, source))
-
-
-def _configuration(level: str, source: str) -> BoostConfig:
-    """Read what was given to ``--explain``; a word that is no file may be meant as a name."""
+    if name in CARDS:
+        return card(name)
     if source and not os.path.exists(source) and not source.endswith(".json"):
         raise ValueError(
             f"{source!r} is neither a file nor the name of a card; cards: {', '.join(CARDS)}; "
             "settings lists all settings"
         )
-    return BoostConfig.parse(level, source)
+    return explain(BoostConfig.parse(level, source))
 
 
 def explain(config: BoostConfig) -> str:
