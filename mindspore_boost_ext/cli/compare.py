@@ -1,12 +1,8 @@
 """``python -m mindspore_boost_ext compare``: train with each algorithm and without, side by side.
 
-Each run is a process of its own (``run.py``), one after the other, so that memory and compile
-time belong to it alone. One progress display shows them all; ``results.py`` makes the figures.
-
-Without ``--script`` a bundled network learns the bundled digits, once plain and once with each
-algorithm and recipe. With ``--script train.py [ARGS]`` the user's own script is run once
-for each level, or for each configuration file; every ``ms.Model`` in it gets that level and a
-BoostMonitor, whatever it says itself.
+A bundled network learns the bundled digits, plain and with each algorithm and recipe, or a script
+runs by each level or configuration. Each run is a process of its own (``run.py``), one after the
+other, so that memory and compile time belong to it alone; ``results.py`` makes the figures.
 """
 
 from __future__ import annotations
@@ -56,11 +52,7 @@ _PROGRAM = "python -m mindspore_boost_ext compare"
 
 
 def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
-    """Run the command.
-
-    Args:
-        argv: its words.
-        write: takes the lines for standard output.
+    """Run the command; ``write`` takes the lines for standard output.
 
     Returns:
         int, the exit code: 0 when every run went well, 1 when one failed, 130 after Ctrl-C;

@@ -87,11 +87,7 @@ def candidates(updates: int, eager: bool = False) -> list[Racer]:
 
 
 def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
-    """Run the command.
-
-    Args:
-        argv: its words.
-        write: takes the lines for standard output.
+    """Run the command; ``write`` takes the lines for standard output.
 
     Returns:
         int, the exit code: 0 with a recommendation, 1 if the plain run failed.

@@ -2,13 +2,12 @@
 
 ``python -m mindspore_boost_ext.cli.run TRIAL.json`` trains the bundled network with one algorithm,
 or runs a user's script with the level and the settings of every ``ms.Model`` set from outside. It
-leaves two files beside the description: ``history.jsonl``, by a ``BoostMonitor``, and
-``result.json`` with the peak of the resident memory in MiB, the seconds of the run, its report, and
-how many Models a script trains.
+leaves ``history.jsonl``, by a ``BoostMonitor``, and ``result.json`` beside the description.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -222,13 +221,11 @@ def _counting(
 
 def peak_mib() -> float | None:
     """Return the peak of this process's resident memory in MiB; None where it cannot be read."""
-    try:
+    with contextlib.suppress(OSError, StopIteration, ValueError):
         # Not ru_maxrss: on Linux that begins at the size of the process that started this one.
         with open("/proc/self/status", encoding="ascii") as file:
             line = next(line for line in file if line.startswith("VmHWM:"))
         return int(line.split()[1]) / 1024
-    except (OSError, StopIteration, ValueError):
-        pass
     try:
         import resource
     except ImportError:

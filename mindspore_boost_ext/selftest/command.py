@@ -33,11 +33,7 @@ _END = 2000  # characters of what a process that died has said last
 
 
 def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
-    """Run the command.
-
-    Args:
-        argv: its words.
-        write: takes the lines for standard output.
+    """Run the command; ``write`` takes the lines for standard output.
 
     Returns:
         int, the exit code: 0 if something passed and nothing failed, else 1.
