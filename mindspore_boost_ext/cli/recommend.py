@@ -157,8 +157,7 @@ def _race(
     base: Trial, racer: Racer, seconds: float, steps: int, display: Display
 ) -> tuple[Racer, Sequence[Record]]:
     """Run one candidate; return it with its figures, and its history."""
-    config = json.dumps(racer.config) if racer.config else ""
-    trial = replace(base, name=racer.name, level=racer.level, config=config)
+    trial = replace(base, name=racer.name, level=racer.level, config=racer.config)
     trial = replace(trial, most_seconds=seconds, most_steps=steps)
     outcome, history = run_trial(trial, racer.name, display)
     return replace(racer, outcome=outcome, idle=changed_nothing(history)), history

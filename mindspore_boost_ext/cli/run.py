@@ -54,7 +54,7 @@ class Trial:
         network, epochs, batch_size, seed, mode: of the bundled run.
         script, args: the user's script with its arguments; empty for the bundled run.
         level, config: what every ``ms.Model`` of the script is given instead of its own; settings
-            are the path of a file, or JSON itself.
+            are the path of a file, or a dict.
         most_steps, most_seconds: where a training of the script is stopped; 0 for nowhere.
     """
 
@@ -67,7 +67,7 @@ class Trial:
     script: str = ""
     args: list[str] = field(default_factory=list)
     level: str = "O0"
-    config: str = ""
+    config: str | dict[str, Any] = ""
     most_steps: int = 0
     most_seconds: float = 0.0
 
@@ -145,8 +145,7 @@ def _with_settings(construct: Callable[..., None], trial: Trial) -> Callable[...
     def constructor(model: ms.Model, *args: object, **kwargs: object) -> None:
         kwargs.update(zip(named[1:], args))  # the level may have come by position
         kwargs.pop("acc_level", None)
-        settings = json.loads(trial.config) if trial.config[:1] == "{" else trial.config
-        kwargs.update(boost_level=trial.level, boost_config_dict=settings)
+        kwargs.update(boost_level=trial.level, boost_config_dict=trial.config)
         construct(model, **kwargs)
 
     return constructor
