@@ -1,7 +1,7 @@
 """What ranks send each other: half a buffer with a partner, small vectors with everybody.
 
 Only MindSpore's own collectives are used. The one thing that devices do differently is the swap of
-two equal pieces between two ranks, so that alone has two forms (:func:`make_swap`):
+two equal pieces between two ranks, so that alone has two forms (:func:`make_swap`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from mindspore.communication import GlobalComm
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime.ranks import rank_count
 
-_SEND_RECEIVE_DEVICES = ("Ascend", "GPU")
-
 
 def group_of(ranks: tuple[int, ...]) -> str:
     """Return the name of the communication group of these ranks, made when it is first asked for.
 
-    Args:
-        ranks (tuple(int)): two global ranks, or several that follow each other, in rising order;
-            this rank is one of them.
+    They are two global ranks, or several that follow each other, in rising order; this rank is one.
     """
     name = f"boost.{ranks[0]}-{ranks[-1]}.{len(ranks)}"  # short, however many ranks there are
     _compat.make_group(name, ranks)
@@ -31,18 +27,7 @@ def group_of(ranks: tuple[int, ...]) -> str:
 
 
 class AllReduceSwap(nn.Cell):
-    """Swaps a piece with a partner by one AllReduce over a zero-padded buffer.
-
-    Args:
-        rank (int): this rank.
-        partner (int): the other rank, which calls its own swap with this one.
-
-    Inputs:
-        - **piece** (Tensor) - what the partner is to get: float16 or float32, :math:`(m, n)`.
-
-    Outputs:
-        Tensor, what the partner gave, of the same shape and dtype.
-    """
+    """Swaps a float32 [m, n] with a partner by one AllReduce over a zero-padded buffer."""
 
     def __init__(self, rank: int, partner: int) -> None:
         super().__init__(auto_prefix=False)
@@ -50,7 +35,7 @@ class AllReduceSwap(nn.Cell):
         self.all_reduce = ops.AllReduce(group=group_of((min(rank, partner), max(rank, partner))))
 
     def construct(self, piece: Tensor) -> Tensor:
-        """Swap one piece."""
+        """Return what the partner gave for ``piece``."""
         rows = piece.shape[0]
         zeros = ops.zeros_like(piece)
         if self.lower:
@@ -59,20 +44,7 @@ class AllReduceSwap(nn.Cell):
 
 
 class SendReceiveSwap(nn.Cell):
-    """Swaps a piece with a partner by Send and Receive.
-
-    Args:
-        rank (int): this rank.
-        partner (int): the other rank, which calls its own swap with this one.
-        shape (tuple(int)): the shape of every piece.
-        tag (int): sets this swap apart from others between the same ranks.
-
-    Inputs:
-        - **piece** (Tensor) - what the partner is to get: float32, of that shape.
-
-    Outputs:
-        Tensor, what the partner gave, of the same shape and dtype.
-    """
+    """Swaps a float32 Tensor of a fixed shape with a partner by Send and Receive."""
 
     def __init__(self, rank: int, partner: int, shape: tuple[int, ...], tag: int) -> None:
         super().__init__(auto_prefix=False)
@@ -84,40 +56,31 @@ class SendReceiveSwap(nn.Cell):
         )
 
     def construct(self, piece: Tensor) -> Tensor:
-        """Swap one piece."""
+        """Return what the partner gave for ``piece``."""
         if self.lower:
             return self.receive(ops.depend(piece, self.send(piece)))
         received = self.receive(piece)
         return ops.depend(received, self.send(ops.depend(piece, received)))
 
 
-def make_swap(
-    rank: int, partner: int, shape: tuple[int, ...], tag: int, device: str | None = None
-) -> nn.Cell:
+def make_swap(rank: int, partner: int, shape: tuple[int, ...], tag: int) -> nn.Cell:
     """Return the swap between two ranks in the form that the device has.
 
     Args:
         rank (int): this rank.
-        partner (int): the other rank.
+        partner (int): the other rank, which calls its own swap with this one.
         shape (tuple(int)): the shape of every piece.
         tag (int): sets this swap apart from others between the same ranks.
-        device (str, optional): ``"CPU"``, ``"GPU"`` or ``"Ascend"``. Default: None, the target.
     """
-    device = ms.get_context("device_target") if device is None else device
-    if device in _SEND_RECEIVE_DEVICES:
-        return SendReceiveSwap(rank, partner, shape, tag)
-    return AllReduceSwap(rank, partner)
+    if ms.get_context("device_target") == "CPU":
+        return AllReduceSwap(rank, partner)
+    return SendReceiveSwap(rank, partner, shape, tag)
 
 
 class RowsOfRanks(nn.Cell):
-    """The same vector of every rank, as the rows of a matrix.
+    """The same vector of every rank, float32 [n], as the rows of a matrix [ranks, n].
 
-    Inputs:
-        - **vector** (Tensor) - float32, :math:`(n,)`, n the same on all ranks. (On CPU MindSpore
-          casts float64 to float32 on its way through AllGather.)
-
-    Outputs:
-        Tensor, :math:`(ranks, n)`: row r is the vector of rank r.
+    On CPU MindSpore casts float64 to float32 on its way through AllGather.
     """
 
     def __init__(self) -> None:
@@ -132,19 +95,10 @@ class RowsOfRanks(nn.Cell):
 
 
 class SumOverGroup(nn.Cell):
-    """Sum of a tensor over neighbouring ranks, while all other ranks sum among theirs.
+    """Sum of a float32 Tensor over ``count`` ranks from ``first`` on; others sum among theirs.
 
-    Where AllReduce knows only all ranks, every rank gathers from all and adds its group's rows.
-
-    Args:
-        first (int): the first rank of this rank's group.
-        count (int): how many ranks are in it.
-
-    Inputs:
-        - **value** (Tensor) - float32, the same shape on all ranks.
-
-    Outputs:
-        Tensor, the sum, bitwise the same on the ranks of a group.
+    It is bitwise the same on the ranks of a group. Where AllReduce knows only all ranks, every rank
+    gathers from all and adds its group's rows.
     """
 
     def __init__(self, first: int, count: int) -> None:

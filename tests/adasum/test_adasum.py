@@ -225,7 +225,9 @@ def test_the_lower_rank_sends_first(rank, partner, order, monkeypatch, pynative_
 
     monkeypatch.setattr(exchange.ops, "Send", make("s"))
     monkeypatch.setattr(exchange.ops, "Receive", make("r"))
-    swap = exchange.make_swap(rank, partner, (1, 1), 7, device="Ascend")
+    with monkeypatch.context() as patch:
+        patch.setattr(ms, "get_context", {"device_target": "Ascend"}.__getitem__)
+        swap = exchange.make_swap(rank, partner, (1, 1), 7)
     assert swap(Tensor([[4.0]])).asnumpy().tolist() == [[9.0]]
     assert "".join(name for name, _ in calls) == order
     assert dict(calls)["s"] == [[4.0]]
