@@ -39,15 +39,15 @@ class Packing(nn.Cell):
         self.width = block_width(self.sizes)
         blocks = [-(-size // self.width) for size in self.sizes]
         self.starts = tuple(int(n) * self.width for n in np.cumsum([0, *blocks])[:-1])
-        self.gaps = tuple(n * self.width - size for n, size in zip(blocks, self.sizes))
         self.blocks = -(-sum(blocks) // multiple) * multiple
-        self.tail = (self.blocks - sum(blocks)) * self.width
         self.places = tuple(range(self.count))
         # What the buffer is joined of: the number of a tensor, or minus a number of zeros.
-        pieces = [
-            one for place, gap in enumerate(self.gaps) for one in (place, -gap)[: 1 + bool(gap)]
-        ]
-        self.pieces = (*pieces, -self.tail) if self.tail else tuple(pieces)
+        pieces: list[int] = []
+        for place, size in enumerate(self.sizes):
+            gap = -size % self.width
+            pieces += (place, -gap) if gap else (place,)
+        tail = (self.blocks - sum(blocks)) * self.width
+        self.pieces = (*pieces, -tail) if tail else tuple(pieces)
         # Made once: in PYNATIVE_MODE ``ops.zeros`` for every gap was most of the time of packing.
         self.zeros = {
             -piece: Tensor(np.zeros(-piece, np.float32)) for piece in self.pieces if piece < 0
@@ -86,17 +86,12 @@ class Packing(nn.Cell):
 def block_width(sizes: Sequence[int]) -> int:
     """Return the values in a block: a power of two that wastes about 1/16 of the buffer at most.
 
-    On average half a block is lost for each tensor.
-
-    Args:
-        sizes (Sequence[int]): values in each tensor.
+    On average half a block is lost for each tensor, of ``sizes`` values.
 
     Examples:
         >>> block_width([400, 120, 48000, 120, 10080, 84, 840, 10])
         512
     """
     wanted = 2 * sum(sizes) // (_PADDING_SHARE * len(sizes))
-    width = _SMALLEST_BLOCK
-    while 2 * width <= min(wanted, _LARGEST_BLOCK):
-        width *= 2
-    return width
+    bounded = min(max(wanted, _SMALLEST_BLOCK), _LARGEST_BLOCK)
+    return 1 << (bounded.bit_length() - 1)
