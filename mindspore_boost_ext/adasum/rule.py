@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -32,10 +31,6 @@ def tree(server: int, servers: int) -> tuple[Level, ...]:
     With the largest power of two P in ``servers``, server P + i is first combined with server i;
     equal inputs then give a mean in which those count half.
 
-    Args:
-        server (int): number of the server, from 0.
-        servers (int): how many there are.
-
     Examples:
         >>> [level.partner for level in tree(2, 4)]
         [3, 0]
@@ -47,10 +42,11 @@ def tree(server: int, servers: int) -> tuple[Level, ...]:
     if servers > power:
         levels.append(_fold(server, servers, power))
     for distance in (1 << bit for bit in range(power.bit_length() - 1)):
-        start = server // (2 * distance) * 2 * distance
-        partner = server ^ distance if server < power else None
-        members = (start, start + 2 * distance) if server < power else (0, 1)
-        levels.append(Level(partner, True, members))
+        if server < power:
+            start = server // (2 * distance) * 2 * distance
+            levels.append(Level(server ^ distance, True, (start, start + 2 * distance)))
+        else:
+            levels.append(Level(None, True, (0, 1)))
     return tuple(levels)
 
 
@@ -85,12 +81,6 @@ class PairRule(nn.Cell):
         owners (numpy.ndarray): int32 [blocks], the tensor to which each block belongs.
         count (int): number of tensors, padding included.
         wide (bool): float64 throughout, or float32 with every tensor scaled.
-
-    Inputs:
-        - **pair** (Tensor) - float32 [blocks, 2, width], blocks of two whole gradients or steps.
-
-    Outputs:
-        Tensor, float32 [blocks, width], their AdaSum.
     """
 
     def __init__(self, owners: np.ndarray, count: int, wide: bool) -> None:
@@ -107,7 +97,11 @@ class PairRule(nn.Cell):
         self.mix = ops.BatchMatMul()
 
     def construct(self, pair: Tensor) -> Tensor:
-        """Return A(a, b), float32 [blocks, width], of pieces that hold all of every tensor."""
+        """Return the AdaSum, float32 [blocks, width], of pairs that hold all of every tensor.
+
+        Args:
+            pair (Tensor): float32 [blocks, 2, width].
+        """
         pair = ops.cast(pair, self.dtype)
         if self.wide:
             ones = ops.ones((self.count, 2), self.dtype)
@@ -148,7 +142,7 @@ class PairRule(nn.Cell):
         return ops.ReduceSum()(products, 0), scales
 
     def combined(self, pair: Tensor, products: Tensor, scales: Tensor) -> Tensor:
-        """Return A(a, b), float32 [blocks, width]."""
+        """Return the AdaSum of pairs, float32 [blocks, width]."""
         own = ops.concat((products[:, :1], products[:, 3:]), 1)
         # Not own > guard: a NaN has to reach the coefficient.
         share = ops.select(own < self.guard, ops.zeros_like(own), products[:, 1:3] / (2 * own))
@@ -173,43 +167,37 @@ class WholeTree(nn.Cell):
         count (int): number of tensors, padding included.
         servers (int): how many there are, at least 2.
         wide (bool): as in :class:`PairRule`.
-
-    Inputs:
-        - **rows** (Tensor) - float32 [servers, blocks, width], the steps of the servers.
-
-    Outputs:
-        Tensor, float32 [blocks, width], their AdaSum.
     """
 
     def __init__(self, owners: np.ndarray, count: int, servers: int, wide: bool) -> None:
         super().__init__(auto_prefix=False)
-        self.blocks = len(owners)
-        self.power = 1 << (servers.bit_length() - 1)
-        self.extra = servers - self.power
+        blocks, power = len(owners), 1 << (servers.bit_length() - 1)
+        extra = servers - power
+        self.first, self.last = extra * blocks, power * blocks
 
         def rule(pairs: int) -> PairRule:
             many = np.concatenate([owners + number * count for number in range(pairs)])
             return PairRule(many, pairs * count, wide)
 
-        self.fold: Any = rule(self.extra) if self.extra else None
-        levels = [self.power >> bit for bit in range(1, self.power.bit_length())]
+        levels = [power >> bit for bit in range(1, power.bit_length())]
         self.levels = nn.CellList([rule(pairs) for pairs in levels], auto_prefix=False)
         # Which two rows make each pair of blocks.
-        first, last = self.extra * self.blocks, self.power * self.blocks
-        folded = [(row, last + row) for row in range(first)]
-        self.folded: Any = Tensor(folded, ms.int32) if self.extra else None
-        numbers = np.arange(last).reshape(-1, 2, self.blocks).transpose(0, 2, 1).reshape(-1, 2)
+        numbers = np.arange(self.last).reshape(-1, 2, blocks).transpose(0, 2, 1).reshape(-1, 2)
         self.neighbours = Tensor(numbers, ms.int32)
+        if extra:
+            self.fold = rule(extra)
+            folded = [(row, self.last + row) for row in range(self.first)]
+            self.folded = Tensor(folded, ms.int32)
 
     def construct(self, rows: Tensor) -> Tensor:
-        """Combine the rows."""
+        """Return the AdaSum, float32 [blocks, width], of steps [servers, blocks, width]."""
         return self._combined(ops.reshape(rows, (-1, rows.shape[2])))
 
     @ms.jit  # dozens of small operators are slow one by one; no views, as in dim_reduce.projection
     def _combined(self, rows: Tensor) -> Tensor:
-        if self.extra > 0:
-            first, last = self.extra * self.blocks, self.power * self.blocks
-            rows = ops.concat((self.fold(ops.gather(rows, self.folded, 0)), rows[first:last]))
+        if self.first > 0:
+            folded = self.fold(ops.gather(rows, self.folded, 0))
+            rows = ops.concat((folded, rows[self.first : self.last]))
         for rule in self.levels:
             rows = rule(ops.gather(rows, self.neighbours[: len(rule.owners)], 0))
         return rows
@@ -217,8 +205,8 @@ class WholeTree(nn.Cell):
 
 def _products_of(factors: Tensor) -> Tensor:
     """Return [..., 4]: the factors of |a|^2, <a, b>, <b, a>, |b|^2 from those of a and b."""
-    first, second = factors[:, :, :1], factors[:, :, 1:]
-    return ops.concat((first * first, first * second, first * second, second * second), 2)
+    first, second = ops.split(factors, 1, -1)
+    return ops.concat((first * first, first * second, first * second, second * second), -1)
 
 
 def _split(products: Tensor) -> Tensor:
@@ -227,15 +215,8 @@ def _split(products: Tensor) -> Tensor:
     positive = own > 0
     halves = ops.log(ops.select(positive, own, ops.ones_like(own))) * (0.5 / math.log(2.0))
     exponents = ops.floor(halves)
-    first, second = ops.split(ops.pow(Tensor(2.0, ms.float64), -exponents), 1, 1)
-    normal = ops.concat(
-        (
-            products[:, :1] * first * first,
-            products[:, 1:2] * first * second,
-            products[:, 3:] * second * second,
-        ),
-        1,
-    )
+    normal = products * _products_of(ops.pow(Tensor(2.0, ms.float64), -exponents))
+    normal = ops.concat((normal[:, :2], normal[:, 3:]), 1)
     high = ops.cast(normal, ms.float32)
     low = ops.cast(normal - ops.cast(high, ms.float64), ms.float32)
     return ops.concat((high, low, ops.cast(exponents, ms.float32)), 1)
