@@ -35,10 +35,8 @@ class AdaSumUpdate(Update):
         super().__init__(optimizer)
         self.device_number = device_number
         rank, ranks = rank_and_count()
-        servers = ranks // device_number
-        self.adasum = AdaSum(
-            rank, device_number, servers, optimizer.parameters, equal_in_server=True
-        )
+        servers, weights = ranks // device_number, optimizer.parameters
+        self.adasum = AdaSum(rank, device_number, servers, weights, equal_in_server=True)
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Take the step, and combine it."""
@@ -71,9 +69,8 @@ class AdaSumAlgorithm(Algorithm):
         if reason:
             report.update(self.switch, SKIPPED, reason)
             return
-        rank, _ = rank_and_count()
-        step.reducer_of = functools.partial(server_reducer, rank=rank, device_number=devices)
+        step.reducer_of = functools.partial(server_reducer, device_number=devices)
         part = AdaSumUpdate(step.optimizer, devices)
-        step.update_part, step.adasum, step.enable_adasum = part, part.adasum, True
         adasum = part.adasum
+        step.update_part, step.adasum, step.enable_adasum = part, adasum, True
         report.update(self.switch, APPLIED, adasum.describe(), adasum.counts())

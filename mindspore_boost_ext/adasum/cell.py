@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -19,7 +19,7 @@ from mindspore_boost_ext.adasum.packing import Packing
 from mindspore_boost_ext.adasum.rule import Level, PairRule, WholeTree, owners_of_slices, tree
 from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import check_all, integer
-from mindspore_boost_ext.runtime.ranks import rank_count
+from mindspore_boost_ext.runtime.ranks import rank_and_count, rank_count
 
 GATHERED_BYTES = 1 << 20  # up to this, all ranks' buffers together, every rank gets everything
 _WIDE_DEVICES = ("CPU",)  # those that compute in float64
@@ -75,9 +75,8 @@ class AdaSum(nn.Cell):
         equal_in_server: bool = False,
     ) -> None:
         super().__init__(auto_prefix=False)
-        _check(rank, device_number, group_number, parameter_tuple)
-        self.rank, self.device_number = int(rank), int(device_number)
-        self.group_number = int(group_number)
+        stored = _checked(rank, device_number, group_number, parameter_tuple)
+        self.rank, self.device_number, self.group_number = stored
         self.server, self.device = divmod(self.rank, self.device_number)
         slices = owners_of_slices(self.device_number, self.group_number)
         self.parameter_tuple = ParameterTuple(parameter_tuple)
@@ -121,20 +120,12 @@ class AdaSum(nn.Cell):
         return self.packing.pack(self.parameter_tuple)
 
     def update_since(self, old: Tensor) -> tuple[Tensor, ...]:
-        """Combine what all ranks changed since a snapshot, and write it.
-
-        Args:
-            old (Tensor): a snapshot, the same on all ranks.
-        """
+        """Combine what all ranks changed since a snapshot, the same on all of them; write it."""
         combined = self.combine(old - self.packing.pack(self.parameter_tuple))
         return self.packing.write(old - combined, self.parameter_tuple)
 
     def combine(self, steps: Tensor) -> Tensor:
-        """Return the AdaSum over servers of packed steps; both float32 [blocks, width].
-
-        Args:
-            steps (Tensor): the packed steps of this rank.
-        """
+        """Return the AdaSum over servers of this rank's steps; both packed."""
         if self.averages:
             steps = self.server_sum(steps) / self.device_number
         if self.group_number == 1:
@@ -249,11 +240,7 @@ class _LevelCell(nn.Cell):
 
 
 def unavailable_reason(device_number: int) -> str:
-    """Return why AdaSum cannot work in this process, with the remedy; empty if it can.
-
-    Args:
-        device_number (int): devices in a server.
-    """
+    """Return why AdaSum cannot work in this process, with the remedy; empty if it can."""
     ranks = rank_count()
     if ranks == 1:
         return "one process: start several with msrun, and call init() before the Model is built"
@@ -281,16 +268,11 @@ def has_partial_server(device_number: int) -> bool:
     return ranks > device_number and ranks % device_number > 0
 
 
-def server_reducer(weights: Sequence[Parameter], rank: int, device_number: int) -> nn.Cell:
-    """Return the Cell that averages gradients over the devices of the server of a rank.
-
-    Args:
-        weights (Sequence[Parameter]): the parameters whose gradients come.
-        rank (int): the rank.
-        device_number (int): devices in a server.
-    """
+def server_reducer(weights: Sequence[Parameter], device_number: int) -> nn.Cell:
+    """Return the Cell that averages gradients of weights over the devices of this rank's server."""
     if device_number == 1:
         return nn.Identity()
+    rank, _ = rank_and_count()
     first = rank // device_number * device_number
     if not _compat.reduces_in_groups():
         return _MeanOfServer(first, device_number)
@@ -312,8 +294,9 @@ class _MeanOfServer(nn.Cell):
         return self.sum(gradient) / self.device_number
 
 
-def _check(rank: int, device_number: int, group_number: int, parameters: Any) -> None:
-    check_all(
+def _checked(rank: int, device_number: int, group_number: int, parameters: Any) -> Iterable[int]:
+    """Return the first three arguments of AdaSum as Python's integers."""
+    stored = check_all(
         "AdaSum",
         rank=(rank, integer(0)),
         device_number=(device_number, integer(1)),
@@ -321,10 +304,6 @@ def _check(rank: int, device_number: int, group_number: int, parameters: Any) ->
     )
     if not parameters:
         raise ValueError("AdaSum.parameter_tuple must hold at least one parameter, got none")
-    _check_ranks(rank, device_number, group_number)
-
-
-def _check_ranks(rank: int, device_number: int, group_number: int) -> None:
     ranks = device_number * group_number
     if rank >= ranks:
         raise ValueError(
@@ -335,3 +314,4 @@ def _check_ranks(rank: int, device_number: int, group_number: int) -> None:
             f"AdaSum.device_number * group_number must be the number of ranks ({rank_count()}), "
             f"got {device_number} * {group_number}: start the script with msrun, and call init()"
         )
+    return stored.values()
