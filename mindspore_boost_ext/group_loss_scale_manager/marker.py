@@ -8,6 +8,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+_Table = tuple[tuple[Tensor, ...], ...]  # of pairs of layers
+
 
 class Marker(nn.Cell):
     """Identity forwards; backwards a factor, and a note of overflow as gradient of ``probe``."""
@@ -43,16 +45,10 @@ def scaled_and_recorded(
 ) -> tuple[Any, ...]:
     """Scale in float32: no large ratio and no small gradient is lost before the product."""
     one, other = ops.unstack(ops.gather(scales, pick, 0))  # exact, as no product is in HF32
-    dx = ops.cast(dout, ms.float32) * (one / other)
-    dx = ops.cast(dx, dtype)
+    dx = ops.cast(ops.cast(dout, ms.float32) * (one / other), dtype)
+    noted = _noted(dout, dx, rows)
     unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
-    return (
-        ops.cast(dx, dout.dtype),
-        unused[0],
-        _noted(dout, dx, rows),
-        unused[1],
-        unused[2],
-    )
+    return ops.cast(dx, dout.dtype), unused[0], noted, unused[1], unused[2]
 
 
 def _noted(before: Tensor, after: Tensor, rows: Tensor) -> Tensor:
@@ -67,9 +63,7 @@ def _finite(values: Tensor) -> Tensor:
     return ops.isfinite(ops.reshape(ops.cast(values, ms.float32), (-1,))).all()
 
 
-def marker_constants(
-    count: int,
-) -> tuple[tuple[tuple[Tensor, ...], ...], tuple[tuple[Tensor, ...], ...]]:
+def marker_constants(count: int) -> tuple[_Table, _Table]:
     """Return for each pair of layers what its marker needs.
 
     Returns:
