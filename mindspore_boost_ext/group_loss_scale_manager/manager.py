@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 from collections.abc import Sequence
@@ -78,22 +79,15 @@ class GroupLossScaleManager(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self._init_loss_scale = init_loss_scale
-        _check("growth_factor", growth_factor, _number("growth_factor", growth_factor) >= 1, ">= 1")
-        _check(
-            "shrink_factor",
-            shrink_factor,
-            0 < _number("shrink_factor", shrink_factor) < 1,
-            "in (0, 1)",
-        )
-        _check("minimum", minimum, _number("minimum", minimum) > 0, "> 0")
-        _check(
-            "maximum",
-            maximum,
-            minimum <= _number("maximum", maximum) <= MAXIMUM,
-            f"in [minimum, {MAXIMUM:g}]",
-        )
-        self.growth_factor, self.shrink_factor = float(growth_factor), float(shrink_factor)
-        self.minimum, self.maximum = float(minimum), float(maximum)
+        self.growth_factor = _number("growth_factor", growth_factor)
+        _check("growth_factor", growth_factor, self.growth_factor >= 1, ">= 1")
+        self.shrink_factor = _number("shrink_factor", shrink_factor)
+        _check("shrink_factor", shrink_factor, 0 < self.shrink_factor < 1, "in (0, 1)")
+        self.minimum = _number("minimum", minimum)
+        _check("minimum", minimum, self.minimum > 0, "> 0")
+        self.maximum = _number("maximum", maximum)
+        within = self.minimum <= self.maximum <= MAXIMUM
+        _check("maximum", maximum, within, f"in [minimum, {MAXIMUM:g}]")
         self.marker = Marker()
         self._in_use = False
         self._groups: list[list[Parameter]] = []
@@ -112,23 +106,24 @@ class GroupLossScaleManager(nn.Cell):
                 "GroupLossScaleManager for a new Model"
             )
         self._groups = _checked_groups(groups)
-        scales = _first_scales(self._init_loss_scale, len(self._groups))
-        for scale in scales:
-            within = self.minimum <= scale <= self.maximum
-            _check("init_loss_scale", scale, within, f"in [{self.minimum:g}, {self.maximum:g}]")
-        values = np.array([1.0, *scales, 1.0], np.float32)
+        first = _first_scales(self._init_loss_scale, len(self._groups))
+        values = self._row("init_loss_scale", first)
+        name = "boost.loss_scale_group"
         # Plain attributes of the object, not of the Cell: the network that carries the markers
         # would count the scales among its own parameters, and the probe among those to train. The
         # training step owns them both.
-        self.__dict__["scales"] = Parameter(
-            values, name="boost.loss_scale_group.scales", requires_grad=False
-        )
+        own = self.__dict__
+        own["scales"] = Parameter(values, name=f"{name}.scales", requires_grad=False)
         # Its "gradient" brings what the markers record of overflow out of the backward pass.
-        self.__dict__["probe"] = Parameter(
-            np.zeros((len(values), 4), np.float32), name="boost.loss_scale_group.probe"
-        )
-        self.__dict__["count"] = len(self._groups)
-        self.__dict__["picks"], self.__dict__["rows"] = marker_constants(len(values))
+        own["probe"] = Parameter(np.zeros((len(values), 4), np.float32), name=f"{name}.probe")
+        own["picks"], own["rows"] = marker_constants(len(values))
+
+    def _row(self, name: str, scales: Sequence[float]) -> np.ndarray:
+        """Return scales that are in their range, between those of input and output: [n + 2]."""
+        for scale in scales:
+            within = self.minimum <= scale <= self.maximum
+            _check(name, scale, within, f"in [{self.minimum:g}, {self.maximum:g}]")
+        return np.array([1.0, *scales, 1.0], np.float32)
 
     def add_flags_recursive(self, **flags: object) -> GroupLossScaleManager:
         """Stay in float32 inside a network of lower precision, and hand on what that one uses.
@@ -156,7 +151,7 @@ class GroupLossScaleManager(nn.Cell):
     @property
     def loss_scale_number(self) -> int:
         """The number of groups."""
-        return int(self.count)
+        return len(self._groups)
 
     @property
     def dynamic_loss_scale(self) -> tuple[Tensor, ...]:
@@ -175,12 +170,13 @@ class GroupLossScaleManager(nn.Cell):
         Raises:
             ValueError: if there is another number of groups, or a scale leaves its range.
         """
-        if loss_scale_number != self.count:
+        count = self.loss_scale_number
+        if loss_scale_number != count:
             raise ValueError(
-                f"loss_scale_number must be {self.count}, the number of groups, got "
+                f"loss_scale_number must be {count}, the number of groups, got "
                 f"{shown(loss_scale_number)}: set loss_scale_groups for others"
             )
-        self._set(_first_scales(init_loss_scale, self.count))
+        self._set(_first_scales(init_loss_scale, count))
 
     def update_loss_scale_status(self, layer: int, update_ratio: float | Tensor) -> Tensor:
         """Multiply the scale of one group by a number; return the new one, shape ().
@@ -193,7 +189,7 @@ class GroupLossScaleManager(nn.Cell):
             ValueError: if there is no such group, or the new scale leaves its range.
         """
         scales = self.group_scales()
-        _check("layer", layer, layer in range(self.count), f"in [0, {self.count})")
+        _check("layer", layer, layer in range(len(scales)), f"in [0, {len(scales)})")
         if isinstance(update_ratio, Tensor):
             update_ratio = update_ratio.asnumpy().item()
         scales[layer] *= _number("update_ratio", update_ratio)
@@ -201,10 +197,7 @@ class GroupLossScaleManager(nn.Cell):
         return self.dynamic_loss_scale[layer + 1]
 
     def _set(self, scales: Sequence[float]) -> None:
-        for scale in scales:
-            within = self.minimum <= scale <= self.maximum
-            _check("loss_scale", scale, within, f"in [{self.minimum:g}, {self.maximum:g}]")
-        ops.assign(self.scales, Tensor(np.array([1.0, *scales, 1.0], np.float32)))
+        ops.assign(self.scales, Tensor(self._row("loss_scale", scales)))
 
     def get_loss_scale(self) -> float | Sequence[float]:
         """Return the first scale, as given."""
@@ -225,23 +218,22 @@ class GroupLossScaleManager(nn.Cell):
             ValueError: if a parameter to train is in no group, or a group's parameter is not
                 trained.
         """
-        numbers_of = {id(one): index for index, group in enumerate(self._groups) for one in group}
+        group_of = {id(one): index for index, group in enumerate(self._groups) for one in group}
         for parameter in parameters:
-            if id(parameter) not in numbers_of:
+            if id(parameter) not in group_of:
                 raise ValueError(
                     f"loss_scale_groups: the parameter {parameter.name!r} is trained but in no "
                     "group: every trained parameter must be in exactly one"
                 )
         trained = {id(parameter) for parameter in parameters}
-        for group in self._groups:
-            for parameter in group:
-                if id(parameter) not in trained:
-                    raise ValueError(
-                        f"loss_scale_groups: the parameter {parameter.name!r} is in a group but "
-                        "not among the optimizer's parameters: take it out of the group"
-                    )
+        for parameter in itertools.chain(*self._groups):
+            if id(parameter) not in trained:
+                raise ValueError(
+                    f"loss_scale_groups: the parameter {parameter.name!r} is in a group but "
+                    "not among the optimizer's parameters: take it out of the group"
+                )
         self._in_use = True
-        return [numbers_of[id(parameter)] for parameter in parameters]
+        return [group_of[id(parameter)] for parameter in parameters]
 
     def scale_of_step(
         self,
@@ -249,13 +241,7 @@ class GroupLossScaleManager(nn.Cell):
         weights: Sequence[Parameter],
         layers: Sequence[Parameter] = (),
     ) -> GroupedScale:
-        """Return the part of a training step that works with these scales.
-
-        Args:
-            detector (OverflowDetector): finds what is not finite.
-            weights (Sequence[Parameter]): the weights of the step.
-            layers (Sequence[Parameter]): the weight of each layer that captures. Default: none.
-        """
+        """Return the part of a step with these scales; arguments are those of it."""
         return GroupedScale(self, detector, weights, layers)
 
     def blamed(self, marked: Tensor, own: Tensor) -> Tensor:

@@ -53,13 +53,11 @@ class GroupedScale(OneScale):
     def _divide(self, groups: Sequence[int]) -> None:
         """Keep the group of each weight, counted from 0."""
         self.group_of_weight = tuple(groups)
-        count = len(self.manager.loss_scale_groups)
         self.places_of_group = tuple(
             tuple(place for place, group in enumerate(groups) if group == one)
-            for one in range(count)
+            for one in range(self.manager.loss_scale_number)
         )
         self.has_weights = Tensor([len(places) > 0 for places in self.places_of_group])
-        self.has_none = Tensor([len(places) == 0 for places in self.places_of_group])
 
     def restricted(self, positions: tuple[int, ...]) -> GroupedScale:
         """Return this part for the weights at some positions."""
@@ -102,7 +100,7 @@ class GroupedScale(OneScale):
         blamed = ops.logical_and(self.manager.blamed(flags[:, :3], own), own.any())
         entered = ops.logical_and(flags[:, 3], self.has_weights)
         # Without its marker a group's gradients do not carry its scale: nothing may be divided.
-        complete = ops.logical_or(ops.logical_not(flags[:, 5]), self.has_none).all()
+        complete = ops.logical_not(ops.logical_and(flags[:, 5], self.has_weights).any())
         inverses = each(ops.partial(entry, ops.unstack(1.0 / scale)), self.group_of_weight)
         result = each(multiplied, inverses, gradients)
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
@@ -121,10 +119,11 @@ class GroupedScale(OneScale):
     def after_first_step(self) -> None:
         """Refuse a network in which a marker is missing."""
         if not bool(self.markers_complete.asnumpy()):
+            last = self.manager.loss_scale_number
             raise ValueError(
                 "GroupLossScaleManager: no marker leads into some group, so the gradients do not "
                 "carry its scale (no weight was changed): call manager(x, i, i + 1) wherever the "
-                f"network passes from group i to i + 1, for i = 0 to {self.manager.count}"
+                f"network passes from group i to i + 1, for i = 0 to {last}"
             )
 
     def observations(self) -> dict[str, float]:
