@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.grad_accumulation.window import DROP_WINDOW, GradientAccumulation
+from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
 from mindspore_boost_ext.stages.gradients import check_dense
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class AccumulationAlgorithm(Algorithm):
         step.window_part = GradientAccumulation(
             settings.grad_accumulation_step, step.optimizer, weighting=settings.weighting
         )
-        step.window_part.drops_on_overflow = settings.on_overflow == DROP_WINDOW
+        step.window_part.drops_on_overflow = settings.on_overflow == "drop_window"
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Refuse a window that micro-batches of the other weighting have filled."""

@@ -20,7 +20,6 @@ from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.state import connected, state_of
 
 EQUAL, SAMPLES = "equal", "samples"
-DROP_WINDOW = "drop_window"
 
 
 def gradient_accumulation_op(
@@ -95,9 +94,10 @@ class GradientAccumulation(nn.Cell):
         self.optimizer = optimizer
         self.weights = optimizer.parameters
         self.hyper_map = ops.HyperMap()
-        self._grad_accumulation = ParameterTuple([_buffer(one) for one in self.weights])
-        self._accumulation_step = _counter("micro_steps", ms.int32)
-        self._total_weight = _counter("total_weight", ms.float32)
+        buffers = [_zeros(f"gradients.{one.name}", np.float32, one.shape) for one in self.weights]
+        self._grad_accumulation = ParameterTuple(buffers)
+        self._accumulation_step = _zeros("micro_steps", np.int32)
+        self._total_weight = _zeros("total_weight", np.float32)
         self.__dict__["_state"] = state_of(self)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -185,10 +185,7 @@ class GradientAccumulation(nn.Cell):
         return int(self._accumulation_step.asnumpy())
 
     def check_weighting(self, weight: float) -> None:
-        """Refuse what the window holds if another weighting has put it there.
-
-        Args:
-            weight (float): of the next micro-batch.
+        """Refuse what the window holds if another weighting than that of ``weight`` put it there.
 
         Raises:
             ValueError: with the remedy.
@@ -213,14 +210,9 @@ class GradientAccumulation(nn.Cell):
             )
 
 
-def _buffer(parameter: Parameter) -> Parameter:
-    zeros = np.zeros(parameter.shape, np.float32)
-    name = f"boost.grad_accumulation.gradients.{parameter.name}"
-    return Parameter(Tensor(zeros), name=name, requires_grad=False)
-
-
-def _counter(name: str, dtype: ms.Type) -> Parameter:
-    return Parameter(Tensor(0, dtype), name=f"boost.grad_accumulation.{name}", requires_grad=False)
+def _zeros(name: str, dtype: type, shape: tuple[int, ...] = ()) -> Parameter:
+    name = f"boost.grad_accumulation.{name}"
+    return Parameter(Tensor(np.zeros(shape, dtype)), name=name, requires_grad=False)
 
 
 # The functions behind the operators, under upstream's names.
