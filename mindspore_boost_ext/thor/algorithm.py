@@ -2,18 +2,106 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
 from mindspore_boost_ext.algorithm import Algorithm, Build
-from mindspore_boost_ext.report import APPLIED, Row
+from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.runtime.cells import declared_shapes, is_open
-from mindspore_boost_ext.stages.choice import StepChoice
-from mindspore_boost_ext.thor.captures import FactorCaptures, RefreshChooser
-from mindspore_boost_ext.thor.optimizer import thor_of
+from mindspore_boost_ext.stages.choice import Chooser, StepChoice
+from mindspore_boost_ext.thor.optimizer import THOR, thor_of
 from mindspore_boost_ext.thor.switch import thor_in_place_of
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+
+ORDINARY, CAPTURING = 0, 1  # the variants of the step
+
+
+class FactorCaptures(nn.Cell):
+    """The factors of THOR's layers, which a capturing step differentiates by."""
+
+    def __init__(self, thor: THOR) -> None:
+        super().__init__(auto_prefix=False)
+        self.thor = thor
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What is differentiated by besides the weights."""
+        return self.thor.factors
+
+    @property
+    def layers(self) -> list[nn.Cell]:
+        """The layers that capture."""
+        return self.thor.taps.layers
+
+    @property
+    def weights(self) -> list[Parameter]:
+        """The weight of each layer that captures."""
+        return [plan.weight for plan in self.thor.curvature.plans]
+
+    def prepared(
+        self, captured: tuple[Tensor, ...], scales: Tensor | tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return gradients of :attr:`parameters` as :meth:`use` takes them in.
+
+        They are without the loss scale, or that of each layer, and averaged over ranks.
+        """
+        return self.thor.curvature.prepared(captured, scales)
+
+    def use(self, captured: tuple[Tensor, ...]) -> Tensor:
+        """Take in new factors."""
+        return self.thor.refresh(captured)
+
+
+class RefreshChooser(Chooser):
+    """Lets the step capture when a refresh is due; of a window, in its last micro-batch.
+
+    Ordinary steps do without taps, which cost time in PYNATIVE_MODE and compilation in GRAPH_MODE.
+    When a refresh is done, ``report`` gets a row for each parameter anew.
+    """
+
+    def __init__(self, thor: THOR, report: Report, window: nn.Cell | None) -> None:
+        super().__init__()
+        self.thor, self.report, self.window = thor, report, window
+
+    def index(self) -> Tensor:
+        """Return the variant's number in the graph."""
+        due = self.thor.is_due().all()
+        if self.window is not None:
+            due = ops.logical_and(due, self.window.lacks_one())
+        return ops.cast(due, ms.int32)
+
+    def now(self) -> int:
+        """Return the variant's number on the host."""
+        due = self.thor.is_due_now()
+        if due and self.window is not None:
+            due = bool(self.window.lacks_one().asnumpy())
+        return CAPTURING if due else ORDINARY
+
+    @contextlib.contextmanager
+    def running(self, index: int) -> Iterator[None]:
+        """Attach the taps for a step that captures; an ordinary one neither runs nor compiles them.
+
+        They are there again afterwards, for a graph of the user's in which this step is called.
+        """
+        if index == CAPTURING:
+            self.thor.taps.attach()
+            yield
+            self.thor.warn_of_troubles()
+            for row in self.thor.rows():
+                self.report.put(row)
+            return
+        self.thor.taps.detach()
+        try:
+            yield
+        finally:
+            self.thor.taps.attach()
 
 
 class ThorAlgorithm(Algorithm):
@@ -32,9 +120,9 @@ class ThorAlgorithm(Algorithm):
         thor, report = thor_of(step.optimizer), step.report()
         if thor is None:
             return
-        asked_by, reason = "the optimizer is THOR", ""
-        if report[self.switch].status == APPLIED:
-            asked_by, reason = report[self.switch].asked_by, report[self.switch].reason
+        row = report[self.switch]
+        applied = row.status == APPLIED
+        asked_by, reason = (row.asked_by, row.reason) if applied else ("the optimizer is THOR", "")
         report.put(Row(self.switch, asked_by, APPLIED, reason, thor.counts()))
         for row in thor.rows():
             report.put(row)

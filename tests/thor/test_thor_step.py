@@ -24,7 +24,7 @@ from mindspore_boost_ext import (
     FreezeOpt,
     GroupLossScaleManager,
 )
-from mindspore_boost_ext.thor.captures import CAPTURING, ORDINARY
+from mindspore_boost_ext.thor.algorithm import CAPTURING, ORDINARY
 from mindspore_boost_ext.thor.factors import CurvatureSettings
 from mindspore_boost_ext.thor.optimizer import THOR, thor_of
 
