@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.base.state import exchange_parameters, in_its_place
@@ -23,20 +20,6 @@ _TAKEN_OVER = (
 )
 _GROUPS = ("group_lr", "group_weight_decay", "group_params")
 _KEY = "thor"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Made:
-    """What a THOR was made of."""
-
-    network: nn.Cell
-    parameters: list[Parameter]
-    arguments: dict[str, Any]
-
-    def equals(self, other: _Made) -> bool:
-        """Return whether both have the same network and parameters, and equal arguments."""
-        same = [id(one) for one in self.parameters] == [id(one) for one in other.parameters]
-        return self.network is other.network and same and self.arguments == other.arguments
 
 
 def thor_in_place_of(
@@ -59,34 +42,34 @@ def thor_in_place_of(
     """
     if thor_of(optimizer) is not None:
         return optimizer, "the optimizer is THOR already, with settings of its own"
-    if isinstance(optimizer, nn.LARS) or type(optimizer).__name__ == "FreezeOpt":
-        raise ValueError(
-            f"thor takes the place of the optimizer, but {type(optimizer).__name__} wraps one: "
-            "give the plain optimizer"
-        )
     kind = type(optimizer).__name__
+    if isinstance(optimizer, nn.LARS) or kind == "FreezeOpt":
+        raise ValueError(
+            f"thor takes the place of the optimizer, but {kind} wraps one: give the plain optimizer"
+        )
     if getattr(optimizer, "relative_step", False):
         raise ValueError(
             f"thor takes over the optimizer's learning rate, but {kind} computes its own "
             "(relative_step): give it a learning_rate and relative_step=False"
         )
     reason = f"in place of {kind}, with its parameters, learning rate and weight decay"
-    arguments = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}
+    arguments = dict(vars(settings))
     if settings.momentum is None:
         arguments["momentum"] = _own_momentum(optimizer)
     if _is_nesterov(optimizer) and not settings.use_nesterov:
         reason += "; Nesterov's momentum is off (thor.use_nesterov)"
-    earlier = in_its_place(optimizer).get(_KEY)
-    made = _Made(network, list(optimizer.parameters), arguments)
-    if earlier is not None and earlier[0].equals(made):
-        return earlier[1], f"{reason}; goes on from an earlier Model"
-    if earlier is not None:
+    made_of = [network, *optimizer.parameters]
+    if _KEY in in_its_place(optimizer):
+        earlier_made_of, earlier_arguments, earlier = in_its_place(optimizer)[_KEY]
+        same = list(map(id, earlier_made_of)) == list(map(id, made_of))
+        if same and earlier_arguments == arguments:
+            return earlier, f"{reason}; goes on from an earlier Model"
         warn(
             f"thor begins anew, without the moments and factors of an earlier Model on this {kind}:"
             " network, parameters or the section thor differ; to go on, keep them, or give both "
             "Models one THOR(net, ...) as their optimizer"
         )
-    result = THOR(network, 0.1, params=made.parameters, **arguments)
+    result = THOR(network, 0.1, params=made_of[1:], **arguments)
     for name in _TAKEN_OVER:
         if hasattr(optimizer, name):
             _replace(result, name, getattr(optimizer, name))
@@ -95,7 +78,7 @@ def thor_in_place_of(
             result.__dict__[name] = getattr(optimizer, name)
     # One count of steps, for the schedules; moments of plain gradients would not fit.
     exchange_parameters(result, {id(result.global_step): optimizer.global_step})
-    in_its_place(optimizer)[_KEY] = (made, result)
+    in_its_place(optimizer)[_KEY] = (made_of, arguments, result)
     return result, reason
 
 
