@@ -23,6 +23,15 @@ _WHOLE = 2**30  # the size of a block that no factor exceeds
 _GRADIENT_NORM = 1.0  # enable_clip_grad bounds each gradient by this
 _LEAST_CURVATURE = 1e-30  # without damping, that of a gradient of 0, which has no direction
 _CAST = ops.Cast()
+_REMEDY = "a larger damping avoids that"
+_TROUBLES = (  # of layers, in the order in which the curvature counts them
+    f"its damping was raised: a factor was not positive definite; {_REMEDY}",
+    f"it keeps its last inverse: a factor was not finite or not invertible; {_REMEDY}",
+    "it keeps its last inverse, or its plain gradient if it has none: a factor was zero, "
+    "because all inputs or gradients of the layer were, or because the network uses the "
+    "weight, but not through the layer's own construct (another Cell reads it, or the "
+    "layer is recomputed)",
+)
 
 
 def _every_parameter(parameter: Parameter) -> bool:
@@ -173,7 +182,7 @@ class THOR(nn.Optimizer):
         self.next_refresh = Parameter(
             Tensor(0, ms.int32), name="boost.thor.next_refresh", requires_grad=False
         )
-        self._warned: set[str] = set()
+        self._warned: set[tuple[str, str]] = set()
         # Runs when the update is compiled, on the host; True, so that the graph has a use for it.
         self.look_for_taps = ops.constexpr(self._warn_without_taps, reuse_result=False)
         if not plans:
@@ -216,11 +225,7 @@ class THOR(nn.Optimizer):
         return int(self.global_step.asnumpy()[0]) >= int(self.next_refresh.asnumpy())
 
     def refresh(self, factor_gradients: tuple[Tensor, ...]) -> Tensor:
-        """Take in the factors of a batch, with loss scale divided out and averaged over ranks.
-
-        Args:
-            factor_gradients: A and G of each layer in turn, as ``curvature.prepared`` returns them.
-        """
+        """Take in A and G of each layer in turn, as ``curvature.prepared`` returns them."""
         done = call(self._refresh_compiled, factor_gradients)
         return ops.depend(self.next_refresh, done)
 
@@ -317,15 +322,10 @@ class THOR(nn.Optimizer):
         """Return what BoostMonitor shows: refreshes, inversions and the change of the traces."""
         if not self.factors:
             return {}
-        counters = self.curvature.counters.asnumpy().astype(int)
-        refreshes, inversions, raised, kept, passed_by = counters
-        observed: dict[str, Any] = {
-            "thor.refreshes": int(refreshes.max()),
-            "thor.inversions": int(inversions.sum()),
-            "thor.dampings_raised": int(raised.sum()),
-            "thor.inverses_kept": int(kept.sum()),
-            "thor.layers_passed_by": int(passed_by.sum()),
-        }
+        refreshes, *others = self.curvature.counters.asnumpy()
+        observed: dict[str, Any] = {"thor.refreshes": int(refreshes.max())}
+        names = ("inversions", "dampings_raised", "inverses_kept", "layers_passed_by")
+        observed.update((f"thor.{name}", int(one.sum())) for name, one in zip(names, others))
         traces, changes = self.curvature.kept_trace.asnumpy(), self.curvature.change.asnumpy()
         for plan, trace, change in zip(self.curvature.plans, traces, changes):
             observed[f"thor.trace.{plan.weight.name}"] = float(trace)
@@ -334,30 +334,13 @@ class THOR(nn.Optimizer):
 
     def warn_of_troubles(self) -> None:
         """Warn once for each cause: dampings raised, inverses that are old, layers passed by."""
-        _, _, raised, kept, passed_by = self.curvature.counters.asnumpy()
-        remedy = "a larger damping avoids that"
-        self._warn_of_layers(
-            f"its damping was raised: a factor was not positive definite; {remedy}", raised
-        )
-        self._warn_of_layers(
-            f"it keeps its last inverse: a factor was not finite or not invertible; {remedy}", kept
-        )
-        self._warn_of_layers(
-            "it keeps its last inverse, or its plain gradient if it has none: a factor was zero, "
-            "because all inputs or gradients of the layer were, or because the network uses the "
-            "weight, but not through the layer's own construct (another Cell reads it, or the "
-            "layer is recomputed)",
-            passed_by,
-        )
-
-    def _warn_of_layers(self, what: str, counts: Any) -> None:
         names = [plan.weight.name for plan in self.curvature.plans]
-        new = [
-            name for name, count in zip(names, counts) if count and what + name not in self._warned
-        ]
-        self._warned.update(what + name for name in new)
-        if new:
-            warn(f"THOR, {', '.join(new)}: {what}")
+        for trouble, counts in zip(_TROUBLES, self.curvature.counters.asnumpy()[2:]):
+            affected = {(name, trouble) for name, count in zip(names, counts) if count}
+            new = [name for name in names if (name, trouble) in affected - self._warned]
+            self._warned |= affected
+            if new:
+                warn(f"THOR, {', '.join(new)}: {trouble}")
 
     def report(self) -> Report:
         """Return a table: each parameter, how its gradient is treated, and the memory for it."""
@@ -368,24 +351,20 @@ class THOR(nn.Optimizer):
 
     def rows(self) -> list[Row]:
         """Return one row for each parameter; ``counts`` holds the bytes of its curvature."""
-        plans = {id(plan.weight): index for index, plan in enumerate(self.curvature.plans)}
         _, inversions, _, _, passed_by = self.curvature.counters.asnumpy()
         found = []
-        for parameter in self.parameters:
-            index = plans.get(id(parameter))
-            if index is None:
+        for parameter, index in zip(self.parameters, self.layer_of):
+            counts = {}
+            if index < 0:
                 reason = self._reasons[id(parameter)]
                 status = LAYER_NORM if reason == LAYER_NORM else PLAIN
-                found.append(Row(parameter.name, "THOR", status, reason))
-                continue
-            if passed_by[index] and not inversions[index]:
-                reason = "no factor has reached it: see the warning"
-                found.append(Row(parameter.name, "THOR", PLAIN, reason))
-                continue
-            plan = self.curvature.plans[index]
-            reason = f"{plan.kind}: A {_shape(plan.a_shape)}, G {_shape(plan.g_shape)}"
-            size = sum(int(one.nbytes) for one in self.curvature.layers[index].get_parameters())
-            found.append(Row(parameter.name, "THOR", PRECONDITIONED, reason, {"bytes": size}))
+            elif passed_by[index] and not inversions[index]:
+                status, reason = PLAIN, "no factor has reached it: see the warning"
+            else:
+                plan, status = self.curvature.plans[index], PRECONDITIONED
+                reason = f"{plan.kind}: A {_shape(plan.a_shape)}, G {_shape(plan.g_shape)}"
+                counts = {"bytes": _bytes(self.curvature.layers[index])}
+            found.append(Row(parameter.name, "THOR", status, reason, counts))
         return found
 
     def counts(self) -> dict[str, int]:
@@ -395,7 +374,7 @@ class THOR(nn.Optimizer):
             "layers": len(plans),
             "convolutions": sum(plan.kind == CONV for plan in plans),
             "plain_parameters": len(self.parameters) - len(plans),
-            "bytes": self.curvature.memory_bytes(),
+            "bytes": _bytes(self.curvature),
         }
 
 
@@ -419,6 +398,11 @@ def _shrunk(factor: Tensor, layer: int, direction: Tensor) -> Tensor:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "x".join(str(size) for size in shape)
+
+
+def _bytes(cell: nn.Cell) -> int:
+    """Return the memory of what a Cell holds all the time."""
+    return sum(int(one.nbytes) for one in cell.get_parameters())
 
 
 def thor_of(optimizer: nn.Cell) -> THOR | None:
