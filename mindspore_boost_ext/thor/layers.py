@@ -73,7 +73,7 @@ def layer_plans(
     wanted = {id(parameter): parameter for parameter in trained}
     plans: dict[int, LayerPlan] = {}
     reasons = dict.fromkeys(wanted, "no layer that THOR preconditions")
-    for cell in {id(one): one for _, one in network.cells_and_names()}.values():
+    for _, cell in network.cells_and_names():
         for parameter in _compat.own_parameters(cell).values():
             key = id(parameter)
             if key not in wanted:
@@ -96,10 +96,9 @@ def layer_plans(
 def _tables_read(network: nn.Cell, plans: Iterable[LayerPlan]) -> list[tuple[Parameter, str]]:
     """Return tables of embeddings that other Cells read, as an output does that is tied to them."""
     owners = {id(plan.weight): plan.layer for plan in plans if plan.kind == EMBEDDING}
-    cells = {id(one): one for _, one in network.cells_and_names()}.values() if owners else ()
     return [
         (parameter, type(cell).__name__)
-        for cell in cells
+        for _, cell in (network.cells_and_names() if owners else ())
         for parameter in in_order_of_construct(cell)
         if isinstance(parameter, Parameter) and owners.get(id(parameter), cell) is not cell
     ]
@@ -114,11 +113,10 @@ def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | 
         return None, f"parameter of {type(cell).__name__}"
     if parameter is not _main(cell):
         return None, f"bias of {kind}"
-    own = (
-        type(cell).__mro__[1].__name__ != kind
-        if is_rewritten(cell)
-        else (type(cell).construct is not _CLASSES[kind].construct)
-    )
+    if is_rewritten(cell):
+        own = type(cell).__mro__[1].__name__ != kind
+    else:
+        own = type(cell).construct is not _CLASSES[kind].construct
     if own:
         return None, f"{type(cell).__name__} has a construct of its own"
     if kind == CONV and (cell.group != 1 or cell.data_format != "NCHW"):
@@ -181,10 +179,8 @@ _MUL, _ZEROS_LIKE = ops.Mul(), ops.ZerosLike()
 def _factors_scales(samples: int, rows: int, positions: int) -> tuple[float, float]:
     """Return what the products of columns are multiplied by for A and for G.
 
-    Args:
-        samples: in the layer's input.
-        rows: of activations, as many as columns are multiplied.
-        positions: of the output that share one weight matrix within a sample.
+    There are ``rows`` of activations, as many as columns are multiplied, and ``positions`` of the
+    output share one weight matrix within a sample.
     """
     scale = positions**0.5 / rows
     return scale, scale * samples * samples
@@ -312,12 +308,7 @@ _OWN = ("construct", "thor_plain", "thor_tap", "thor_a", "thor_g")
 
 
 class Taps:
-    """Puts taps on layers and takes them away again.
-
-    Args:
-        plans: the layers.
-        factors: for each the Parameters A and G.
-    """
+    """Puts taps on layers, each with its Parameters A and G, and takes them away again."""
 
     def __init__(
         self, plans: Iterable[LayerPlan], factors: Iterable[tuple[Parameter, Parameter]]
