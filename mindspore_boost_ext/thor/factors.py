@@ -81,12 +81,7 @@ def _renewed(layer: nn.Cell, *inputs: Tensor) -> Tensor:
 
 
 class LayerFactors(nn.Cell):
-    """Factors and inverses of one layer; before the first refresh the inverses are the identity.
-
-    Args:
-        plan (LayerPlan): the layer.
-        settings (CurvatureSettings): the rules.
-    """
+    """Factors and inverses of one layer; before the first refresh the inverses are the identity."""
 
     def __init__(self, plan: LayerPlan, settings: CurvatureSettings) -> None:
         super().__init__(auto_prefix=False)
@@ -101,15 +96,9 @@ class LayerFactors(nn.Cell):
         self.g_inverse = _state(f"{name}.g_inverse", _identity(g))
 
     def renew(
-        self,
-        a: Tensor,
-        g: Tensor,
-        for_a: Tensor,
-        for_g: Tensor,
-        usable: Tensor,
-        wanted: Tensor,
+        self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, usable: Tensor, wanted: Tensor
     ) -> Tensor:
-        """Take in a pair of factors, and invert it if that is wanted.
+        """Take in the factors A and G, and invert them if that is wanted.
 
         Args:
             a: factor A.
@@ -220,13 +209,7 @@ class Curvature(nn.Cell):
         self.reducer: Any = None
 
     def use_ranks(self, degree: int, split_indices: Iterable[int] | None) -> None:
-        """Let factors be averaged over ranks from now on.
-
-        Args:
-            degree: number of ranks.
-            split_indices: numbers of the layers that end a group; the factors of a group are
-                reduced together. None for one group of all.
-        """
+        """Let factors be averaged over ``degree`` ranks from now on."""
         self.reducer = MeanOverRanks(degree, split_indices, len(self.plans))
 
     def prepared(
@@ -318,18 +301,15 @@ class Curvature(nn.Cell):
         pi = ops.sqrt(ops.clamp(ratio, 1e-6, 1e6))
         return root * pi, root / pi
 
-    def memory_bytes(self) -> int:
-        """Return the bytes of factors, inverses and counters, which the step holds all the time."""
-        return sum(int(one.nbytes) for one in self.get_parameters())
-
 
 class MeanOverRanks(nn.Cell):
-    """Averages tensors over all ranks, one AllReduce for each group of layers.
+    """Averages the two tensors of each layer over all ranks, one AllReduce for a group of layers.
 
     Args:
         degree (int): number of ranks.
-        split_indices (Iterable[int], optional): numbers of the layers that end a group.
-        layers (int): number of layers, each with two tensors.
+        split_indices (Iterable[int], optional): numbers of the layers that end a group; None for
+            one group of all.
+        layers (int): number of layers.
     """
 
     def __init__(self, degree: int, split_indices: Iterable[int] | None, layers: int) -> None:
@@ -345,8 +325,7 @@ class MeanOverRanks(nn.Cell):
         for first, last in self.bounds:
             group = tensors[2 * first : 2 * last]
             mean = self.all_reduce(ops.concat(each(_flat, group))) / self.degree
-            starts = _starts(each(_size, group))
-            result += each(ops.partial(_taken_out, mean), starts, group)
+            result += each(_reshaped, ops.split(mean, each(_size, group)), group)
         return result
 
 
@@ -358,10 +337,5 @@ def _size(value: Tensor) -> Any:
     return value.size
 
 
-@ops.constexpr
-def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sum(sizes[:place]) for place in range(len(sizes)))
-
-
-def _taken_out(flat: Tensor, start: int, like: Tensor) -> Tensor:
-    return ops.reshape(ops.slice(flat, (start,), (like.size,)), like.shape)
+def _reshaped(flat: Tensor, like: Tensor) -> Tensor:
+    return ops.reshape(flat, like.shape)
