@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
@@ -13,7 +14,6 @@ from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
-from mindspore_boost_ext.thor.arguments import checked_damping
 from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
@@ -166,7 +166,7 @@ class THOR(nn.Optimizer):
         self.samples, self.frequency = float(batch_size), int(frequency)
         self.enable_clip_grad, self.kl_clip = bool(enable_clip_grad), kl_clip
         self.split_indices = stored["split_indices"]
-        self.damping = checked_damping(damping)
+        self.damping = _checked_damping(damping)
         settings = CurvatureSettings(stored["trace_rule"], bool(pi_damping), moving_average)
         self._register(net, _WHOLE if block_size is None else int(block_size), settings)
 
@@ -376,6 +376,27 @@ class THOR(nn.Optimizer):
             "plain_parameters": len(self.parameters) - len(plans),
             "bytes": _bytes(self.curvature),
         }
+
+
+def _checked_damping(damping: Any) -> Any:
+    """Return the damping as a schedule (Cell), or as float32 [steps]."""
+    if isinstance(damping, nn.Cell):
+        return damping
+    values = damping.asnumpy() if isinstance(damping, Tensor) else damping
+    if values is None or isinstance(values, (str, bytes, dict, bool)):
+        raise TypeError(
+            "THOR.damping must be a number, a list of numbers, a Tensor or a "
+            f"LearningRateSchedule, got {shown(damping)}"
+        )
+    try:
+        values = np.atleast_1d(np.asarray(values, np.float32))
+    except (TypeError, ValueError):
+        values = np.array([np.nan])
+    if values.ndim != 1 or not values.size or not (np.isfinite(values) & (values >= 0)).all():
+        raise ValueError(
+            f"THOR.damping must be finite and >= 0 in every step, got {shown(damping)}"
+        )
+    return Tensor(values, ms.float32)
 
 
 def _divided(scale: float, decay: Any) -> Any:
