@@ -124,7 +124,8 @@ class PairRule(nn.Cell):
         largest = ops.unsorted_segment_max(
             ops.ReduceMax()(ops.abs(pair), -1), self.owners, self.count
         )
-        scales = _or_one(largest)
+        # 1 for a tensor that is 0 or that has no block in the range.
+        scales = ops.select(largest > 0, largest, ops.ones_like(largest))
         products = self._products(self._scaled(pair, scales))
         return ops.reshape(ops.concat((products, scales), 1), (-1,))
 
@@ -229,8 +230,3 @@ def _whole(parts: Tensor) -> Tensor:
     factors = ops.pow(Tensor(2.0, ms.float64), parts[:, :, 6:])
     four = ops.concat((normal[:, :, :2], normal[:, :, 1:]), 2)
     return four * _products_of(factors)
-
-
-def _or_one(largest: Tensor) -> Tensor:
-    """Return the scales, with 1 for a tensor that is 0 or that has no block in the range."""
-    return ops.select(largest > 0, largest, ops.ones_like(largest))

@@ -46,16 +46,12 @@ def scaled_and_recorded(
     """Scale in float32: no large ratio and no small gradient is lost before the product."""
     one, other = ops.unstack(ops.gather(scales, pick, 0))  # exact, as no product is in HF32
     dx = ops.cast(ops.cast(dout, ms.float32) * (one / other), dtype)
-    noted = _noted(dout, dx, rows)
+    finite = _finite(dout)
+    # One for each column of the rows that marker_constants describes.
+    unseen = ops.stack((finite, _finite(dx), finite, Tensor(False)))
+    record = rows * ops.cast(ops.logical_not(unseen), ms.float32)
     unused = ops.zeros_like(scales), ops.zeros_like(pick), ops.zeros_like(rows)
-    return ops.cast(dx, dout.dtype), unused[0], noted, unused[1], unused[2]
-
-
-def _noted(before: Tensor, after: Tensor, rows: Tensor) -> Tensor:
-    """Return what one marker notes; see :func:`marker_constants` for the columns."""
-    finite = _finite(before)
-    unseen = ops.stack((finite, _finite(after), finite, Tensor(False)))
-    return rows * ops.cast(ops.logical_not(unseen), ms.float32)
+    return ops.cast(dx, dout.dtype), unused[0], record, unused[1], unused[2]
 
 
 def _finite(values: Tensor) -> Tensor:

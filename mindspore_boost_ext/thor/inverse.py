@@ -38,14 +38,13 @@ class ByCholesky(nn.Cell):
         )
 
     def construct(self, factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the inverse, the damping used, and whether the inverse is good."""
+        """Return what :func:`by_lu` does."""
         return self.on_host(factor, damping)
 
 
 def _inverse_in_float32(
     factor: np.ndarray, damping: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the inverse, the damping used, and whether the inverse is good."""
     inverse, used, good = damped_inverse(factor, float(np.asarray(damping).reshape(())))
     with np.errstate(over="ignore"):  # what leaves float32 is flagged
         inverse = inverse.astype(np.float32)
