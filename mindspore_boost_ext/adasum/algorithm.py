@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 
 class AdaSumUpdate(Update):
-    """Takes the optimizer's step of this server, and combines it with those of the others.
-
-    Args:
-        optimizer (Cell): the optimizer.
-        device_number (int): devices in a server.
-    """
+    """Takes the optimizer's step of this server, and combines it with those of the others."""
 
     def __init__(self, optimizer: nn.Cell, device_number: int) -> None:
         super().__init__(optimizer)

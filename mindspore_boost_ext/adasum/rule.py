@@ -163,11 +163,7 @@ class PairRule(nn.Cell):
 class WholeTree(nn.Cell):
     """The tree on one rank that has the steps of all servers: each level is one batch of pairs.
 
-    Args:
-        owners (numpy.ndarray): int32 [blocks], the tensor to which each block belongs.
-        count (int): number of tensors, padding included.
-        servers (int): how many there are, at least 2.
-        wide (bool): as in :class:`PairRule`.
+    Of ``servers`` servers, at least 2; the other arguments are those of :class:`PairRule`.
     """
 
     def __init__(self, owners: np.ndarray, count: int, servers: int, wide: bool) -> None:

@@ -181,10 +181,6 @@ class LayerFactors(nn.Cell):
 class Curvature(nn.Cell):
     """The factors of all layers, and the count of what was done to them.
 
-    Args:
-        plans (Sequence[LayerPlan]): the layers.
-        settings (CurvatureSettings): the rules.
-
     Attributes:
         factors (tuple(Parameter)): A and G of each layer, in turn.
     """
