@@ -25,7 +25,7 @@ from mindspore_boost_ext import BoostModel
 from mindspore_boost_ext.cli.run import peak_mib
 
 WIDTH = 16
-HEADINGS = ("micro-batches", "of", "memory, MiB", "of the whole batch's", "update / large step")
+HEADINGS = "micro-batches | of | memory, MiB | of the whole batch's | update / large step"
 
 
 def update(samples: int, window: int) -> Callable[[], None]:
@@ -66,15 +66,15 @@ def memory_in_own_process(samples: int, window: int) -> float:
     return float(subprocess.run(command, capture_output=True, check=True).stdout.split()[-1])
 
 
-def rows(samples: int, windows: list[int]) -> Iterator[tuple[object, ...]]:
+def rows(samples: int, windows: list[int]) -> Iterator[str]:
     """Measure; yield the table's rows."""
     whole = memory_in_own_process(samples, 1)
-    yield 1, samples, f"{whole:.0f}", "1.00", "1"
+    yield f"1 | {samples} | {whole:.0f} | 1.00 | 1"
     for window in windows:
         memory = memory_in_own_process(samples, window)
         time = paired(update(samples, window), update(samples, 1), pairs=10, steps=1, warm_up=2)
         shown = f"{time.median:.2f} ({time.low:.2f} to {time.high:.2f})"
-        yield window, samples // window, f"{memory:.0f}", f"{memory / whole:.2f}", shown
+        yield f"{window} | {samples // window} | {memory:.0f} | {memory / whole:.2f} | {shown}"
 
 
 def main() -> None:

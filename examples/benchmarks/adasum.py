@@ -24,6 +24,7 @@ from mindspore_boost_ext.bundled import load_digits
 
 RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 HOW = ("average", "AdaSum", "sum")
+COLUMNS = " | ".join([*HOW, "AdaSum / average"])
 SAMPLES, HIDDEN, CLASSES, TARGET = 16, 32, 10, 0.35
 Weights = list[np.ndarray]
 
@@ -129,45 +130,31 @@ def tuned_rate(rates: Sequence[float], seeds: int, rounds: int = 112) -> float:
 def simulated(args: argparse.Namespace) -> None:
     """Print the rounds of simulated workers; draw them if asked."""
     rate = tuned_rate(RATES, args.seeds)
-    table = {
-        (how, workers): np.mean(
-            [rounds_to_target(how, workers, rate, seed, args.most) for seed in range(args.seeds)]
-        )
-        for workers in args.workers
-        for how in HOW
-    }
+
+    def mean_rounds(workers: int, rate: float) -> dict[str, float]:
+        seeds = range(args.seeds)
+        return {
+            how: np.mean([rounds_to_target(how, workers, rate, one, args.most) for one in seeds])
+            for how in HOW
+        }
+
+    table = {workers: mean_rounds(workers, rate) for workers in args.workers}
     print_table(
         f"Rounds to loss {TARGET} at the rate tuned for one worker ({rate:g}), "
         f"mean of {args.seeds} seeds",
-        ("workers", *HOW, "AdaSum / average"),
-        [
-            (
-                workers,
-                *(_rounds(table[how, workers]) for how in HOW),
-                ratio(table["AdaSum", workers], table["average", workers]),
-            )
-            for workers in args.workers
-        ],
+        f"workers | {COLUMNS}",
+        (_row(workers, rounds) for workers, rounds in table.items()),
     )
     largest = max(args.workers)
-    rows = []
-    for one in RATES:
-        found = [
-            np.mean([rounds_to_target(how, largest, one, s, args.most) for s in range(args.seeds)])
-            for how in HOW
-        ]
-        rows.append((one, *map(_rounds, found), ratio(found[1], found[0])))
-    print_table(
-        f"The same with {largest} workers at other rates",
-        ("rate", *HOW, "AdaSum / average"),
-        rows,
-    )
+    others = (_row(one, mean_rounds(largest, one)) for one in RATES)
+    print_table(f"The same with {largest} workers at other rates", f"rate | {COLUMNS}", others)
     if args.plot:
-        draw(args.plot, args.workers, table)
+        draw(args.plot, table)
 
 
-def _rounds(value: float) -> str:
-    return f"{value:.1f}" if np.isfinite(value) else "never"
+def _row(first: float, rounds: dict[str, float]) -> str:
+    cells = [f"{one:.1f}" if np.isfinite(one) else "never" for one in rounds.values()]
+    return " | ".join([str(first), *cells, ratio(rounds["AdaSum"], rounds["average"])])
 
 
 def ratio(value: float, reference: float) -> str:
@@ -175,13 +162,13 @@ def ratio(value: float, reference: float) -> str:
     return f"{value / reference:.2f}" if np.isfinite(reference) else "-"
 
 
-def draw(path: Path, workers: Sequence[int], table: dict[tuple[str, int], float]) -> None:
+def draw(path: Path, table: dict[int, dict[str, float]]) -> None:
     """Draw rounds over workers."""
     with drawn(path, width=6) as (axes,):
         for how in HOW:
-            axes.plot(workers, [table[how, one] for one in workers], marker="o", label=how)
+            axes.plot([*table], [rounds[how] for rounds in table.values()], marker="o", label=how)
         axes.set(xlabel="workers", ylabel=f"rounds to loss {TARGET}", xscale="log", ylim=(0, None))
-        axes.set_xticks(workers, [str(one) for one in workers])
+        axes.set_xticks([*table], [str(one) for one in table])
         axes.legend()
 
 
@@ -209,25 +196,15 @@ def cost(_: argparse.Namespace) -> None:
         sent = cell.bytes_sent()
         on_cpu, least = sum(sent.values()), 8 * values * (ranks - 1) / ranks
         elsewhere = on_cpu - sent["swaps"] // 2
-        rows.append(
-            (
-                ranks,
-                devices,
-                "gathered" if cell.gathers else "halved",
-                cell.collectives(),
-                on_cpu,
-                elsewhere,
-                *tuple(f"{bytes_ / least:.2f}" for bytes_ in (on_cpu, elsewhere)),
-            )
-        )
+        steps = "gathered" if cell.gathers else "halved"
+        shares = f"{on_cpu / least:.2f} | {elsewhere / least:.2f}"
+        counts = f"{cell.collectives()} | {on_cpu} | {elsewhere}"
+        rows.append(f"{ranks} | {devices} | {steps} | {counts} | {shares}")
     print_table(
         f"What AdaSum sends on rank 0 a step, {values} parameters in {len(parameters)} tensors "
         "(the reduction of gradients inside a server comes on top)",
-        (
-            *("ranks", "device_number", "steps are", "collectives"),
-            *("bytes (CPU)", "bytes (Send/Receive)"),
-            *("over the least (CPU)", "over the least (Send/Receive)"),
-        ),
+        "ranks | device_number | steps are | collectives | bytes (CPU) | bytes (Send/Receive)"
+        " | over the least (CPU) | over the least (Send/Receive)",
         rows,
     )
 

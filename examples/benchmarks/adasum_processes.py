@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from adasum import (
     CLASSES,
+    COLUMNS,
     HIDDEN,
     HOW,
     RATES,
@@ -30,7 +31,7 @@ from adasum import (
     ratio,
     tuned_rate,
 )
-from harness import paired, print_table
+from harness import Ratio, paired, print_table
 from ranks import run_ranks
 
 PROCESSES = 4
@@ -95,16 +96,10 @@ def real(args: argparse.Namespace) -> None:
     """Print the rounds of real processes."""
     rate = tuned_rate(RATES, args.seeds)
     found = {how: on_processes("rounds", how=how, rate=rate, seed=0, most=args.most) for how in HOW}
-    print_table(
-        f"Rounds to loss {TARGET} with {PROCESSES} processes under msrun, rate {rate:g}, seed 0",
-        (*HOW, "AdaSum / average"),
-        [
-            (
-                *(found[how] or "never" for how in HOW),
-                ratio(found["AdaSum"] or np.inf, found["average"] or np.inf),
-            )
-        ],
-    )
+    title = f"Rounds to loss {TARGET} with {PROCESSES} processes under msrun, rate {rate:g}, seed 0"
+    cells = [str(found[how] or "never") for how in HOW]
+    cells.append(ratio(found["AdaSum"] or np.inf, found["average"] or np.inf))
+    print_table(title, COLUMNS, [" | ".join(cells)])
 
 
 def speed_of(network: str, pairs: int) -> dict[str, Any]:
@@ -169,22 +164,13 @@ def speed(args: argparse.Namespace) -> None:
     for network in ("LeNet", "small ResNet"):
         found = on_processes("speed", network=network, pairs=args.pairs)
         for name in ("one buffer", "tensor by tensor"):
-            one = found[name]
+            one = Ratio(**found[name])
             size = f"{found['values']} in {found['tensors']}"
-            quartiles = f"{one['low']:.2f} to {one['high']:.2f}"
-            rows.append(
-                (
-                    network,
-                    size,
-                    name,
-                    f"{one['reference_ms']:.1f}",
-                    f"{one['median']:.2f}",
-                    quartiles,
-                )
-            )
+            ratios = f"{one.median:.2f} | {one.low:.2f} to {one.high:.2f}"
+            rows.append(f"{network} | {size} | {name} | {one.reference_ms:.1f} | {ratios}")
     print_table(
         f"AdaSum over a plain all-reduce of the same parameters, {PROCESSES} processes, GRAPH mode",
-        ("network", "values in tensors", "all-reduce", "all-reduce, ms", "ratio", "quartiles"),
+        "network | values in tensors | all-reduce | all-reduce, ms | ratio | quartiles",
         rows,
     )
 

@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 steps=args.steps,
                 warm_up=2,
             )
-            rows.append((name, mode, f"{ratio.reference_ms:.1f}", *ratio.shown))
-    headings = ("network", "mode", "plain step, ms", "ratio", "quartiles")
+            rows.append(f"{name} | {mode} | {ratio.row}")
+    headings = "network | mode | plain step, ms | ratio | quartiles"
     images = f"batch {args.batch_size}, {args.side}x{args.side} images"
     title = f"Centralized gradients over plain ones, {images}"
     print_table(title, headings, rows)

@@ -20,7 +20,7 @@ from machine import in_own_process
 NETWORKS = ("LeNet", "ResNet-20")
 
 
-def row(network: str, rounds: int, isa: str) -> tuple[str, ...]:
+def row(network: str, rounds: int, isa: str) -> str:
     """Return a line of the table."""
     runs = {
         "plain": (network, "plain"),
@@ -37,7 +37,7 @@ def row(network: str, rounds: int, isa: str) -> tuple[str, ...]:
         ratios = [own / other for own, other in zip(times["compiled"], times[reference])]
         spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
         found += [f"{statistics.median(ratios):.3f}", spread]
-    return network, *found
+    return " | ".join([network, *found])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,10 +47,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="processes of each kind")
     parser.add_argument("--isa", default="", help="oneDNN's instruction set in all processes")
     options = parser.parse_args(argv)
-    ratios = ("over plain", "range", "over GRAPH_MODE", "range")
     print_table(
         f"Compiled step in PYNATIVE_MODE, {options.rounds} rounds",
-        ("network", "plain, ms", "GRAPH_MODE, ms", "compiled, ms", *ratios),
+        "network | plain, ms | GRAPH_MODE, ms | compiled, ms | over plain | range | "
+        "over GRAPH_MODE | range",
         (row(network, options.rounds, options.isa) for network in options.networks),
     )
 

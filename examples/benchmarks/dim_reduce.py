@@ -203,20 +203,15 @@ def run_table(results: dict[str, list[dict[str, Run]]], plan: Plan) -> None:
             failed = [run.counts.get("dim_reduce.failed_searches", "") for run in runs]
             accepted = [run.counts.get("dim_reduce.accepted_steps", "") for run in runs]
             steps = f"{sum(accepted)} / {sum(failed)}" if failed[0] != "" else ""
-            cells = (
-                f"{final:.4f}",
-                f"{best:.4f}",
-                f"{over:+.4f}",
-                f"{seconds:.1f}",
-                f"{whole:.1f}",
-            )
-            rows.append((labels, method, *cells, steps))
-    headings = ("labels", "method", "final", "best", "final minus SGD", "s", "s with stage 1")
+            results_cells = f"{final:.4f} | {best:.4f} | {over:+.4f}"
+            times = f"{seconds:.1f} | {whole:.1f}"
+            rows.append(f"{labels} | {method} | {results_cells} | {times} | {steps}")
+    headings = "labels | method | final | best | final minus SGD | s | s with stage 1"
     title = (
         f"Digits, {plan.directions} directions of {plan.snapshots} snapshots, "
         f"seeds {FIRST_SEED} to {FIRST_SEED + len(next(iter(results.values()))) - 1}"
     )
-    print_table(title, (*headings, "steps / failed searches"), rows)
+    print_table(title, f"{headings} | steps / failed searches", rows)
     for labels, seeds in results.items():
         print(f"\n{labels}, seed {FIRST_SEED}: {seeds[0]['P-BFGS'].reason}")
 

@@ -46,14 +46,13 @@ def basis_cost(count: int = 40, size: int = 1_200_000, k: int = 32, pairs: int =
     peak = tracemalloc.get_traced_memory()[1] / walk.nbytes
     tracemalloc.stop()
     explained = np.cumsum(basis.explained)
-    row = f"{ratio.reference_ms / 1e3:.2f}", *ratio.shown
+    times = f"{ratio.reference_ms / 1e3:.2f} | {ratio.shown}"
     shares = ", ".join(f"{explained[i - 1]:.4f}" for i in sorted({min(5, k), min(10, k), k}))
-    headings = ("randomised SVD, s", "time ratio", "quartiles", "memory over snapshots")
-    title = f"Basis of {count} x {size} float32, k = {k}"
     print_table(
-        title,
-        (*headings, "|PP'-I|", "explained by 5, 10, k"),
-        [(*row, f"{peak:.2f}", f"{error:.1e}", shares)],
+        f"Basis of {count} x {size} float32, k = {k}",
+        "randomised SVD, s | time ratio | quartiles | memory over snapshots | |PP'-I| | "
+        "explained by 5, 10, k",
+        [f"{times} | {peak:.2f} | {error:.1e} | {shares}"],
     )
 
 
@@ -81,9 +80,9 @@ def step_cost(trials: int = 2, k: int = 32, hidden: int = 4096, batch: int = 102
     for name, reference in (("(2 + trials) forward + 4kn", modelled), ("plain step", None)):
         compare = reference or (lambda: plain(*inputs).asnumpy())
         ratio = paired(lambda: whole(*inputs).asnumpy(), compare, pairs=15, steps=2)
-        rows.append((name, f"{ratio.reference_ms:.2f}", *ratio.shown))
+        rows.append(f"{name} | {ratio.reference_ms:.2f} | {ratio.shown}")
     title = f"Step of P-BFGS: n = {size}, k = {k}, batch {len(inputs[0])}, {trials} trials, GRAPH"
-    print_table(title, ("over", "that takes, ms", "ratio", "quartiles"), rows)
+    print_table(title, "over | that takes, ms | ratio | quartiles", rows)
 
 
 class _Step(nn.Cell):
@@ -125,9 +124,9 @@ def stall(steps: int = 12, curvature: float = 50.0) -> None:
     rows = []
     for name in ("mindspore.boost", "mindspore_boost_ext"):
         zero, loss = _stalled(name, steps, curvature)
-        rows.append((name, f"{zero} of {steps}", f"{loss:.4g}"))
+        rows.append(f"{name} | {zero} of {steps} | {loss:.4g}")
     title = f"A quadratic of curvatures up to {curvature:g}, default settings, from loss 1"
-    print_table(title, ("package", "zero steps", "loss at the end"), rows)
+    print_table(title, "package | zero steps | loss at the end", rows)
 
 
 def _stalled(package: str, steps: int, curvature: float) -> tuple[int, float]:

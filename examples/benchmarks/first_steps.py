@@ -64,15 +64,14 @@ def seconds(step: nn.Cell, runs: int) -> float:
     return time.perf_counter() - start
 
 
-def row(network: str, case: str, runs: int) -> tuple[str, ...]:
+def row(network: str, case: str, runs: int) -> str:
     """Return a line of the table."""
     make, variants = CASES[case]
     pairs = [(seconds(plain(network), 1), seconds(make(network), variants)) for _ in range(runs)]
     ratios = [ours / reference for reference, ours in pairs]
     reference, here = (statistics.median(column) for column in zip(*pairs))
-    ratio = statistics.median(ratios)
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    return network, case, f"{reference:.2f}", f"{here:.2f}", f"{ratio:.2f}", spread
+    spread = f"{statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f}"
+    return f"{network} | {case} | {reference:.2f} | {here:.2f} | {spread}"
 
 
 def main() -> None:
@@ -85,7 +84,7 @@ def main() -> None:
     names = [options.network] if options.network else list(NETWORKS)
     for name in names:
         seconds(plain(name), 1)  # the very first one also loads what all share
-    headings = ("network", "step", "plain, s", "here, s", "ratio", "range")
+    headings = "network | step | plain, s | here, s | ratio | range"
     lines = (row(name, case, options.runs) for name in names for case in CASES)
     print_table("First steps over the plain one", headings, lines)
 

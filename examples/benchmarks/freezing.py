@@ -245,31 +245,18 @@ def print_runs(results: dict[str, dict[str, list[RunResult]]]) -> None:
         plain_mean = statistics.mean(one.accuracy for one in schedules["plain"])
         for name, runs in schedules.items():
             mean = statistics.mean(one.accuracy for one in runs)
+            lowest = min(one.accuracy for one in runs)
+            steps = statistics.median(one.steps for one in runs)
+            wall = statistics.median(one.wall for one in runs)
+            compilation = statistics.median(one.compilation for one in runs)
             rows.append(
-                (
-                    network,
-                    name,
-                    f"{mean:.4f}",
-                    f"{min(one.accuracy for one in runs):.4f}",
-                    f"{mean - plain_mean:+.4f}",
-                    f"{statistics.median(one.steps for one in runs):.3f}",
-                    f"{statistics.median(one.wall for one in runs):.3f}",
-                    f"{statistics.median(one.compilation for one in runs):.0f}",
-                    f"{100 * runs[0].full_share:.0f} %",
-                    runs[0].groups,
-                )
+                f"{network} | {name} | {mean:.4f} | {lowest:.4f} | {mean - plain_mean:+.4f} | "
+                f"{steps:.3f} | {wall:.3f} | {compilation:.0f} | "
+                f"{100 * runs[0].full_share:.0f} % | {runs[0].groups}"
             )
     headings = (
-        "network",
-        "schedule",
-        "accuracy, mean",
-        "lowest",
-        "minus plain",
-        "time of the steps",
-        "with compilation",
-        "compilation, plain steps",
-        "full steps",
-        "groups",
+        "network | schedule | accuracy, mean | lowest | minus plain | time of the steps | "
+        "with compilation | compilation, plain steps | full steps | groups"
     )
     lengths = ", ".join(f"{name} {epochs}" for name, (_, epochs) in RUNS.items())
     seeds = len(next(iter(results.values()))["plain"])

@@ -274,26 +274,13 @@ def print_groups(rows: Sequence[GroupRow], plain_ms: float) -> None:
         f"those of param_groups={GROUPS}"
     )
     headings = (
-        "group",
-        "first trained layer",
-        "parameters",
-        "measured",
-        "model",
-        "deviation",
-        "model by pass",
-        "deviation",
+        "group | first trained layer | parameters | measured | model | deviation | model by pass | "
+        "deviation"
     )
     table = [
-        (
-            row.group,
-            row.layer,
-            row.parameters,
-            f"{row.measured:.3f}",
-            f"{row.model:.3f}",
-            f"{100 * (row.measured / row.model - 1):+.0f} %",
-            f"{row.by_pass:.3f}",
-            f"{100 * (row.measured / row.by_pass - 1):+.0f} %",
-        )
+        f"{row.group} | {row.layer} | {row.parameters} | {row.measured:.3f} | "
+        f"{row.model:.3f} | {100 * (row.measured / row.model - 1):+.0f} % | "
+        f"{row.by_pass:.3f} | {100 * (row.measured / row.by_pass - 1):+.0f} %"
         for row in rows
     ]
     print_table(title, headings, table)

@@ -11,7 +11,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +38,14 @@ class Ratio(NamedTuple):
     reference_ms: float
 
     @property
-    def shown(self) -> tuple[str, str]:
+    def shown(self) -> str:
         """Median and quartiles, as they stand in tables."""
-        return f"{self.median:.3f}", f"{self.low:.3f} to {self.high:.3f}"
+        return f"{self.median:.3f} | {self.low:.3f} to {self.high:.3f}"
+
+    @property
+    def row(self) -> str:
+        """The same behind the milliseconds of the reference."""
+        return f"{self.reference_ms:.1f} | {self.shown}"
 
 
 def paired(
@@ -93,16 +98,16 @@ def seconds_of(run: Callable[[], object], times: int, warm_up: int = 0) -> float
     return statistics.median(found[warm_up:])
 
 
-def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows under headings as a Markdown table, with the machine above it."""
+def print_table(title: str, headings: str, rows: Iterable[str]) -> None:
+    """Print a Markdown table, with the machine above it; each line is its cells between " | "."""
     print(f"\n{title}\n")
     print(
         f"MindSpore {ms.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores\n"
     )
-    print("| " + " | ".join(headings) + " |")
-    print("|" + "---|" * len(headings))
+    print(f"| {headings} |")
+    print("|" + "---|" * len(headings.split(" | ")))
     for row in rows:
-        print("| " + " | ".join(str(cell) for cell in row) + " |", flush=True)
+        print(f"| {row} |", flush=True)
 
 
 @contextlib.contextmanager

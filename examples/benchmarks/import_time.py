@@ -22,7 +22,7 @@ from pathlib import Path
 
 from harness import print_table
 
-HEADINGS = ("bytecode", "seconds", "quartiles")
+HEADINGS = "bytecode | seconds | quartiles"
 PACKAGE = Path(__file__).resolve().parents[2] / "mindspore_boost_ext"
 TIMED = """
 import time, mindspore
@@ -45,12 +45,12 @@ def seconds(folder: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def row(name: str, folder: str, runs: int) -> tuple[str, str, str]:
+def row(name: str, folder: str, runs: int) -> str:
     """Return a row of the table."""
     seconds(folder)  # what the disk must bring does not count
     added = [seconds(folder) for _ in range(runs)]
     low, median, high = statistics.quantiles(added, n=4)
-    return name, f"{median:.3f}", f"{low:.3f} to {high:.3f}"
+    return f"{name} | {median:.3f} | {low:.3f} to {high:.3f}"
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15, help="for each row, at least 2")
     options = parser.parse_args()
 
-    def rows() -> Iterator[tuple[str, str, str]]:
+    def rows() -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="import-") as folder:
             copy = Path(folder, PACKAGE.name)
             shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))

@@ -254,18 +254,13 @@ CASES: dict[str, tuple[Callable[[], nn.Cell] | None, Callable[[], nn.Cell]]] = {
 }
 
 
-def row(name: str, pairs: int) -> tuple[str, ...]:
+def row(name: str, pairs: int) -> str:
     """Return a line of the table."""
     network = Wide() if name.startswith("wide") else LeNet5()
     plain = plain_step(network)
-    found = []
-    for make in CASES[name]:
-        if make is None:
-            found += ["-", "-"]
-            continue
-        ratio = paired(waiting(make()), plain, pairs)
-        found += ratio.shown
-    return name, f"{ratio.reference_ms:.1f}", *found
+    least, here = (make and paired(waiting(make()), plain, pairs) for make in CASES[name])
+    shown = least.shown if least else "- | -"
+    return f"{name} | {here.reference_ms:.1f} | {shown} | {here.shown}"
 
 
 def main() -> None:
@@ -277,7 +272,7 @@ def main() -> None:
     ms.set_context(mode=ms.GRAPH_MODE)
     print_table(
         "Steps over the plain one",
-        ("step", "plain, ms", "at least", "quartiles", "here", "quartiles"),
+        "step | plain, ms | at least | quartiles | here | quartiles",
         (row(name, options.pairs) for name in options.cases or CASES),
     )
 

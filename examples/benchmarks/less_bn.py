@@ -136,11 +136,9 @@ def print_runs(seeds: Sequence[int], epochs: int, width: int, multiplier: float)
         plain = mean if settings is None else plain
         kept = "" if settings is None else "yes" if mean >= plain - ACCURACY_DEMAND else "no"
         shown = ", ".join(f"{one:.4f}" for one in found)
-        rows.append((name, f"{mean:.4f}", f"{mean - plain:+.4f}", kept, shown))
+        rows.append(f"{name} | {mean:.4f} | {mean - plain:+.4f} | {kept} | {shown}")
     title = f"Digits, small ResNet (width {width}), {epochs} epochs, multiplier {multiplier:g}"
-    print_table(
-        title, ("method", "mean test accuracy", "minus plain", "within 0.02", "seeds"), rows
-    )
+    print_table(title, "method | mean test accuracy | minus plain | within 0.02 | seeds", rows)
 
 
 def print_gains(seeds: Sequence[int], epochs: int, width: int) -> None:
@@ -152,9 +150,9 @@ def print_gains(seeds: Sequence[int], epochs: int, width: int) -> None:
         ]
         print(name, found, file=sys.stderr, flush=True)
         shown = ", ".join(f"{one:.4f}" for one in found)
-        rows.append((name, f"{statistics.mean(found):.4f}", shown))
+        rows.append(f"{name} | {statistics.mean(found):.4f} | {shown}")
     title = f"Digits, small ResNet (width {width}), {epochs} epochs: gains at the start"
-    print_table(title, ("method", "mean test accuracy", "seeds"), rows)
+    print_table(title, "method | mean test accuracy | seeds", rows)
 
 
 def normalised(network: nn.Cell, images: Tensor) -> tuple[int, int]:
@@ -192,8 +190,8 @@ def print_counts() -> None:
         less_bn(network)
         norms_left, left = normalised(network, images)
         change = f"{left / elements - 1:+.0%}"
-        rows.append((name, norms, norms_left, f"{elements:,}", f"{left:,}", change))
-    headings = ("network", "BatchNorms", "left", "elements an image", "left", "change")
+        rows.append(f"{name} | {norms} | {norms_left} | {elements:,} | {left:,} | {change}")
+    headings = "network | BatchNorms | left | elements an image | left | change"
     print_table("What is normalised", headings, rows)
 
 
@@ -246,9 +244,9 @@ def print_speed(pairs: int, steps: int, modes: Sequence[str]) -> None:
         ms.set_context(mode=MODES[mode])
         for name, (candidate, reference, demand) in pairs_to_time().items():
             ratio = paired(candidate, reference, pairs=pairs, steps=steps)
-            shown = f"{ratio.reference_ms:.1f}", *ratio.shown
-            rows.append((name, mode, *shown, "" if demand is None else f"<= {demand:g}"))
-    headings = ("step", "mode", "reference, ms", "ratio", "quartiles", "demand")
+            demanded = "" if demand is None else f"<= {demand:g}"
+            rows.append(f"{name} | {mode} | {ratio.row} | {demanded}")
+    headings = "step | mode | reference, ms | ratio | quartiles | demand"
     print_table("Small ResNet, batch 32", headings, rows)
 
 

@@ -134,22 +134,23 @@ def most(reasons: Sequence[str]) -> str:
     return f"{count} of {len(reasons)}: {reason}" if others else f"{count}: {reason}"
 
 
-def row(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> tuple[object, ...]:
+def row(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     """Return the line of one network in the table."""
     if "failure" in ours:
-        return name, "", "", "fails", "", ours["failure"]
+        return f"{name} |  |  | fails |  | {ours['failure']}"
     kept = ours["left"]
     left, only = "does not compile", ""
     if "failure" not in theirs:
         left = str(len(theirs["left"]))
         only = most([why for one, why in kept.items() if one not in theirs["left"]])
     others = most([why for why in kept.values() if why != LAST])
-    return name, len(ours["all"]), left, len(kept), only, others
+    return f"{name} | {len(ours['all'])} | {left} | {len(kept)} | {only} | {others}"
 
 
-def sums(rows: Sequence[Sequence[object]]) -> str:
+def sums(rows: Sequence[str]) -> str:
     """Return in how many networks that the pass compiles we leave fewer, as many, more."""
-    left = [(int(str(one[2])), int(str(one[3]))) for one in rows if str(one[2]).isdigit()]
+    cells = [row.split(" | ") for row in rows]
+    left = [(int(one[2]), int(one[3])) for one in cells if one[2].isdigit()]
     fewer, same = (sum(test) for test in ([b < a for a, b in left], [b == a for a, b in left]))
     return (
         f"Of {len(left)} networks that the pass compiles, this package leaves fewer in {fewer}, "
@@ -182,8 +183,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             continue
         theirs = in_own_process(name, "there", options.timeout)
         rows.append(row(name, theirs, ours))
-        print(*rows[-1], theirs.get("failure", ""), sep=" | ", file=sys.stderr, flush=True)
-    headings = ("network", "BatchNorms", "there", "here", "only there", "why the others stay")
+        print(rows[-1], theirs.get("failure", ""), sep=" | ", file=sys.stderr, flush=True)
+    headings = "network | BatchNorms | there | here | only there | why the others stay"
     print_table("BatchNorms left by the built-in pass (there) and by LessBN (here)", headings, rows)
     print(f"\n{sums(rows)}")
 

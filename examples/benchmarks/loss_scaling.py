@@ -284,14 +284,14 @@ def train_lenet(scheme: str, seed: int, epochs: int = EPOCHS) -> list[float]:
 # ---------------------------------------------------------------------------- tables and the plot
 
 
-def outcome_row(scheme: str, outcome: Outcome) -> tuple[str, ...]:
+def outcome_row(scheme: str, outcome: Outcome) -> str:
     """Return one row of the four-layer table."""
     cells = [
         f"{100 * zeros:.1f} %, {error:.1e}" for zeros, error in zip(outcome.zeros, outcome.errors)
     ]
     exponents = [f"{np.log2(scale):.1f}" for scale in dict.fromkeys(outcome.scales)]
     update = "skipped: overflow" if outcome.overflow else "done"
-    return (scheme, *cells, update, ", ".join(exponents), str(outcome.steps))
+    return " | ".join([scheme, *cells, update, ", ".join(exponents), str(outcome.steps)])
 
 
 def print_four_layers(outcomes: dict[str, Outcome], exact: Sequence[np.ndarray]) -> None:
@@ -301,9 +301,9 @@ def print_four_layers(outcomes: dict[str, Outcome], exact: Sequence[np.ndarray])
     ]
     layers = [f"layer {index}" for index in range(1, LAYERS + 1)]
     title = "Four layers, from the input up: exact zeros and relative error of the gradients"
-    headings = ("scheme", *layers, "update", "log2 of the scales", "steps")
+    headings = " | ".join(["scheme", *layers, "update", "log2 of the scales", "steps"])
     rows = [outcome_row(scheme, outcome) for scheme, outcome in outcomes.items()]
-    sizes_row = ("size: typical (largest)", *sizes, "", "", "")
+    sizes_row = " | ".join(["size: typical (largest)", *sizes, "", "", ""])
     print_table(title, headings, [sizes_row, *rows])
 
 
@@ -312,17 +312,13 @@ def print_accuracies(curves: dict[str, list[list[float]]]) -> None:
     final = {scheme: [curve[-1] for curve in runs] for scheme, runs in curves.items()}
     reference = np.mean(next(iter(final.values())))
     rows = [
-        (
-            scheme,
-            f"{np.mean(values):.4f}",
-            f"{np.min(values):.4f}",
-            f"{np.mean(values) - reference:+.4f}",
-        )
+        f"{scheme} | {np.mean(values):.4f} | {np.min(values):.4f} | "
+        f"{np.mean(values) - reference:+.4f}"
         for scheme, values in final.items()
     ]
     seeds = len(next(iter(final.values())))
     title = f"LeNet on the digits: test accuracy after {EPOCHS} epochs, seeds 0 to {seeds - 1}"
-    print_table(title, ("training", "mean", "lowest", "minus float32"), rows)
+    print_table(title, "training | mean | lowest | minus float32", rows)
 
 
 def draw(outcomes: dict[str, Outcome], curves: dict[str, list[list[float]]], path: Path) -> None:

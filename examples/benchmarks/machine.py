@@ -219,7 +219,7 @@ def in_own_process(task: str, how: str, options: Any, cores: int) -> dict[str, A
     return result
 
 
-def row(task: str, candidate: str, options: Any, cores: int) -> tuple[object, ...]:
+def row(task: str, candidate: str, options: Any, cores: int) -> str:
     """Return a line of the table: plain seconds, the other's, and the median of the ratios."""
     pairs = []
     for number in range(options.rounds):
@@ -229,10 +229,9 @@ def row(task: str, candidate: str, options: Any, cores: int) -> tuple[object, ..
     ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
     plain, theirs = (statistics.median(pair[i]["seconds"] for pair in pairs) for i in (0, 1))
     change = max(abs(b["weights"] / a["weights"] - 1) for a, b in pairs)
-    spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-    name = f"{task}, {TASKS[task][2]}"
-    times = f"{plain * 1e3:.1f}", f"{theirs * 1e3:.1f}"
-    return name, cores, *times, f"{statistics.median(ratios):.3f}", spread, f"{change:.1e}"
+    spread = f"{statistics.median(ratios):.3f} | {min(ratios):.3f} to {max(ratios):.3f}"
+    times = f"{plain * 1e3:.1f} | {theirs * 1e3:.1f}"
+    return f"{task}, {TASKS[task][2]} | {cores} | {times} | {spread} | {change:.1e}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -262,12 +261,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = (
         row(task, candidate, options, cores) for task in options.tasks for cores in options.cores
     )
-    times = ("plain, ms", f"{candidate}, ms", "ratio", "range")
-    print_table(
-        f"{candidate} over plain, {options.rounds} rounds",
-        ("task", "cores", *times, "weights differ"),
-        rows,
-    )
+    headings = f"task | cores | plain, ms | {candidate}, ms | ratio | range | weights differ"
+    print_table(f"{candidate} over plain, {options.rounds} rounds", headings, rows)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.cli.trial_settings import LENET, PLAIN, TRIAL_SETTINGS, TrialSettings, runs
 
 STEPS = 2
-HEADINGS = ("mode", "run", "KiB a Model", "over plain", "graphs left a Model")
+HEADINGS = "mode | run | KiB a Model | over plain | graphs left a Model"
 
 
 class Left(NamedTuple):
@@ -63,9 +63,9 @@ def settings_of(name: str) -> TrialSettings:
     return TRIAL_SETTINGS.get(name, TrialSettings())
 
 
-def shown(left: Left, plain: Left) -> tuple[str, str, str]:
+def shown(left: Left, plain: Left) -> str:
     """Return the figures of a row."""
-    return f"{left.kib:.0f}", f"{left.kib / plain.kib:.2f}", f"{left.graphs:.1f}"
+    return f"{left.kib:.0f} | {left.kib / plain.kib:.2f} | {left.graphs:.1f}"
 
 
 def train(name: str, folder: str, data: list[tuple[ms.Tensor, ms.Tensor]]) -> None:
@@ -116,17 +116,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer_with(options.one, options.names[0], options.mode[0], options.models)
         return 0
 
-    def rows() -> Iterator[tuple[object, ...]]:
+    def rows() -> Iterator[str]:
         for mode in options.mode or ("graph", "pynative"):
             plain = in_own_process(PLAIN, mode, options.models)
             for name in (one for one in options.names if mode in settings_of(one).modes):
                 beside = plain
                 if name == ADASUM:
                     beside = in_own_process(PLAIN, mode, options.models, RANKS)
-                    yield mode, f"plain, {RANKS} ranks", *shown(beside, beside)
+                    yield f"{mode} | plain, {RANKS} ranks | {shown(beside, beside)}"
                 ranks = RANKS if name == ADASUM else 1
                 left = in_own_process(name, mode, options.models, ranks) if name != PLAIN else plain
-                yield mode, name, *shown(left, beside)
+                yield f"{mode} | {name} | {shown(left, beside)}"
 
     print_table(f"{options.models} Models of LeNet, {STEPS} steps each", HEADINGS, rows())
     return 0

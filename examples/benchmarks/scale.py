@@ -102,14 +102,13 @@ def table(title: str, machine: Machine) -> None:
             share = "-"
             if workers > DEVICES:
                 share = f"{plain / (work + adasum(machine, model, workers)):.2f}"
-            gain = f"{plain / windowed:.2f}"
-            row = (model.name, workers, f"{plain:.3g}", f"{sent / plain:.2f}", gain, share)
-            rows.append(row)
-    headings = ("network", "workers", "plain step, s", "of it AllReduce")
+            step = f"{plain:.3g} | {sent / plain:.2f} | {plain / windowed:.2f}"
+            rows.append(f"{model.name} | {workers} | {step} | {share}")
     print_table(
         f"{title}: {machine.latency * 1e6:.3g} us, {machine.bandwidth / 1e9:.3g} GB/s, "
         f"{machine.speed / 1e12:.3g} TFLOP/s a worker",
-        (*headings, f"accumulation of {WINDOW}: gain", "AdaSum pays up to, of the mean's rounds"),
+        f"network | workers | plain step, s | of it AllReduce | accumulation of {WINDOW}: gain | "
+        "AdaSum pays up to, of the mean's rounds",
         rows,
     )
 
@@ -240,9 +239,9 @@ def check() -> Machine:
             messages, sent = needs(name, count, size)
             model = messages * latency + sent / bandwidth
             model += bytes_combined(count, size) * rate if name == ADASUM else 0.0
-            figures = (f"{seconds * 1e3:.3f}", f"{model * 1e3:.3f}", f"{model / seconds:.2f}")
-            rows.append((count, name, size, *figures))
-    headings = ("processes", "collective", "bytes", "measured, ms", "model, ms", "model / measured")
+            figures = f"{seconds * 1e3:.3f} | {model * 1e3:.3f} | {model / seconds:.2f}"
+            rows.append(f"{count} | {name} | {size} | {figures}")
+    headings = "processes | collective | bytes | measured, ms | model, ms | model / measured"
     print_table("Collectives here; the model knows the other two counts alone", headings, rows)
     return Machine(*fitted(found), speed_here())
 

@@ -47,8 +47,8 @@ from mindspore_boost_ext.cli.trial_settings import (
 ADASUM, RANKS = "adasum", 2
 GROWTH_LIMIT = 0.02
 SNAPSHOTS = 40
-HEADINGS = ("run", "MiB after warm-up", "MiB at the end", "growth", "step at first, ms")
-HEADINGS += ("step at last, ms", "quartiles at first", "graphs", "graphs at the end", "steady")
+HEADINGS = "run | MiB after warm-up | MiB at the end | growth | step at first, ms"
+HEADINGS += " | step at last, ms | quartiles at first | graphs | graphs at the end | steady"
 
 
 class Soak(NamedTuple):
@@ -82,19 +82,13 @@ class Soak(NamedTuple):
             and slower <= self.first[2] - self.first[0]
         )
 
-    def row(self) -> tuple[object, ...]:
+    def row(self) -> str:
         """Return the table's row."""
         low, median, high = self.first
         return (
-            self.name,
-            f"{self.memory[0]:.1f}",
-            f"{self.memory[1]:.1f}",
-            f"{self.growth:+.2%}",
-            f"{median:.2f}",
-            f"{self.last[1]:.2f}",
-            f"{low:.2f} to {high:.2f}",
-            *self.graphs,
-            "yes" if self.steady else "NO",
+            f"{self.name} | {self.memory[0]:.1f} | {self.memory[1]:.1f} | {self.growth:+.2%} | "
+            f"{median:.2f} | {self.last[1]:.2f} | {low:.2f} to {high:.2f} | "
+            f"{self.graphs[0]} | {self.graphs[1]} | {'yes' if self.steady else 'NO'}"
         )
 
 
@@ -218,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     soaked: list[Soak] = []
 
-    def rows() -> Iterator[tuple[object, ...]]:
+    def rows() -> Iterator[str]:
         for name in options.names:
             soaked.append(in_own_process(name, options))
             yield soaked[-1].row()

@@ -325,21 +325,18 @@ def print_results(problem: Problem, results: Iterable[Result], seeds: int) -> li
     """Print one table for a problem, and return its rows."""
     found: list[Result] = []
 
-    def rows() -> Iterator[tuple[str, ...]]:
+    def rows() -> Iterator[str]:
         for one in results:
             found.append(one)
             steps = ", ".join(str(run.steps) for run in one.outcomes)
             mark = "" if one.reached() else ">"
             yield (
-                one.method,
-                f"{one.rate:g}",
-                f"{mark}{one.mean('steps'):.0f} ({steps})",
-                f"{one.mean('steps') / found[0].mean('steps'):.2f}",
-                f"{one.mean('seconds'):.2f}",
-                f"{one.mean('inversions'):.0f}",
+                f"{one.method} | {one.rate:g} | {mark}{one.mean('steps'):.0f} ({steps}) | "
+                f"{one.mean('steps') / found[0].mean('steps'):.2f} | "
+                f"{one.mean('seconds'):.2f} | {one.mean('inversions'):.0f}"
             )
 
-    headings = ("method", "learning rate", "steps (seeds)", "of the first", "seconds", "inversions")
+    headings = "method | learning rate | steps (seeds) | of the first | seconds | inversions"
     harness.print_table(f"{problem.name}: to {problem.goal}, {seeds} seeds", headings, rows())
     return found
 

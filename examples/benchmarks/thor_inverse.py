@@ -92,10 +92,9 @@ def table(sizes: Sequence[int], condition: float, times: int) -> None:
             way, matrix = function(), Tensor(plain)
             error = np.abs(way(matrix).asnumpy() - exact).max() / np.abs(exact).max()
             took = harness.seconds_of(lambda: way(matrix).asnumpy(), times)  # noqa: B023
-            rows.append((size, name, f"{took * 1e3:.2f}", f"{error:.1e}"))
-    harness.print_table(
-        f"Inverse of one factor of condition {condition:g}", ("n", "way", "ms", "error"), rows
-    )
+            rows.append(f"{size} | {name} | {took * 1e3:.2f} | {error:.1e}")
+    title = f"Inverse of one factor of condition {condition:g}"
+    harness.print_table(title, "n | way | ms | error", rows)
 
 
 def ending() -> str:

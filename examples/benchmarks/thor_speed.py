@@ -121,28 +121,23 @@ def speed(names: Sequence[str], pairs: int) -> None:
             REFRESHES * inverting,
             REFRESHES * (refresh - inverting - momentum),
         )
-        shares.append((name, *(f"{one:.2f}" for one in (STEPS * momentum, *added))))
+        shares.append(" | ".join([name, *(f"{one:.2f}" for one in (STEPS * momentum, *added))]))
         rows.append(
-            (
-                name,
-                f"{ratio.reference_ms:.1f}",
-                f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})",
-                f"{at_hundred:.3f}",
-                f"{refresh * 1e3:.1f}",
-                f"{(refresh - ordinary) / model:.2f}",
-                f"{memory_ratio(step, plain, optimizer):.3f}",
-            )
+            f"{name} | {ratio.reference_ms:.1f} | "
+            f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f}) | {at_hundred:.3f} | "
+            f"{refresh * 1e3:.1f} | {(refresh - ordinary) / model:.2f} | "
+            f"{memory_ratio(step, plain, optimizer):.3f}"
         )
     headings = (
-        *("network", "momentum, ms", "ordinary step / momentum", "mean at frequency 100"),
-        *("refresh, ms", "refresh / model", "memory / estimate"),
+        "network | momentum, ms | ordinary step / momentum | mean at frequency 100 | refresh, ms | "
+        "refresh / model | memory / estimate"
     )
     harness.print_table("Speed and memory of THOR, GRAPH mode", headings, rows)
     title = (
         f"Seconds of {STEPS} steps, {REFRESHES} of them refreshes: momentum's, and what THOR adds"
     )
-    parts = ("compilation", "ordinary steps", "inversions", "capturing")
-    harness.print_table(title, ("network", "momentum", *parts), shares)
+    parts = "compilation | ordinary steps | inversions | capturing"
+    harness.print_table(title, f"network | momentum | {parts}", shares)
 
 
 def inversions(optimizer: THOR) -> float:

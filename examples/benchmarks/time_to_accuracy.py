@@ -41,12 +41,9 @@ from mindspore_boost_ext.recipes import NAMES
 
 PLAIN, EVALUATIONS, FIRST_SEED = "plain", 20, 10  # settings were tried on seeds 0 to 9
 HEADINGS = (
-    "task",
-    "run",
-    "to plain's final result, share of plain's whole time",
-    "over plain's own time to it",
+    "task | run | to plain's final result, share of plain's whole time | "
+    "over plain's own time to it | whole time | final accuracy (text: loss) | minus plain's"
 )
-HEADINGS += ("whole time", "final accuracy (text: loss)", "minus plain's")
 
 
 class Course(NamedTuple):
@@ -147,18 +144,15 @@ def mean_of(courses: Sequence[Course]) -> Course:
     return Course(seconds, results)
 
 
-def row_of(name: str, run: str, plain: Course, course: Course) -> tuple[str, ...]:
+def row_of(name: str, run: str, plain: Course, course: Course) -> str:
     """Return a row of the table: the mean course of a run against that of plain training."""
     is_loss, target, whole = TASKS[name].is_loss, plain.results[-1], plain.seconds[-1]
     own, reached = plain.reaches(target, is_loss), course.reaches(target, is_loss)
+    share = "not reached" if reached is None else f"{reached / whole:.2f}"
+    over = "-" if reached is None or own is None else f"{reached / own:.2f}"
     return (
-        name,
-        run,
-        "not reached" if reached is None else f"{reached / whole:.2f}",
-        "-" if reached is None or own is None else f"{reached / own:.2f}",
-        f"{course.seconds[-1] / whole:.2f} of {whole:.0f} s",
-        f"{course.results[-1]:.4f}",
-        f"{course.results[-1] - target:+.4f}",
+        f"{name} | {run} | {share} | {over} | {course.seconds[-1] / whole:.2f} of {whole:.0f} s | "
+        f"{course.results[-1]:.4f} | {course.results[-1] - target:+.4f}"
     )
 
 
@@ -215,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         done = json.loads(Path(options.json).read_text("utf-8"))
     courses: dict[tuple[str, str], list[Course]] = {}
 
-    def rows() -> Iterator[tuple[str, ...]]:
+    def rows() -> Iterator[str]:
         for name in tasks:
             for seed in range(options.first_seed, options.first_seed + options.seeds):
                 for run in runs:
