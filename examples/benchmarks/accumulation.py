@@ -12,14 +12,13 @@ in one process. Takes 3 minutes.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import mindspore as ms
 from harness import paired, print_table
 from mindspore import nn
 from networks import SmallResNet, batch, momentum
+from processes import apart
 
 from mindspore_boost_ext import BoostModel
 from mindspore_boost_ext.cli.run import peak_mib
@@ -30,6 +29,7 @@ HEADINGS = "micro-batches | of | memory, MiB | of the whole batch's | update / l
 
 def update(samples: int, window: int) -> Callable[[], None]:
     """Return a function that makes one update from so many samples in ``window`` micro-batches."""
+    ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
     net = SmallResNet(WIDTH)
     switches = {"mode": "manual", "less_bn": False, "grad_freeze": False}
@@ -60,18 +60,12 @@ def memory_mib(samples: int, window: int) -> float:
     return after - before
 
 
-def memory_in_own_process(samples: int, window: int) -> float:
-    """Return the same from a process that has done nothing else."""
-    command = [sys.executable, __file__, "--batch", str(samples), "--one", str(window)]
-    return float(subprocess.run(command, capture_output=True, check=True).stdout.split()[-1])
-
-
 def rows(samples: int, windows: list[int]) -> Iterator[str]:
     """Measure; yield the table's rows."""
-    whole = memory_in_own_process(samples, 1)
+    whole = apart(memory_mib, samples, 1)
     yield f"1 | {samples} | {whole:.0f} | 1.00 | 1"
     for window in windows:
-        memory = memory_in_own_process(samples, window)
+        memory = apart(memory_mib, samples, window)
         time = paired(update(samples, window), update(samples, 1), pairs=10, steps=1, warm_up=2)
         shown = f"{time.median:.2f} ({time.low:.2f} to {time.high:.2f})"
         yield f"{window} | {samples // window} | {memory:.0f} | {memory / whole:.2f} | {shown}"
@@ -82,14 +76,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the memory that accumulation saves.")
     parser.add_argument("--batch", type=int, default=512, help="samples of an update")
     parser.add_argument("--windows", type=int, nargs="+", default=[4, 16], help="micro-batches")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if any(window < 2 or options.batch % window for window in options.windows):
         parser.error(f"--windows must be at least 2 and divide the {options.batch} samples")
-    ms.set_context(mode=ms.GRAPH_MODE)
-    if options.one:
-        print(memory_mib(options.batch, options.one))
-        return
     title = f"One update from {options.batch} images, small ResNet of width {WIDTH}, GRAPH mode"
     print_table(title, HEADINGS, rows(options.batch, options.windows))
 

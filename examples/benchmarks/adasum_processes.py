@@ -10,12 +10,10 @@ AdaSum of a network's parameters over a plain all-reduce of them, by paired timi
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 from adasum import (
     CLASSES,
@@ -32,40 +30,19 @@ from adasum import (
     tuned_rate,
 )
 from harness import Ratio, paired, print_table
-from ranks import run_ranks
+from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore.communication import get_group_size, get_rank
+from networks import NETWORKS
+from processes import apart
+
+from mindspore_boost_ext import AdaSum
 
 PROCESSES = 4
 
 
-def on_processes(job: str, **settings: Any) -> Any:
-    """Run this script as one rank of several, and return what rank 0 found."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer"
-        described = json.dumps({"job": job, "answer": str(answer), **settings})
-        run_ranks(__file__, PROCESSES, ("--rank-job", described))
-        return json.loads(answer.read_text())
-
-
-def rank_job(job: str, answer: str, **settings: Any) -> None:
-    """Do one rank's part of a job; rank 0 writes the answer."""
-    import mindspore as ms
-    from mindspore.communication import get_rank, init
-
-    ms.set_context(mode=ms.GRAPH_MODE)
-    init()
-    found = {"rounds": real_rounds, "speed": speed_of}[job](**settings)
-    if get_rank() == 0:
-        Path(answer).write_text(json.dumps(found), encoding="utf-8")
-
-
 def real_rounds(how: str, rate: float, seed: int, most: int) -> int | None:
     """Train through ms.Model on this rank's samples; return the rounds to the target."""
-    import mindspore as ms
-    from mindspore import Tensor, nn
-    from mindspore.communication import get_group_size, get_rank
-
-    import mindspore_boost_ext  # noqa: F401  (plugs into ms.Model)
-
+    ms.set_context(mode=ms.GRAPH_MODE)
     images, labels = digits()
     generator = np.random.default_rng(seed)
     weights = first_weights(generator)
@@ -95,7 +72,7 @@ def real_rounds(how: str, rate: float, seed: int, most: int) -> int | None:
 def real(args: argparse.Namespace) -> None:
     """Print the rounds of real processes."""
     rate = tuned_rate(RATES, args.seeds)
-    found = {how: on_processes("rounds", how=how, rate=rate, seed=0, most=args.most) for how in HOW}
+    found = {how: apart(real_rounds, how, rate, 0, args.most, ranks=PROCESSES) for how in HOW}
     title = f"Rounds to loss {TARGET} with {PROCESSES} processes under msrun, rate {rate:g}, seed 0"
     cells = [str(found[how] or "never") for how in HOW]
     cells.append(ratio(found["AdaSum"] or np.inf, found["average"] or np.inf))
@@ -104,13 +81,7 @@ def real(args: argparse.Namespace) -> None:
 
 def speed_of(network: str, pairs: int) -> dict[str, Any]:
     """Time AdaSum over a plain all-reduce of a network's parameters, on this rank."""
-    import mindspore as ms
-    from mindspore import ParameterTuple, Tensor, nn, ops
-    from mindspore.communication import get_group_size, get_rank
-    from networks import NETWORKS
-
-    from mindspore_boost_ext import AdaSum
-
+    ms.set_context(mode=ms.GRAPH_MODE)
     ranks = get_group_size()
     parameters = NETWORKS[network]().trainable_params()
     cell = AdaSum(get_rank(), 1, ranks, parameters, equal_in_server=True)
@@ -154,7 +125,7 @@ def speed_of(network: str, pairs: int) -> dict[str, Any]:
             lambda reference=reference: reference(old).asnumpy(),  # type: ignore[misc]
             pairs,
         )
-        answer[name] = timed._asdict()
+        answer[name] = timed
     return answer
 
 
@@ -162,9 +133,9 @@ def speed(args: argparse.Namespace) -> None:
     """Print the time of AdaSum over that of a plain all-reduce."""
     rows = []
     for network in ("LeNet", "small ResNet"):
-        found = on_processes("speed", network=network, pairs=args.pairs)
+        found = apart(speed_of, network, args.pairs, ranks=PROCESSES)
         for name in ("one buffer", "tensor by tensor"):
-            one = Ratio(**found[name])
+            one = Ratio(*found[name])
             size = f"{found['values']} in {found['tensors']}"
             ratios = f"{one.median:.2f} | {one.low:.2f} to {one.high:.2f}"
             rows.append(f"{network} | {size} | {name} | {one.reference_ms:.1f} | {ratios}")
@@ -186,11 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--seeds", type=int, default=5, help="by which the rate is tuned")
     add("--most", type=int, default=400, help="rounds after which a run has failed")
     add("--pairs", type=int, default=40)
-    add("--rank-job", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.rank_job:
-        rank_job(**json.loads(args.rank_job))
-        return
     for part in args.parts:
         PARTS[part](args)
 

@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from freezing import (
     GROUPS,
@@ -33,13 +30,9 @@ from harness import paired, print_table
 import mindspore as ms
 from mindspore import Tensor, nn
 from networks import SmallResNet, batch, momentum, plain_step
+from processes import apart
 
 WINDOW = 4
-
-FIRST = """
-import freezing_speed
-print(freezing_speed.first_step_seconds({kind!r}))
-"""
 
 
 class Within(nn.Cell):
@@ -78,14 +71,8 @@ def first_step_seconds(kind: str) -> float:
 
 def first_steps(kinds: Sequence[str], rounds: int) -> dict[str, float]:
     """Return the median seconds of first steps, each in a process of its own, by turns."""
-    times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(rounds):
-        for kind, kept in times.items():
-            command = [sys.executable, "-c", FIRST.format(kind=kind)]
-            folder = Path(__file__).resolve().parent
-            run = subprocess.run(command, capture_output=True, check=True, cwd=folder)
-            kept.append(float(run.stdout.split()[-1]))
-    return {kind: statistics.median(kept) for kind, kept in times.items()}
+    turns = [[apart(first_step_seconds, kind) for kind in kinds] for _ in range(rounds)]
+    return dict(zip(kinds, map(statistics.median, zip(*turns))))
 
 
 def half_run(steps: int = 100) -> tuple[float, float]:

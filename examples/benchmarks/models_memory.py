@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import mindspore as ms
-from harness import MODES, print_table
-from ranks import run_ranks
-from soak import ADASUM, RANKS, batches, leave_snapshots, model_of, resident_mib
+from harness import print_table
+from processes import apart
+from soak import ADASUM, RANKS, batches, leave_snapshots, model_of, resident_mib, set_up
 
 from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.cli.trial_settings import LENET, PLAIN, TRIAL_SETTINGS, TrialSettings, runs
@@ -43,7 +39,7 @@ class Left(NamedTuple):
 
 def measured(name: str, mode: str, models: int) -> Left:
     """Make and drop Models in this process; return what each of the second half left."""
-    ms.set_context(mode=MODES[mode.upper()])
+    set_up(mode)
     data, half = batches()[:STEPS], models // 2
     with tempfile.TemporaryDirectory(prefix="models-") as folder:
         if settings_of(name).snapshots:
@@ -78,26 +74,7 @@ def train(name: str, folder: str, data: list[tuple[ms.Tensor, ms.Tensor]]) -> No
 
 def in_own_process(name: str, mode: str, models: int, ranks: int = 1) -> Left:
     """Return what one run left, measured in a process of its own, or on rank 0 of several."""
-    with tempfile.TemporaryDirectory(prefix="models-") as folder:
-        answer = Path(folder, "answer")
-        arguments = [name, "--one", str(answer), "--mode", mode, "--models", str(models)]
-        if ranks > 1:
-            run_ranks(__file__, ranks, arguments)
-        else:
-            subprocess.run([sys.executable, __file__, *arguments], check=True)
-        return Left(*json.loads(answer.read_text("utf-8")))
-
-
-def answer_with(path: Path, name: str, mode: str, models: int) -> None:
-    """Measure in this process, which may be a rank, and leave the answer in a file."""
-    is_rank = "MS_ROLE" in os.environ  # or the scheduler of ranks, which never comes past init
-    if is_rank:
-        ms.set_context(mode=MODES[mode.upper()])
-        ms.communication.init()
-        ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-    found = json.dumps(measured(name, mode, models))
-    if not is_rank or ms.communication.get_rank() == 0:
-        path.write_text(found, "utf-8")
+    return Left(*apart(measured, name, mode, models, ranks=ranks))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,14 +84,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--mode", choices=("graph", "pynative"), action="append")
     parser.add_argument("--models", type=int, default=30, help="at least 4")
-    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     unknown = sorted(set(options.names) - set(suited))
     if unknown or options.models < 4:
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--models must be at least 4")
-    if options.one:
-        answer_with(options.one, options.names[0], options.mode[0], options.models)
-        return 0
 
     def rows() -> Iterator[str]:
         for mode in options.mode or ("graph", "pynative"):

@@ -19,17 +19,19 @@ four batches; "gain" is plain's time for a batch over its own.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+import mindspore as ms
 import numpy as np
 from harness import print_table, seconds_of
-from ranks import run_ranks
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.communication import get_group_size, get_rank
+from processes import apart
+
+from mindspore_boost_ext import AdaSum
 
 COUNTS = (2, 4, 8)
 # Bytes of a float32 buffer; MindSpore's AllGather on CPU has failed at 16 MiB.
@@ -116,16 +118,9 @@ def table(title: str, machine: Machine) -> None:
 # ---- Measured here ----
 
 
-def times(answer: str) -> None:
-    """Time collectives on this rank; rank 0 writes the medians, in seconds."""
-    import mindspore as ms
-    from mindspore import Parameter, Tensor, nn, ops
-    from mindspore.communication import get_group_size, get_rank, init
-
-    from mindspore_boost_ext import AdaSum
-
+def measured() -> list[tuple[str, int, float]]:
+    """Return operator, bytes and median seconds of every collective, on this rank."""
     ms.set_context(mode=ms.GRAPH_MODE)
-    init()
 
     class Collective(nn.Cell):
         def __init__(self, operator: object) -> None:
@@ -156,16 +151,7 @@ def times(answer: str) -> None:
         step, old = Tensor(np.ones(size // 4, np.float32)), Tensor(weight.asnumpy())
         took = seconds_of(lambda: both(step, old).asnumpy(), REPEATS, warm_up=3)  # noqa: B023
         found.append((ADASUM, size, took))
-    if get_rank() == 0:
-        Path(answer).write_text(json.dumps(found), encoding="utf-8")
-
-
-def measured(count: int) -> list[tuple[str, int, float]]:
-    """Return operator, bytes and seconds of every collective between so many processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer"
-        run_ranks(__file__, count, ("--rank-job", str(answer)))
-        return [tuple(one) for one in json.loads(answer.read_text())]
+    return found
 
 
 def turns_of(count: int) -> float:
@@ -220,16 +206,13 @@ def combining_rate(
 
 def speed_here() -> float:
     """Return the operations a second of a matrix product on this machine."""
-    import mindspore as ms
-    from mindspore import Tensor, ops
-
     one = Tensor(np.ones((1024, 1024), np.float32), ms.float32)
     return 2 * 1024**3 / seconds_of(lambda: ops.matmul(one, one).asnumpy(), 20)
 
 
 def check() -> Machine:
     """Measure, print the model beside what was measured, and return the constants of all."""
-    found = {count: measured(count) for count in COUNTS}
+    found = {count: apart(measured, ranks=count) for count in COUNTS}
     rows = []
     for count, runs in found.items():
         others = {other: found[other] for other in COUNTS if other != count}
@@ -256,11 +239,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar=("LATENCY_US", "GB_PER_S", "TFLOP_PER_S"),
         help="of one worker; measures nothing",
     )
-    parser.add_argument("--rank-job", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    if args.rank_job:
-        times(args.rank_job)
-    elif args.assume:
+    if args.assume:
         latency, bandwidth, speed = args.assume
         table("Assumed", Machine(latency * 1e-6, bandwidth * 1e9, speed * 1e12))
     else:

@@ -15,20 +15,19 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
+import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mindspore as ms
 from harness import MODES, print_table
 from mindspore import Tensor, nn
-from ranks import run_ranks
+from processes import apart
 
 from mindspore_boost_ext import save_checkpoint
 from mindspore_boost_ext._compat import compiled_graphs
@@ -132,9 +131,16 @@ def leave_snapshots(folder: str, data: list[tuple[Tensor, Tensor]]) -> None:
             save_checkpoint(kept, Path(folder) / f"{number:04d}.ckpt")
 
 
+def set_up(mode: str) -> None:
+    """Set the mode, and data parallelism if this process is a rank."""
+    ms.set_context(mode=MODES[mode.upper()])
+    if "MS_ROLE" in os.environ:
+        ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+
+
 def soak(name: str, steps: int, mode: str) -> Soak:
     """Train for so many steps, and look at memory, time and graphs on the way."""
-    ms.set_context(mode=MODES[mode.upper()])
+    set_up(mode)
     data, times = batches(), []
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         if TRIAL_SETTINGS.get(name, TrialSettings()).snapshots:
@@ -166,30 +172,6 @@ def quartiles_ms(times: Sequence[float]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def in_own_process(name: str, options: argparse.Namespace) -> Soak:
-    """Run one algorithm in a process of its own (AdaSum: in two), whose memory is nobody else's."""
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        answer = Path(folder) / "answer"
-        arguments = [name, "--one", str(answer), "--mode", options.mode]
-        arguments += ["--steps", str(options.steps)]
-        if name == ADASUM:
-            run_ranks(__file__, RANKS, arguments, timeout=7200)
-        else:
-            subprocess.run([sys.executable, __file__, *arguments], check=True)
-        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-    return Soak(**{key: value if key == "name" else tuple(value) for key, value in found.items()})
-
-
-def one(name: str, options: argparse.Namespace) -> None:
-    """Soak in this process, and leave the answer in a file."""
-    if name == ADASUM:
-        ms.communication.init()
-        ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
-    found = json.dumps(soak(name, options.steps, options.mode)._asdict())
-    if name != ADASUM or ms.communication.get_rank() == 0:
-        options.one.write_text(found, encoding="utf-8")
-
-
 def networks_of(name: str) -> Sequence[str]:
     """Return the bundled networks that an algorithm can be run on."""
     return TRIAL_SETTINGS.get(name, TrialSettings()).networks
@@ -202,19 +184,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--steps", type=int, default=20_000, help="at least 50")
     parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
-    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     unknown = sorted(set(options.names) - set(suited))
     if unknown or options.steps < 50:
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--steps must be at least 50")
-    if options.one:
-        one(options.names[0], options)
-        return 0
     soaked: list[Soak] = []
 
     def rows() -> Iterator[str]:
         for name in options.names:
-            soaked.append(in_own_process(name, options))
+            ranks = RANKS if name == ADASUM else 1  # each with memory that is nobody else's
+            soaked.append(Soak(*apart(soak, name, options.steps, options.mode, ranks=ranks)))
             yield soaked[-1].row()
 
     print_table(f"{options.steps} steps of LeNet, {options.mode}", HEADINGS, rows())

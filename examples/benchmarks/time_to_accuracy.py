@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +32,7 @@ import mindspore as ms
 import numpy as np
 from harness import drawn, print_table
 from mindspore import Tensor, nn
+from processes import apart
 from tasks import OPTIMIZERS, TASKS, Arrays, Task, loss_of
 
 from mindspore_boost_ext import BoostTrainOneStepCell, recipe
@@ -131,11 +131,12 @@ def result_of(task: Task, network: nn.Cell, test: Arrays) -> float:
 
 def in_own_process(task: str, run: str, seed: int, core: int) -> Course:
     """Return what a run did, in a process of its own on one core."""
-    command = [sys.executable, __file__, "--task", task, "--run", run, "--one", str(seed)]
-    done = subprocess.run(
-        [*command, "--core", str(core)], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return Course(*json.loads(done.stdout.splitlines()[-1]))
+    return Course(*apart(_on_core, task, run, seed, core))
+
+
+def _on_core(task: str, run: str, seed: int, core: int) -> Course:
+    os.sched_setaffinity(0, {core})
+    return course_of(TASKS[task], run, seed)
 
 
 def mean_of(courses: Sequence[Course]) -> Course:
@@ -196,14 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--core", type=int, default=0)
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--json", metavar="FILE", help="write, and go on from, all that was run")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     tasks = chosen(options, parser)
     runs = [PLAIN, *(options.run or ("fast",))]
-    if options.one is not None:
-        os.sched_setaffinity(0, {options.core})
-        print(json.dumps(course_of(TASKS[tasks[0]], options.run[0], options.one)))
-        return 0
     done: dict[str, Any] = {}
     if options.json and Path(options.json).is_file():
         done = json.loads(Path(options.json).read_text("utf-8"))
