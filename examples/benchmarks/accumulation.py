@@ -16,37 +16,23 @@ from collections.abc import Callable, Iterator
 
 import mindspore as ms
 from harness import paired, print_table
-from mindspore import nn
-from networks import SmallResNet, batch, momentum
+from networks import SmallResNet, batch, ours, plain, waiting
 from processes import apart
 
-from mindspore_boost_ext import BoostModel
 from mindspore_boost_ext.cli.run import peak_mib
 
 WIDTH = 16
 HEADINGS = "micro-batches | of | memory, MiB | of the whole batch's | update / large step"
 
 
-def update(samples: int, window: int) -> Callable[[], None]:
+def update(samples: int, window: int) -> Callable[[], object]:
     """Return a function that makes one update from so many samples in ``window`` micro-batches."""
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
-    net = SmallResNet(WIDTH)
-    switches = {"mode": "manual", "less_bn": False, "grad_freeze": False}
-    config = {
-        "boost": {**switches, "grad_accumulation": True},
-        "grad_accumulation": {"grad_accumulation_step": window},
-    }
-    settings = {"boost_level": "O1", "boost_config_dict": config} if window > 1 else {}
-    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    model = BoostModel(net, loss, momentum(net), **settings)
-    step, inputs = model.train_network.set_train(), batch(samples // window)
-
-    def run() -> None:
-        for _ in range(window):
-            step(*inputs).asnumpy()
-
-    return run
+    net, accumulation = SmallResNet(WIDTH), {"grad_accumulation_step": window}
+    step = plain(net) if window == 1 else ours(net, grad_accumulation=accumulation)
+    run = waiting(step, batch(samples // window))
+    return lambda: [run() for _ in range(window)]
 
 
 def memory_mib(samples: int, window: int) -> float:

@@ -20,7 +20,7 @@ from harness import MODES, paired, print_table
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from networks import SmallResNet, momentum, waiting, with_loss
+from networks import SmallResNet, momentum, plain, waiting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from resnets import resnet18, resnet50
@@ -50,7 +50,7 @@ def make_step(
     shape = (batch_size, channels, side, side)
     images = Tensor(generator.normal(size=shape).astype(np.float32))
     labels = Tensor(generator.integers(0, 10, batch_size).astype(np.int32))
-    return waiting(nn.TrainOneStepCell(with_loss(net), optimizer), (images, labels))
+    return waiting(plain(net, optimizer), (images, labels))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -12,47 +12,38 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from typing import Any
 
 from harness import print_table
 
 # isort: split
 import mindspore as ms
-from least_cost import grouped, ours
+from least_cost import grouped
 from mindspore import nn
-from networks import NETWORKS, MarkedLeNet, MarkedResNet, momentum, waiting, with_loss
+from networks import NETWORKS, MarkedLeNet, MarkedResNet, ours, plain, waiting
 
 MARKED = {"LeNet": MarkedLeNet, "small ResNet": MarkedResNet}
-FREEZE = {"total_steps": 1000}
-# Name -> the step for a network's name, and how many of its variants are run.
-CASES: dict[str, tuple[Callable[[str], nn.Cell], int]] = {
-    "nothing switched on": (lambda name: ours(network=NETWORKS[name]()), 1),
-    "clip_norm": (lambda name: ours(network=NETWORKS[name](), gradients={"clip_norm": 1.0}), 1),
-    "dynamic scale": (
-        lambda name: ours(ms.DynamicLossScaleManager(), network=NETWORKS[name]()),
-        1,
-    ),
-    "a scale for each of two groups": (lambda name: grouped(MARKED[name]), 1),
-    "accumulation": (
-        lambda name: ours(
-            network=NETWORKS[name](), grad_accumulation={"grad_accumulation_step": 4}
-        ),
-        1,
-    ),
-    "less_bn": (lambda name: ours(network=NETWORKS[name](), less_bn={}), 1),
-    "grad_freeze, first variant": (
-        lambda name: ours(network=NETWORKS[name](), grad_freeze=FREEZE),
-        1,
-    ),
-    "THOR, refresh": (lambda name: ours(network=NETWORKS[name](), thor={"damping": 0.1}), 1),
-    "THOR, both variants": (lambda name: ours(network=NETWORKS[name](), thor={"damping": 0.1}), 2),
+GROUPED = "a scale for each of two groups"
+THOR = {"thor": {"damping": 0.1}}
+# Name -> the sections of the step's settings, and how many of its variants are run.
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "nothing switched on": ({}, 1),
+    "clip_norm": ({"gradients": {"clip_norm": 1.0}}, 1),
+    "dynamic scale": ({"manager": ms.DynamicLossScaleManager()}, 1),
+    GROUPED: ({}, 1),
+    "accumulation": ({"grad_accumulation": {"grad_accumulation_step": 4}}, 1),
+    "less_bn": ({"less_bn": {}}, 1),
+    "grad_freeze, first variant": ({"grad_freeze": {"total_steps": 1000}}, 1),
+    "THOR, refresh": (THOR, 1),
+    "THOR, both variants": (THOR, 2),
 }
 
 
-def plain(name: str) -> nn.Cell:
-    """Return MindSpore's own step."""
-    network = NETWORKS[name]()
-    return nn.TrainOneStepCell(with_loss(network), momentum(network))
+def make(network: str, case: str) -> nn.Cell:
+    """Return the step of a case."""
+    if case == GROUPED:
+        return grouped(MARKED[network])
+    return ours(NETWORKS[network](), **CASES[case][0])
 
 
 def seconds(step: nn.Cell, runs: int) -> float:
@@ -66,8 +57,11 @@ def seconds(step: nn.Cell, runs: int) -> float:
 
 def row(network: str, case: str, runs: int) -> str:
     """Return a line of the table."""
-    make, variants = CASES[case]
-    pairs = [(seconds(plain(network), 1), seconds(make(network), variants)) for _ in range(runs)]
+    variants = CASES[case][1]
+    pairs = [
+        (seconds(plain(NETWORKS[network]()), 1), seconds(make(network, case), variants))
+        for _ in range(runs)
+    ]
     ratios = [ours / reference for reference, ours in pairs]
     reference, here = (statistics.median(column) for column in zip(*pairs))
     spread = f"{statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f}"
@@ -83,7 +77,7 @@ def main() -> None:
     ms.set_context(mode=ms.GRAPH_MODE)
     names = [options.network] if options.network else list(NETWORKS)
     for name in names:
-        seconds(plain(name), 1)  # the very first one also loads what all share
+        seconds(plain(NETWORKS[name]()), 1)  # the very first one also loads what all share
     headings = "network | step | plain, s | here, s | ratio | range"
     lines = (row(name, case, options.runs) for name in names for case in CASES)
     print_table("First steps over the plain one", headings, lines)

@@ -21,15 +21,12 @@ from harness import drawn, print_table
 
 # isort: split
 import mindspore as ms
-import numpy as np
 from mindspore import Tensor, nn
-from networks import LeNet5, SmallResNet, momentum, waiting, with_loss
+from networks import LeNet5, SmallResNet, accuracy, ours, plain
 
-from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
 from mindspore_boost_ext.bundled import digits_datasets
 
 GROUPS = 10  # upstream's default
-OFF = {"less_bn": False, "grad_freeze": False, "adasum": False, "grad_accumulation": False}
 BATCH_SIZE, LEARNING_RATE = 32, 0.03  # those of examples/lenet.py
 RUNS: dict[str, tuple[Callable[[], nn.Cell], int]] = {  # network, epochs
     "small ResNet": (SmallResNet, 4),
@@ -42,34 +39,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "cubic": {"schedule": "cubic", "prefix_start": 0.5},
     "step": {"schedule": "step", "prefix_start": 0.1},
 }
-Step = Callable[[], object]
-
-
-def boosted(
-    network: nn.Cell, optimizer: nn.Cell, settings: dict[str, Any], switch: str = "grad_freeze"
-) -> nn.Cell:
-    """Return the step cell with one algorithm switched on.
-
-    Args:
-        network: the network without its loss.
-        optimizer: the optimizer over its parameters.
-        settings: the section of that algorithm.
-        switch: name of the algorithm and of its section.
-    """
-    config = {"boost": {"mode": "manual", **OFF, switch: True}, switch: settings}
-    network, optimizer = AutoBoost("O1", config).network_auto_process_train(network, optimizer)
-    return BoostTrainOneStepCell(with_loss(network), optimizer).set_train()
-
-
-def plain(network: nn.Cell, optimizer: nn.Cell) -> nn.Cell:
-    """Return MindSpore's own step cell."""
-    return nn.TrainOneStepCell(with_loss(network), optimizer).set_train()
-
-
-def boosted_step(settings: dict[str, Any], switch: str = "grad_freeze") -> Step:
-    """Return a step of a new ResNet with one algorithm, on random images."""
-    network = SmallResNet()
-    return waiting(boosted(network, momentum(network), settings, switch))
 
 
 class Times(NamedTuple):
@@ -162,17 +131,8 @@ def trainee(
         return Trainee(network, plain(network, optimizer), [0] * steps, [])
     drawn = {} if "schedule" in settings else {"seed": seed}
     settings = {"param_groups": GROUPS, "total_steps": steps, **drawn, **settings}
-    step = boosted(network, optimizer, settings)
+    step = ours(network, optimizer, grad_freeze=settings)
     return Trainee(network, step, [step.optimizer.schedule.at(i) for i in range(steps)], [])
-
-
-def accuracy(network: nn.Cell, batches: Sequence[Sequence[Tensor]]) -> float:
-    """Return the share of correct answers over all batches, in evaluation mode."""
-    network.set_train(False)
-    correct = [
-        network(images).asnumpy().argmax(1) == labels.asnumpy() for images, labels in batches
-    ]
-    return float(np.mean(np.concatenate(correct)))
 
 
 class RunResult(NamedTuple):

@@ -23,18 +23,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from freezing import GROUPS, Step, boosted_step
+from freezing import GROUPS
 from harness import drawn, print_table
 
 # isort: split
 import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
-from networks import SmallResNet, plain_step, waiting
+from networks import SmallResNet, ours, plain_step, waiting
 
 
 class Pass(NamedTuple):
@@ -220,7 +220,7 @@ class GroupRow(NamedTuple):
     by_pass: float
 
 
-def by_turns(steps: Sequence[Step], rounds: int) -> list[float]:
+def by_turns(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     """Return the median milliseconds of each step; all take turns, so bursts of noise hit all.
 
     Args:
@@ -249,7 +249,8 @@ def measured_groups(rounds: int = 30) -> tuple[list[GroupRow], float]:
     model = relative_costs([even(one.forward) for one in passes], before)
     by_pass = relative_costs(passes, before)
     groups = range(len(layers))
-    frozen = [boosted_step({"param_groups": len(layers), "schedule": [one]}) for one in groups]
+    settings = [{"param_groups": len(layers), "schedule": [one]} for one in groups]
+    frozen = [waiting(ours(SmallResNet(), grad_freeze=one)) for one in settings]
     plain_ms, *times = by_turns([plain_step(SmallResNet()), *frozen], rounds)
     counts = [len(layer.cell.trainable_params()) for layer in layers]
     rows = [

@@ -15,21 +15,13 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from freezing import (
-    GROUPS,
-    SCHEDULES,
-    boosted,
-    boosted_step,
-    plain,
-    take_turns,
-    trainee,
-)
+from freezing import GROUPS, SCHEDULES, take_turns, trainee
 from harness import paired, print_table
 
 # isort: split
 import mindspore as ms
 from mindspore import Tensor, nn
-from networks import SmallResNet, batch, momentum, plain_step
+from networks import SmallResNet, batch, ours, plain, plain_step, waiting
 from processes import apart
 
 WINDOW = 4
@@ -56,13 +48,12 @@ def first_step_seconds(kind: str) -> float:
     """
     ms.set_context(mode=ms.GRAPH_MODE)
     network, inputs = SmallResNet(), batch()
-    optimizer = momentum(network)
     start = time.perf_counter()
     if kind == "plain":
-        cell = plain(network, optimizer)
+        cell = plain(network)
     else:
         schedule = {"schedule": list(range(GROUPS))} if kind == "every" else {}
-        cell = boosted(network, optimizer, {"param_groups": GROUPS, **schedule})
+        cell = ours(network, grad_freeze={"param_groups": GROUPS, **schedule})
     cell = Within(cell).set_train() if kind == "graph" else cell
     for _ in range(GROUPS if kind == "every" else 1):
         cell(*inputs).asnumpy()
@@ -89,10 +80,12 @@ def speed_rows() -> list[str]:
     seconds = first_steps(("plain", "first"), 5)
     more = first_steps(("every", "graph"), 2)
     others = {kind: value / seconds["plain"] for kind, value in more.items()}
-    unfrozen = boosted_step({"param_groups": GROUPS, "schedule": [*range(1, GROUPS), *[0] * 9999]})
+    settings = {"param_groups": GROUPS, "schedule": [*range(1, GROUPS), *[0] * 9999]}
+    unfrozen = waiting(ours(SmallResNet(), grad_freeze=settings))
     full = paired(unfrozen, plain_step(SmallResNet()), pairs=30, steps=2, warm_up=GROUPS + 2)
     runs = [half_run() for _ in range(3)]
-    accumulating = boosted_step({"grad_accumulation_step": WINDOW}, "grad_accumulation")
+    settings = {"grad_accumulation_step": WINDOW}
+    accumulating = waiting(ours(SmallResNet(), grad_accumulation=settings))
     window = paired(accumulating, plain_step(SmallResNet()), pairs=24, steps=WINDOW, warm_up=WINDOW)
     without, including = (statistics.median(one) for one in zip(*runs))
     ranges = [f"{min(one):.3f} to {max(one):.3f}" for one in zip(*runs)]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
 
 from harness import paired, print_table
 
@@ -27,12 +26,10 @@ from harness import paired, print_table
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from networks import LeNet5, MarkedLeNet, momentum, plain_step, waiting, with_loss
+from networks import LeNet5, MarkedLeNet, momentum, ours, plain_step, waiting, with_loss
 
-from mindspore_boost_ext import GroupLossScaleManager, make_train_step
+from mindspore_boost_ext import GroupLossScaleManager
 
-Step = Callable[[], object]
-_OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
 _NEVER = 100_000  # micro-batches of a window, or steps to a refresh, that no run here comes to
 
 
@@ -214,43 +211,35 @@ class Wide(nn.SequentialCell):
         super().__init__(nn.Flatten(), *wide, nn.Dense(1024, 10))
 
 
-def ours(manager: Any = None, network: nn.Cell | None = None, **sections: Any) -> nn.Cell:
-    """Return this package's step, one method switched on by its sections."""
-    network = LeNet5() if network is None else network
-    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    switches = {**_OFF, **dict.fromkeys(sections.keys() - {"gradients"}, True)}
-    step = make_train_step(
-        network,
-        loss,
-        momentum(network),
-        level="O1",
-        config={"boost": switches, **{name: one for name, one in sections.items() if one}},
-        loss_scale_manager=manager,
-    )
-    return step.train_network  # type: ignore[no-any-return]
-
-
 def grouped(network: type[nn.Cell] = MarkedLeNet) -> nn.Cell:
     """Return this package's step with a scale for each of two groups."""
     manager = GroupLossScaleManager(1024.0, [])
-    return ours(manager, network(manager), loss_scale_group={})
+    return ours(network(manager), manager=manager, loss_scale_group={})
+
+
+def dynamic(network: nn.Cell) -> nn.Cell:
+    """Return the step with a dynamic scale."""
+    return ours(network, manager=ms.DynamicLossScaleManager())
 
 
 CASES: dict[str, tuple[Callable[[], nn.Cell] | None, Callable[[], nn.Cell]]] = {
-    "plain": (Least, ours),
-    "dynamic scale": (LeastScaled, lambda: ours(ms.DynamicLossScaleManager())),
+    "plain": (Least, lambda: ours(LeNet5())),
+    "dynamic scale": (LeastScaled, lambda: dynamic(LeNet5())),
     "a scale for each of two groups": (LeastGrouped, grouped),
     "accumulation, micro-batch": (
         LeastAccumulated,
-        lambda: ours(grad_accumulation={"grad_accumulation_step": _NEVER}),
+        lambda: ours(LeNet5(), grad_accumulation={"grad_accumulation_step": _NEVER}),
     ),
     "THOR, between refreshes": (
         LeastPreconditioned,
-        lambda: ours(thor={"frequency": _NEVER, "damping": 0.1}),
+        lambda: ours(LeNet5(), thor={"frequency": _NEVER, "damping": 0.1}),
     ),
-    "normalised head": (least_head, lambda: ours(less_bn={"heads": ["fc3"], "gc_flag": False})),
-    "wide, dynamic scale": (None, lambda: ours(ms.DynamicLossScaleManager(), Wide())),
-    "wide, clip_norm": (None, lambda: ours(None, Wide(), gradients={"clip_norm": 1.0})),
+    "normalised head": (
+        least_head,
+        lambda: ours(LeNet5(), less_bn={"heads": ["fc3"], "gc_flag": False}),
+    ),
+    "wide, dynamic scale": (None, lambda: dynamic(Wide())),
+    "wide, clip_norm": (None, lambda: ours(Wide(), gradients={"clip_norm": 1.0})),
 }
 
 

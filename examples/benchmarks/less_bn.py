@@ -36,9 +36,8 @@ from harness import MODES, paired, print_table
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from networks import SmallResNet, batch, plain_step, waiting, with_loss
+from networks import SmallResNet, accuracy, batch, ours, plain, plain_step, waiting
 
-from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
 from mindspore_boost_ext.bundled import LeNet5, digits_datasets
 from mindspore_boost_ext.less_batch_normalization.rewrite import CommonHeadLastFN, less_bn
 
@@ -72,24 +71,12 @@ Step = Callable[[], object]
 
 
 def training_cell(
-    network: nn.Cell, settings: dict[str, Any] | None, rate: Any = LEARNING_RATE
+    network: nn.Cell, settings: dict[str, Any] | None, optimizer: nn.Cell | None = None
 ) -> nn.Cell:
-    """Return the training step of a network with LessBN, or MindSpore's own.
-
-    Args:
-        network (Cell): the network without its loss; with settings it is rewritten.
-        settings: of section ``less_bn``, or None.
-        rate (Union[float, list[float]]): learning rate, of each step if it is a list.
-    """
-    optimizer = nn.Momentum(network.trainable_params(), learning_rate=rate, momentum=0.9)
+    """Return the training step of a network with these settings of LessBN, or MindSpore's own."""
     if settings is None:
-        return nn.TrainOneStepCell(with_loss(network), optimizer).set_train()
-    off = dict.fromkeys(AutoBoost().boost_config, False)
-    config = {"boost": {"mode": "manual", **off, "less_bn": True}, "less_bn": settings}
-    boost = AutoBoost("O1", config)
-    network, optimizer = boost.network_auto_process_train(network, optimizer)
-    with boost.building():
-        return BoostTrainOneStepCell(with_loss(network), optimizer).set_train()
+        return plain(network, optimizer)
+    return ours(network, optimizer, less_bn=settings)
 
 
 def trained_accuracy(
@@ -110,16 +97,12 @@ def trained_accuracy(
             convolution.weight.set_data(convolution.weight * shortcuts)
     each = train.get_dataset_size()
     rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, epochs * each, each, epochs)
-    step = training_cell(network, settings, rates)
+    optimizer = nn.Momentum(network.trainable_params(), rates, momentum=0.9)
+    step = training_cell(network, settings, optimizer)
     for _ in range(epochs):
         for inputs in train.create_tuple_iterator():
             step(*inputs)
-    network.set_train(False)
-    correct = [
-        network(images).asnumpy().argmax(1) == labels.asnumpy()
-        for images, labels in test.create_tuple_iterator()
-    ]
-    return float(np.mean(np.concatenate(correct)))
+    return accuracy(network, test.create_tuple_iterator())
 
 
 def print_runs(seeds: Sequence[int], epochs: int, width: int, multiplier: float) -> None:
@@ -214,7 +197,7 @@ def pairs_to_time() -> dict[str, tuple[Step, Step, float | None]]:
     inputs = batch(BATCH_SIZE)
 
     def step(name: str) -> Step:
-        return waiting(training_cell(SmallResNet(), METHODS[name], 1e-3), inputs)
+        return waiting(training_cell(SmallResNet(), METHODS[name]), inputs)
 
     third, last = "less_bn, head", "less_bn, head, centralization"
     return {

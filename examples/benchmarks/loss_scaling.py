@@ -173,17 +173,12 @@ class Recorder(nn.Optimizer):
         return done[0]
 
 
-def dynamic_scale(first: float = 2.0**16, window: int = 1000) -> nn.Cell:
-    """Return a dynamic scale: halved on overflow, doubled after ``window`` clean steps."""
-    return nn.DynamicLossScaleUpdateCell(first, scale_factor=2, scale_window=window)
-
-
 SCHEMES: dict[str, Callable[[], Any]] = {
     "no scale": lambda: Tensor(1.0, ms.float32),
     "2^10": lambda: Tensor(2.0**10, ms.float32),
     "2^16": lambda: Tensor(2.0**16, ms.float32),
     "2^20": lambda: Tensor(2.0**20, ms.float32),
-    "dynamic": lambda: dynamic_scale(2.0**10, window=5),
+    "dynamic": lambda: nn.DynamicLossScaleUpdateCell(2.0**10, scale_factor=2, scale_window=5),
     "grouped": lambda: GroupLossScaleManager(2.0**10, [], growth_factor=2 ** (1 / 8)),
 }
 

@@ -12,42 +12,26 @@ import argparse
 from collections.abc import Callable, Sequence
 
 from harness import MODES, paired, print_table
-from loss_scaling import dynamic_scale
 
 # isort: split
 import mindspore as ms
 from mindspore import nn
-from networks import (
-    LeNet5,
-    MarkedLeNet,
-    MarkedResNet,
-    SmallResNet,
-    momentum,
-    plain_step,
-    waiting,
-    with_loss,
-)
+from networks import LeNet5, MarkedLeNet, MarkedResNet, SmallResNet, ours, plain_step, waiting
 
-from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell, GroupLossScaleManager
+from mindspore_boost_ext import GroupLossScaleManager
 
 DEMANDED = {"GRAPH": 1.10, "PYNATIVE": 1.25}
 
 
-def scaled_step(network: nn.Cell, scale: nn.Cell) -> Callable[[], object]:
-    """Return a function that trains one loss-scaled step, and waits for it."""
-    optimizer = momentum(network)
-    return waiting(BoostTrainOneStepWithLossScaleCell(with_loss(network), optimizer, scale))
-
-
 def dynamic_step(network: type[nn.Cell], marked: type[nn.Cell]) -> Callable[[], object]:
-    """Return the step with one dynamic scale."""
-    return scaled_step(network(), dynamic_scale())
+    """Return a function that trains one step with a dynamic scale, and waits for it."""
+    return waiting(ours(network(), manager=ms.DynamicLossScaleManager(2**16, 2, 1000)))
 
 
 def grouped_step(network: type[nn.Cell], marked: type[nn.Cell]) -> Callable[[], object]:
-    """Return the step with a scale for each of two groups."""
+    """Return such a function for a scale for each of two groups."""
     manager = GroupLossScaleManager(2.0**16, [])
-    return scaled_step(marked(manager), manager)
+    return waiting(ours(marked(manager), manager=manager, loss_scale_group={}))
 
 
 NETWORKS = {"LeNet": (LeNet5, MarkedLeNet), "small ResNet": (SmallResNet, MarkedResNet)}

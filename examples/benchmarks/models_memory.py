@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import mindspore as ms
 from harness import print_table
+from networks import wait
 from processes import apart
 from soak import ADASUM, RANKS, batches, leave_snapshots, model_of, resident_mib, set_up
 
@@ -68,8 +69,7 @@ def train(name: str, folder: str, data: list[tuple[ms.Tensor, ms.Tensor]]) -> No
     """Make a Model, train it, and drop it."""
     model = model_of(name, STEPS, folder)
     for batch in data:
-        outputs = model.train_network(*batch)
-        (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
+        wait(model.train_network(*batch))
 
 
 def in_own_process(name: str, mode: str, models: int, ranks: int = 1) -> Left:

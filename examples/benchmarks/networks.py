@@ -1,14 +1,15 @@
-"""What most benchmarks train: the bundled networks, an optimizer, a batch of noise."""
+"""What most benchmarks train: the bundled networks, an optimizer, a batch of noise, two steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 
-from mindspore_boost_ext import GroupLossScaleManager
-from mindspore_boost_ext.bundled import CLASSES, BasicBlock, LeNet5, SmallResNet
+from mindspore_boost_ext import GroupLossScaleManager, make_train_step
+from mindspore_boost_ext.bundled import CLASSES, LeNet5, SmallResNet
 
 NETWORKS: dict[str, Callable[[], nn.Cell]] = {"LeNet": LeNet5, "small ResNet": SmallResNet}
 
@@ -31,21 +32,53 @@ def batch(size: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
     return Tensor(images), Tensor(generator.integers(0, CLASSES, size).astype(np.int32))
 
 
-def waiting(cell: nn.Cell, inputs: Sequence[Tensor] | None = None) -> Callable[[], object]:
+def wait(outputs: Any) -> np.ndarray:
+    """Wait for a step's outputs; return its loss."""
+    loss = outputs[0] if isinstance(outputs, tuple) else outputs  # or (loss, overflow, scale)
+    return loss.asnumpy()
+
+
+def waiting(cell: nn.Cell, inputs: Sequence[Tensor] | None = None) -> Callable[[], np.ndarray]:
     """Return a function that trains one step, on noise without ``inputs``, and waits for it."""
     inputs = batch() if inputs is None else inputs
     cell.set_train()
+    return lambda: wait(cell(*inputs))
 
-    def run() -> object:
-        outputs = cell(*inputs)  # with a loss scale (loss, overflow, scale)
-        return (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
 
-    return run
+def plain(network: nn.Cell, optimizer: nn.Cell | None = None) -> nn.Cell:
+    """Return MindSpore's own step, with :func:`momentum` if there is no optimizer."""
+    optimizer = momentum(network) if optimizer is None else optimizer
+    return nn.TrainOneStepCell(with_loss(network), optimizer).set_train()
+
+
+def ours(
+    network: nn.Cell, optimizer: nn.Cell | None = None, manager: Any = None, **sections: Any
+) -> nn.Cell:
+    """Return this package's step, with the methods of these sections of the settings alone."""
+    off = {"less_bn": False, "grad_freeze": False}
+    switches = {"mode": "manual", **off, **dict.fromkeys(sections.keys() - {"gradients"}, True)}
+    step = make_train_step(
+        network,
+        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        momentum(network) if optimizer is None else optimizer,
+        config={"boost": switches, **{name: one for name, one in sections.items() if one}},
+        loss_scale_manager=manager,
+    )
+    return step.train_network.set_train()
 
 
 def plain_step(network: nn.Cell, inputs: Sequence[Tensor] | None = None) -> Callable[[], object]:
-    """Return such a function for MindSpore's own step."""
-    return waiting(nn.TrainOneStepCell(with_loss(network), momentum(network)), inputs)
+    """Return a function that trains one step of MindSpore's own, and waits for it."""
+    return waiting(plain(network), inputs)
+
+
+def accuracy(network: nn.Cell, batches: Iterable[Sequence[Tensor]]) -> float:
+    """Return the share of correct answers over all batches, in evaluation mode."""
+    network.set_train(False)
+    correct = [
+        network(images).asnumpy().argmax(1) == labels.asnumpy() for images, labels in batches
+    ]
+    return float(np.mean(np.concatenate(correct)))
 
 
 class MarkedLeNet(LeNet5):
@@ -94,16 +127,3 @@ def _two_groups(network: nn.Cell, *lower: nn.Cell) -> list[list[Parameter]]:
     below = [one for cell in lower for one in cell.trainable_params()]
     taken = {id(one) for one in below}
     return [below, [one for one in network.trainable_params() if id(one) not in taken]]
-
-
-__all__ = [
-    "NETWORKS",
-    "BasicBlock",
-    "LeNet5",
-    "MarkedLeNet",
-    "MarkedResNet",
-    "SmallResNet",
-    "batch",
-    "momentum",
-    "with_loss",
-]

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import mindspore as ms
 from harness import MODES, print_table
 from mindspore import Tensor, nn
+from networks import wait
 from processes import apart
 
 from mindspore_boost_ext import save_checkpoint
@@ -151,8 +152,7 @@ def soak(name: str, steps: int, mode: str) -> Soak:
         if number == warm_up:
             before = (resident_mib(), compiled_graphs())
         start = time.perf_counter()
-        outputs = step(*batch)
-        (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
+        wait(step(*batch))
         times.append(time.perf_counter() - start)
     after = (resident_mib(), compiled_graphs())
     fifth = (steps - warm_up) // 5

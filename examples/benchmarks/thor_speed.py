@@ -93,8 +93,7 @@ def speed(names: Sequence[str], pairs: int) -> None:
     for name in names:
         network = networks.NETWORKS[name]
         batch = networks.batch()
-        net = network()
-        plain = nn.TrainOneStepCell(networks.with_loss(net), networks.momentum(net)).set_train()
+        plain = networks.plain(network())
         own = network()
         optimizer = THOR(own, 1e-3, DAMPING, 0.9, frequency=10**6)
         step = BoostTrainOneStepCell(networks.with_loss(own), optimizer).set_train()

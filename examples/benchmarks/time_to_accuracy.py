@@ -32,6 +32,7 @@ import mindspore as ms
 import numpy as np
 from harness import drawn, print_table
 from mindspore import Tensor, nn
+from networks import wait
 from processes import apart
 from tasks import OPTIMIZERS, TASKS, Arrays, Task, loss_of
 
@@ -91,8 +92,7 @@ def course_of(task: Task, run: str, seed: int) -> Course:
         chosen, order = order[: task.batch], order[task.batch :]
         batch = [Tensor(one[chosen]) for one in train]
         start = time.perf_counter()
-        outputs = step(*batch)  # with a loss scale (loss, overflow, scale)
-        (outputs[0] if isinstance(outputs, tuple) else outputs).asnumpy()
+        wait(step(*batch))
         seconds += time.perf_counter() - start
         if number == 1:
             batches = batches_of(step, task)  # a language model's first batch may change it
