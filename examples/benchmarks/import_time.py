@@ -3,8 +3,8 @@
     python examples/benchmarks/import_time.py [--runs 15]
 
 Each import is a process of its own, in which MindSpore has been imported before: where Python finds
-bytecode, as pip leaves it with what it installs, and where it compiles the sources anew. Prints
-medians and quartiles. Takes a minute.
+bytecode, as pip leaves it with what it installs (demanded: at most 0.15 s), and where it compiles
+the sources anew. Prints medians and quartiles. Takes a minute.
 """
 
 from __future__ import annotations
