@@ -1,6 +1,6 @@
 """What gradient freezing saves of a training, and what accuracy it costs.
 
-    python examples/benchmarks/freezing.py --seeds 3 --plot freezing.png
+    python examples/benchmarks/freezing.py --seeds 3
 
 The digits, trained plainly and with four schedules that take turns step by step on the same
 batches, so that a busy machine slows all alike. Time saved and accuracy lost. GRAPH mode.
@@ -14,10 +14,9 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import drawn, print_table
+from harness import print_table
 
 # isort: split
 import mindspore as ms
@@ -228,30 +227,16 @@ def print_runs(results: dict[str, dict[str, list[RunResult]]]) -> None:
             print(f"- {name}: " + ", ".join(f"{key}={one}" for key, one in settings.items()))
 
 
-def draw(results: dict[str, dict[str, list[RunResult]]], path: Path) -> None:
-    """Draw accuracy against time, a panel for each network."""
-    with drawn(path, len(results)) as panels:
-        for panel, (network, schedules) in zip(panels, results.items()):
-            for name, runs in schedules.items():
-                panel.plot([r.steps for r in runs], [r.accuracy for r in runs], "o", label=name)
-            panel.set(title=f"{network}: test accuracy", xlabel="time of the steps over plain")
-            panel.legend(fontsize="small")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, print the table, and draw it where that was asked for."""
+    """Train, and print the table."""
     parser = argparse.ArgumentParser(description="Measure runs with gradient freezing.")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each training (default: 3)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw them, too")
     args = parser.parse_args(argv)
     if args.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {args.seeds}")
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
-    results = races(args.seeds)
-    print_runs(results)
-    if args.plot:
-        draw(results, args.plot)
+    print_runs(races(args.seeds))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a step costs that freezes a prefix of the network, against a model of its passes.
 
-    python examples/benchmarks/freezing_groups.py [--plot groups.png]
+    python examples/benchmarks/freezing_groups.py
 
 GRAPH mode; the steps of all groups take turns. The ResNet is ``networks.SmallResNet``: 53
 parameters in 18 layers (a convolution with its BatchNorm and ReLU, or the head), the parts that
@@ -24,11 +24,10 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from freezing import GROUPS
-from harness import drawn, print_table
+from harness import print_table
 
 # isort: split
 import mindspore as ms
@@ -288,29 +287,12 @@ def print_groups(rows: Sequence[GroupRow], plain_ms: float) -> None:
     print(f"\nlargest deviation from the model {100 * worst:.0f} %, demanded: at most 20 %")
 
 
-def draw(rows: Sequence[GroupRow], path: Path) -> None:
-    """Draw step times against the model."""
-    groups, model = [row.group for row in rows], np.array([row.model for row in rows])
-    with drawn(path) as (panel,):
-        panel.fill_between(groups, 0.8 * model, 1.2 * model, alpha=0.2, label="model, 20 %")
-        panel.plot(groups, model, label="model")
-        panel.plot(groups, [row.by_pass for row in rows], "--", label="model by pass")
-        panel.plot(groups, [row.measured for row in rows], "ko", ms=4, label="measured")
-        panel.set(title="Step over plain step", xlabel="group", ylim=(0, None))
-        panel.legend(fontsize="small")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print the table, and draw it where that was asked for."""
-    parser = argparse.ArgumentParser(description="Measure the step of each group of freezing.")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it, too")
-    args = parser.parse_args(argv)
+    """Measure, and print the table."""
+    argparse.ArgumentParser(description="Measure the step of each group.").parse_args(argv)
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
-    rows, plain_ms = measured_groups()
-    print_groups(rows, plain_ms)
-    if args.plot:
-        draw(rows, args.plot)
+    print_groups(*measured_groups())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What loss scales save: one fixed, one dynamic, one for each group of layers.
 
-    python examples/benchmarks/loss_scaling.py --seeds 3 --plot loss_scaling.png
+    python examples/benchmarks/loss_scaling.py --seeds 3
 
 What their steps take is in ``loss_scaling_speed.py``.
 
@@ -25,10 +25,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import drawn, print_table
+from harness import print_table
 
 # isort: split
 import mindspore as ms
@@ -230,18 +229,6 @@ def settled(step: nn.Cell, data: Sequence[Tensor], changes: bool) -> tuple[int, 
 # ------------------------------------------------------------------------------- LeNet on digits
 
 
-class Accuracies(ms.Callback):
-    """Keeps the test accuracy of every epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: list[float] = []
-
-    def on_eval_end(self, run_context: Any) -> None:
-        """Keep the accuracy that ``Model.fit`` has just found."""
-        self.values.append(float(run_context.original_args().metrics["accuracy"]))
-
-
 # Scheme -> amp level and a fresh loss-scale manager.
 TRAININGS: dict[str, tuple[str, Callable[[], Any]]] = {
     "float32, no scale": ("O0", lambda: None),
@@ -251,8 +238,8 @@ TRAININGS: dict[str, tuple[str, Callable[[], Any]]] = {
 }
 
 
-def train_lenet(scheme: str, seed: int, epochs: int = EPOCHS) -> list[float]:
-    """Train LeNet-5 on the bundled digits with one scheme; return the test accuracy by epoch."""
+def train_lenet(scheme: str, seed: int) -> float:
+    """Train LeNet-5 on the bundled digits with one scheme; return its test accuracy."""
     level, make_manager = TRAININGS[scheme]
     ms.set_seed(seed)
     train, test = digits_datasets(BATCH_SIZE)
@@ -260,7 +247,7 @@ def train_lenet(scheme: str, seed: int, epochs: int = EPOCHS) -> list[float]:
     grouped = isinstance(manager, GroupLossScaleManager)
     network = MarkedLeNet(manager) if grouped else LeNet5()
     steps = train.get_dataset_size()
-    rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, epochs * steps, steps, epochs)
+    rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, EPOCHS * steps, steps, EPOCHS)
     model = ms.Model(
         network,
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
@@ -271,12 +258,11 @@ def train_lenet(scheme: str, seed: int, epochs: int = EPOCHS) -> list[float]:
         boost_level="O1",
         boost_config_dict={"boost": {"mode": "manual", **OFF, "loss_scale_group": grouped}},
     )
-    accuracies = Accuracies()
-    model.fit(epochs, train, test, callbacks=[accuracies])
-    return accuracies.values
+    model.fit(EPOCHS, train, test)
+    return float(model.eval(test)["accuracy"])
 
 
-# ---------------------------------------------------------------------------- tables and the plot
+# ----------------------------------------------------------------------------------------- tables
 
 
 def outcome_row(scheme: str, outcome: Outcome) -> str:
@@ -302,9 +288,8 @@ def print_four_layers(outcomes: dict[str, Outcome], exact: Sequence[np.ndarray])
     print_table(title, headings, [sizes_row, *rows])
 
 
-def print_accuracies(curves: dict[str, list[list[float]]]) -> None:
+def print_accuracies(final: dict[str, list[float]]) -> None:
     """Print the final test accuracies of LeNet, and how far they are from those of float32."""
-    final = {scheme: [curve[-1] for curve in runs] for scheme, runs in curves.items()}
     reference = np.mean(next(iter(final.values())))
     rows = [
         f"{scheme} | {np.mean(values):.4f} | {np.min(values):.4f} | "
@@ -316,57 +301,20 @@ def print_accuracies(curves: dict[str, list[list[float]]]) -> None:
     print_table(title, "training | mean | lowest | minus float32", rows)
 
 
-def draw(outcomes: dict[str, Outcome], curves: dict[str, list[list[float]]], path: Path) -> None:
-    """Draw zeros and errors by layer and scheme, and the accuracies by epoch, mean over the seeds.
-
-    Args:
-        outcomes: what each scheme did to the four layers.
-        curves: test accuracies of LeNet by scheme, seed and epoch.
-        path: the picture to write.
-    """
-    places = np.arange(1, LAYERS + 1)
-    with drawn(path, 3) as (zeros, errors, accuracy):
-        for index, (scheme, outcome) in enumerate(outcomes.items()):
-            shifted = places + (index - (len(outcomes) - 1) / 2) * 0.13
-            color, label = f"C{index}", scheme + (" (step skipped)" if outcome.overflow else "")
-            line = "--" if scheme == "dynamic" else "-"  # it may lie on a fixed one
-            zeros.bar(shifted, 100 * np.array(outcome.zeros), 0.12, color=color, label=label)
-            finite = np.where(np.isfinite(outcome.errors), outcome.errors, np.nan)
-            errors.plot(places, finite, "o" + line, color=color, ms=4, label=label)
-            lost = places[~np.isfinite(outcome.errors)]
-            errors.plot(lost, [2.0] * len(lost), "X", color=color, ms=9)
-        accuracy.xaxis.get_major_locator().set_params(integer=True)
-        zeros.set(title="Gradients that are exactly 0, %", xlabel="layer", xticks=places)
-        errors.set(title="Relative error (X: inf)", xlabel="layer", xticks=places, yscale="log")
-        for index, (scheme, runs) in enumerate(curves.items()):
-            mean = np.mean(runs, axis=0)
-            accuracy.plot(range(1, len(mean) + 1), mean, color=f"C{index}", label=scheme)
-        accuracy.set(title="LeNet: test accuracy", xlabel="epoch", ylim=(0.9, 1.0))
-        for axes in (zeros, errors, accuracy):
-            axes.legend(fontsize="small")
-
-
-def show_effect(seeds: int, plot: Path | None) -> None:
-    """Run and print both parts of the effect; draw them when there is a path."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(description="Measure what loss scales save.")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each training (default: 3)")
+    args = parser.parse_args(argv)
+    if args.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {args.seeds}")
     ms.set_context(mode=ms.GRAPH_MODE)
     case = four_layer_case()
     outcomes = {scheme: run_scheme(case, make()) for scheme, make in SCHEMES.items()}
     print_four_layers(outcomes, oracle(case))
-    curves = {scheme: [train_lenet(scheme, seed) for seed in range(seeds)] for scheme in TRAININGS}
-    print_accuracies(curves)
-    if plot is not None:
-        draw(outcomes, curves, plot)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Print both tables, and draw them where that was asked for."""
-    parser = argparse.ArgumentParser(description="Measure what loss scales save.")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each training (default: 3)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw it, too")
-    args = parser.parse_args(argv)
-    if args.seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {args.seeds}")
-    show_effect(args.seeds, args.plot)
+    print_accuracies(
+        {scheme: [train_lenet(scheme, seed) for seed in range(args.seeds)] for scheme in TRAININGS}
+    )
 
 
 if __name__ == "__main__":
