@@ -41,63 +41,23 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 class Times(NamedTuple):
-    """What a run took, in steps of the plain run beside it.
+    """What a run took, in steps of the plain run beside it."""
 
-    Attributes:
-        steps: of the run; what it would take if every step were plain.
-        trained: the steps, without compilation.
-        compilation: of all groups that came up.
-    """
-
-    steps: int
-    trained: float
-    compilation: float
+    trained: float  # the steps, without compilation
+    compilation: float  # of all groups that came up
 
     def over(self, plain: Times) -> tuple[float, float]:
         """Return the ratios to a plain run: without compilation, and with it."""
-        with_compilation = self.trained + self.compilation
-        return self.trained / plain.trained, with_compilation / (plain.trained + plain.compilation)
-
-
-def run_times(seconds: Sequence[float], plain: Sequence[float], groups: Sequence[int]) -> Times:
-    """Return what a run takes whose steps took turns with plain ones.
-
-    A step is measured by the plain step of the same turn, and counts as the median of its group's
-    steps, without the first one. What that took beyond the median is compilation. A group that
-    comes up only once counts as a plain step.
-
-    Args:
-        seconds: of each step.
-        plain: of each plain step; the first one compiles, and is left out.
-        groups: the group of each step.
-    """
-    plain_step = statistics.median(plain[1:])
-    ratios: dict[int, list[float]] = {}
-    for turn, group in enumerate(groups):
-        beside = plain[turn] if turn else plain_step
-        ratios.setdefault(group, []).append(seconds[turn] / beside)
-    usual = {
-        group: statistics.median(kept[1:]) if kept[1:] else 1.0 for group, kept in ratios.items()
-    }
-    trained = sum(usual[group] * len(kept) for group, kept in ratios.items())
-    compilation = sum(max(kept[0] - usual[group], 0.0) for group, kept in ratios.items())
-    return Times(len(groups), trained, compilation)
+        return self.trained / plain.trained, sum(self) / sum(plain)
 
 
 class Trainee(NamedTuple):
-    """One training among those that take turns.
+    """One training among those that take turns."""
 
-    Attributes:
-        network: the network without its loss.
-        step: its step cell.
-        groups: the group of each step.
-        seconds: of each step so far.
-    """
-
-    network: nn.Cell
+    network: nn.Cell  # without its loss
     step: nn.Cell
-    groups: list[int]
-    seconds: list[float]
+    groups: list[int]  # of each step
+    seconds: list[float]  # of each step so far
 
     def train(self, inputs: Sequence[Tensor]) -> None:
         """Train one step, and note its time."""
@@ -106,8 +66,23 @@ class Trainee(NamedTuple):
         self.seconds.append(time.perf_counter() - start)
 
     def times(self, plain: Trainee) -> Times:
-        """Return what the run took, measured by the plain one that took turns with it."""
-        return run_times(self.seconds, plain.seconds, self.groups)
+        """Return what the run took, measured by the plain one that took turns with it.
+
+        A step is measured by the plain step of the same turn, and counts as the median of its
+        group's steps, without the first one. What that took beyond the median is compilation. A
+        group that comes up only once counts as a plain step. The first plain step compiles: the
+        median of the others stands in its place.
+        """
+        beside = [statistics.median(plain.seconds[1:]), *plain.seconds[1:]]
+        ratios: dict[int, list[float]] = {}
+        for group, own, other in zip(self.groups, self.seconds, beside):
+            ratios.setdefault(group, []).append(own / other)
+        trained = compilation = 0.0
+        for kept in ratios.values():
+            usual = statistics.median(kept[1:]) if kept[1:] else 1.0
+            trained += usual * len(kept)
+            compilation += max(kept[0] - usual, 0.0)
+        return Times(trained, compilation)
 
 
 def trainee(
@@ -135,23 +110,14 @@ def trainee(
 
 
 class RunResult(NamedTuple):
-    """What one schedule did in one run.
+    """What one schedule did in one run."""
 
-    Attributes:
-        accuracy: on the test images, at the end, 0 to 1.
-        steps: time of the steps over plain training, without compilation.
-        wall: the same with compilation.
-        compilation: of all groups that came up, in plain steps.
-        full_share: share of the steps that trained everything.
-        groups: how many different groups came up.
-    """
-
-    accuracy: float
-    steps: float
-    wall: float
-    compilation: float
-    full_share: float
-    groups: int
+    accuracy: float  # on the test images, at the end, 0 to 1
+    steps: float  # their time over plain training, without compilation
+    wall: float  # the same with compilation
+    compilation: float  # of all groups that came up, in plain steps
+    full_share: float  # of the steps that trained everything
+    groups: int  # that came up
 
 
 def take_turns(trainees: Iterable[Trainee], batches: Iterable[Sequence[Tensor]]) -> None:
@@ -183,7 +149,7 @@ def _result(one: Trainee, plain: Trainee, test: Sequence[Sequence[Tensor]]) -> R
         accuracy(one.network, test),
         *times.over(plain.times(plain)),
         times.compilation,
-        one.groups.count(0) / times.steps,
+        one.groups.count(0) / len(one.groups),
         len(set(one.groups)),
     )
 

@@ -37,82 +37,39 @@ from networks import SmallResNet, ours, plain_step, waiting
 
 
 class Pass(NamedTuple):
-    """Milliseconds of one layer.
-
-    Attributes:
-        forward: the forward pass.
-        inputs: gradients with respect to the inputs, the layer being frozen.
-        weights: gradients with respect to the weights, with nothing trained before the layer.
-        both: gradients with respect to both.
-    """
+    """Milliseconds of one layer."""
 
     forward: float
-    inputs: float
-    weights: float
+    inputs: float  # gradients with respect to the inputs, the layer being frozen
+    weights: float  # gradients with respect to the weights, with nothing trained before the layer
     both: float
 
-
-def even(forward: float) -> Pass:
-    """Return the plain model's passes: each as dear as the forward pass."""
-    return Pass(forward, forward, forward, 2 * forward)
-
-
-def modelled_cost(passes: Sequence[Pass], before: Sequence[Sequence[int]], group: int) -> float:
-    """Return the cost of a step that trains the layers from ``group`` on.
-
-    Args:
-        passes: the costs of each layer.
-        before: for each layer, the layers on whose output its input depends.
-        group: layers before this one are frozen.
-    """
-    cost = 0.0
-    for layer, one in enumerate(passes):
-        trained = layer >= group
-        behind = any(earlier >= group for earlier in before[layer])
-        backward = {
-            (True, True): one.both,
-            (True, False): one.weights,
-            (False, True): one.inputs,
-            (False, False): 0.0,
-        }[trained, behind]
-        cost += one.forward + backward
-    return cost
-
-
-def relative_costs(passes: Sequence[Pass], before: Sequence[Sequence[int]]) -> list[float]:
-    """Return the cost of each group over that of group 0."""
-    costs = [modelled_cost(passes, before, group) for group in range(len(passes))]
-    return [cost / costs[0] for cost in costs]
+    def cost(self, trained: bool, behind: bool) -> float:
+        """Return what the layer adds to a step, if it is trained, or behind one that is."""
+        if trained:
+            return self.forward + (self.both if behind else self.weights)
+        return self.forward + (self.inputs if behind else 0.0)
 
 
 class Layer(NamedTuple):
-    """A part of the network that is frozen as a whole.
-
-    Attributes:
-        name: where it stands.
-        cell: image or features -> features.
-        shape: of its input.
-        before: indices of the layers on whose output its input depends.
-    """
+    """A part of the network that is frozen as a whole."""
 
     name: str
     cell: nn.Cell
-    shape: tuple[int, ...]
-    before: tuple[int, ...]
+    shape: tuple[int, ...]  # of its input
+    before: tuple[int, ...]  # the layers on whose output its input depends
 
 
-class Chain(nn.Cell):
-    """Cells one after another; their parameters keep their names."""
-
-    def __init__(self, *parts: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.parts = nn.CellList(list(parts), auto_prefix=False)
-
-    def construct(self, x: Tensor) -> Tensor:
-        """Return the output of the last."""
-        for part in self.parts:
-            x = part(x)
-        return x
+def relative_costs(passes: Sequence[Pass], layers: Sequence[Layer]) -> list[float]:
+    """Return the modelled cost of each group's step over that of group 0."""
+    costs = [
+        sum(
+            one.cost(index >= group, any(earlier >= group for earlier in layer.before))
+            for index, (one, layer) in enumerate(zip(passes, layers))
+        )
+        for group in range(len(layers))
+    ]
+    return [cost / costs[0] for cost in costs]
 
 
 class Head(nn.Cell):
@@ -135,18 +92,18 @@ def layers_of(network: SmallResNet, size: int = 32) -> list[Layer]:
         size: images in a batch, 32x32 with one channel.
     """
     width, side = network.stem[0].out_channels, 32
-    found = [Layer("stem", Chain(*network.stem), (size, 1, side, side), ())]
+    found = [Layer("stem", network.stem, (size, 1, side, side), ())]
     for index, block in enumerate(network.blocks):
         earlier, here = tuple(range(len(found))), f"block {index}"
         shape = (size, width, side, side)
         width, side = block.conv1.out_channels, side // block.conv1.stride[0]
-        first = Chain(block.conv1, block.bn1, block.relu)
-        second = Chain(block.conv2, block.bn2, block.relu)
+        first = nn.SequentialCell(block.conv1, block.bn1, block.relu)
+        second = nn.SequentialCell(block.conv2, block.bn2, block.relu)
         found.append(Layer(f"{here}, convolution 1", first, shape, earlier))
         behind = (*earlier, len(earlier))
         found.append(Layer(f"{here}, convolution 2", second, (size, width, side, side), behind))
         if len(block.shortcut):
-            found.append(Layer(f"{here}, shortcut", Chain(*block.shortcut), shape, earlier))
+            found.append(Layer(f"{here}, shortcut", block.shortcut, shape, earlier))
     shape = (size, width, side, side)
     return [*found, Layer("head", Head(network.head), shape, tuple(range(len(found))))]
 
@@ -161,22 +118,18 @@ class Passes(nn.Cell):
 
     def __init__(self, cell: nn.Cell, kind: str) -> None:
         super().__init__(auto_prefix=False)
-        self.cell = cell
-        self.kind = kind
+        self.cell, self.kind = cell, kind
         self.weights = ParameterTuple(cell.trainable_params())
-        self.inputs_only = ops.GradOperation(sens_param=True)
-        self.weights_only = ops.GradOperation(get_by_list=True, sens_param=True)
-        self.both = ops.GradOperation(get_all=True, get_by_list=True, sens_param=True)
+        by_list = kind in ("weights", "both")
+        self.gradient = ops.GradOperation(kind == "both", by_list, sens_param=True)
 
     def construct(self, x: Tensor, sens: Tensor) -> Tensor:
         """Return the output, after the gradients."""
         output = self.cell(x)
         if self.kind == "inputs":
-            output = ops.depend(output, self.inputs_only(self.cell)(x, sens))
-        if self.kind == "weights":
-            output = ops.depend(output, self.weights_only(self.cell, self.weights)(x, sens))
-        if self.kind == "both":
-            output = ops.depend(output, self.both(self.cell, self.weights)(x, sens))
+            output = ops.depend(output, self.gradient(self.cell)(x, sens))
+        elif self.kind != "forward":
+            output = ops.depend(output, self.gradient(self.cell, self.weights)(x, sens))
         return output
 
 
@@ -208,17 +161,6 @@ def _timed_passes(layer: Layer, rounds: int) -> Pass:
     return Pass(forward, *(max(total - totals[0], 0.0) for total in totals[1:]))
 
 
-class GroupRow(NamedTuple):
-    """One line of the table of groups; times over that of the plain step."""
-
-    group: int
-    layer: str
-    parameters: int
-    measured: float
-    model: float
-    by_pass: float
-
-
 def by_turns(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     """Return the median milliseconds of each step; all take turns, so bursts of noise hit all.
 
@@ -236,54 +178,30 @@ def by_turns(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     return [statistics.median(kept) for kept in times]
 
 
-def measured_groups(rounds: int = 30) -> tuple[list[GroupRow], float]:
-    """Time the step of every group of the ResNet, and the layers for the model.
-
-    Returns:
-        The rows, and the median time of a plain step in milliseconds.
-    """
+def print_groups(rounds: int = 30) -> None:
+    """Time the step of every group, and the layers for the model; print both."""
     layers = layers_of(SmallResNet())
-    before = [layer.before for layer in layers]
     passes = calibrate(layers)
-    model = relative_costs([even(one.forward) for one in passes], before)
-    by_pass = relative_costs(passes, before)
-    groups = range(len(layers))
-    settings = [{"param_groups": len(layers), "schedule": [one]} for one in groups]
+    model = relative_costs([Pass(*(one.forward,) * 3, 2 * one.forward) for one in passes], layers)
+    by_pass = relative_costs(passes, layers)
+    settings = [{"param_groups": len(layers), "schedule": [one]} for one in range(len(layers))]
     frozen = [waiting(ours(SmallResNet(), grad_freeze=one)) for one in settings]
     plain_ms, *times = by_turns([plain_step(SmallResNet()), *frozen], rounds)
+    measured = [one / plain_ms for one in times]
     counts = [len(layer.cell.trainable_params()) for layer in layers]
-    rows = [
-        GroupRow(
-            group,
-            layers[group].name,
-            sum(counts[group:]),
-            times[group] / plain_ms,
-            model[group],
-            by_pass[group],
-        )
-        for group in groups
-    ]
-    return rows, plain_ms
-
-
-def print_groups(rows: Sequence[GroupRow], plain_ms: float) -> None:
-    """Print the step time of each group, against the model."""
-    worst = max(abs(row.measured / row.model - 1) for row in rows)
-    title = (
+    print_table(
         f"Step of each group over the plain step ({plain_ms:.1f} ms); groups 0 to {GROUPS - 1} are "
-        f"those of param_groups={GROUPS}"
-    )
-    headings = (
+        f"those of param_groups={GROUPS}",
         "group | first trained layer | parameters | measured | model | deviation | model by pass | "
-        "deviation"
+        "deviation",
+        (
+            f"{group} | {layer.name} | {sum(counts[group:])} | {measured[group]:.3f} | "
+            f"{model[group]:.3f} | {100 * (measured[group] / model[group] - 1):+.0f} % | "
+            f"{by_pass[group]:.3f} | {100 * (measured[group] / by_pass[group] - 1):+.0f} %"
+            for group, layer in enumerate(layers)
+        ),
     )
-    table = [
-        f"{row.group} | {row.layer} | {row.parameters} | {row.measured:.3f} | "
-        f"{row.model:.3f} | {100 * (row.measured / row.model - 1):+.0f} % | "
-        f"{row.by_pass:.3f} | {100 * (row.measured / row.by_pass - 1):+.0f} %"
-        for row in rows
-    ]
-    print_table(title, headings, table)
+    worst = max(abs(own / modelled - 1) for own, modelled in zip(measured, model))
     print(f"\nlargest deviation from the model {100 * worst:.0f} %, demanded: at most 20 %")
 
 
@@ -292,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     argparse.ArgumentParser(description="Measure the step of each group.").parse_args(argv)
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
-    print_groups(*measured_groups())
+    print_groups()
 
 
 if __name__ == "__main__":
