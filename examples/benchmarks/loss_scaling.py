@@ -49,50 +49,35 @@ OFF = {"less_bn": False, "grad_freeze": False, "adasum": False, "grad_accumulati
 
 
 class Case(NamedTuple):
-    """The numbers of the four-layer case; all of them are float16 numbers, held in float32.
+    """The numbers of the four-layer case; all of them are float16 numbers, held in float32."""
 
-    Attributes:
-        weights: ``[WIDTH, WIDTH]`` for each layer.
-        biases: ``[WIDTH]`` for each layer.
-        inputs: ``[BATCH, WIDTH]``.
-        targets: ``[BATCH, WIDTH]``.
-    """
-
-    weights: list[np.ndarray]
-    biases: list[np.ndarray]
-    inputs: np.ndarray
-    targets: np.ndarray
+    weights: list[np.ndarray]  # [WIDTH, WIDTH] for each layer
+    biases: list[np.ndarray]  # [WIDTH] for each layer
+    inputs: np.ndarray  # [BATCH, WIDTH]
+    targets: np.ndarray  # [BATCH, WIDTH]
 
 
 class Outcome(NamedTuple):
-    """What one scheme did to the gradients of the four layers.
+    """What one scheme did to the gradients of the four layers."""
 
-    Attributes:
-        scales: scale of each layer in the step that was measured.
-        zeros: share of exact zeros in each layer's gradient, 0 to 1.
-        errors: relative error of each layer's gradient in the 2-norm; inf after an overflow.
-        overflow: whether that step overflowed, and so was skipped.
-        steps: number of steps before, in which the scales settled.
-    """
-
-    scales: list[float]
-    zeros: list[float]
-    errors: list[float]
-    overflow: bool
-    steps: int
+    scales: list[float]  # of each layer in the step that was measured
+    zeros: list[float]  # share of exact zeros in each layer's gradient, 0 to 1
+    errors: list[float]  # relative, of each layer's gradient in the 2-norm; inf after an overflow
+    overflow: bool  # whether that step overflowed, and so was skipped
+    steps: int  # before, in which the scales settled
 
 
-def four_layer_case(seed: int = 0, width: int = WIDTH, size: int = BATCH) -> Case:
+def four_layer_case() -> Case:
     """Return the weights and the data: weights small, so that gradients shrink from layer to layer.
 
     The biases keep the activations between 0.5 and 0.9 all the same, and every ReLU open.
     """
-    draw = np.random.default_rng(seed)
-    deviation = GAIN / width**0.5
-    weights = [_half(draw.normal(0, deviation, (width, width))) for _ in range(LAYERS)]
-    biases = [_half(draw.uniform(0.5, 0.9, width)) for _ in range(LAYERS)]
-    inputs = _half(draw.normal(0, 1, (size, width)))
-    return Case(weights, biases, inputs, _half(draw.normal(0, 0.3, (size, width))))
+    draw = np.random.default_rng(0)
+    deviation = GAIN / WIDTH**0.5
+    weights = [_half(draw.normal(0, deviation, (WIDTH, WIDTH))) for _ in range(LAYERS)]
+    biases = [_half(draw.uniform(0.5, 0.9, WIDTH)) for _ in range(LAYERS)]
+    inputs = _half(draw.normal(0, 1, (BATCH, WIDTH)))
+    return Case(weights, biases, inputs, _half(draw.normal(0, 0.3, (BATCH, WIDTH))))
 
 
 def _half(values: np.ndarray) -> np.ndarray:
@@ -115,11 +100,6 @@ def oracle(case: Case) -> list[np.ndarray]:
     return gradients[::-1]
 
 
-def zero_share(gradient: np.ndarray) -> float:
-    """Return the share of exact zeros, 0 to 1."""
-    return float(np.mean(gradient == 0))
-
-
 def relative_error(gradient: np.ndarray, exact: np.ndarray) -> float:
     """Return |gradient - exact| / |exact| in the 2-norm; inf when something is not finite."""
     if not np.isfinite(gradient).all():
@@ -130,12 +110,10 @@ def relative_error(gradient: np.ndarray, exact: np.ndarray) -> float:
 class FourLayers(nn.Cell):
     """The network with its loss: weights in float32, layers in float16, loss in float32.
 
-    Args:
-        case: weights and biases.
-        manager: scales by layer, with a marker above each of them; None for one scale.
+    With a manager there is a marker above each layer.
     """
 
-    def __init__(self, case: Case, manager: GroupLossScaleManager | None = None) -> None:
+    def __init__(self, case: Case, manager: GroupLossScaleManager | None) -> None:
         super().__init__()
         self.layers = ParameterTuple(
             [Parameter(Tensor(weight), name=f"w{i}") for i, weight in enumerate(case.weights, 1)]
@@ -183,12 +161,7 @@ SCHEMES: dict[str, Callable[[], Any]] = {
 
 
 def run_scheme(case: Case, scale: Any) -> Outcome:
-    """Train until the scales have settled, and look at the gradients of the last step.
-
-    Args:
-        case: weights and data.
-        scale: what the step cell takes as ``scale_sense``.
-    """
+    """Train until the scales have settled, and look at the gradients of the last step."""
     grouped = isinstance(scale, GroupLossScaleManager)
     network = FourLayers(case, scale if grouped else None)
     if grouped:
@@ -203,7 +176,7 @@ def run_scheme(case: Case, scale: Any) -> Outcome:
         gradients = [gradient.asnumpy() / used for gradient in kept]
     return Outcome(
         [float(one) for one in np.broadcast_to(used, LAYERS)],
-        [zero_share(gradient) for gradient in gradients],
+        [float(np.mean(gradient == 0)) for gradient in gradients],
         [relative_error(*pair) for pair in zip(gradients, oracle(case))],
         overflow,
         steps,

@@ -22,10 +22,19 @@ import mindspore as ms
 from harness import print_table
 from networks import wait
 from processes import apart
-from soak import ADASUM, RANKS, batches, leave_snapshots, model_of, resident_mib, set_up
+from soak import (
+    ADASUM,
+    RANKS,
+    batches,
+    leave_snapshots,
+    model_of,
+    resident_mib,
+    set_up,
+    settings_of,
+)
 
 from mindspore_boost_ext._compat import compiled_graphs
-from mindspore_boost_ext.cli.trial_settings import LENET, PLAIN, TRIAL_SETTINGS, TrialSettings, runs
+from mindspore_boost_ext.cli.trial_settings import LENET, PLAIN, runs
 
 STEPS = 2
 HEADINGS = "mode | run | KiB a Model | over plain | graphs left a Model"
@@ -53,11 +62,6 @@ def measured(name: str, mode: str, models: int) -> Left:
     after = resident_mib(), compiled_graphs()
     count = models - half
     return Left((after[0] - before[0]) * 1024 / count, (after[1] - before[1]) / count)
-
-
-def settings_of(name: str) -> TrialSettings:
-    """Return how a run is set up; plain training has no settings of its own."""
-    return TRIAL_SETTINGS.get(name, TrialSettings())
 
 
 def shown(left: Left, plain: Left) -> str:
@@ -93,11 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for mode in options.mode or ("graph", "pynative"):
             plain = in_own_process(PLAIN, mode, options.models)
             for name in (one for one in options.names if mode in settings_of(one).modes):
-                beside = plain
+                beside, ranks = plain, 1
                 if name == ADASUM:
-                    beside = in_own_process(PLAIN, mode, options.models, RANKS)
+                    beside, ranks = in_own_process(PLAIN, mode, options.models, RANKS), RANKS
                     yield f"{mode} | plain, {RANKS} ranks | {shown(beside, beside)}"
-                ranks = RANKS if name == ADASUM else 1
                 left = in_own_process(name, mode, options.models, ranks) if name != PLAIN else plain
                 yield f"{mode} | {name} | {shown(left, beside)}"
 

@@ -52,20 +52,13 @@ HEADINGS += " | step at last, ms | quartiles at first | graphs | graphs at the e
 
 
 class Soak(NamedTuple):
-    """What one long run showed.
-
-    Attributes:
-        name: of the algorithm.
-        memory: MiB of resident memory after the warm-up and at the end.
-        first, last: quartiles of the step time in ms, in the first and last fifth after warm-up.
-        graphs: compiled graphs after the warm-up and at the end.
-    """
+    """What one long run showed."""
 
     name: str
-    memory: tuple[float, float]
-    first: tuple[float, float, float]
-    last: tuple[float, float, float]
-    graphs: tuple[int, int]
+    memory: tuple[float, float]  # MiB of resident memory after the warm-up and at the end
+    first: list[float]  # quartiles of the step time in ms, in the first fifth after the warm-up
+    last: list[float]  # the same in the last fifth
+    graphs: tuple[int, int]  # compiled ones after the warm-up and at the end
 
     @property
     def growth(self) -> float:
@@ -90,6 +83,11 @@ class Soak(NamedTuple):
             f"{median:.2f} | {self.last[1]:.2f} | {low:.2f} to {high:.2f} | "
             f"{self.graphs[0]} | {self.graphs[1]} | {'yes' if self.steady else 'NO'}"
         )
+
+
+def settings_of(name: str) -> TrialSettings:
+    """Return how a run is set up; plain training has no settings of its own."""
+    return TRIAL_SETTINGS.get(name, TrialSettings())
 
 
 def resident_mib() -> float:
@@ -144,7 +142,7 @@ def soak(name: str, steps: int, mode: str) -> Soak:
     set_up(mode)
     data, times = batches(), []
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        if TRIAL_SETTINGS.get(name, TrialSettings()).snapshots:
+        if settings_of(name).snapshots:
             leave_snapshots(folder, data)
         step = model_of(name, steps, folder).train_network
     warm_up, before = steps // 10, (0.0, 0)
@@ -153,33 +151,23 @@ def soak(name: str, steps: int, mode: str) -> Soak:
             before = (resident_mib(), compiled_graphs())
         start = time.perf_counter()
         wait(step(*batch))
-        times.append(time.perf_counter() - start)
+        times.append((time.perf_counter() - start) * 1e3)
     after = (resident_mib(), compiled_graphs())
     fifth = (steps - warm_up) // 5
-    first, last = times[warm_up : warm_up + fifth], times[-fifth:]
-    return Soak(
-        name,
-        (before[0], after[0]),
-        quartiles_ms(first),
-        quartiles_ms(last),
-        (before[1], after[1]),
+    first, last = (
+        statistics.quantiles(part, n=4)
+        for part in (times[warm_up : warm_up + fifth], times[-fifth:])
     )
-
-
-def quartiles_ms(times: Sequence[float]) -> tuple[float, float, float]:
-    """Return the quartiles in milliseconds."""
-    low, median, high = (value * 1e3 for value in statistics.quantiles(times, n=4))
-    return low, median, high
-
-
-def networks_of(name: str) -> Sequence[str]:
-    """Return the bundled networks that an algorithm can be run on."""
-    return TRIAL_SETTINGS.get(name, TrialSettings()).networks
+    memory, graphs = zip(before, after)
+    return Soak(name, memory, first, last, graphs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Soak the chosen algorithms and print the table."""
-    suited = [PLAIN, *(name for name in runs() if name == ADASUM or LENET in networks_of(name))]
+    suited = [
+        PLAIN,
+        *(one for one in runs() if one == ADASUM or LENET in settings_of(one).networks),
+    ]
     parser = argparse.ArgumentParser(description="Look for leaks and drift in long runs.")
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--steps", type=int, default=20_000, help="at least 50")

@@ -18,11 +18,12 @@ import harness
 
 # isort: split
 import argparse
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,42 +35,26 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import THOR, BoostTrainOneStepCell
 from mindspore_boost_ext.bundled import digits_datasets
 
-DAMPING = 0.03
 EVERY_STEP, TRACE_RULE = "THOR, every step", "THOR, trace rule"
 TUNING_SEED = 3
-Batches = Callable[[int], Iterator[tuple[Tensor, Tensor]]]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A network, its data, and when it counts as trained.
-
-    Attributes:
-        name: as it stands in the table.
-        network: makes the network without its loss.
-        batches: seed -> endless pairs of inputs and labels.
-        target: seed -> the loss to reach.
-        goal: the same in words.
-        smoothing: share of the past in the running mean of the loss that is compared; 0 for
-            full batches.
-        damping: lambda for THOR, chosen before the runs.
-        rates: grids of learning rates: momentum, Adam, THOR. Without a grid the method is left out.
-        rules: the trace rules to try.
-    """
+    """A network, its data, and when it counts as trained."""
 
     name: str
-    network: Callable[[], nn.Cell]
-    batches: Batches
-    target: Callable[[int], float]
-    goal: str
-    smoothing: float
-    damping: float
-    rates: tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
-    rules: tuple[tuple[float, float], ...]
+    network: Callable[[], nn.Cell]  # without its loss
+    batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # for a seed, without end
+    target: Callable[[int], float]  # the loss to reach, for a seed
+    goal: str  # the same in words
+    damping: float  # lambda for THOR, chosen before the runs
+    rates: tuple[tuple[float, ...], ...]  # grids of momentum, Adam, THOR; one without is left out
+    smoothing: float = 0.0  # share of the past in the running mean of the loss of small batches
+    rules: tuple[tuple[float, float], ...] = ((0.5, 0.0),)  # the trace rules to try
 
 
-@dataclass
-class Method:
+class Method(NamedTuple):
     """One optimizer of the comparison."""
 
     name: str
@@ -86,53 +71,39 @@ class Outcome(NamedTuple):
     reached: bool
 
 
-@dataclass
-class Result:
+class Result(NamedTuple):
     """All seeds of one method on one problem."""
 
     method: str
     rate: float
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[Outcome]
 
     def mean(self, what: str) -> float:
         """Return the mean of one figure over the seeds."""
         return statistics.mean(getattr(one, what) for one in self.outcomes)
 
-    def reached(self) -> bool:
-        """Return whether every seed reached the loss."""
-        return all(one.reached for one in self.outcomes)
-
 
 # ---- the problems ----
 
 
-class MLP(nn.Cell):
-    """Three Dense layers, 20-32-32-5, tanh."""
+def perceptron() -> nn.Cell:
+    """Return three Dense layers, 20-32-32-5, tanh."""
+    hidden = nn.Dense(20, 32, activation="tanh"), nn.Dense(32, 32, activation="tanh")
+    return nn.SequentialCell(*hidden, nn.Dense(32, 5))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.SequentialCell(
-            nn.Dense(20, 32, activation="tanh"),
-            nn.Dense(32, 32, activation="tanh"),
-            nn.Dense(32, 5),
-        )
 
-    def construct(self, x: Tensor) -> Tensor:
-        """Return the logits."""
-        return self.layers(x)
+def without_end(inputs: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+    """Return the same samples again and again."""
+    return itertools.repeat((Tensor(inputs.astype(np.float32)), Tensor(labels.astype(np.int32))))
 
 
 def ill_conditioned(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the same 256 samples: rotated inputs of condition 1e2, labels from all directions."""
+    """Return the same 256 samples: rotated inputs of condition 1e2, labels from all directions."""
     generator = np.random.default_rng(seed)
     plain = generator.normal(size=(256, 20))
-    scales = np.logspace(0, -2, 20)
     rotation, _ = np.linalg.qr(generator.normal(size=(20, 20)))
-    inputs = (plain * scales) @ rotation
     labels = (plain @ generator.normal(size=(20, 5))).argmax(axis=1)
-    batch = Tensor(inputs.astype(np.float32)), Tensor(labels.astype(np.int32))
-    while True:
-        yield batch
+    return without_end((plain * np.logspace(0, -2, 20)) @ rotation, labels)
 
 
 def noisy_labels(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -151,11 +122,8 @@ def noisy_labels(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def settling(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the same 2048 samples with noisy labels."""
-    inputs, labels, _ = noisy_labels(seed)
-    batch = Tensor(inputs.astype(np.float32)), Tensor(labels.astype(np.int32))
-    while True:
-        yield batch
+    """Return the same 2048 samples with noisy labels."""
+    return without_end(*noisy_labels(seed)[:2])
 
 
 def digits(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -169,22 +137,19 @@ def digits(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 PROBLEMS = {
     "ill-conditioned": Problem(
         "ill-conditioned inputs, perceptron",
-        MLP,
+        perceptron,
         ill_conditioned,
         target=lambda seed: 0.1,
         goal="a loss of 0.1",
-        smoothing=0.0,
         damping=1e-3,
         rates=((0.1, 0.3, 1.0, 3.0), (0.01, 0.03, 0.1, 0.3), (0.03, 0.1, 0.3, 1.0)),
-        rules=((0.5, 0.0),),
     ),
     "settling": Problem(
         "noisy labels, perceptron",
-        MLP,
+        perceptron,
         settling,
         target=lambda seed: noisy_labels(seed)[2],
         goal="the loss of the model that made the labels",
-        smoothing=0.0,
         damping=1e-3,
         rates=((), (), (0.003,)),
         rules=((0.01, 0.0), (0.01, 0.001), (0.1, 0.0)),
@@ -198,7 +163,6 @@ PROBLEMS = {
         smoothing=0.9,
         damping=0.1,
         rates=((0.01, 0.03, 0.1), (0.001, 0.003, 0.01), (0.003, 0.01, 0.03)),
-        rules=((0.5, 0.0),),
     ),
     "resnet": Problem(
         "small ResNet, digits",
@@ -209,7 +173,6 @@ PROBLEMS = {
         smoothing=0.9,
         damping=0.1,
         rates=((0.03, 0.1, 0.3), (0.001, 0.003, 0.01), (0.003, 0.01, 0.03)),
-        rules=((0.5, 0.0),),
     ),
 }
 
@@ -329,7 +292,7 @@ def print_results(problem: Problem, results: Iterable[Result], seeds: int) -> li
         for one in results:
             found.append(one)
             steps = ", ".join(str(run.steps) for run in one.outcomes)
-            mark = "" if one.reached() else ">"
+            mark = "" if all(run.reached for run in one.outcomes) else ">"
             yield (
                 f"{one.method} | {one.rate:g} | {mark}{one.mean('steps'):.0f} ({steps}) | "
                 f"{one.mean('steps') / found[0].mean('steps'):.2f} | "
