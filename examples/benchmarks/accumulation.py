@@ -15,11 +15,9 @@ import argparse
 from collections.abc import Callable, Iterator
 
 import mindspore as ms
-from harness import paired, print_table
+from harness import added_mib, paired, print_table
 from networks import SmallResNet, batch, ours, plain, waiting
 from processes import apart
-
-from mindspore_boost_ext.cli.run import peak_mib
 
 WIDTH = 16
 HEADINGS = "micro-batches | of | memory, MiB | of the whole batch's | update / large step"
@@ -37,13 +35,7 @@ def update(samples: int, window: int) -> Callable[[], object]:
 
 def memory_mib(samples: int, window: int) -> float:
     """Return what the peak of this process grows by when it makes three updates."""
-    run, before = update(samples, window), peak_mib()
-    for _ in range(3):
-        run()
-    after = peak_mib()
-    if before is None or after is None:
-        raise RuntimeError("the peak of a process's memory cannot be read on this system")
-    return after - before
+    return added_mib(update(samples, window))
 
 
 def rows(samples: int, windows: list[int]) -> Iterator[str]:

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import resource
 from collections.abc import Callable, Sequence
 
 import mindspore as ms
 import numpy as np
-from harness import MODES, paired, print_table
+from harness import MODES, added_mib, paired, print_table
 from mindspore import Parameter, Tensor, nn, ops
 from tasks import TASKS, loss_of
 
@@ -153,14 +152,6 @@ def of_mindcv(name: str, size: int) -> Steps:
         return network, loss, nn.Momentum(network.trainable_params(), 1e-4, 0.9)
 
     return steps(make, [Tensor(images), Tensor(labels)])
-
-
-def added_mib(step: Callable[[], object]) -> float:
-    """Return by how much three steps raise the most memory that this process ever held."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(3):
-        step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024  # KiB on Linux
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -29,10 +29,7 @@ from mindspore.train import Callback
 
 from mindspore_boost_ext import BoostModel, TrajectorySampler
 from mindspore_boost_ext.bundled import load_digits, stratified_split
-from mindspore_boost_ext.dim_reduce.basis import (
-    Basis,
-    save_basis,
-)
+from mindspore_boost_ext.dim_reduce.basis import Basis, save_basis
 
 NOISE = 0.3
 METHODS = ("SGD", "P-SGD", "P-BFGS", "P-BFGS, longer", "TWA", "random")
@@ -191,21 +188,22 @@ def run_table(results: dict[str, list[dict[str, Run]]], plan: Plan) -> None:
     """Print final and best accuracy of every method, means over the seeds, and the demands."""
     rows = []
     for labels, seeds in results.items():
+        first = [one["SGD"] for one in seeds]
         for method in METHODS:
             runs = [one[method] for one in seeds]
             final = statistics.mean(run.accuracy[-1] for run in runs)
             best = statistics.mean(max(run.accuracy) for run in runs)
-            over = final - statistics.mean(one["SGD"].accuracy[-1] for one in seeds)
-            seconds = statistics.mean(run.seconds for run in runs)
-            whole = seconds
+            over = final - statistics.mean(run.accuracy[-1] for run in first)
+            whole = seconds = statistics.mean(run.seconds for run in runs)
             if method not in ("SGD", "random"):
-                whole += statistics.mean(one["SGD"].seconds for one in seeds)
+                whole += statistics.mean(run.seconds for run in first)
             failed = [run.counts.get("dim_reduce.failed_searches", "") for run in runs]
             accepted = [run.counts.get("dim_reduce.accepted_steps", "") for run in runs]
             steps = f"{sum(accepted)} / {sum(failed)}" if failed[0] != "" else ""
-            results_cells = f"{final:.4f} | {best:.4f} | {over:+.4f}"
-            times = f"{seconds:.1f} | {whole:.1f}"
-            rows.append(f"{labels} | {method} | {results_cells} | {times} | {steps}")
+            rows.append(
+                f"{labels} | {method} | {final:.4f} | {best:.4f} | {over:+.4f} | "
+                f"{seconds:.1f} | {whole:.1f} | {steps}"
+            )
     headings = "labels | method | final | best | final minus SGD | s | s with stage 1"
     title = (
         f"Digits, {plan.directions} directions of {plan.snapshots} snapshots, "
@@ -250,8 +248,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {args.seeds}")
-    plan = Plan()
-    results = all_races(plan, args.seeds)
+    results = all_races(plan := Plan(), args.seeds)
     run_table(results, plan)
     if args.plot:
         plot_runs(results, args.plot)

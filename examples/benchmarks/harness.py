@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 
-import mindspore_boost_ext  # noqa: F401  (tunes the machine, for the plain steps too)
+# The import tunes the machine, for the plain steps too.
+from mindspore_boost_ext.cli.run import peak_mib
 
 MODES = {"GRAPH": ms.GRAPH_MODE, "PYNATIVE": ms.PYNATIVE_MODE}
 
@@ -96,6 +97,17 @@ def seconds_of(run: Callable[[], object], times: int, warm_up: int = 0) -> float
         run()
         found.append(time.perf_counter() - started)
     return statistics.median(found[warm_up:])
+
+
+def added_mib(run: Callable[[], object]) -> float:
+    """Return by how much three calls raise the most memory that this process ever held, in MiB."""
+    before = peak_mib()
+    for _ in range(3):
+        run()
+    after = peak_mib()
+    if before is None or after is None:
+        raise RuntimeError("the peak of a process's memory cannot be read on this system")
+    return after - before
 
 
 def print_table(title: str, headings: str, rows: Iterable[str]) -> None:

@@ -43,10 +43,11 @@ from mindspore_boost_ext.less_batch_normalization.rewrite import CommonHeadLastF
 
 BATCH_SIZE, LEARNING_RATE = 32, 0.03  # those of examples/lenet.py
 SIDE = 16  # of the digits in the runs: they are 8x8, and 32x32 would only take four times as long
+NO_HEAD = {"fn_flag": False, "gc_flag": False}
 # Settings of section less_bn; None trains plainly.
 METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
-    "less_bn": {"fn_flag": False, "gc_flag": False},
+    "less_bn": NO_HEAD,
     "less_bn, head": {"fn_flag": True, "gc_flag": False},
     "less_bn, head, centralization": {"fn_flag": True, "gc_flag": True},
 }
@@ -54,34 +55,21 @@ METHODS: dict[str, dict[str, Any] | None] = {
 GAINS: dict[str, tuple[float, float, dict[str, Any] | None]] = {
     "plain": (1.0, 1.0, None),
     "plain, branches 0": (0.0, 1.0, None),
-    "less_bn": (1.0, 1.0, METHODS["less_bn"]),
-    "less_bn, branches 0": (0.0, 1.0, METHODS["less_bn"]),
-    "less_bn, branches 0.5": (0.5, 1.0, METHODS["less_bn"]),
-    "less_bn, keep_shortcut": (
-        1.0,
-        1.0,
-        {"fn_flag": False, "gc_flag": False, "keep_shortcut": True},
-    ),
+    "less_bn": (1.0, 1.0, NO_HEAD),
+    "less_bn, branches 0": (0.0, 1.0, NO_HEAD),
+    "less_bn, branches 0.5": (0.5, 1.0, NO_HEAD),
+    "less_bn, keep_shortcut": (1.0, 1.0, {**NO_HEAD, "keep_shortcut": True}),
     # nn.Conv2d draws weights of variance 1 / (3 fan_in).
-    "less_bn, shortcuts 1.73": (1.0, 3**0.5, METHODS["less_bn"]),
-    "less_bn, branches 0, shortcuts 1.73": (0.0, 3**0.5, METHODS["less_bn"]),
+    "less_bn, shortcuts 1.73": (1.0, 3**0.5, NO_HEAD),
+    "less_bn, branches 0, shortcuts 1.73": (0.0, 3**0.5, NO_HEAD),
 }
 HEAD_DEMAND, CENTRALIZATION_DEMAND, ACCURACY_DEMAND = 1.2, 1.03, 0.02
 Step = Callable[[], object]
 
 
-def training_cell(
-    network: nn.Cell, settings: dict[str, Any] | None, optimizer: nn.Cell | None = None
-) -> nn.Cell:
-    """Return the training step of a network with these settings of LessBN, or MindSpore's own."""
-    if settings is None:
-        return plain(network, optimizer)
-    return ours(network, optimizer, less_bn=settings)
-
-
 def trained_accuracy(
-    settings: dict[str, Any] | None,
     seed: int,
+    settings: dict[str, Any] | None,
     epochs: int,
     width: int,
     branches: float = 1.0,
@@ -98,11 +86,21 @@ def trained_accuracy(
     each = train.get_dataset_size()
     rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, epochs * each, each, epochs)
     optimizer = nn.Momentum(network.trainable_params(), rates, momentum=0.9)
-    step = training_cell(network, settings, optimizer)
+    sections = {} if settings is None else {"less_bn": settings}
+    step = ours(network, optimizer, **sections) if sections else plain(network, optimizer)
     for _ in range(epochs):
         for inputs in train.create_tuple_iterator():
             step(*inputs)
     return accuracy(network, test.create_tuple_iterator())
+
+
+def accuracies(name: str, seeds: Sequence[int], *training: Any) -> tuple[float, str]:
+    """Train with each seed; return the mean accuracy, and all of them as they stand in tables."""
+    found = []
+    for seed in seeds:
+        found.append(trained_accuracy(seed, *training))
+        print(f"{name}, seed {seed}: {found[-1]:.4f}", file=sys.stderr, flush=True)
+    return statistics.mean(found), ", ".join(f"{one:.4f}" for one in found)
 
 
 def print_runs(seeds: Sequence[int], epochs: int, width: int, multiplier: float) -> None:
@@ -111,14 +109,9 @@ def print_runs(seeds: Sequence[int], epochs: int, width: int, multiplier: float)
     for name, settings in METHODS.items():
         if settings is not None and settings["fn_flag"]:
             settings = {**settings, "multiplier": multiplier}
-        found = []
-        for seed in seeds:
-            found.append(trained_accuracy(settings, seed, epochs, width))
-            print(f"{name}, seed {seed}: {found[-1]:.4f}", file=sys.stderr, flush=True)
-        mean = statistics.mean(found)
+        mean, shown = accuracies(name, seeds, settings, epochs, width)
         plain = mean if settings is None else plain
         kept = "" if settings is None else "yes" if mean >= plain - ACCURACY_DEMAND else "no"
-        shown = ", ".join(f"{one:.4f}" for one in found)
         rows.append(f"{name} | {mean:.4f} | {mean - plain:+.4f} | {kept} | {shown}")
     title = f"Digits, small ResNet (width {width}), {epochs} epochs, multiplier {multiplier:g}"
     print_table(title, "method | mean test accuracy | minus plain | within 0.02 | seeds", rows)
@@ -128,12 +121,8 @@ def print_gains(seeds: Sequence[int], epochs: int, width: int) -> None:
     """Print the accuracy with each pair of gains over the seeds."""
     rows = []
     for name, (branches, shortcuts, settings) in GAINS.items():
-        found = [
-            trained_accuracy(settings, seed, epochs, width, branches, shortcuts) for seed in seeds
-        ]
-        print(name, found, file=sys.stderr, flush=True)
-        shown = ", ".join(f"{one:.4f}" for one in found)
-        rows.append(f"{name} | {statistics.mean(found):.4f} | {shown}")
+        mean, shown = accuracies(name, seeds, settings, epochs, width, branches, shortcuts)
+        rows.append(f"{name} | {mean:.4f} | {shown}")
     title = f"Digits, small ResNet (width {width}), {epochs} epochs: gains at the start"
     print_table(title, "method | mean test accuracy | seeds", rows)
 
@@ -178,12 +167,6 @@ def print_counts() -> None:
     print_table("What is normalised", headings, rows)
 
 
-def with_head(network: nn.Cell) -> nn.Cell:
-    """Normalise the classifier of a network, and leave its BatchNorms."""
-    less_bn(network, True, include=[])
-    return network
-
-
 def alone(kind: Callable[[int, int], nn.Cell], features: int, classes: int) -> Step:
     """Return the step of a classifier without a network."""
     generator = np.random.default_rng(0)
@@ -195,17 +178,19 @@ def alone(kind: Callable[[int, int], nn.Cell], features: int, classes: int) -> S
 def pairs_to_time() -> dict[str, tuple[Step, Step, float | None]]:
     """Return candidate, reference and demand of each comparison."""
     inputs = batch(BATCH_SIZE)
+    headed = LeNet5()
+    less_bn(headed, True, include=[])  # normalises the classifier alone
 
     def step(name: str) -> Step:
-        return waiting(training_cell(SmallResNet(), METHODS[name]), inputs)
+        return waiting(ours(SmallResNet(), less_bn=METHODS[name]), inputs)
 
     third, last = "less_bn, head", "less_bn, head, centralization"
     return {
-        "less_bn over plain": (step("less_bn"), step("plain"), None),
+        "less_bn over plain": (step("less_bn"), plain_step(SmallResNet(), inputs), None),
         "head over Dense": (step(third), step("less_bn"), HEAD_DEMAND),
         "centralization": (step(last), step(third), CENTRALIZATION_DEMAND),
         "head over Dense, LeNet": (
-            plain_step(with_head(LeNet5()), inputs),
+            plain_step(headed, inputs),
             plain_step(LeNet5(), inputs),
             HEAD_DEMAND,
         ),
@@ -247,17 +232,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="of --speed")
     parser.add_argument("--steps", type=int, default=5, help="steps in each half of a pair")
     args = parser.parse_args(argv)
-    everything = not (args.runs or args.gains or args.counts or args.speed)
     ms.set_context(mode=ms.GRAPH_MODE)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    if args.runs or everything:
-        print_runs(seeds, args.epochs, args.width, args.multiplier)
-    if args.gains or everything:
-        print_gains(seeds, args.epochs, args.width)
-    if args.counts or everything:
-        print_counts()
-    if args.speed or everything:
-        print_speed(args.pairs, args.steps, args.modes)
+    parts = {
+        "runs": lambda: print_runs(seeds, args.epochs, args.width, args.multiplier),
+        "gains": lambda: print_gains(seeds, args.epochs, args.width),
+        "counts": print_counts,
+        "speed": lambda: print_speed(args.pairs, args.steps, args.modes),
+    }
+    for part in [one for one in parts if getattr(args, one)] or parts:
+        parts[part]()
 
 
 if __name__ == "__main__":

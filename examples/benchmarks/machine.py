@@ -30,10 +30,11 @@ COMPILED = {
 }
 
 
-def cnn(nn: Any) -> Any:
+def cnn(nn: Any, pool: Callable[[], Any] | None = None) -> Any:
     """Return the network of the script: two convolutions and a classifier, 3x32x32 images."""
-    first = [nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2, 2)]
-    second = [nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2, 2)]
+    pool = pool or (lambda: nn.MaxPool2d(2, 2))
+    first = [nn.Conv2d(3, 16, 3), nn.ReLU(), pool()]
+    second = [nn.Conv2d(16, 32, 3), nn.ReLU(), pool()]
     return nn.SequentialCell([*first, *second, nn.Flatten(), nn.Dense(2048, CLASSES)])
 
 
@@ -45,11 +46,7 @@ def pooled_by_function(nn: Any) -> Any:
         def construct(self, x: Any) -> Any:
             return ops.max_pool2d(x, 2, 2)
 
-    first, second = (
-        [nn.Conv2d(3, 16, 3), nn.ReLU(), Pool()],
-        [nn.Conv2d(16, 32, 3), nn.ReLU(), Pool()],
-    )
-    return nn.SequentialCell([*first, *second, nn.Flatten(), nn.Dense(2048, CLASSES)])
+    return cnn(nn, Pool)
 
 
 def perceptron(nn: Any) -> Any:

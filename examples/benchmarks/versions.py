@@ -28,58 +28,40 @@ HEADINGS = ("MindSpore", "passed", "failed", "errors", "skipped", "minutes", "fi
 
 
 class Result(NamedTuple):
-    """How the suite ended under one version.
+    """How the suite ended under one version."""
 
-    Attributes:
-        version: of MindSpore.
-        passed, failed, errors, skipped: numbers of tests; all 0 if pytest could not run.
-        seconds: how long the suite took.
-        failure: the first test that failed, or what went wrong; empty when all is well.
-    """
-
-    version: str
-    passed: int
-    failed: int
-    errors: int
-    skipped: int
-    seconds: float
-    failure: str
-
-    def row(self) -> str:
-        """Return the result as a row of a Markdown table."""
-        counts = [str(count) for count in self[1:5]]
-        cells = [self.version, *counts, f"{self.seconds / 60:.1f}", self.failure or "-"]
-        return f"| {' | '.join(cells)} |"
+    passed: int = 0  # tests; all numbers are 0 if pytest could not run
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    failure: str = ""  # the first test that failed, or what went wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the suite under each version; print the table."""
-    options = parse_arguments(argv)
-    print(f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|", flush=True)
-    failed = False
-    for version in options.versions:
-        result = run(version, options)
-        failed = failed or bool(result.failure)
-        print(result.row(), flush=True)
-    return int(failed)
-
-
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description="Run the test suite on several MindSpores.")
     parser.add_argument("--versions", nargs="+", default=list(VERSIONS), metavar="VERSION")
     parser.add_argument("--folder", type=Path, default=ROOT / ".venvs", help="of environments")
     parser.add_argument("--python", default=sys.executable, help="makes the environments")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    print(f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|", flush=True)
+    code = 0
+    for version in options.versions:
+        result, seconds = run(version, options)
+        *counts, failure = result
+        code = code or int(bool(failure))
+        cells = [version, *map(str, counts), f"{seconds / 60:.1f}", failure or "-"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+    return code
 
 
-def run(version: str, options: argparse.Namespace) -> Result:
-    """Run the suite under one version."""
+def run(version: str, options: argparse.Namespace) -> tuple[Result, float]:
+    """Run the suite under one version; return how it ended, and its seconds."""
     try:
         python = environment(options.folder / f"ms{version}", version, options.python)
     except subprocess.CalledProcessError as error:
-        return Result(version, 0, 0, 0, 0, 0.0, f"no environment: {' '.join(error.cmd[:6])} failed")
+        return Result(failure=f"no environment: {' '.join(error.cmd[:6])} failed"), 0.0
     with tempfile.TemporaryDirectory(prefix="versions-") as scratch:
         report = Path(scratch) / "report.xml"
         command = [str(python), "-m", "pytest", f"--junitxml={report}", *options.pytest]
@@ -87,8 +69,8 @@ def run(version: str, options: argparse.Namespace) -> Result:
         ended = subprocess.run(command, cwd=ROOT, env=variables(), stdout=sys.stderr, check=False)
         seconds = time.perf_counter() - started
         if not report.exists():
-            return Result(version, 0, 0, 0, 0, seconds, f"pytest ended with {ended.returncode}")
-        return read_report(version, report.read_text(encoding="utf-8"), seconds)
+            return Result(failure=f"pytest ended with {ended.returncode}"), seconds
+        return read_report(report), seconds
 
 
 def environment(folder: Path, version: str, python: str) -> Path:
@@ -108,9 +90,9 @@ def variables() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def read_report(version: str, report: str, seconds: float) -> Result:
+def read_report(report: Path) -> Result:
     """Return what a JUnit report of pytest says."""
-    cases = list(ElementTree.fromstring(report).iter("testcase"))
+    cases = list(ElementTree.parse(report).iter("testcase"))
     ends = {kind: [] for kind in ("failure", "error", "skipped")}
     for case in cases:
         for kind, names in ends.items():
@@ -121,7 +103,7 @@ def read_report(version: str, report: str, seconds: float) -> Result:
     first = next(iter([*ends["failure"], *ends["error"]]), "")
     if not cases:
         first = "no test was run"
-    return Result(version, passed, failed, errors, skipped, seconds, first)
+    return Result(passed, failed, errors, skipped, first)
 
 
 if __name__ == "__main__":
