@@ -14,11 +14,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import MODES, paired, print_table
-
-# isort: split
 import mindspore as ms
 import numpy as np
+from harness import MODES, paired, print_table
 from mindspore import Tensor, nn
 from networks import SmallResNet, momentum, plain, waiting
 

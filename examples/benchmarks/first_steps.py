@@ -14,10 +14,8 @@ import statistics
 import time
 from typing import Any
 
-from harness import print_table
-
-# isort: split
 import mindspore as ms
+from harness import print_table
 from least_cost import grouped
 from mindspore import nn
 from networks import NETWORKS, MarkedLeNet, MarkedResNet, ours, plain, waiting

@@ -16,10 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from harness import print_table
-
-# isort: split
 import mindspore as ms
+from harness import print_table
 from mindspore import Tensor, nn
 from networks import LeNet5, SmallResNet, accuracy, ours, plain
 

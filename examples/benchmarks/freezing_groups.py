@@ -26,12 +26,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from freezing import GROUPS
-from harness import print_table
-
-# isort: split
 import mindspore as ms
 import numpy as np
+from freezing import GROUPS
+from harness import print_table
 from mindspore import ParameterTuple, Tensor, nn, ops
 from networks import SmallResNet, ours, plain_step, waiting
 

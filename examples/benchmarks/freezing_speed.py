@@ -15,11 +15,9 @@ import statistics
 import time
 from collections.abc import Sequence
 
+import mindspore as ms
 from freezing import GROUPS, SCHEDULES, take_turns, trainee
 from harness import paired, print_table
-
-# isort: split
-import mindspore as ms
 from mindspore import Tensor, nn
 from networks import SmallResNet, batch, ours, plain, plain_step, waiting
 from processes import apart

@@ -20,11 +20,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from harness import paired, print_table
-
-# isort: split
 import mindspore as ms
 import numpy as np
+from harness import paired, print_table
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from networks import LeNet5, MarkedLeNet, momentum, ours, plain_step, waiting, with_loss
 

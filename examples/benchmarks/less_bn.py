@@ -30,11 +30,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness import MODES, paired, print_table
-
-# isort: split
 import mindspore as ms
 import numpy as np
+from harness import MODES, paired, print_table
 from mindspore import Tensor, nn
 from networks import SmallResNet, accuracy, batch, ours, plain, plain_step, waiting
 

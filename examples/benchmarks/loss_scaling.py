@@ -27,11 +27,9 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from harness import print_table
-
-# isort: split
 import mindspore as ms
 import numpy as np
+from harness import print_table
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from networks import LeNet5, MarkedLeNet
 

@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from harness import MODES, paired, print_table
-
-# isort: split
 import mindspore as ms
+from harness import MODES, paired, print_table
 from mindspore import nn
 from networks import LeNet5, MarkedLeNet, MarkedResNet, SmallResNet, ours, plain_step, waiting
 

@@ -14,9 +14,6 @@ all runs of a method: its state is reset in between. Rows appear as they come. W
 
 from __future__ import annotations
 
-import harness
-
-# isort: split
 import argparse
 import itertools
 import statistics
@@ -27,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import harness
 import mindspore as ms
 import networks
 import numpy as np

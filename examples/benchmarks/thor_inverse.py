@@ -10,13 +10,11 @@ diagonal and all its 2 x 2 minors are positive.
 
 from __future__ import annotations
 
-import harness
-
-# isort: split
 import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+import harness
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops

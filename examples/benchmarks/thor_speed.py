@@ -10,15 +10,13 @@ table says where the seconds of a training go that refreshes its factors every 2
 
 from __future__ import annotations
 
-import harness
-
-# isort: split
 import argparse
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import harness
 import mindspore as ms
 import networks
 import numpy as np
