@@ -15,10 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mindspore as ms
-import numpy as np
 from harness import MODES, paired, print_table
-from mindspore import Tensor, nn
-from networks import SmallResNet, momentum, plain, waiting
+from mindspore import nn
+from networks import SmallResNet, batch, momentum, plain, waiting
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from resnets import resnet18, resnet50
@@ -32,9 +31,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Cell], int]] = {
 }
 
 
-def make_step(
-    name: str, centralized: bool, batch_size: int, side: int = 16
-) -> Callable[[], object]:
+def make_step(name: str, centralized: bool, batch_size: int, side: int) -> Callable[[], object]:
     """Return a function that trains one step, and waits for it."""
     network, channels = NETWORKS[name]
     ms.set_seed(0)
@@ -44,11 +41,7 @@ def make_step(
         process = OptimizerProcess(optimizer)
         process.add_grad_centralization(net)
         optimizer = process.generate_new_optimizer()
-    generator = np.random.default_rng(0)
-    shape = (batch_size, channels, side, side)
-    images = Tensor(generator.normal(size=shape).astype(np.float32))
-    labels = Tensor(generator.integers(0, 10, batch_size).astype(np.int32))
-    return waiting(plain(net, optimizer), (images, labels))
+    return waiting(plain(net, optimizer), batch(batch_size, shape=(channels, side, side)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -80,4 +73,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -92,66 +92,67 @@ class Sum(nn.Cell):
 Steps = tuple[Callable[[], object], Callable[[], object]]
 
 
-def steps(make: Callable[[], tuple[nn.Cell, nn.Cell, nn.Cell]], batch: Sequence[Tensor]) -> Steps:
+def steps(
+    network: Callable[[], nn.Cell],
+    loss: Callable[[], nn.Cell],
+    optimizer: Callable[[list[Parameter]], nn.Cell],
+    batch: Sequence[Tensor],
+) -> Steps:
     """Return a step with cheaper operators, and one with MindSpore's."""
 
     def one(level: str) -> Callable[[], object]:
-        network, loss, optimizer = make()
+        net = network()
         config = ON if level == "O1" else None
-        step = make_train_step(network, loss, optimizer, level=level, config=config)
+        made = optimizer(net.trainable_params())
+        step = make_train_step(net, loss(), made, level=level, config=config)
         return lambda: step(*batch).asnumpy()
 
     return one("O1"), one("O0")
 
 
+def hardly(parameters: list[Parameter]) -> nn.Cell:
+    """Return an optimizer that hardly changes the weights, which are inputs of a layer."""
+    return nn.SGD(parameters, 1e-6)
+
+
 def operator(name: str) -> Steps:
     """Return the two steps of one operator."""
     layer, shape = OPERATORS[name]
-
-    def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
-        network = One(layer(), shape)
-        return network, Sum(), nn.SGD(network.trainable_params(), 1e-6)
-
-    return steps(make, [Tensor(1.0, ms.float32), Tensor(1.0, ms.float32)])
+    inputs = [Tensor(1.0, ms.float32), Tensor(1.0, ms.float32)]
+    return steps(lambda: One(layer(), shape), Sum, hardly, inputs)
 
 
 def of_loss(name: str) -> Steps:
     """Return the two steps of a loss, of rows of logits that are weights."""
     rows, classes = LOSSES[name]
-
-    def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
-        network = One(nn.Identity(), (rows, classes))
-        return network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 1e-6)
-
-    return steps(make, [Tensor(1.0, ms.float32), Tensor(np.arange(rows) % classes, ms.int32)])
+    inputs = [Tensor(1.0, ms.float32), Tensor(np.arange(rows) % classes, ms.int32)]
+    return steps(lambda: One(nn.Identity(), (rows, classes)), nn.CrossEntropyLoss, hardly, inputs)
 
 
 def training(name: str) -> Steps:
     """Return the two steps of a task."""
     task = TASKS[name]
     train, _ = task.data()
-
-    def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
-        network = task.network()
-        return network, loss_of(task), task.optimizer(network.trainable_params(), task.steps)
-
-    return steps(make, [Tensor(one[: task.batch]) for one in train])
+    inputs = [Tensor(one[: task.batch]) for one in train]
+    return steps(
+        task.network,
+        lambda: loss_of(task),
+        lambda parameters: task.optimizer(parameters, task.steps),
+        inputs,
+    )
 
 
 def of_mindcv(name: str, size: int) -> Steps:
     """Return the two steps of a network of MindCV, on four images of noise."""
     import mindcv
 
-    generator = np.random.default_rng(0)
-    images = generator.normal(size=(4, 3, size, size)).astype(np.float32)
-    labels = np.arange(4, dtype=np.int32)
-
-    def make() -> tuple[nn.Cell, nn.Cell, nn.Cell]:
-        network = mindcv.create_model(name, num_classes=10)
-        loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-        return network, loss, nn.Momentum(network.trainable_params(), 1e-4, 0.9)
-
-    return steps(make, [Tensor(images), Tensor(labels)])
+    images = np.random.default_rng(0).normal(size=(4, 3, size, size)).astype(np.float32)
+    return steps(
+        lambda: mindcv.create_model(name, num_classes=10),
+        lambda: nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        lambda parameters: nn.Momentum(parameters, 1e-4, 0.9),
+        [Tensor(images), Tensor(np.arange(4, dtype=np.int32))],
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

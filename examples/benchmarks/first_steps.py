@@ -16,11 +16,9 @@ from typing import Any
 
 import mindspore as ms
 from harness import print_table
-from least_cost import grouped
 from mindspore import nn
-from networks import NETWORKS, MarkedLeNet, MarkedResNet, ours, plain, waiting
+from networks import NETWORKS, grouped, ours, plain, waiting
 
-MARKED = {"LeNet": MarkedLeNet, "small ResNet": MarkedResNet}
 GROUPED = "a scale for each of two groups"
 THOR = {"thor": {"damping": 0.1}}
 # Name -> the sections of the step's settings, and how many of its variants are run.
@@ -40,7 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 def make(network: str, case: str) -> nn.Cell:
     """Return the step of a case."""
     if case == GROUPED:
-        return grouped(MARKED[network])
+        return grouped(network)
     return ours(NETWORKS[network](), **CASES[case][0])
 
 

@@ -24,9 +24,7 @@ import mindspore as ms
 import numpy as np
 from harness import paired, print_table
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from networks import LeNet5, MarkedLeNet, momentum, ours, plain_step, waiting, with_loss
-
-from mindspore_boost_ext import GroupLossScaleManager
+from networks import LeNet5, MarkedLeNet, grouped, momentum, ours, plain_step, waiting, with_loss
 
 _NEVER = 100_000  # micro-batches of a window, or steps to a refresh, that no run here comes to
 
@@ -94,8 +92,8 @@ class Boundary(nn.Cell):
         return dout * (here / above), here, above
 
 
-class TwoGroups(LeNet5):
-    """LeNet-5 with a boundary between convolutions and dense layers, and one above all."""
+class Boundaries(nn.Cell):
+    """In place of a manager: a boundary between convolutions and dense layers, one above all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,22 +102,20 @@ class TwoGroups(LeNet5):
         self.upper = Parameter(scale, name="upper", requires_grad=False)
         self.boundary, self.one = Boundary(), Tensor(1.0, ms.float32)
 
-    def construct(self, image: Tensor) -> Tensor:
-        """Return the logits."""
-        hidden = self.pool(self.relu(self.conv1(image)))
-        hidden = self.flatten(self.pool(self.relu(self.conv2(hidden))))
-        hidden = self.boundary(hidden, self.lower, self.upper)
-        hidden = self.relu(self.fc2(self.relu(self.fc1(hidden))))
-        return self.boundary(self.fc3(hidden), self.upper, self.one)
+    def construct(self, x: Tensor, here: int, above: int) -> Tensor:
+        """Return x."""
+        if here == 1:
+            return self.boundary(x, self.lower, self.upper)
+        return self.boundary(x, self.upper, self.one)
 
 
 class LeastGrouped(Least):
     """Two scales; each is halved when its group overflows, and grows otherwise."""
 
     def __init__(self) -> None:
-        network = TwoGroups()
-        super().__init__(network)
-        self.scales = (network.lower, network.upper)
+        boundaries = Boundaries()
+        super().__init__(MarkedLeNet(boundaries))
+        self.scales = (boundaries.lower, boundaries.upper)
         self.below = sum("conv" in one.name for one in self.weights)
 
     def finish(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
@@ -209,12 +205,6 @@ class Wide(nn.SequentialCell):
         super().__init__(nn.Flatten(), *wide, nn.Dense(1024, 10))
 
 
-def grouped(network: type[nn.Cell] = MarkedLeNet) -> nn.Cell:
-    """Return this package's step with a scale for each of two groups."""
-    manager = GroupLossScaleManager(1024.0, [])
-    return ours(network(manager), manager=manager, loss_scale_group={})
-
-
 def dynamic(network: nn.Cell) -> nn.Cell:
     """Return the step with a dynamic scale."""
     return ours(network, manager=ms.DynamicLossScaleManager())
@@ -223,7 +213,7 @@ def dynamic(network: nn.Cell) -> nn.Cell:
 CASES: dict[str, tuple[Callable[[], nn.Cell] | None, Callable[[], nn.Cell]]] = {
     "plain": (Least, lambda: ours(LeNet5())),
     "dynamic scale": (LeastScaled, lambda: dynamic(LeNet5())),
-    "a scale for each of two groups": (LeastGrouped, grouped),
+    "a scale for each of two groups": (LeastGrouped, lambda: grouped("LeNet")),
     "accumulation, micro-batch": (
         LeastAccumulated,
         lambda: ours(LeNet5(), grad_accumulation={"grad_accumulation_step": _NEVER}),

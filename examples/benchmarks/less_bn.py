@@ -167,10 +167,8 @@ def print_counts() -> None:
 
 def alone(kind: Callable[[int, int], nn.Cell], features: int, classes: int) -> Step:
     """Return the step of a classifier without a network."""
-    generator = np.random.default_rng(0)
-    rows = Tensor(generator.normal(size=(BATCH_SIZE, features)).astype(np.float32))
-    labels = Tensor(generator.integers(0, classes, BATCH_SIZE).astype(np.int32))
-    return plain_step(kind(features, classes), (rows, labels))
+    inputs = batch(BATCH_SIZE, shape=(features,), classes=classes)
+    return plain_step(kind(features, classes), inputs)
 
 
 def pairs_to_time() -> dict[str, tuple[Step, Step, float | None]]:

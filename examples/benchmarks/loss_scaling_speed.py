@@ -9,42 +9,33 @@ mode and 1.25 in PYNATIVE.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mindspore as ms
 from harness import MODES, paired, print_table
 from mindspore import nn
-from networks import LeNet5, MarkedLeNet, MarkedResNet, SmallResNet, ours, plain_step, waiting
-
-from mindspore_boost_ext import GroupLossScaleManager
+from networks import NETWORKS, grouped, ours, plain_step, waiting
 
 DEMANDED = {"GRAPH": 1.10, "PYNATIVE": 1.25}
 
 
-def dynamic_step(network: type[nn.Cell], marked: type[nn.Cell]) -> Callable[[], object]:
-    """Return a function that trains one step with a dynamic scale, and waits for it."""
-    return waiting(ours(network(), manager=ms.DynamicLossScaleManager(2**16, 2, 1000)))
+def dynamic(name: str) -> nn.Cell:
+    """Return the step of a network with one dynamic scale."""
+    return ours(NETWORKS[name](), manager=ms.DynamicLossScaleManager(2**16, 2, 1000))
 
 
-def grouped_step(network: type[nn.Cell], marked: type[nn.Cell]) -> Callable[[], object]:
-    """Return such a function for a scale for each of two groups."""
-    manager = GroupLossScaleManager(2.0**16, [])
-    return waiting(ours(marked(manager), manager=manager, loss_scale_group={}))
+STEPS = {"dynamic": dynamic, "grouped": lambda name: grouped(name, 2.0**16)}
 
 
-NETWORKS = {"LeNet": (LeNet5, MarkedLeNet), "small ResNet": (SmallResNet, MarkedResNet)}
-STEPS = {"dynamic": dynamic_step, "grouped": grouped_step}
-
-
-def speed_rows(modes: Sequence[str], pairs: int = 40) -> list[str]:
+def speed_rows(modes: Sequence[str]) -> list[str]:
     """Return the table of step times, one row for each mode, network and kind of scale."""
     rows = []
     for mode in modes:
         ms.set_context(mode=MODES[mode])
-        for name, networks in NETWORKS.items():
-            for scheme, make_step in STEPS.items():
+        for name, network in NETWORKS.items():
+            for scheme, make in STEPS.items():
                 ms.set_seed(0)
-                ratio = paired(make_step(*networks), plain_step(networks[0]()), pairs)
+                ratio = paired(waiting(make(name)), plain_step(network()))
                 rows.append(f"{name} | {mode} | {scheme} | {ratio.row} | {DEMANDED[mode]:.2f}")
     return rows
 

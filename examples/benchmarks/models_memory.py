@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -81,7 +80,7 @@ def in_own_process(name: str, mode: str, models: int, ranks: int = 1) -> Left:
     return Left(*apart(measured, name, mode, models, ranks=ranks))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure the chosen runs and print the table."""
     suited = [PLAIN, *(one for one in runs() if LENET in settings_of(one).networks), ADASUM]
     parser = argparse.ArgumentParser(description="Measure the memory that dropped Models leave.")
@@ -105,8 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 yield f"{mode} | {name} | {shown(left, beside)}"
 
     print_table(f"{options.models} Models of LeNet, {STEPS} steps each", HEADINGS, rows())
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -25,11 +25,16 @@ def momentum(network: nn.Cell, **settings: object) -> nn.Cell:
     return nn.Momentum(network.trainable_params(), learning_rate=1e-3, momentum=0.9, **settings)
 
 
-def batch(size: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return one batch of random images float32 ``[size, 1, 32, 32]`` with int32 labels."""
+def batch(
+    size: int = 32,
+    seed: int = 0,
+    shape: tuple[int, ...] = (1, 32, 32),
+    classes: int = CLASSES,
+) -> tuple[Tensor, Tensor]:
+    """Return one batch of random samples, float32 of this shape, with int32 labels."""
     generator = np.random.default_rng(seed)
-    images = generator.normal(size=(size, 1, 32, 32)).astype(np.float32)
-    return Tensor(images), Tensor(generator.integers(0, CLASSES, size).astype(np.int32))
+    samples = generator.normal(size=(size, *shape)).astype(np.float32)
+    return Tensor(samples), Tensor(generator.integers(0, classes, size).astype(np.int32))
 
 
 def wait(outputs: Any) -> np.ndarray:
@@ -82,11 +87,7 @@ def accuracy(network: nn.Cell, batches: Iterable[Sequence[Tensor]]) -> float:
 
 
 class MarkedLeNet(LeNet5):
-    """LeNet-5 with two groups of layers: the convolutions, the dense layers.
-
-    Args:
-        manager: scales of the two groups, which are set here.
-    """
+    """LeNet-5 with two groups of layers, which are set here: the convolutions, the dense layers."""
 
     def __init__(self, manager: GroupLossScaleManager) -> None:
         super().__init__()
@@ -104,11 +105,7 @@ class MarkedLeNet(LeNet5):
 
 
 class MarkedResNet(SmallResNet):
-    """The small ResNet with two groups: stem and blocks of the first stage, everything above.
-
-    Args:
-        manager: scales of the two groups, which are set here.
-    """
+    """The small ResNet with two groups: stem and blocks of the first stage, everything above."""
 
     def __init__(self, manager: GroupLossScaleManager) -> None:
         super().__init__()
@@ -120,6 +117,15 @@ class MarkedResNet(SmallResNet):
         """Return the logits, ``[batch, 10]``."""
         features = self.upper(self.manager(self.lower(self.stem(image)), 1, 2))
         return self.manager(self.head(features.mean((2, 3))), 2, 3)
+
+
+MARKED = {"LeNet": MarkedLeNet, "small ResNet": MarkedResNet}
+
+
+def grouped(name: str, scale: float = 1024.0) -> nn.Cell:
+    """Return this package's step of a network with a scale for each of two groups."""
+    manager = GroupLossScaleManager(scale, [])
+    return ours(MARKED[name](manager), manager=manager, loss_scale_group={})
 
 
 def _two_groups(network: nn.Cell, *lower: nn.Cell) -> list[list[Parameter]]:

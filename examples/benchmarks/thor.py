@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -315,7 +314,7 @@ def plot(path: Path, found: dict[str, list[Result]]) -> None:
             axis.invert_yaxis()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", nargs="*", choices=PROBLEMS, default=["ill-conditioned"])
@@ -333,8 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found[problem.name] = print_results(problem, compare(problem, *settings), args.seeds)
     if args.plot and found:
         plot(args.plot, found)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -156,7 +155,7 @@ def memory_ratio(step: nn.Cell, plain: nn.Cell, optimizer: THOR) -> float:
     return (held(step) - held(plain)) / optimizer.counts()["bytes"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = list(networks.NETWORKS)
@@ -165,8 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     ms.set_context(mode=ms.GRAPH_MODE)
     speed(args.networks, args.pairs)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
