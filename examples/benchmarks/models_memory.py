@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import mindspore as ms
 from harness import print_table
 from networks import wait
 from processes import apart
@@ -56,7 +55,10 @@ def measured(name: str, mode: str, models: int) -> Left:
         for number in range(models):
             if number == half:
                 before = resident_mib(), compiled_graphs()
-            train(name, folder, data)
+            model = model_of(name, STEPS, folder)
+            for batch in data:
+                wait(model.train_network(*batch))
+            del model
             gc.collect()
     after = resident_mib(), compiled_graphs()
     count = models - half
@@ -66,13 +68,6 @@ def measured(name: str, mode: str, models: int) -> Left:
 def shown(left: Left, plain: Left) -> str:
     """Return the figures of a row."""
     return f"{left.kib:.0f} | {left.kib / plain.kib:.2f} | {left.graphs:.1f}"
-
-
-def train(name: str, folder: str, data: list[tuple[ms.Tensor, ms.Tensor]]) -> None:
-    """Make a Model, train it, and drop it."""
-    model = model_of(name, STEPS, folder)
-    for batch in data:
-        wait(model.train_network(*batch))
 
 
 def in_own_process(name: str, mode: str, models: int, ranks: int = 1) -> Left:

@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import mindspore as ms
 from harness import MODES, print_table
@@ -49,40 +48,6 @@ GROWTH_LIMIT = 0.02
 SNAPSHOTS = 40
 HEADINGS = "run | MiB after warm-up | MiB at the end | growth | step at first, ms"
 HEADINGS += " | step at last, ms | quartiles at first | graphs | graphs at the end | steady"
-
-
-class Soak(NamedTuple):
-    """What one long run showed."""
-
-    name: str
-    memory: tuple[float, float]  # MiB of resident memory after the warm-up and at the end
-    first: list[float]  # quartiles of the step time in ms, in the first fifth after the warm-up
-    last: list[float]  # the same in the last fifth
-    graphs: tuple[int, int]  # compiled ones after the warm-up and at the end
-
-    @property
-    def growth(self) -> float:
-        """Share by which memory grew."""
-        return self.memory[1] / self.memory[0] - 1
-
-    @property
-    def steady(self) -> bool:
-        """Whether all three demands are met."""
-        slower = self.last[1] - self.first[1]
-        return (
-            self.growth <= GROWTH_LIMIT
-            and self.graphs[1] <= self.graphs[0]
-            and slower <= self.first[2] - self.first[0]
-        )
-
-    def row(self) -> str:
-        """Return the table's row."""
-        low, median, high = self.first
-        return (
-            f"{self.name} | {self.memory[0]:.1f} | {self.memory[1]:.1f} | {self.growth:+.2%} | "
-            f"{median:.2f} | {self.last[1]:.2f} | {low:.2f} to {high:.2f} | "
-            f"{self.graphs[0]} | {self.graphs[1]} | {'yes' if self.steady else 'NO'}"
-        )
 
 
 def settings_of(name: str) -> TrialSettings:
@@ -137,29 +102,32 @@ def set_up(mode: str) -> None:
         ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
 
 
-def soak(name: str, steps: int, mode: str) -> Soak:
-    """Train for so many steps, and look at memory, time and graphs on the way."""
+def soak(name: str, steps: int, mode: str) -> tuple[str, bool]:
+    """Train for so many steps; return the table's row, and whether all three demands are met."""
     set_up(mode)
     data, times = batches(), []
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         if settings_of(name).snapshots:
             leave_snapshots(folder, data)
         step = model_of(name, steps, folder).train_network
-    warm_up, before = steps // 10, (0.0, 0)
+    warm_up = steps // 10
     for number, batch in enumerate(itertools.islice(itertools.cycle(data), steps)):
         if number == warm_up:
-            before = (resident_mib(), compiled_graphs())
+            memory, graphs = resident_mib(), compiled_graphs()
         start = time.perf_counter()
         wait(step(*batch))
         times.append((time.perf_counter() - start) * 1e3)
-    after = (resident_mib(), compiled_graphs())
+    memory_left, graphs_left = resident_mib(), compiled_graphs()
+    growth = memory_left / memory - 1
     fifth = (steps - warm_up) // 5
-    first, last = (
-        statistics.quantiles(part, n=4)
-        for part in (times[warm_up : warm_up + fifth], times[-fifth:])
+    low, median, high = statistics.quantiles(times[warm_up : warm_up + fifth], n=4)
+    last = statistics.median(times[-fifth:])
+    steady = growth <= GROWTH_LIMIT and graphs_left <= graphs and last - median <= high - low
+    row = (
+        f"{name} | {memory:.1f} | {memory_left:.1f} | {growth:+.2%} | {median:.2f} | {last:.2f} | "
+        f"{low:.2f} to {high:.2f} | {graphs} | {graphs_left} | {'yes' if steady else 'NO'}"
     )
-    memory, graphs = zip(before, after)
-    return Soak(name, memory, first, last, graphs)
+    return row, steady
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,16 +144,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = sorted(set(options.names) - set(suited))
     if unknown or options.steps < 50:
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--steps must be at least 50")
-    soaked: list[Soak] = []
+    steady: list[bool] = []
 
     def rows() -> Iterator[str]:
         for name in options.names:
             ranks = RANKS if name == ADASUM else 1  # each with memory that is nobody else's
-            soaked.append(Soak(*apart(soak, name, options.steps, options.mode, ranks=ranks)))
-            yield soaked[-1].row()
+            row, good = apart(soak, name, options.steps, options.mode, ranks=ranks)
+            steady.append(good)
+            yield row
 
     print_table(f"{options.steps} steps of LeNet, {options.mode}", HEADINGS, rows())
-    return int(not all(one.steady for one in soaked))
+    return int(not all(steady))
 
 
 if __name__ == "__main__":
