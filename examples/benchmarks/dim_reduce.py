@@ -117,7 +117,6 @@ def train(
     seed: int,
     epochs: int,
     batch: int,
-    rates: Any,
     config: dict[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
@@ -126,10 +125,11 @@ def train(
     dataset = ms.dataset.NumpySlicesDataset((data.images, data.labels), shuffle=True)
     dataset = dataset.batch(batch, drop_remainder=True)
     steps = epochs * dataset.get_dataset_size()
+    falling = [0.1 * (1 - step / steps) for step in range(steps)]
     model = BoostModel(
         net,
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
-        nn.SGD(net.trainable_params(), rates(steps), momentum=0.9),
+        nn.SGD(net.trainable_params(), falling, momentum=0.9),
         boost_level="O1" if config else "O0",
         boost_config_dict=config,
     )
@@ -139,11 +139,6 @@ def train(
     counts = step.observations() if config else {}
     reason = step.report()["dim_reduce"].reason if config else ""
     return Run(accuracy.values, accuracy.seconds, counts, reason)
-
-
-def falling(rate: float) -> Any:
-    """Return a linear way from ``rate`` to 0 over the steps of a run."""
-    return lambda steps: [rate * (1 - step / steps) for step in range(steps)]
 
 
 def settings(source: dict[str, Any], plan: Plan, **more: Any) -> dict[str, Any]:
@@ -167,7 +162,7 @@ def races(plan: Plan, noise: float, seed: int, folder: Path) -> dict[str, Run]:
     snapshots = {"weight_load_dir": str(folder / "snapshots")}
     every = max(1, plan.first // plan.snapshots)
     sampler = TrajectorySampler(folder / "snapshots", every=every, keep=plan.snapshots + 1)
-    runs = {"SGD": train(plan, data, seed, plan.first, plan.batch, falling(0.1), None, [sampler])}
+    runs = {"SGD": train(plan, data, seed, plan.first, plan.batch, None, [sampler])}
     random_basis(folder / "random.npy", plan, seed)
     random = {"pca_mat_path": str(folder / "random.npy")}
     reduced = settings(snapshots, plan, alpha=0.0, trials=8)
@@ -179,8 +174,7 @@ def races(plan: Plan, noise: float, seed: int, folder: Path) -> dict[str, Run]:
         "random": (plan.large_batch, 1, settings(random, plan, alpha=0.0, trials=8)),
     }
     for name, (batch, times, config) in second.items():
-        epochs = times * plan.second
-        runs[name] = train(plan, data, seed, epochs, batch, falling(0.1), config)
+        runs[name] = train(plan, data, seed, times * plan.second, batch, config)
     return runs
 
 

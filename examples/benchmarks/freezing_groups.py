@@ -83,12 +83,7 @@ class Head(nn.Cell):
 
 
 def layers_of(network: SmallResNet, size: int = 32) -> list[Layer]:
-    """Return the layers of the ResNet in the order of its parameters.
-
-    Args:
-        network: the network; only its shapes and Cells are looked at.
-        size: images in a batch, 32x32 with one channel.
-    """
+    """Return the layers of the ResNet in the order of its parameters, for ``size`` images."""
     width, side = network.stem[0].out_channels, 32
     found = [Layer("stem", network.stem, (size, 1, side, side), ())]
     for index, block in enumerate(network.blocks):
@@ -107,12 +102,7 @@ def layers_of(network: SmallResNet, size: int = 32) -> list[Layer]:
 
 
 class Passes(nn.Cell):
-    """The passes of one Cell in one graph: forward, and gradients of some kind.
-
-    Args:
-        cell: what is timed.
-        kind: a field of :class:`Pass`.
-    """
+    """The passes of one Cell in one graph: forward, and gradients; the kind is a field of Pass."""
 
     def __init__(self, cell: nn.Cell, kind: str) -> None:
         super().__init__(auto_prefix=False)
@@ -160,18 +150,13 @@ def _timed_passes(layer: Layer, rounds: int) -> Pass:
 
 
 def by_turns(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Return the median milliseconds of each step; all take turns, so bursts of noise hit all.
-
-    Args:
-        steps: each runs one step and waits for it.
-        rounds: how often each of them runs, after two times of warming up.
-    """
+    """Return the median milliseconds of each step; all take turns, so bursts of noise hit all."""
     times: list[list[float]] = [[] for _ in steps]
     for turn in range(rounds + 2):
         for step, kept in zip(steps, times):
             start = time.perf_counter()
             step()
-            if turn >= 2:
+            if turn >= 2:  # warmed up
                 kept.append((time.perf_counter() - start) * 1e3)
     return [statistics.median(kept) for kept in times]
 

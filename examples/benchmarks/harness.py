@@ -24,19 +24,12 @@ MODES = {"GRAPH": ms.GRAPH_MODE, "PYNATIVE": ms.PYNATIVE_MODE}
 
 
 class Ratio(NamedTuple):
-    """Result of a paired timing.
-
-    Attributes:
-        median: median over the pairs of time(candidate) / time(reference).
-        low: lower quartile of these ratios.
-        high: upper quartile of these ratios.
-        reference_ms: median time of one reference step, in milliseconds.
-    """
+    """Result of a paired timing: median and quartiles of time(candidate) / time(reference)."""
 
     median: float
     low: float
     high: float
-    reference_ms: float
+    reference_ms: float  # median time of one step
 
     @property
     def shown(self) -> str:
@@ -84,13 +77,7 @@ def paired(
 
 
 def seconds_of(run: Callable[[], object], times: int, warm_up: int = 0) -> float:
-    """Return the median time of a call that waits for its results.
-
-    Args:
-        run: what is timed.
-        times: calls that count.
-        warm_up: calls before them.
-    """
+    """Return the median time of so many calls that wait for their results, after some others."""
     found = []
     for _ in range(warm_up + times):
         started = time.perf_counter()
@@ -126,15 +113,7 @@ def print_table(title: str, headings: str, rows: Iterable[str]) -> None:
 def drawn(
     path: Path, count: int = 1, width: float = 5, height: float = 4, **settings: bool
 ) -> Iterator[list[Any]]:
-    """Give so many panels side by side to draw on, and write the picture at the end.
-
-    Args:
-        path: the picture to write.
-        count: of panels.
-        width: of a panel, in inches.
-        height: of a panel, in inches.
-        settings: of Matplotlib's ``subplots``.
-    """
+    """Give so many panels of that size in inches to draw on; write the picture at the end."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

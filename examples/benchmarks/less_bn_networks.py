@@ -50,11 +50,7 @@ def image_side(name: str) -> int:
 
 
 def names_in_dump(text: str) -> list[str]:
-    """Return the names of the BatchNorms in a dump of a compiled graph, one for each call.
-
-    Args:
-        text (str): an IR file as ``MS_DEV_SAVE_GRAPHS`` writes it.
-    """
+    """Return the names of the BatchNorms in an IR file of a compiled graph, one for each call."""
     calls = re.findall(r"= *PrimFunc_BatchNorm\((.*)", text)
     found = [re.search(r"%para\d+_([\w.]+)\.(?:gamma|weight)\b", call) for call in calls]
     return [match[1] if match else "" for match in found]

@@ -42,24 +42,30 @@ DEVICES, WINDOW = 8, 4
 REPEATS = 15
 
 
+Need = tuple[float, float]  # messages and bytes of a collective, in a ring
+
+
 class Machine(NamedTuple):
     """What a step's time is made of: seconds a message, bytes a second, operations a second."""
 
     latency: float
     bandwidth: float
-    speed: float
+    speed: float = 0.0
 
-    def ring(self, messages: float, sent: float) -> float:
+    def seconds(self, need: Need) -> float:
         """Return the seconds of a collective: messages one after the other, and bytes."""
+        messages, sent = need
         return messages * self.latency + sent / self.bandwidth
 
-    def all_reduce(self, workers: int, size: float) -> float:
-        """Return the seconds of an AllReduce of ``size`` bytes."""
-        return self.ring(2 * (workers - 1), 2 * size * (workers - 1) / workers)
 
-    def all_gather(self, workers: int, size: float) -> float:
-        """Return the seconds of an AllGather of ``size`` bytes of every worker."""
-        return self.ring(workers - 1, size * (workers - 1))
+def all_reduce(workers: int, size: float) -> Need:
+    """Return what an AllReduce of ``size`` bytes needs."""
+    return 2 * (workers - 1), 2 * size * (workers - 1) / workers
+
+
+def all_gather(workers: int, size: float) -> Need:
+    """Return what an AllGather of ``size`` bytes of every worker needs."""
+    return workers - 1, size * (workers - 1)
 
 
 class Model(NamedTuple):
@@ -86,10 +92,10 @@ def adasum(machine: Machine, model: Model, workers: int) -> float:
     sums = 4 * (model.tensors + 1) * 6  # two squares and a product of each tensor, and scales
     swapped = size / DEVICES * (1 - 1 / servers)
     return (
-        machine.all_reduce(DEVICES, size)
-        + machine.ring(levels, swapped)
-        + levels * machine.all_gather(workers, sums)
-        + machine.all_gather(workers, size / workers)
+        machine.seconds(all_reduce(DEVICES, size))
+        + machine.seconds((levels, swapped))
+        + levels * machine.seconds(all_gather(workers, sums))
+        + machine.seconds(all_gather(workers, size / workers))
     )
 
 
@@ -99,7 +105,7 @@ def table(title: str, machine: Machine) -> None:
     for model in MODELS:
         work, size = model.operations / machine.speed, 4 * model.weights
         for workers in WORKERS:
-            sent = machine.all_reduce(workers, size)
+            sent = machine.seconds(all_reduce(workers, size))
             plain, windowed = work + sent, work + sent / WINDOW
             share = "-"
             if workers > DEVICES:
@@ -154,22 +160,24 @@ def measured() -> list[tuple[str, int, float]]:
     return found
 
 
+Found = dict[int, list[tuple[str, int, float]]]  # for each count of processes
+
+
 def turns_of(count: int) -> float:
     """Return how many processes share a core here."""
     return max(1.0, count / (os.cpu_count() or 1))
 
 
-def needs(name: str, count: int, size: int) -> tuple[float, float]:
-    """Return the messages and bytes of a collective here, where processes take turns on a core."""
-    unit, turns = Machine(1.0, 1.0, 1.0), turns_of(count)
+def needs(name: str, count: int, size: int) -> Need:
+    """Return what a collective needs here, where processes take turns on a core."""
     if name == ADASUM:  # on CPU a swap is an AllReduce of twice the piece between two
         levels = round(math.log2(count))
         messages = levels * (2 + count - 1) + count - 1  # swaps, sums, the last gather
         swapped = sum(2 * size / 2**level for level in range(1, levels + 1))
-        return messages * turns, (swapped + size * (count - 1) / count) * turns
-    if name == "AllReduce":
-        return 2 * (count - 1) * turns, (unit.all_reduce(count, size) - 2 * (count - 1)) * turns
-    return (count - 1) * turns, (unit.all_gather(count, size) - (count - 1)) * turns
+        sent = swapped + size * (count - 1) / count
+    else:
+        messages, sent = (all_reduce if name == "AllReduce" else all_gather)(count, size)
+    return messages * turns_of(count), sent * turns_of(count)
 
 
 def bytes_combined(count: int, size: int) -> float:
@@ -178,7 +186,7 @@ def bytes_combined(count: int, size: int) -> float:
     return turns_of(count) * sum(size / 2**level for level in range(levels + 1))
 
 
-def fitted(found: dict[int, list[tuple[str, int, float]]]) -> tuple[float, float]:
+def fitted(found: Found) -> Machine:
     """Return latency and bandwidth: the least squares of relative errors."""
     rows = [
         (np.array(needs(name, count, size)) / seconds)
@@ -187,20 +195,17 @@ def fitted(found: dict[int, list[tuple[str, int, float]]]) -> tuple[float, float
         if name != ADASUM
     ]
     latency, per_byte = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
-    return float(latency), float(1 / per_byte)
+    return Machine(float(latency), float(1 / per_byte))
 
 
-def combining_rate(
-    found: dict[int, list[tuple[str, int, float]]], latency: float, bandwidth: float
-) -> float:
+def combining_rate(found: Found, machine: Machine) -> float:
     """Return the seconds that AdaSum needs for a byte, beside those of its collectives."""
-    rates = []
-    for count, runs in found.items():
-        for name, size, seconds in runs:
-            if name == ADASUM:
-                messages, sent = needs(name, count, size)
-                rest = seconds - messages * latency - sent / bandwidth
-                rates.append(rest / bytes_combined(count, size))
+    rates = [
+        (seconds - machine.seconds(needs(name, count, size))) / bytes_combined(count, size)
+        for count, runs in found.items()
+        for name, size, seconds in runs
+        if name == ADASUM
+    ]
     return float(np.mean(rates))
 
 
@@ -216,17 +221,16 @@ def check() -> Machine:
     rows = []
     for count, runs in found.items():
         others = {other: found[other] for other in COUNTS if other != count}
-        latency, bandwidth = fitted(others)
-        rate = combining_rate(others, latency, bandwidth)
+        machine = fitted(others)
+        rate = combining_rate(others, machine)
         for name, size, seconds in runs:
-            messages, sent = needs(name, count, size)
-            model = messages * latency + sent / bandwidth
+            model = machine.seconds(needs(name, count, size))
             model += bytes_combined(count, size) * rate if name == ADASUM else 0.0
             figures = f"{seconds * 1e3:.3f} | {model * 1e3:.3f} | {model / seconds:.2f}"
             rows.append(f"{count} | {name} | {size} | {figures}")
     headings = "processes | collective | bytes | measured, ms | model, ms | model / measured"
     print_table("Collectives here; the model knows the other two counts alone", headings, rows)
-    return Machine(*fitted(found), speed_here())
+    return fitted(found)._replace(speed=speed_here())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

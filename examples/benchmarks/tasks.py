@@ -34,23 +34,14 @@ TEXT_TEST = 128  # windows
 
 @dataclass(frozen=True)
 class Task:
-    """A training as a user would write it.
+    """A training as a user would write it."""
 
-    Attributes:
-        data: returns training and test arrays, each (inputs, labels).
-        network: makes the network.
-        optimizer: from parameters and the number of steps; its rate is tuned for plain training.
-        batch: samples in a batch.
-        steps: of the whole training.
-        is_loss: whether it is measured by the loss on the test data, else by the accuracy.
-    """
-
-    data: Callable[[], tuple[Arrays, Arrays]]
+    data: Callable[[], tuple[Arrays, Arrays]]  # for training and test, each (inputs, labels)
     network: Callable[[], nn.Cell]
-    optimizer: MakesOptimizer
+    optimizer: MakesOptimizer  # its rate is tuned for plain training
     batch: int
     steps: int
-    is_loss: bool = False
+    is_loss: bool = False  # measured by the loss on the test data, else by the accuracy
 
 
 def mnist() -> tuple[Arrays, Arrays]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import harness
 import mindspore as ms
@@ -25,36 +26,18 @@ NOT_POSITIVE = np.float32([[1.0, -0.6, -0.6], [-0.6, 1.0, -0.6], [-0.6, -0.6, 1.
 
 
 class Way(nn.Cell):
-    """One way to invert, compiled, with the same damping.
+    """One way to invert, compiled; THOR's own ways damp by the same amount themselves."""
 
-    Args:
-        function: from a matrix to its inverse.
-    """
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any], damps: bool = False) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.damps = function, damps
 
     def construct(self, matrix: Tensor) -> Tensor:
         """Return the inverse."""
+        if self.damps:
+            return self.function(matrix, Tensor(0.0, ms.float32))[0]
         damping = FLOOR * ops.abs(matrix).sum(-1).max()
         return self.function(matrix + damping * ops.eye(len(matrix), len(matrix), ms.float32))
-
-
-class Damped(nn.Cell):
-    """A way of THOR, with no damping but the least.
-
-    Args:
-        invert: what THOR calls.
-    """
-
-    def __init__(self, invert: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> None:
-        super().__init__()
-        self.invert = invert
-
-    def construct(self, matrix: Tensor) -> Tensor:
-        """Return the inverse."""
-        return self.invert(matrix, Tensor(0.0, ms.float32))[0]
 
 
 def operators_cholesky(matrix: Tensor) -> Tensor:
@@ -63,8 +46,8 @@ def operators_cholesky(matrix: Tensor) -> Tensor:
 
 
 WAYS: dict[str, Callable[[], nn.Cell]] = {
-    "THOR on CPU: Cholesky on the host": lambda: Damped(ByCholesky()),
-    "THOR elsewhere: LU and its checks": lambda: Damped(by_lu),
+    "THOR on CPU: Cholesky on the host": lambda: Way(ByCholesky(), damps=True),
+    "THOR elsewhere: LU and its checks": lambda: Way(by_lu, damps=True),
     "operators: LU": lambda: Way(ops.inverse),
     "operators: Cholesky": lambda: Way(operators_cholesky),
 }

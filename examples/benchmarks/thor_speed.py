@@ -35,11 +35,7 @@ def refresh_work(optimizer: THOR, positions: Sequence[int]) -> tuple[float, floa
 
     Products: 2·M·n² for the Gram matrix of each factor; inverses: 8/3·n³ by Cholesky; bytes: the
     patches of a convolution are written by im2col, read and written once more in the order of the
-    product, its output gradients read and written.
-
-    Args:
-        optimizer: whose layers are counted.
-        positions: M, the rows of the batch, for each layer.
+    product, its output gradients read and written. ``positions`` holds each layer's M, the rows.
     """
     products = inverses = moved = 0.0
     for plan, rows in zip(optimizer.curvature.plans, positions):

@@ -179,14 +179,6 @@ def draw(path: Path, courses: dict[tuple[str, str], list[Course]]) -> None:
             panel.legend(loc="best")
 
 
-def chosen(options: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
-    """Return the tasks whose names begin with what was given."""
-    found = [name for name in TASKS if name.lower().startswith(options.task.lower())]
-    if not found:
-        parser.error(f"--task: unknown {options.task!r}, known are {', '.join(TASKS)}")
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run everything that was asked for and print the table."""
     parser = argparse.ArgumentParser(description="Time until plain's final result is reached.")
@@ -198,7 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--json", metavar="FILE", help="write, and go on from, all that was run")
     options = parser.parse_args(argv)
-    tasks = chosen(options, parser)
+    tasks = [name for name in TASKS if name.lower().startswith(options.task.lower())]
+    if not tasks:
+        parser.error(f"--task: unknown {options.task!r}, known are {', '.join(TASKS)}")
     runs = [PLAIN, *(options.run or ("fast",))]
     done: dict[str, Any] = {}
     if options.json and Path(options.json).is_file():
