@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from typing import Any
 
 import mindspore as ms
-from harness import print_table
+from harness import print_table, seconds
 from mindspore import nn
-from networks import NETWORKS, grouped, ours, plain, waiting
+from networks import NETWORKS, grouped, ours, plain_step, waiting
 
 GROUPED = "a scale for each of two groups"
 THOR = {"thor": {"damping": 0.1}}
@@ -42,20 +41,11 @@ def make(network: str, case: str) -> nn.Cell:
     return ours(NETWORKS[network](), **CASES[case][0])
 
 
-def seconds(step: nn.Cell, runs: int) -> float:
-    """Return how long the first runs of a step take."""
-    run = waiting(step)
-    start = time.perf_counter()
-    for _ in range(runs):
-        run()
-    return time.perf_counter() - start
-
-
 def row(network: str, case: str, runs: int) -> str:
     """Return a line of the table."""
     variants = CASES[case][1]
     pairs = [
-        (seconds(plain(NETWORKS[network]()), 1), seconds(make(network, case), variants))
+        (seconds(plain_step(NETWORKS[network]())), seconds(waiting(make(network, case)), variants))
         for _ in range(runs)
     ]
     ratios = [ours / reference for reference, ours in pairs]
@@ -73,7 +63,7 @@ def main() -> None:
     ms.set_context(mode=ms.GRAPH_MODE)
     names = [options.network] if options.network else list(NETWORKS)
     for name in names:
-        seconds(plain(NETWORKS[name]()), 1)  # the very first one also loads what all share
+        seconds(plain_step(NETWORKS[name]()))  # the very first one also loads what all share
     headings = "network | step | plain, s | here, s | ratio | range"
     lines = (row(name, case, options.runs) for name in names for case in CASES)
     print_table("First steps over the plain one", headings, lines)

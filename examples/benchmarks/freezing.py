@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import mindspore as ms
-from harness import print_table
+from harness import print_table, seconds
 from mindspore import Tensor, nn
 from networks import LeNet5, SmallResNet, accuracy, ours, plain
 
@@ -59,9 +58,7 @@ class Trainee(NamedTuple):
 
     def train(self, inputs: Sequence[Tensor]) -> None:
         """Train one step, and note its time."""
-        start = time.perf_counter()
-        self.step(*inputs).asnumpy()
-        self.seconds.append(time.perf_counter() - start)
+        self.seconds.append(seconds(lambda: self.step(*inputs).asnumpy()))
 
     def times(self, plain: Trainee) -> Times:
         """Return what the run took, measured by the plain one that took turns with it.
@@ -88,12 +85,7 @@ def trainee(
 ) -> Trainee:
     """Return a training that has not begun; equal seeds give equal initial weights.
 
-    Args:
-        make: returns a new network.
-        settings: the section ``grad_freeze`` but for groups and steps; empty for plain training.
-        steps: of the whole training.
-        epochs: of the whole training; the rate falls along a half cosine, once per epoch.
-        seed: of the weights.
+    Without settings it is a plain one. The rate falls along a half cosine, once per epoch.
     """
     ms.set_seed(seed)
     network = make()
@@ -152,21 +144,14 @@ def _result(one: Trainee, plain: Trainee, test: Sequence[Sequence[Tensor]]) -> R
     )
 
 
-def races(seeds: int) -> dict[str, dict[str, list[RunResult]]]:
-    """Return the results by network, schedule and seed."""
-    found = {}
-    for name, (make, epochs) in RUNS.items():
-        by_seed = [race(make, epochs, seed) for seed in range(seeds)]
-        found[name] = {key: [one[key] for one in by_seed] for key in SCHEDULES}
-    return found
-
-
-def print_runs(results: dict[str, dict[str, list[RunResult]]]) -> None:
-    """Print accuracy and time of every schedule; ratios are medians over the seeds."""
+def print_runs(seeds: int) -> None:
+    """Train, and print accuracy and time of every schedule; ratios are medians over the seeds."""
     rows = []
-    for network, schedules in results.items():
-        plain_mean = statistics.mean(one.accuracy for one in schedules["plain"])
-        for name, runs in schedules.items():
+    for network, (make, epochs) in RUNS.items():
+        races = [race(make, epochs, seed) for seed in range(seeds)]
+        plain_mean = statistics.mean(one["plain"].accuracy for one in races)
+        for name in SCHEDULES:
+            runs = [one[name] for one in races]
             mean = statistics.mean(one.accuracy for one in runs)
             lowest = min(one.accuracy for one in runs)
             steps = statistics.median(one.steps for one in runs)
@@ -182,7 +167,6 @@ def print_runs(results: dict[str, dict[str, list[RunResult]]]) -> None:
         "with compilation | compilation, plain steps | full steps | groups"
     )
     lengths = ", ".join(f"{name} {epochs}" for name, (_, epochs) in RUNS.items())
-    seeds = len(next(iter(results.values()))["plain"])
     title = f"Digits, seeds 0 to {seeds - 1}, epochs: {lengths}; times over those of plain training"
     print_table(title, headings, rows)
     print(f"\nA difference of 0.01 is 4 of the 360 test images. Settings: param_groups={GROUPS}")
@@ -200,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"--seeds must be at least 1, got {args.seeds}")
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
-    print_runs(races(args.seeds))
+    print_runs(args.seeds)
 
 
 if __name__ == "__main__":

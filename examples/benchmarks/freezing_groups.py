@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
 from freezing import GROUPS
-from harness import print_table
+from harness import print_table, seconds
 from mindspore import ParameterTuple, Tensor, nn, ops
 from networks import SmallResNet, ours, plain_step, waiting
 
@@ -154,10 +153,9 @@ def by_turns(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     times: list[list[float]] = [[] for _ in steps]
     for turn in range(rounds + 2):
         for step, kept in zip(steps, times):
-            start = time.perf_counter()
-            step()
+            took = seconds(step) * 1e3
             if turn >= 2:  # warmed up
-                kept.append((time.perf_counter() - start) * 1e3)
+                kept.append(took)
     return [statistics.median(kept) for kept in times]
 
 

@@ -49,14 +49,10 @@ def paired(
     steps: int = 5,
     warm_up: int = 5,
 ) -> Ratio:
-    """Time two steps by turns and return the median ratio.
+    """Time two steps, each of which waits for its end, by turns and return the median ratio.
 
-    Args:
-        candidate: runs one step and waits for it.
-        reference: runs one step of what it is compared with.
-        pairs: number of pairs; the order within a pair alternates.
-        steps: steps in each half of a pair.
-        warm_up: steps of each before the first pair; compilation falls in here.
+    So many pairs of so many steps each; the order within a pair alternates. Compilation falls in
+    the steps before the first pair.
     """
     for _ in range(warm_up):
         candidate()
@@ -64,26 +60,24 @@ def paired(
     ratios, references = [], []
     for pair in range(pairs):
         order = (candidate, reference) if pair % 2 else (reference, candidate)
-        times = {}
-        for step in order:
-            start = time.perf_counter()
-            for _ in range(steps):
-                step()
-            times[step] = time.perf_counter() - start
+        times = {step: seconds(step, steps) for step in order}
         ratios.append(times[candidate] / times[reference])
         references.append(times[reference] / steps * 1e3)
     low, median, high = statistics.quantiles(ratios, n=4)
     return Ratio(median, low, high, statistics.median(references))
 
 
-def seconds_of(run: Callable[[], object], times: int, warm_up: int = 0) -> float:
-    """Return the median time of so many calls that wait for their results, after some others."""
-    found = []
-    for _ in range(warm_up + times):
-        started = time.perf_counter()
+def seconds(run: Callable[[], object], calls: int = 1) -> float:
+    """Return the time of so many calls that wait for their results."""
+    start = time.perf_counter()
+    for _ in range(calls):
         run()
-        found.append(time.perf_counter() - started)
-    return statistics.median(found[warm_up:])
+    return time.perf_counter() - start
+
+
+def seconds_of(run: Callable[[], object], times: int, warm_up: int = 0) -> float:
+    """Return the median time of so many calls, after some others."""
+    return statistics.median([seconds(run) for _ in range(warm_up + times)][warm_up:])
 
 
 def added_mib(run: Callable[[], object]) -> float:

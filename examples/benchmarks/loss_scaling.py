@@ -184,8 +184,7 @@ def run_scheme(case: Case, scale: Any) -> Outcome:
 def settled(step: nn.Cell, data: Sequence[Tensor], changes: bool) -> tuple[int, bool, np.ndarray]:
     """Train until each scale has shrunk once and a step is clean; one step if the scale is fixed.
 
-    Returns:
-        The number of steps, whether the last one overflowed, and the scales used in it.
+    Returns the number of steps, whether the last one overflowed, and the scales used in it.
     """
     before, shrunk = np.float32(0), np.False_
     for steps in range(1, SETTLING_STEPS + 1):
@@ -236,16 +235,6 @@ def train_lenet(scheme: str, seed: int) -> float:
 # ----------------------------------------------------------------------------------------- tables
 
 
-def outcome_row(scheme: str, outcome: Outcome) -> str:
-    """Return one row of the four-layer table."""
-    cells = [
-        f"{100 * zeros:.1f} %, {error:.1e}" for zeros, error in zip(outcome.zeros, outcome.errors)
-    ]
-    exponents = [f"{np.log2(scale):.1f}" for scale in dict.fromkeys(outcome.scales)]
-    update = "skipped: overflow" if outcome.overflow else "done"
-    return " | ".join([scheme, *cells, update, ", ".join(exponents), str(outcome.steps)])
-
-
 def print_four_layers(outcomes: dict[str, Outcome], exact: Sequence[np.ndarray]) -> None:
     """Print the gradients' sizes and the table of the schemes."""
     sizes = [
@@ -254,9 +243,13 @@ def print_four_layers(outcomes: dict[str, Outcome], exact: Sequence[np.ndarray])
     layers = [f"layer {index}" for index in range(1, LAYERS + 1)]
     title = "Four layers, from the input up: exact zeros and relative error of the gradients"
     headings = " | ".join(["scheme", *layers, "update", "log2 of the scales", "steps"])
-    rows = [outcome_row(scheme, outcome) for scheme, outcome in outcomes.items()]
-    sizes_row = " | ".join(["size: typical (largest)", *sizes, "", "", ""])
-    print_table(title, headings, [sizes_row, *rows])
+    rows = [" | ".join(["size: typical (largest)", *sizes, "", "", ""])]
+    for scheme, (scales, zeros, errors, overflow, steps) in outcomes.items():
+        cells = [f"{100 * share:.1f} %, {error:.1e}" for share, error in zip(zeros, errors)]
+        update = "skipped: overflow" if overflow else "done"
+        exponents = ", ".join(f"{np.log2(scale):.1f}" for scale in dict.fromkeys(scales))
+        rows.append(" | ".join([scheme, *cells, update, exponents, str(steps)]))
+    print_table(title, headings, rows)
 
 
 def print_accuracies(final: dict[str, list[float]]) -> None:

@@ -92,14 +92,15 @@ def speed(names: Sequence[str], pairs: int) -> None:
         step = BoostTrainOneStepCell(networks.with_loss(own), optimizer).set_train()
         rows_of = rows_of_layers(own, optimizer, batch[0])
         # Each has a variant or two to compile: THOR a step that captures, and one that does not.
-        begun = _once(lambda: plain(*batch))  # noqa: B023
-        compiled = [_once(lambda: step(*batch)) for _ in range(2)]  # noqa: B023
+        own_step, plain_step = networks.waiting(step, batch), networks.waiting(plain, batch)
+        begun = harness.seconds(plain_step)
+        compiled = harness.seconds(own_step, 2)
         ratio = harness.paired(lambda: step(*batch), lambda: plain(*batch), pairs)  # noqa: B023
         due = Tensor(0, ms.int32)
         refreshes = []
         for _ in range(max(pairs // 4, 3)):
             ops.assign(optimizer.next_refresh, due)
-            refreshes.append(_once(lambda: step(*batch)))  # noqa: B023
+            refreshes.append(harness.seconds(own_step))
         refresh = statistics.median(refreshes)
         ordinary = ratio.median * ratio.reference_ms / 1e3
         work = refresh_work(optimizer, rows_of)
@@ -108,7 +109,7 @@ def speed(names: Sequence[str], pairs: int) -> None:
         inverting = inversions(optimizer)
         momentum = ratio.reference_ms / 1e3
         added = (
-            sum(compiled) - refresh - begun,
+            compiled - refresh - begun,
             (STEPS - REFRESHES) * (ordinary - momentum),
             REFRESHES * inverting,
             REFRESHES * (refresh - inverting - momentum),
@@ -136,10 +137,6 @@ def inversions(optimizer: THOR) -> float:
     """Return how many seconds inverting all factors takes, as the step does it on the host."""
     factors = [one.asnumpy() for one in optimizer.factors if one.ndim > 1]
     return harness.seconds_of(lambda: [damped_inverse(one, DAMPING) for one in factors], 5)
-
-
-def _once(run: Callable[[], Tensor]) -> float:
-    return harness.seconds_of(lambda: run().asnumpy(), 1)
 
 
 def memory_ratio(step: nn.Cell, plain: nn.Cell, optimizer: THOR) -> float:
