@@ -17,12 +17,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from harness import print_table
 
-HEADINGS = "bytecode | seconds | quartiles"
 PACKAGE = Path(__file__).resolve().parents[2] / "mindspore_boost_ext"
 TIMED = """
 import time, mindspore
@@ -59,15 +57,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15, help="for each row, at least 2")
     options = parser.parse_args()
 
-    def rows() -> Iterator[str]:
-        with tempfile.TemporaryDirectory(prefix="import-") as folder:
-            copy = Path(folder, PACKAGE.name)
-            shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
-            yield row("none", folder, options.runs)
-            compileall.compile_dir(copy, quiet=1)
-            yield row("there", folder, options.runs)
-
-    print_table("import mindspore_boost_ext over import mindspore", HEADINGS, rows())
+    with tempfile.TemporaryDirectory(prefix="import-") as folder:
+        copy = Path(folder, PACKAGE.name)
+        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        rows = [row("none", folder, options.runs)]
+        compileall.compile_dir(copy, quiet=1)
+        rows.append(row("there", folder, options.runs))
+    title = "import mindspore_boost_ext over import mindspore"
+    print_table(title, "bytecode | seconds | quartiles", rows)
 
 
 if __name__ == "__main__":

@@ -131,6 +131,13 @@ def digits(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield from train.create_tuple_iterator()
 
 
+DIGITS: dict[str, Any] = {
+    "batches": digits,
+    "target": lambda seed: 0.15,
+    "goal": "a running loss of 0.15",
+    "smoothing": 0.9,
+    "damping": 0.1,
+}
 PROBLEMS = {
     "ill-conditioned": Problem(
         "ill-conditioned inputs, perceptron",
@@ -154,22 +161,14 @@ PROBLEMS = {
     "lenet": Problem(
         "LeNet, digits",
         networks.LeNet5,
-        digits,
-        target=lambda seed: 0.15,
-        goal="a running loss of 0.15",
-        smoothing=0.9,
-        damping=0.1,
         rates=((0.01, 0.03, 0.1), (0.001, 0.003, 0.01), (0.003, 0.01, 0.03)),
+        **DIGITS,
     ),
     "resnet": Problem(
         "small ResNet, digits",
         networks.SmallResNet,
-        digits,
-        target=lambda seed: 0.15,
-        goal="a running loss of 0.15",
-        smoothing=0.9,
-        damping=0.1,
         rates=((0.03, 0.1, 0.3), (0.001, 0.003, 0.01), (0.003, 0.01, 0.03)),
+        **DIGITS,
     ),
 }
 
