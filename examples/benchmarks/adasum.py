@@ -16,10 +16,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from harness import drawn, print_table
+from networks import NETWORKS
 
+from mindspore_boost_ext.adasum import cell as module
 from mindspore_boost_ext.bundled import load_digits
 
 RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
@@ -174,19 +177,11 @@ def draw(path: Path, table: dict[int, dict[str, float]]) -> None:
 
 def cost(_: argparse.Namespace) -> None:
     """Print bytes and collectives of a step for several clusters, without starting any."""
-    from unittest import mock
-
-    from networks import NETWORKS
-
-    from mindspore_boost_ext.adasum import cell as module
-
     parameters = NETWORKS["small ResNet"]().trainable_params()
     values, rows = sum(one.size for one in parameters), []
-    clusters = ((2, 1), (3, 1), (4, 1), (8, 1), (8, 2), (16, 8))
-    for ranks, devices, limit in (
-        *((2, 1, module.GATHERED_BYTES), (4, 1, module.GATHERED_BYTES)),
-        *((*cluster, 0) for cluster in clusters),
-    ):
+    gathered = ((2, 1, module.GATHERED_BYTES), (4, 1, module.GATHERED_BYTES))
+    halved = ((2, 1, 0), (3, 1, 0), (4, 1, 0), (8, 1, 0), (8, 2, 0), (16, 8, 0))
+    for ranks, devices, limit in (*gathered, *halved):
         with (
             mock.patch.object(module, "rank_count", return_value=ranks),
             mock.patch.object(module, "make_swap", return_value=None),

@@ -54,10 +54,8 @@ def mnist() -> tuple[Arrays, Arrays]:
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
     images = (rows[:, :-1].reshape(-1, 1, 28, 28) / 255 - 0.1307) / 0.3081  # mean, deviation
     labels = rows[:, -1].astype(np.int32)
-    return (images[:MNIST_TRAIN], labels[:MNIST_TRAIN]), (
-        images[MNIST_TRAIN:],
-        labels[MNIST_TRAIN:],
-    )
+    train, test = zip(np.split(images, [MNIST_TRAIN]), np.split(labels, [MNIST_TRAIN]))
+    return train, test
 
 
 def digits() -> tuple[Arrays, Arrays]:
