@@ -26,8 +26,6 @@ from mindspore_boost_ext.adasum import cell as module
 from mindspore_boost_ext.bundled import load_digits
 
 RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
-HOW = ("average", "AdaSum", "sum")
-COLUMNS = " | ".join([*HOW, "AdaSum / average"])
 SAMPLES, HIDDEN, CLASSES, TARGET = 16, 32, 10, 0.35
 Weights = list[np.ndarray]
 
@@ -94,6 +92,8 @@ RULES: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
     "AdaSum": adasum,
     "sum": sum,  # type: ignore[dict-item]
 }
+HOW = tuple(RULES)
+COLUMNS = " | ".join([*HOW, "AdaSum / average"])
 
 
 def train(how: str, workers: int, rate: float, seed: int) -> Iterator[Weights]:

@@ -37,17 +37,6 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-class Times(NamedTuple):
-    """What a run took, in steps of the plain run beside it."""
-
-    trained: float  # the steps, without compilation
-    compilation: float  # of all groups that came up
-
-    def over(self, plain: Times) -> tuple[float, float]:
-        """Return the ratios to a plain run: without compilation, and with it."""
-        return self.trained / plain.trained, sum(self) / sum(plain)
-
-
 class Trainee(NamedTuple):
     """One training among those that take turns."""
 
@@ -60,8 +49,8 @@ class Trainee(NamedTuple):
         """Train one step, and note its time."""
         self.seconds.append(seconds(lambda: self.step(*inputs).asnumpy()))
 
-    def times(self, plain: Trainee) -> Times:
-        """Return what the run took, measured by the plain one that took turns with it.
+    def times(self, plain: Trainee) -> tuple[float, float]:
+        """Return what the steps and the compilation took, in steps of the plain run beside it.
 
         A step is measured by the plain step of the same turn, and counts as the median of its
         group's steps, without the first one. What that took beyond the median is compilation. A
@@ -77,7 +66,15 @@ class Trainee(NamedTuple):
             usual = statistics.median(kept[1:]) if kept[1:] else 1.0
             trained += usual * len(kept)
             compilation += max(kept[0] - usual, 0.0)
-        return Times(trained, compilation)
+        return trained, compilation
+
+    def over(self, plain: Trainee) -> tuple[float, float, float]:
+        """Return the times over plain's, without and with compilation, and what that took."""
+        (trained, compilation), (plain_trained, plain_compilation) = (
+            one.times(plain) for one in (self, plain)
+        )
+        with_compilation = (trained + compilation) / (plain_trained + plain_compilation)
+        return trained / plain_trained, with_compilation, compilation
 
 
 def trainee(
@@ -130,18 +127,15 @@ def race(make: Callable[[], nn.Cell], epochs: int, seed: int) -> dict[str, RunRe
     iterator = train.create_tuple_iterator(num_epochs=epochs)
     take_turns(trainees.values(), (inputs for _ in range(epochs) for inputs in iterator))
     kept_back = list(test.create_tuple_iterator(num_epochs=1))
-    return {name: _result(one, trainees["plain"], kept_back) for name, one in trainees.items()}
-
-
-def _result(one: Trainee, plain: Trainee, test: Sequence[Sequence[Tensor]]) -> RunResult:
-    times = one.times(plain)
-    return RunResult(
-        accuracy(one.network, test),
-        *times.over(plain.times(plain)),
-        times.compilation,
-        one.groups.count(0) / len(one.groups),
-        len(set(one.groups)),
-    )
+    return {
+        name: RunResult(
+            accuracy(one.network, kept_back),
+            *one.over(trainees["plain"]),
+            one.groups.count(0) / steps,
+            len(set(one.groups)),
+        )
+        for name, one in trainees.items()
+    }
 
 
 def print_runs(seeds: int) -> None:

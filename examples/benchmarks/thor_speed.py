@@ -96,18 +96,17 @@ def speed(names: Sequence[str], pairs: int) -> None:
         begun = harness.seconds(plain_step)
         compiled = harness.seconds(own_step, 2)
         ratio = harness.paired(lambda: step(*batch), lambda: plain(*batch), pairs)  # noqa: B023
-        due = Tensor(0, ms.int32)
         refreshes = []
         for _ in range(max(pairs // 4, 3)):
-            ops.assign(optimizer.next_refresh, due)
+            ops.assign(optimizer.next_refresh, Tensor(0, ms.int32))
             refreshes.append(harness.seconds(own_step))
         refresh = statistics.median(refreshes)
-        ordinary = ratio.median * ratio.reference_ms / 1e3
+        momentum = ratio.reference_ms / 1e3
+        ordinary = ratio.median * momentum
         work = refresh_work(optimizer, rows_of)
         model = sum(amount / rate for amount, rate in zip(work, machine_rates()))
-        at_hundred = (99 * ordinary + refresh) / 100 / (ratio.reference_ms / 1e3)
+        at_hundred = (99 * ordinary + refresh) / 100 / momentum
         inverting = inversions(optimizer)
-        momentum = ratio.reference_ms / 1e3
         added = (
             compiled - refresh - begun,
             (STEPS - REFRESHES) * (ordinary - momentum),
