@@ -31,7 +31,7 @@ def row(network: str, rounds: int, isa: str) -> str:
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds):
         for name in (*runs,) if number % 2 else reversed((*runs,)):
-            times[name].append(in_own_process(*runs[name], cores, isa)["seconds"])
+            times[name].append(in_own_process(*runs[name], cores, isa=isa)["seconds"])
     found = [f"{statistics.median(times[name]) * 1e3:.1f}" for name in runs]
     for reference in ("plain", "graph"):
         ratios = [own / other for own, other in zip(times["compiled"], times[reference])]

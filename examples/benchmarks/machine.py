@@ -191,14 +191,16 @@ def one(task: str, how: str) -> dict[str, Any]:
     return {"seconds": seconds, "weights": weights}
 
 
-def in_own_process(task: str, how: str, options: Any, cores: int) -> dict[str, Any]:
+def in_own_process(
+    task: str, how: str, cores: int, *, isa: str = "", script: str = __file__
+) -> dict[str, Any]:
     """Run ``one`` in a process that may use so many cores, with an instruction set if given."""
     allowed = sorted(os.sched_getaffinity(0))[:cores]
     variables = {name: os.environ[name] for name in os.environ if "DNN_MAX_CPU_ISA" not in name}
-    if options.isa:
-        variables["ONEDNN_MAX_CPU_ISA"] = options.isa
+    if isa:
+        variables["ONEDNN_MAX_CPU_ISA"] = isa
     ended = subprocess.run(
-        [sys.executable, options.script, task, "--one", how],
+        [sys.executable, script, task, "--one", how],
         env=variables,
         preexec_fn=lambda: os.sched_setaffinity(0, allowed),
         capture_output=True,
@@ -216,7 +218,8 @@ def row(task: str, options: Any, cores: int) -> str:
     pairs = []
     for number in range(options.rounds):
         order = ("plain", "tuned") if number % 2 else ("tuned", "plain")
-        results = {how: in_own_process(task, how, options, cores) for how in order}
+        where = {"isa": options.isa, "script": options.script}
+        results = {how: in_own_process(task, how, cores, **where) for how in order}
         pairs.append((results["plain"], results["tuned"]))
     ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
     plain, theirs = (statistics.median(pair[i]["seconds"] for pair in pairs) for i in (0, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from unittest import mock
 
 import matplotlib
 import mindspore as ms
@@ -46,6 +47,14 @@ def test_its_docstring_says_how_to_start_it_and_its_help_lists_the_options(
         module.main()
     assert stop.value.code == 0
     assert "--help" in capsys.readouterr().out
+
+
+def test_the_compiled_step_starts_its_processes_as_machine_takes_them(capsys, monkeypatch):
+    compiled_step = load("compiled_step")
+    seconds = mock.create_autospec(compiled_step.in_own_process, return_value={"seconds": 1.0})
+    monkeypatch.setattr(compiled_step, "in_own_process", seconds)
+    compiled_step.main(["--networks", "LeNet", "--rounds", "2", "--isa", "AVX2"])
+    assert "| LeNet | 1000.0 | 1000.0 | 1000.0 | 1.000 |" in capsys.readouterr().out
 
 
 def test_adasum_counts_rounds_and_cost(capsys, tmp_path, monkeypatch):
