@@ -31,21 +31,11 @@ class Chooser(nn.Cell):
 
 
 class StepChoice(nn.Cell):
-    r"""Runs the variant of the step whose turn it is; the choice is made in the graph.
+    """Runs the variant of the step whose turn it is; the choice is made in the graph.
 
     The host chooses by :attr:`chooser` instead where it can, so that a variant is compiled when it
-    first runs; inside another Cell's graph, as in sink mode, it cannot.
-
-    Args:
-        variants (Sequence[Cell]): steps with the same inputs and outputs.
-        chooser (Chooser): says which of them runs.
-        names (Sequence[str]): what the report calls them.
-
-    Inputs:
-        - **\*inputs** (tuple(Tensor)) - the inputs of the network.
-
-    Outputs:
-        Whatever the variants return.
+    first runs; inside another Cell's graph, as in sink mode, it cannot. The variants, which the
+    report calls by ``names``, have the same inputs and outputs.
     """
 
     def __init__(self, variants: Sequence[nn.Cell], chooser: Chooser, names: Sequence[str]) -> None:

@@ -26,13 +26,9 @@ def _filled(value: float, output: Tensor) -> Tensor:
 
 
 def multiplied(factor: Tensor, gradient: Tensor) -> Tensor:
-    """Return one gradient times a factor, in the dtype of the gradient.
+    """Return a gradient, dense or row-sparse, times a float32 scalar, in its own dtype.
 
     Multiplied in float32: one over a large loss scale is 0 in float16.
-
-    Args:
-        factor (Tensor): float32, shape ().
-        gradient (Union[Tensor, RowTensor]): a gradient.
     """
     if isinstance(gradient, Tensor):
         return ops.cast(ops.cast(gradient, ms.float32) * factor, gradient.dtype)
@@ -68,14 +64,9 @@ def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
 
 
 def check_dense(network: nn.Cell, asked_by: str) -> None:
-    """Refuse a network whose gradients are row-sparse, before it is compiled.
+    """Raise a ``ValueError`` for a network with row-sparse gradients, before it is compiled.
 
-    Args:
-        network (Cell): the network.
-        asked_by: the settings that need dense gradients, for the message.
-
-    Raises:
-        ValueError: if the network looks rows up sparsely.
+    The message names ``asked_by``, the settings that need dense ones.
     """
     for name, cell in network.cells_and_names():
         if any(one.name == "SparseGatherV2" for one in _compat.primitives(cell).values()):

@@ -30,36 +30,23 @@ SKIP = "skip"
 
 
 class GrowingInputs(Algorithm):
-    """Inputs are made smaller in the first phases of a training."""
+    """Inputs are made smaller in the first phases of a training, as a section of settings says."""
 
     def __init__(self) -> None:
         self.too_short = HeldWarning()
         self._unseen = False  # whether the first batch has yet to show that the network fits
 
     def smaller(self, settings: Any, scale: float) -> nn.Cell:
-        """Return the Cell that makes a batch smaller: all inputs -> all inputs.
-
-        Args:
-            settings: the section of the configuration.
-            scale (float): in (0, 1).
-        """
+        """Return the Cell that makes a batch smaller by a scale: all inputs -> all inputs."""
         raise NotImplementedError
 
     def check_inputs(self, settings: object, *inputs: object) -> None:
-        """Raise a ``ValueError`` if a batch holds nothing that could be made smaller.
-
-        Args:
-            settings: the section of the configuration.
-            inputs: the batch.
-        """
+        """Raise a ``ValueError`` if a batch holds nothing that could be made smaller."""
 
     def check_loss(self, settings: object, run: Run, *inputs: object) -> None:
         """Raise a ``ValueError`` if smaller inputs would be trained on for another aim.
 
-        Args:
-            settings: the section of the configuration.
-            run: runs the network in evaluation mode.
-            inputs: the batch.
+        It may ``run`` the network on a batch, in evaluation mode.
         """
 
     def join(self, step: BoostTrainOneStepCell) -> None:

@@ -13,11 +13,8 @@ _SLACK = 0.01  # of shares in float16 or bfloat16, added up
 def no_class_a_sample(*inputs: object) -> str:
     """Return why the labels of a batch are not one class of each sample; empty if they are.
 
-    Those of a language model belong to each place of a sequence, those of a segmentation to each
-    pixel.
-
-    Args:
-        inputs: the batch, labels last: ``[N]`` of classes or ``[N, K]`` of their shares.
+    They are last, ``[N]`` of classes or ``[N, K]`` of their shares. Those of a language model
+    belong to each place of a sequence, those of a segmentation to each pixel.
     """
     if len(inputs) == 1:
         return "takes one class a sample, but the batch has one input, and no labels"
@@ -34,9 +31,6 @@ def rows_of_places(*inputs: Any) -> str:
     """Return why the last input, rows of numbers, is of the places of sequences; empty if not.
 
     A mask of tokens, or a series. Shares of classes are told from them by their sum, 1.
-
-    Args:
-        inputs: the batch.
     """
     first, labels = inputs[0], inputs[-1]
     shape: tuple[int, ...] = getattr(labels, "shape", ())

@@ -24,14 +24,10 @@ _LARGEST_FACTOR = 2.0**126
 
 
 class OneScale(nn.Cell):
-    """One loss scale for all gradients. Parts with another rule derive from it.
+    """One loss scale, a Tensor or what updates it, for all gradients.
 
     A step calls :meth:`start`, differentiates, then :meth:`divided`, reduces over ranks, then
-    :meth:`finish`.
-
-    Args:
-        scale_sense (Union[Tensor, Cell]): the scale, or what updates it.
-        detector (OverflowDetector): finds what is not finite.
+    :meth:`finish`. Parts with another rule derive from this one.
     """
 
     can_be_set = True
@@ -76,19 +72,11 @@ class OneScale(nn.Cell):
         return scale
 
     def finish(
-        self,
-        status: Tensor,
-        scale: Tensor,
-        gradients: tuple[Any, ...],
-        extra: tuple[Tensor, ...],
+        self, status: Tensor, scale: Tensor, gradients: tuple[Any, ...], extra: tuple[Tensor, ...]
     ) -> tuple[tuple[Any, ...], Tensor]:
         """Set the next scale; return unscaled gradients, and whether the step must be skipped.
 
-        Args:
-            status (Tensor): from :meth:`start`.
-            scale (Tensor): from :meth:`start`.
-            gradients (tuple(Tensor)): reduced over ranks.
-            extra (tuple(Tensor)): gradients of :attr:`extra`.
+        Status and scale are from :meth:`start`, gradients reduced over ranks, and of :attr:`extra`.
         """
         overflow = self.detector(status, gradients)
         return gradients, ops.depend(overflow, self.update(overflow))

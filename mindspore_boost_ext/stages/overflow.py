@@ -172,14 +172,9 @@ class OverflowDetector(nn.Cell):
             self.all_reduce = ops.AllReduce()
 
     def start(self, sens: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """Begin to watch: call it when the loss is there, before the backward pass.
+        """Begin to watch behind ``after``, the loss; return the status (int32[8]) and ``sens``.
 
-        Args:
-            sens (Tensor): what the backward pass starts from; pass on the one returned.
-            after (Tensor): the loss: what happened before it is not watched.
-
-        Returns:
-            tuple of the status (int32[8]) and ``sens``.
+        The backward pass must start from the ``sens`` that is returned.
         """
         return self.no_status, sens
 
@@ -246,12 +241,7 @@ class FiniteDetector(OverflowDetector):
 
 
 class InfNanDetector(FiniteDetector):
-    """Ascend in inf/nan mode.
-
-    Args:
-        why (str): one sentence for the report.
-        distributed (bool): whether the ranks must agree.
-        one_kernel (bool): AllFinite for all gradients at once, else IsFinite. Default: ``True``.
+    """Ascend in inf/nan mode: AllFinite as one kernel for all gradients, else IsFinite.
 
     Supported Platforms:
         ``Ascend`` (written, its graph checked; not run)

@@ -27,10 +27,6 @@ class PartByPart(StepChoice):
     :math:`\lfloor i N / P \rfloor` on. A batch of fewer than :math:`2 P` is cut into fewer
     parts, so that none has one sample alone: of that BatchNorm makes NaN as its variance.
     Inputs whose first axis is not that of the first input are in every part as they are.
-
-    Args:
-        step (Cell): what is run.
-        parts (int): :math:`P`, at least 1.
     """
 
     def __init__(self, step: nn.Cell, parts: int) -> None:
@@ -74,11 +70,9 @@ def part_of(inputs: tuple[Any, ...], number: int, parts: int) -> tuple[Any, ...]
 
 
 def joined_losses(losses: tuple[Any, ...], samples: int) -> Any:
-    """Return the loss of a batch from those of its parts: the mean, or all for each sample.
+    """Return the loss of a batch of so many samples from those of its parts, maybe tuples.
 
-    Args:
-        losses: of each of several parts, a Tensor or a tuple of Tensors.
-        samples (int): of the batch.
+    It is their mean, or all of them where there is one for each sample.
     """
     if isinstance(losses[0], tuple):
         places = range(len(losses[0]))

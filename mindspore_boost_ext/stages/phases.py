@@ -17,20 +17,15 @@ from mindspore_boost_ext.stages.update import Update, UpdateAround
 def first_updates(shares: Sequence[float], total: int) -> tuple[int, ...]:
     """Return how many updates come before each phase: before the first, 0; and before what follows.
 
-    Args:
-        shares: of each phase, in the total.
-        total: updates of the training.
+    Phases are shares of the total, which is all updates of the training.
     """
     return tuple(round(math.fsum(shares[:number]) * total) for number in range(len(shares) + 1))
 
 
 class Phases:
-    """Where a training stands in its phases.
+    """Where a training stands by its count of updates; of phases that begin together in the last.
 
-    Args:
-        count (Parameter): of updates, int32, shape ().
-        firsts (Sequence[int]): as :func:`first_updates` returns them, beginning with 0; of phases
-            that begin together the last is on.
+    ``firsts`` is what :func:`first_updates` returns.
     """
 
     def __init__(self, count: Parameter, firsts: Sequence[int]) -> None:
@@ -46,13 +41,7 @@ class Phases:
 
 
 class CountedUpdate(UpdateAround):
-    """Counts updates: neither micro-batches nor steps that a loss scale skips.
-
-    Args:
-        inner (Update): what stood in this place.
-        switch (str): of the algorithm that has them counted, in the name of the Parameter.
-        firsts (Sequence[int]): how many updates come before each phase.
-    """
+    """Counts updates for one algorithm: neither micro-batches nor steps that a scale skips."""
 
     def __init__(self, inner: Update, switch: str, firsts: Sequence[int]) -> None:
         super().__init__(inner)

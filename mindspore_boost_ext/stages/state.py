@@ -40,9 +40,6 @@ class HostWrites:
     There ``set_data``, and so ``load_param_into_net``, gives a Parameter other memory, while
     functions that MindSpore has compiled, every optimizer among them, go on with the memory they
     know. So what was set is written there, and the Parameter is given that memory back.
-
-    Args:
-        state (tuple[Parameter]): the Parameters to look at.
     """
 
     def __init__(self, state: tuple[Parameter, ...]) -> None:

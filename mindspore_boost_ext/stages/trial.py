@@ -19,17 +19,11 @@ _FEWEST = 4  # samples, in quarters
 
 
 class Outcome(NamedTuple):
-    """What came of a run.
-
-    Attributes:
-        shapes: of the outputs.
-        is_finite: whether all of them are.
-        loss: the first output, added up, as a step minimises several.
-    """
+    """What came of a run: the shapes of its outputs, and whether all of them are finite."""
 
     shapes: list[tuple[int, ...]]
     is_finite: bool
-    loss: float | None
+    loss: float | None  # the first output, added up, as a step minimises several
 
 
 Run = Callable[..., Outcome]
@@ -43,9 +37,6 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
     ``losses_train=False``. Taken back is what is written into buffers, into Parameters without
     gradient and into any Parameter of a loss; not what a loss keeps in lists, nor which random
     numbers it has drawn.
-
-    Args:
-        network (Cell): the network, which gives its loss.
     """
     kept = [(one, _on_host(one).copy()) for one in _written(network)]
     with _compat.running_eagerly():

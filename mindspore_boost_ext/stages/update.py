@@ -113,12 +113,7 @@ class UpdateAround(Update):
 def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
     """Let an optimizer list all its state, and warn if it seems to train nothing of a network.
 
-    Args:
-        optimizer (Cell): the optimizer.
-        network (Cell): the network with its loss.
-
-    Raises:
-        TypeError: if it is none.
+    What is no optimizer is a ``TypeError``.
     """
     if not hasattr(optimizer, "parameters"):
         raise TypeError(f"optimizer must be an optimizer, got {shown(optimizer)}")
