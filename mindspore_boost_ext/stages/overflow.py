@@ -94,12 +94,8 @@ def _compiled_any_non_finite(*values: Tensor) -> Tensor:
     return ops.logical_not(_all_finite(values))
 
 
-def values_of(gradients: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """Return the stored values: of a dense gradient itself, of a row-sparse or COO one its rows."""
-    return each(_values, gradients)
-
-
 def _values(gradient: Tensor) -> Tensor:
+    """Return what is stored: of a dense gradient itself, of a row-sparse or COO one its rows."""
     return gradient if isinstance(gradient, Tensor) else gradient.values
 
 
@@ -128,13 +124,9 @@ def _late_any_non_finite(gradients: tuple[Any, ...]) -> Tensor:
 
 
 @ops.constexpr
-def _is_late_type(kind: object) -> bool:
+def _is_late(kind: object) -> bool:
+    """Return whether a type is one that the compiler does not know yet."""
     return "Undetermined" in str(kind)
-
-
-def _is_late(gradients: tuple[Any, ...]) -> bool:
-    """Return whether the compiler does not know yet what the gradients are."""
-    return bool(_is_late_type(functional.typeof(gradients)))
 
 
 class OverflowDetector(nn.Cell):
@@ -220,10 +212,10 @@ class RegisterDetector(OverflowDetector):
 class FiniteDetector(OverflowDetector):
     """A detector that looks at the gradients, and so can answer for some of them.
 
-    A subclass says how values are tested, by :meth:`any_value_non_finite`.
+    A subclass says how values are tested.
     """
 
-    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+    def _holds_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return bool, shape (): True when any of n > 0 tensors holds inf or nan."""
         raise NotImplementedError
 
@@ -231,9 +223,9 @@ class FiniteDetector(OverflowDetector):
         """Return bool, shape (): True when any gradient is not finite. This rank only."""
         if len(gradients) == 0:
             return Tensor(False)
-        if _is_late(gradients):
+        if _is_late(functional.typeof(gradients)):
             return _late_any_non_finite(gradients)
-        return self.any_value_non_finite(values_of(gradients))
+        return self._holds_non_finite(each(_values, gradients))
 
     def construct(self, status: Tensor, gradients: tuple[Any, ...]) -> Tensor:
         """Return whether any gradient is not finite, on any rank."""
@@ -255,8 +247,7 @@ class InfNanDetector(FiniteDetector):
         if one_kernel:
             self.operator = _compat.all_finite_operator()
 
-    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Return bool, shape (): True when any tensor holds inf or nan."""
+    def _holds_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         if self.one_kernel:
             return ops.reshape(self.operator(values), ())
         return ops.logical_not(_finite_flags(values)).any()
@@ -275,8 +266,7 @@ class FloatStatusDetector(FiniteDetector):
         super().__init__(why, distributed)
         self.operator = ops.FloatStatus()
 
-    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Return bool, shape (): True when any tensor holds inf or nan."""
+    def _holds_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         return ops.greater(ops.concat(each(self._status, values)), 0).any()
 
     def _status(self, value: Tensor) -> Tensor:
@@ -292,8 +282,7 @@ class CPUFiniteDetector(FiniteDetector):
 
     name = "cpu_finite"
 
-    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Return bool, shape (): True when any tensor holds inf or nan."""
+    def _holds_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         return _compiled_any_non_finite(*values)
 
 
