@@ -26,6 +26,8 @@ def is_in_place() -> bool | None:
 
 def put_in_place(at_once: bool) -> None:
     """Let functions of ``ms.jit`` run in the thread that calls them, or hand them on, as before."""
+    if is_in_place() is None:
+        return
     _Executor.grad_jit = _run_at_once if at_once else _HANDED_ON
     _Executor.set_jit_compile_phase = _name_in_turn if at_once else _NAMED
 

@@ -7,6 +7,7 @@ import functools
 import os
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar
 
 import mindspore as ms
@@ -198,37 +199,55 @@ class BlockingLaunch(Cure):
         _compat.set_blocking_launch(False)
 
 
-class CompiledFunctions(Cure):
+class FunctionCure(Cure):
+    """A function of MindSpore's that another takes the place of, for a reason that is given."""
+
+    taken_back = "the script has put another function there"
+
+    def __init__(self, name: str, function: ReplacedFunction | ModuleType, why: str = "") -> None:
+        super().__init__()
+        self.name, self._function, self._why = name, function, why
+
+    def unneeded(self) -> str:
+        """Return why the function stays."""
+        return self.taken_back if self._function.is_in_place() is None else ""
+
+    def apply(self) -> tuple[str, str]:
+        """Put another function in its place."""
+        self._function.put_in_place(True)
+        return APPLIED, self._why
+
+    def in_force(self) -> bool:
+        """Return whether it is still there."""
+        return bool(self._function.is_in_place())
+
+    def undo(self) -> None:
+        """Give MindSpore's function back."""
+        self._function.put_in_place(False)
+
+
+class CompiledFunctions(FunctionCure):
     """On few cores, the thread that calls a function of ``ms.jit`` spins while others run it.
 
     It hands the function on through a queue, as it does each operator of PYNATIVE_MODE; blocking
     launch does not reach it. In GRAPH_MODE, too.
     """
 
-    name = "ms.jit without a queue"
     taken_back = "the script has put another launch there"
+
+    def __init__(self) -> None:
+        super().__init__("ms.jit without a queue", functions_at_once)
 
     def unneeded(self) -> str:
         """Return why functions are handed on."""
         if not functions_at_once.is_possible():
             return "this MindSpore knows no way around the queue"
-        if functions_at_once.is_in_place() is None:
-            return self.taken_back
-        return _more_cores_than_measured()
+        return super().unneeded() or _more_cores_than_measured()
 
     def apply(self) -> tuple[str, str]:
         """Let the thread that calls a function run it."""
-        functions_at_once.put_in_place(True)
+        super().apply()
         return APPLIED, f"{usable_cores()} cores: a thread that waits keeps others from computing"
-
-    def in_force(self) -> bool:
-        """Return whether functions are still run so."""
-        return bool(functions_at_once.is_in_place())
-
-    def undo(self) -> None:
-        """Hand functions on as before."""
-        if self.in_force():
-            functions_at_once.put_in_place(False)
 
 
 class OwnCores(Cure):
@@ -268,39 +287,6 @@ class OwnCores(Cure):
         if self._placement is not None:
             self._placement.undo()
             self._placement = None
-
-
-class FunctionCure(Cure):
-    """A function of ``mindspore.ops`` that another takes the place of.
-
-    Args:
-        name (str): as it stands in reports.
-        function: both functions.
-        why (str): the reason when it is replaced.
-    """
-
-    taken_back = "the script has put another function there"
-
-    def __init__(self, name: str, function: ReplacedFunction, why: str) -> None:
-        super().__init__()
-        self.name, self._function, self._why = name, function, why
-
-    def unneeded(self) -> str:
-        """Return why the function stays."""
-        return "" if self._function.current() is self._function.plain else self.taken_back
-
-    def apply(self) -> tuple[str, str]:
-        """Put another function in its place."""
-        self._function.put(self._function.own)
-        return APPLIED, self._why
-
-    def in_force(self) -> bool:
-        """Return whether it is still there."""
-        return self._function.current() is self._function.own
-
-    def undo(self) -> None:
-        """Give MindSpore's function back."""
-        self._function.put(self._function.plain)
 
 
 _CURES: tuple[Cure, ...] = (
@@ -377,8 +363,7 @@ def is_tuned() -> bool:
 def tuning(at_import: bool = False) -> tuple[Row, ...]:
     """Bring the tuning up to date with the device in force; return a row for each cure.
 
-    Args:
-        at_import (bool): whether the script may still choose another device. Default: False.
+    At import the script may still choose another device.
     """
     reason = _off
     if switched_off(SWITCH_VARIABLE):

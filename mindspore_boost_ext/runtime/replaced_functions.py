@@ -21,12 +21,7 @@ def is_replacement(thing: object) -> bool:
 
 
 class ReplacedFunction:
-    """A function of MindSpore's, and this package's under the same name.
-
-    Args:
-        name (str): its name in ``mindspore.ops``.
-        own: what takes its place.
-    """
+    """A function of ``mindspore.ops``, and this package's own under the same name."""
 
     def __init__(self, name: str, own: Callable[..., object]) -> None:
         self.name, self.own = name, own
@@ -34,13 +29,13 @@ class ReplacedFunction:
         _compat.not_rewritten(own)
         _OWN.append(own)
 
-    def current(self) -> Callable[..., object]:
-        """Return what a script finds under the name."""
-        found: Callable[..., object] = getattr(ops, self.name)
-        return found
+    def is_in_place(self) -> bool | None:
+        """Return whether a script finds this package's under the name; None if it is another's."""
+        found = getattr(ops, self.name)
+        return found is self.own if found in (self.plain, self.own) else None
 
-    def put(self, one: Callable[..., object]) -> None:
-        """Let the name be that of ``one`` wherever it is MindSpore's or this package's."""
+    def put_in_place(self, own: bool) -> None:
+        """Let the name be this package's, or MindSpore's, wherever it is not another's."""
         for namespace in _NAMESPACES:
             if getattr(namespace, self.name) in (self.plain, self.own):
-                setattr(namespace, self.name, one)
+                setattr(namespace, self.name, self.own if own else self.plain)
