@@ -49,10 +49,7 @@ def copy_settings(source: object, target: nn.Cell) -> None:
 def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] = ()) -> None:
     """Put Cells or operators in the places of others, wherever the network holds them.
 
-    Args:
-        network (Cell): the network.
-        table: from the id of a Cell or an operator to what takes its place.
-        spared: ids of Cells that keep what they hold. Default: none.
+    By ``table``, from ids to what takes their places; Cells with ids in ``spared`` are left alone.
     """
     for _, cell in list(network.cells_and_names()) if table else ():
         _compat.forget_compiled(cell)  # graphs compiled before are those of the other network

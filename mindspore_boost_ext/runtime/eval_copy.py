@@ -17,16 +17,9 @@ def eval_copy(
     """Return ``network`` with some Cells, and what is in them, in evaluation mode.
 
     They stay in evaluation mode whatever ``set_train`` says; the network that was given, and each
-    Cell of it, is left as it is.
-
-    Args:
-        network (Cell): the network.
-        in_evaluation (Iterable[Cell]): Cells in it.
-        shared (Iterable[Cell]): Cells that are not copied, wherever they stand: those that act
-            alike in training and evaluation, and must stay the same objects. Default: none.
-
-    Returns:
-        Cell, over the same Parameters: the network itself if ``in_evaluation`` is empty.
+    Cell of it, is left as it is. The copy is over the same Parameters; it is the network itself if
+    ``in_evaluation`` is empty. Not copied, wherever they stand, are ``shared`` Cells: those that
+    act alike in training and evaluation, and must stay the same objects.
     """
     copier = _Copier({id(cell) for cell in in_evaluation})
     copier.done.update({(id(cell), within): cell for cell in shared for within in (False, True)})

@@ -23,7 +23,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        self._count = 0
+        self.updates = 0  # that have begun
 
     def show(self) -> None:
         """Let others read the count from now on."""
@@ -31,18 +31,13 @@ class Progress:
             handle = os.memfd_create(_PROGRESS)
             os.ftruncate(handle, _COUNT.size)
             self._memory = mmap.mmap(handle, _COUNT.size)
-            _COUNT.pack_into(self._memory, 0, self._count)
+            _COUNT.pack_into(self._memory, 0, self.updates)
 
     def begin_update(self) -> None:
         """Count an update that begins."""
-        self._count += 1
+        self.updates += 1
         if self._memory is not None:
-            _COUNT.pack_into(self._memory, 0, self._count)
-
-    @property
-    def updates(self) -> int:
-        """How many updates have begun."""
-        return self._count
+            _COUNT.pack_into(self._memory, 0, self.updates)
 
 
 PROGRESS = Progress()
@@ -65,11 +60,7 @@ def updates_in(memory: mmap.mmap | None) -> int | None:
 
 
 def ranks_beside(parent: int) -> dict[int, int]:
-    """Return the process ids of the other ranks under a launcher, by rank.
-
-    Args:
-        parent (int): process id of the launcher.
-    """
+    """Return the process ids of the other ranks under a launcher, whose own is given, by rank."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
@@ -105,11 +96,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def stat_of(pid: int) -> list[str]:
-    """Return the words of ``/proc/PID/stat`` behind the name of the process.
-
-    Raises:
-        OSError: if there is no such process.
-    """
+    """Return the words of ``/proc/PID/stat`` behind the name; ``OSError`` without the process."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return text.rpartition(")")[2].split()
 

@@ -38,15 +38,14 @@ def launched_rank() -> int:
 
 
 def check_equal_on_ranks(facts: Mapping[str, str], what: str, remedy: str) -> None:
-    """Compare facts with those of all ranks. Every rank must call this; it waits for the others.
+    """Raise a ``ValueError`` on every rank if a fact is not the same on all.
+
+    It has names, values and ranks. Every rank must call this; it waits for the others.
 
     Args:
         facts (dict[str, str]): names and values, as they are to be shown.
         what (str): what is compared, for the messages, such as ``"the training step"``.
         remedy (str): what to do when it differs.
-
-    Raises:
-        ValueError: on every rank, if a fact is not the same on all; with names, values and ranks.
     """
     found = differences_between_ranks(facts, what)
     if found:
@@ -54,13 +53,8 @@ def check_equal_on_ranks(facts: Mapping[str, str], what: str, remedy: str) -> No
 
 
 def differences_between_ranks(facts: Mapping[str, str], what: str) -> list[str]:
-    """Return one phrase for each fact that differs. Every rank must call this.
-
-    Args:
-        facts (dict[str, str]): names and values, as they are to be shown.
-        what (str): what is compared, for the notice of a rank that waits.
-    """
-    if rank_and_count()[1] == 1:
+    """Return one phrase for each fact that differs; see :func:`check_equal_on_ranks`."""
+    if rank_count() == 1:
         return []
     text = json.dumps(dict(facts))
     with _notice_of_waiting(what):
@@ -81,7 +75,7 @@ def _texts(text: str) -> list[str]:
 def _rows(vector: np.ndarray) -> np.ndarray:
     """Return an int32 vector of every rank, of one length, as the rows of a matrix."""
     gathered: np.ndarray = ops.AllGather()(Tensor(vector)).asnumpy()
-    return gathered.reshape(rank_and_count()[1], -1)
+    return gathered.reshape(rank_count(), -1)
 
 
 def _differences(of_ranks: Sequence[Mapping[str, str]]) -> list[str]:
@@ -110,9 +104,8 @@ def _named(ranks: Sequence[int]) -> str:
 
 @contextlib.contextmanager
 def _notice_of_waiting(what: str) -> Iterator[None]:
-    rank, _ = rank_and_count()
     text = "rank %d still waits for the other ranks, to compare %s: each of them must come here"
-    notice = threading.Timer(_WAITING_NOTICE, LOGGER.warning, (text, rank, what))
+    notice = threading.Timer(_WAITING_NOTICE, LOGGER.warning, (text, rank_and_count()[0], what))
     notice.daemon = True
     notice.start()
     try:

@@ -17,11 +17,7 @@ def release_with(owner: object, step: nn.Cell) -> None:
     MindSpore itself frees what it compiled for a Cell when the Cell goes, but never what it
     compiled for functions of ``ms.jit``, nor a Cell of a network that passes its own ``*inputs`` on
     (see :func:`~mindspore_boost_ext.base.mapping.call`). A step that runs on after its Model
-    compiles anew.
-
-    Args:
-        owner: the Model.
-        step (Cell): its training step; the variants are Cells in it.
+    compiles anew. Its variants are Cells in it.
     """
     # Only noted here: a Model may be collected in any thread, while another one compiles.
     weakref.finalize(owner, _DROPPED.append, step).atexit = False

@@ -32,8 +32,7 @@ WAITING_NOTICE = 10.0  # seconds in one update, behind which the others are name
 def watch_ranks() -> Watch | None:
     """Watch the other ranks on this machine, if this process is a rank that msrun started.
 
-    Returns:
-        Watch, started now or before; None where there is nothing to watch.
+    Return the thread, started now or before; None where there is nothing to watch.
     """
     if os.environ.get("MS_ROLE") != "MS_WORKER" or not hasattr(os, "pidfd_open"):
         return None
@@ -79,11 +78,7 @@ class _Waiting:
 
 
 class Watch(threading.Thread):
-    """A thread that looks at the other ranks until all have ended.
-
-    Args:
-        others (dict[int, int]): their process ids, by rank.
-    """
+    """A thread that looks at other ranks, given by their process ids, until all have ended."""
 
     def __init__(self, others: dict[int, int]) -> None:
         super().__init__(name=NAME, daemon=True)
