@@ -45,11 +45,6 @@ def unscaled_all(gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
     return each(ops.partial(multiplied, 1.0 / scale), gradients)
 
 
-def global_norm(gradients: tuple[Any, ...]) -> Tensor:
-    """Return the 2-norm of all (dense) gradients together: float32, shape ()."""
-    return ops.sqrt(ops.addn(each(_squared, gradients)))
-
-
 def _squared(gradient: Tensor) -> Tensor:
     return sum_of_squares(ops.cast(gradient, ms.float32))
 
@@ -57,9 +52,11 @@ def _squared(gradient: Tensor) -> Tensor:
 def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
     """Return the gradients, shrunk by one factor so that their global norm is at most ``norm``.
 
+    That is the 2-norm of all (dense) gradients together.
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """
-    factor = norm / ops.maximum(global_norm(gradients), norm)
+    global_norm = ops.sqrt(ops.addn(each(_squared, gradients)))
+    factor = norm / ops.maximum(global_norm, norm)
     return each(ops.partial(multiplied, factor), gradients)
 
 

@@ -107,7 +107,8 @@ class GrowingInputs(Algorithm):
         steps = []
         for _, scale in settings.phases:
             variant = step.restricted(step.optimizer, everything)
-            variant.batch_part = _behind(step.batch_part, self.smaller(settings, scale))
+            smaller, first = self.smaller(settings, scale), step.batch_part
+            variant.batch_part = smaller if first is None else _Behind(first, smaller)
             steps.append(variant)
         steps.append(step.restricted(step.optimizer, everything))
         names = [*(f"scale {scale:g}" for _, scale in settings.phases), "full size"]
@@ -126,7 +127,9 @@ class GrowingInputs(Algorithm):
             # The batch may have shown that no update is saved, and shows the sizes.
             firsts = _merged(self._firsts(step), self._sizes(settings, *inputs))
         if step.reducer_flag:
-            self._check_ranks(SKIPPED if reason else APPLIED)
+            status = SKIPPED if reason else APPLIED
+            remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
+            check_equal_on_ranks({self.switch: status}, "the first batch", remedy)
             words = {"first updates of the sizes": str(firsts)}
             if differences_between_ranks(words, "the first batch"):
                 firsts = list(self._firsts(step))  # sizes that are alike on one rank alone
@@ -136,10 +139,6 @@ class GrowingInputs(Algorithm):
             return
         self._show(step, firsts)
         self.too_short.release()
-
-    def _check_ranks(self, status: str) -> None:
-        remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
-        check_equal_on_ranks({self.switch: status}, "the first batch", remedy)
 
     def _unfit(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> str:
         """Return why a network is left at full size; raise where that is not asked for."""
@@ -203,12 +202,7 @@ class GrowingInputs(Algorithm):
         return [[getattr(one, "shape", None) for one in each] for each in (*small, inputs)]
 
     def _try(
-        self,
-        run: Run,
-        smaller: nn.Cell,
-        scale: float,
-        expected: Outcome,
-        *inputs: object,
+        self, run: Run, smaller: nn.Cell, scale: float, expected: Outcome, *inputs: object
     ) -> None:
         cause, reason = None, ""
         try:
@@ -260,10 +254,6 @@ class _Behind(nn.Cell):
 
     def construct(self, *inputs: Tensor) -> Any:
         return call(self.second, call(self.first, inputs))
-
-
-def _behind(first: nn.Cell | None, second: nn.Cell) -> nn.Cell:
-    return second if first is None else _Behind(first, second)
 
 
 def _merged(firsts: Sequence[int], sizes: Sequence[object]) -> list[int]:

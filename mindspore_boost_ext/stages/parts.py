@@ -13,9 +13,6 @@ from mindspore_boost_ext.stages.choice import Chooser, StepChoice
 class _TheOne(Chooser):
     """There is one step, so that nothing is chosen."""
 
-    def index(self) -> Tensor:
-        return Tensor(0)
-
     def now(self) -> int:
         return 0
 

@@ -59,7 +59,8 @@ class HostWrites:
     def receive(self) -> None:
         """Write what has been set into the memory that compiled functions know."""
         for parameter, known in zip(self.state, self.known):
-            if parameter.data_ptr() != known.data_ptr() and _alike(parameter, known):
+            was_moved = parameter.data_ptr() != known.data_ptr()
+            if was_moved and (parameter.shape, parameter.dtype) == (known.shape, known.dtype):
                 known.copy_(parameter.value())
                 parameter.assign_value(known)
 
@@ -69,7 +70,3 @@ def _memory_of(parameter: Parameter) -> Tensor:
     if parameter.data_ptr() == 0:
         parameter.copy_(parameter.value())
     return Tensor(parameter)
-
-
-def _alike(parameter: Parameter, known: Tensor) -> bool:
-    return bool(parameter.shape == known.shape and parameter.dtype == known.dtype)
