@@ -396,7 +396,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         step.update_part = self.update_part.restricted(optimizer, positions)
         if self.window_part is not None:
             step.window_part = self.window_part.restricted(optimizer, positions)
-        step.graph_part = None if self.graph_part is None else self.graph_part.of(step)
+        step.graph_part = None if self.graph_part is None else type(self.graph_part)(step)
         if self.reducer_of is not None:
             step._use_reducer(self.reducer_of(step.weights))
         elif self.reducer_flag:

@@ -27,21 +27,17 @@ class CompiledStepAlgorithm(Algorithm):
         if not self.is_on(step):
             return
         step.graph_part = StepGraph(step)
-        graph = ms.get_context("mode") == ms.GRAPH_MODE
         status, reason = APPLIED, "the whole step is one graph; the script stays in PYNATIVE_MODE"
-        if graph:
+        if ms.get_context("mode") == ms.GRAPH_MODE:
             status, reason = INACTIVE, "in GRAPH_MODE every step is one graph"
         step.report().update(self.switch, status, reason)
 
 
 class StepGraph:
-    """A step as a compiled function.
+    """A step, without a choice of variants, as a compiled function.
 
     MindSpore compiles for each shape of the inputs. It does not notice that a layer has changed
     between training and evaluation; so each such pattern has a function of its own.
-
-    Args:
-        step (Cell): the step, without a choice of variants.
     """
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
@@ -49,16 +45,8 @@ class StepGraph:
         self.cells: list[nn.Cell] = []
         self._functions: dict[tuple[bool, ...], Any] = {}
 
-    def of(self, step: BoostTrainOneStepCell) -> StepGraph:
-        """Return the same for a variant of the step."""
-        return StepGraph(step)
-
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Run the step.
-
-        Raises:
-            ValueError: if it cannot be compiled; nothing has been trained then.
-        """
+        """Run the step; where it cannot be compiled, raise a ``ValueError``, and train nothing."""
         training = tuple(one.training for _, one in self.step.network.cells_and_names())
         function = self._functions.get(training)
         if function is not None:
