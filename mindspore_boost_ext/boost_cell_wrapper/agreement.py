@@ -50,14 +50,9 @@ def watch_or_report(step: BoostTrainOneStepCell) -> None:
 def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
     """Compare settings, optimizer and weights' shapes with those of the other ranks, once.
 
-    Every rank that trains must call this. A step alone is no reason to: a rank may build a Model
-    that it only evaluates with.
-
-    Args:
-        step (TrainOneStepCell): this package's step, or MindSpore's own, which is of level O0.
-
-    Raises:
-        ValueError: on every rank, if they differ; with names, values and ranks.
+    Every rank that trains must call this; on each, what differs is a ``ValueError`` with names,
+    values and ranks. A step alone, this package's or MindSpore's own, which is of level O0, is no
+    reason to: a rank may build a Model that it only evaluates with.
     """
     if step.reducer_flag and step not in _COMPARED:
         boost = getattr(step, "auto_boost", None) or AutoBoost()
@@ -72,11 +67,7 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
 
 
 def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batches: str) -> None:
-    """Compare the length of a training with that of the other ranks, and where it begins.
-
-    Raises:
-        ValueError: on every rank, if the length or a counter differs.
-    """
+    """Raise a ``ValueError`` on every rank if a training is not as long, or begins elsewhere."""
     if not step.reducer_flag:
         return
     check_equal_on_ranks(
@@ -90,11 +81,7 @@ def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batch
 
 
 def check_first_run_on_ranks(step: nn.TrainOneStepCell) -> None:
-    """Compare a step that runs now, and where it begins, with those of the other ranks, once.
-
-    Raises:
-        ValueError: on every rank, if they differ.
-    """
+    """Raise a ``ValueError`` on every rank if a step, or where it begins, differs; look once."""
     check_same_step_on_ranks(step)
     check_same_start_on_ranks(step)
 

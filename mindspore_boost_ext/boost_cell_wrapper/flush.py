@@ -28,16 +28,10 @@ def lacks_a_batch(part: Update) -> bool:
 
 
 class Flush(nn.Cell):
-    r"""Updates with what the window of a step holds, and empties it.
+    """Updates with what the window of a step without variants holds, and empties it.
 
-    Args:
-        step (BoostTrainOneStepCell): the step, without a choice of variants.
-
-    Inputs:
-        - **\*inputs** (tuple(Tensor)) - the last batch, if the update runs the network again.
-
-    Outputs:
-        Tensor, the loss of that batch, shape :math:`()`; 0 without one.
+    Is given the last batch, if the update runs the network again, and returns its loss, shape ();
+    0 without one.
     """
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:

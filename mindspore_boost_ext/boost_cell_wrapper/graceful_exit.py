@@ -14,13 +14,9 @@ class ReducesAndAsks(nn.Cell):
     """Reduces gradients over the ranks, and then asks all of them whether to end.
 
     With ``MS_ENABLE_GRACEFUL_EXIT=1`` in the environment, MindSpore's ``OnRequestExit`` sets
-    ``asked`` on a rank that is to end, and ends the training where it finds ``agreed`` set. So that
-    no rank waits for one that has gone, that is when all have been asked.
-
-    Args:
-        reducer (Cell): what reduces the gradients.
-        asked (Parameter): int32, shape (1,): 1 when this rank has been asked to end, else 0.
-        agreed (Parameter): bool, shape (): becomes True when all ranks have been asked.
+    ``asked`` (int32, shape (1,)) to 1 on a rank that is to end, and ends the training where it
+    finds ``agreed`` (bool, shape ()) set. So that no rank waits for one that has gone, that is when
+    all have been asked.
     """
 
     def __init__(self, reducer: nn.Cell, asked: Parameter, agreed: Parameter) -> None:

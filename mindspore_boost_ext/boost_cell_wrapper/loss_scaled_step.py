@@ -139,13 +139,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     ) -> tuple[Tensor, Tensor]:
         """Do all that follows the backward pass; return the loss and the overflow.
 
-        Args:
-            status (Tensor): of the detector.
-            loss (Tensor): the loss.
-            scale (Tensor): the scale of this step.
-            weight (float): of the batch in its window.
-            rest (tuple(Tensor)): gradients of weights, of captures and of what the scale wants; the
-                inputs.
+        ``weight`` is that of the batch in its window; ``rest`` is what :meth:`_parts` takes apart.
         """
         gradients, captured, extra, batch = self._parts(rest)
         if self.capturing:
@@ -168,12 +162,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         captures = len(self.weights)
         extra = captures + self._captured
         batch = extra + len(self._extra)
-        return (
-            rest[:captures],
-            rest[captures:extra],
-            rest[extra:batch],
-            rest[batch:],
-        )
+        return rest[:captures], rest[captures:extra], rest[extra:batch], rest[batch:]
 
     def _update_unless(
         self,
@@ -286,9 +275,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
 def _compiles(cell: nn.Cell, inner: str = "opt") -> bool:
     """Return whether a Cell and those in it are MindSpore's or ours, and so known to compile.
 
-    Args:
-        cell (Cell): an optimizer, a part of the step, or what updates the scale.
-        inner (str): the attribute under which LARS and FreezeOpt, or a part, hold another one.
+    LARS and FreezeOpt, or a part of the step, hold another Cell under the name ``inner``.
     """
     module = type(cell).__module__
     known = module.partition(".")[0] in _COMPILE and not module.startswith(_CHANGE)

@@ -56,8 +56,7 @@ class OverflowNames:
 
     def start_overflow_check(self, pre_cond: Tensor, compute_input: Any) -> tuple[Tensor, Any]:
         """Begin to look for overflow behind ``pre_cond``; return a status, and the input."""
-        status, compute_input = self.detector.start(compute_input, pre_cond)
-        return status, compute_input
+        return self.detector.start(compute_input, pre_cond)
 
     def get_overflow_status(self, status: Tensor, compute_output: tuple[Tensor, ...]) -> Tensor:
         """Return bool, shape (): whether a value of any rank is not finite."""
@@ -72,12 +71,7 @@ class OverflowNames:
 
 
 def add_overflow_names(step: nn.Cell, distributed: bool) -> None:
-    """Give a loss-scaled step the operators and constants with which overflow is looked for.
-
-    Args:
-        step (Cell): the step.
-        distributed: whether there are other ranks, with which the step must agree.
-    """
+    """Give a loss-scaled step the operators and constants with which overflow is looked for."""
     step.base, step.base0 = Tensor(1, ms.float32), Tensor(0, ms.int32)
     step.reduce_sum = ops.ReduceSum(keep_dims=False)
     step.reduce_all = ops.ReduceAll(keep_dims=False)
