@@ -81,12 +81,9 @@ class ModelUnderConstruction:
         return default_loss_scale_manager(self._model._amp_level)
 
     def plain_train_network(self, build: Callable[[ms.Model], nn.Cell]) -> nn.Cell:
-        """Let MindSpore build its own step cell, without boost and without loss scaling.
+        """Let ms.Model's method build MindSpore's step, without boost and without loss scaling.
 
         That cell is never run: its network already carries the loss and the mixed precision.
-
-        Args:
-            build: ms.Model's own method for that.
         """
         private = ("_boost_level", "_loss_scale_manager", "_loss_scale_manager_set", _STATE)
         saved = {name: getattr(self._model, name) for name in private}
@@ -356,8 +353,7 @@ def compiled_graphs() -> int:
 def differentiated_functions() -> dict[str, str]:
     """Return the functions of ``ms.jit``, but ours, that were compiled to be differentiated.
 
-    Returns:
-        dict, what each was compiled for -> module, name, file and line of the function.
+    From what each was compiled for to module, name, file and line of the function.
     """
     # "module.function.FILE.LINE.grad.TIME..."; ours have gradients of their own.
     own = __name__.partition(".")[0] + "."
@@ -387,11 +383,7 @@ ONEDNN_LACKS_AVX512 = VERSION in ((2, 9), (2, 10))
 
 
 def no_cpu_training(may_change: bool) -> str:
-    """Return why training is not surely on CPU; empty if it is.
-
-    Args:
-        may_change: whether another device, where there is one, may still be chosen.
-    """
+    """Return why training is not surely on CPU, where the device may change; empty if it is."""
     from mindspore._c_expression import MSContext
 
     target = ms.get_context("device_target")

@@ -163,11 +163,7 @@ class AutoBoost:
             self._report.put(Row(algorithm, "algorithms", SKIPPED, reason))
 
     def look_for_unavailable(self, own_only: bool = False) -> None:
-        """Leave out the algorithms that cannot act in this process.
-
-        Args:
-            own_only (bool): whether to ask those alone that are no part of this package.
-        """
+        """Leave out the algorithms, or only those of the user's own, that cannot act here."""
         for algorithm in self._own if own_only else self.algorithms:
             reason = algorithm.unavailable(self.config)
             if reason:
@@ -227,11 +223,7 @@ class AutoBoost:
             raise
 
     def fit_groups(self, manager: Any) -> None:
-        """Give a manager's loss-scale groups the parameters that the rewritten network has.
-
-        Args:
-            manager: a loss-scale manager, or None; only a ``GroupLossScaleManager`` has groups.
-        """
+        """Give the groups of a ``GroupLossScaleManager`` the rewritten network's parameters."""
         for regrouped in self._regroupings if hasattr(manager, "loss_scale_groups") else ():
             groups = regrouped(manager.loss_scale_groups)
             if [len(one) for one in groups] != [len(one) for one in manager.loss_scale_groups]:
