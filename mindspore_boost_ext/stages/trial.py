@@ -7,11 +7,11 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 _ROUNDING = 1e-3  # of a loss, in float16 too
@@ -38,7 +38,7 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
     gradient and into any Parameter of a loss; not what a loss keeps in lists, nor which random
     numbers it has drawn.
     """
-    kept = [(one, _on_host(one).copy()) for one in _written(network)]
+    kept = [(one, host_array(one).copy()) for one in _written(network)]
     with _compat.running_eagerly():
         copies: dict[bool, Any] = {}
 
@@ -52,7 +52,7 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
             yield run
         finally:
             for one, value in kept:
-                if not np.array_equal(_on_host(one), value, equal_nan=True):
+                if not np.array_equal(host_array(one), value, equal_nan=True):
                     ops.assign(one, Tensor(value, one.dtype))
 
 
@@ -126,13 +126,9 @@ def _some(inputs: Sequence[Any], first: int, end: int) -> list[Any]:
 def _values(outputs: object) -> Iterator[np.ndarray]:
     """Yield the Tensors in what a network gave, which may be nested."""
     if isinstance(outputs, Tensor):
-        yield _on_host(outputs)
+        yield host_array(outputs)
     elif isinstance(outputs, dict):
         yield from _values(list(outputs.values()))
     elif isinstance(outputs, (tuple, list)):
         for one in outputs:
             yield from _values(one)
-
-
-def _on_host(tensor: Tensor) -> np.ndarray:
-    return (tensor.float() if tensor.dtype == ms.bfloat16 else tensor).asnumpy()
