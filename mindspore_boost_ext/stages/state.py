@@ -50,19 +50,14 @@ class HostWrites:
     def followed(self) -> Iterator[None]:
         """Surround a step, which begins on what the host has set since the one before."""
         eager = ms.get_context("mode") == ms.PYNATIVE_MODE
-        if eager:
-            self.receive()
-        yield
-        if eager and not self.known:
-            self.known = [_memory_of(one) for one in self.state]
-
-    def receive(self) -> None:
-        """Write what has been set into the memory that compiled functions know."""
-        for parameter, known in zip(self.state, self.known):
+        for parameter, known in zip(self.state, self.known) if eager else ():
             was_moved = parameter.data_ptr() != known.data_ptr()
             if was_moved and (parameter.shape, parameter.dtype) == (known.shape, known.dtype):
                 known.copy_(parameter.value())
                 parameter.assign_value(known)
+        yield
+        if eager and not self.known:
+            self.known = [_memory_of(one) for one in self.state]
 
 
 def _memory_of(parameter: Parameter) -> Tensor:
