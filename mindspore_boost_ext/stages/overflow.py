@@ -288,26 +288,15 @@ class CPUFiniteDetector(FiniteDetector):
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """All that the choice of a detector depends on.
+    """All that the choice of a detector depends on; what is unset is empty."""
 
-    Attributes:
-        target: ``"CPU"``, ``"GPU"`` or ``"Ascend"``.
-        soc: MindSpore's name of the Ascend chip: ``"ascend910"``, ``"ascend910b"``,
-            ``"ascend910_93"``, ``"ascend950"``, ...; empty elsewhere.
-        check_mode: value of ``MS_ASCEND_CHECK_OVERFLOW_MODE``; empty when unset.
-        jit_level: level of the global jit configuration; empty when unset.
-        rank_table: whether ``RANK_TABLE_FILE`` is set.
-        all_finite_package: whether the package that carries AllFinite fits the installed CANN.
-        runtime_conf: value of ``MS_DEV_RUNTIME_CONF``; empty when unset.
-    """
-
-    target: str
-    soc: str = ""
-    check_mode: str = ""
-    jit_level: str = ""
-    rank_table: bool = False
-    all_finite_package: bool = True
-    runtime_conf: str = ""
+    target: str  # "CPU", "GPU" or "Ascend"
+    soc: str = ""  # MindSpore's name of the Ascend chip, such as "ascend910b" or "ascend910_93"
+    check_mode: str = ""  # value of MS_ASCEND_CHECK_OVERFLOW_MODE
+    jit_level: str = ""  # level of the global jit configuration
+    rank_table: bool = False  # whether RANK_TABLE_FILE is set
+    all_finite_package: bool = True  # whether there is one that fits the installed CANN
+    runtime_conf: str = ""  # value of MS_DEV_RUNTIME_CONF
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> DeviceFacts:
@@ -354,14 +343,9 @@ class DeviceFacts:
 def choose_detector(
     distributed: bool = False, facts: DeviceFacts | None = None
 ) -> OverflowDetector:
-    """Return the detector for a device; the only place where that is decided.
+    """Return the detector for a device, by default the present one; nowhere else is that decided.
 
-    Args:
-        distributed (bool): whether the ranks must agree. Default: ``False``.
-        facts (DeviceFacts, optional): the device. Default: ``None``, the present one.
-
-    Raises:
-        ValueError: If the device target is none of CPU, GPU and Ascend.
+    A ``ValueError`` if its target is none of CPU, GPU and Ascend.
 
     Examples:
         >>> from mindspore_boost_ext.stages.overflow import DeviceFacts, choose_detector
