@@ -32,30 +32,20 @@ class DatasetError(ValueError):
 
 
 class Shard(NamedTuple):
-    """The part of the data that one of several processes works on.
+    """The part of the data that one of several processes works on."""
 
-    Attributes:
-        rank: number of the process, from 0.
-        ranks: how many there are.
-    """
-
-    rank: int = 0
-    ranks: int = 1
+    rank: int = 0  # number of the process
+    ranks: int = 1  # how many there are
 
 
 WHOLE = Shard()
 
 
 class Labelled(NamedTuple):
-    """Images with their classes.
+    """Images with their classes."""
 
-    Attributes:
-        images: ``[n, height, width]``, uint8 as stored.
-        labels: ``[n]``, uint8, the class of each image.
-    """
-
-    images: np.ndarray
-    labels: np.ndarray
+    images: np.ndarray  # [n, height, width], uint8 as stored
+    labels: np.ndarray  # [n], uint8, the class of each image
 
 
 class LeNet5(nn.Cell):
