@@ -40,19 +40,14 @@ _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables
 
 
 class Cure:
-    """One deficit of MindSpore on some machines, and what mends it.
+    """One deficit of MindSpore on some machines, and what mends it."""
 
-    Attributes:
-        name: as it stands in reports.
-        status: ``"applied"``, ``"skipped"`` (needed, but no longer possible) or ``"inactive"``.
-        reason: why, in one sentence.
-        taken_back: the reason when the setting is no longer the one that was applied.
-    """
-
-    name: str
+    name: str  # as it stands in reports
+    # The reason when the setting is no longer the one that was applied.
     taken_back: ClassVar[str] = "the script has set it back"
 
     def __init__(self) -> None:
+        # SKIPPED where it is needed, but no longer possible.
         self.status, self.reason = INACTIVE, "not tried"
         self.set_back = ""
 
@@ -73,11 +68,7 @@ class Cure:
         raise NotImplementedError
 
     def update(self, off: str) -> None:
-        """Apply or undo, so that the state is the one that is wanted now.
-
-        Args:
-            off: why nothing may be changed; empty if the cure may act.
-        """
+        """Apply or undo, as is wanted now; ``off`` is why nothing may be changed, or empty."""
         if self.status == APPLIED and not self.in_force():
             self.set_back = self.taken_back
         reason = off or self.set_back
