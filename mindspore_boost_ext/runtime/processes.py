@@ -69,8 +69,9 @@ def ranks_beside(parent: int) -> dict[int, int]:
             # A rank has a session of its own; the "tail" that shows its log has not.
             is_rank = int(stat[_PARENT]) == parent and int(stat[_SESSION]) == pid
             if is_rank and pid != os.getpid():
-                rank = _variable(folder, "MS_NODE_ID")
-                if rank and _variable(folder, "MS_ROLE") == "MS_WORKER":
+                variables = _environment(folder)
+                rank = variables.get("MS_NODE_ID")
+                if rank and variables.get("MS_ROLE") == "MS_WORKER":
                     found[int(rank)] = pid
     return found
 
@@ -101,10 +102,7 @@ def stat_of(pid: int) -> list[str]:
     return text.rpartition(")")[2].split()
 
 
-def _variable(folder: Path, name: str) -> str:
-    """Return a variable of the environment with which a process was started."""
-    for entry in (folder / "environ").read_bytes().split(b"\0"):
-        key, _, value = entry.partition(b"=")
-        if key == name.encode():
-            return value.decode()
-    return ""
+def _environment(folder: Path) -> dict[str, str]:
+    """Return the environment with which a process was started."""
+    text = (folder / "environ").read_text(encoding="utf-8", errors="replace")
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
