@@ -51,7 +51,7 @@ class _Copier:
         changed = any(children[name] is not child for name, child in _compat.children(cell).items())
         if not evaluates and not changed:
             return cell
-        made: nn.Cell = _compat.shallow_copy(cell, None)
+        made: nn.Cell = _compat.shallow_copy(cell)
         for name, child in children.items():
             _compat.set_child(made, name, child)
         for name, value in _compat.own_attributes(made).items():
