@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mindspore import nn
@@ -20,12 +22,9 @@ from mindspore_boost_ext.less_batch_normalization.steps import (
 )
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, Node
 
-REMOVED_IN_BRANCH = "inside a residual branch, before its last BatchNorm"
-REMOVED_ON_SHORTCUT = "on the shortcut of a residual block"
+IN_BRANCH = "inside a residual branch, before its last BatchNorm"
 LAST = "last BatchNorm of its residual branch"
-OUTSIDE = "not in a residual block"
 LONGEST = 6  # convolutions; each may divide the variance by 6, and BatchNorm adds 1e-5 to it
-USED_ELSEWHERE = "its result is used outside of its residual branch too"
 
 
 @dataclass(frozen=True)
@@ -49,62 +48,41 @@ def classify(graph: Graph) -> dict[Node, Removal]:
     for block in _blocks(graph):
         # An inner block comes before the one around it, and decides on what is in it.
         removals = {**block.removals(removals), **removals}
-    outside = {node: Removal(False, OUTSIDE) for node in graph.nodes if is_batch_norm(node)}
-    return {**outside, **removals}
+    outside = Removal(False, "not in a residual block")
+    return {**{node: outside for node in graph.nodes if is_batch_norm(node)}, **removals}
 
 
 def _blocks(graph: Graph) -> list[_Block]:
     """Return the residual blocks of a graph, then its densely connected ones."""
-    dominators = _dominators(graph)
-    users = graph.users()
-    joins = [node for node in graph.nodes if len(node.data) == 2 and dominators[node] is not None]
-    added = [
-        _Block(graph, node, dominators, users)
-        for node in joins
-        if node.name in ADDITIONS and not _joins_parts(dominators[node])
-    ]
-    residual = [block for block in added if block.convolves]
-    concatenated = [
-        _Block(graph, node, dominators, users) for node in joins if node.name in CONCATENATIONS
-    ]
-    dense = [block for block in concatenated if block.is_dense_layer]
-    for block in (*residual, *dense):
+    above = _dominators(graph)
+    joins = [node for node in graph.nodes if node.name in ADDITIONS | CONCATENATIONS]
+    forked = [node for node in joins if len(node.data) == 2 and above[node] is not None]
+    blocks = [_Block(graph, node, above) for node in forked]
+    residual = [block for block in blocks if block.is_residual]
+    for block in blocks:
         block.inner = frozenset(one.join for one in residual)
-    return residual + dense
+    return residual + [block for block in blocks if block.is_dense_layer]
 
 
-def _dominators(graph: Graph) -> dict[Node, Node | None]:
+def _dominators(graph: Graph) -> dict[Node | None, Node | None]:
     """Return the immediate dominator of each node; None for those without one."""
-    above: dict[Node, Node | None] = {}
+    above: dict[Node | None, Node | None] = {}
     depth: dict[Node | None, int] = {None: 0}
+
+    def meet(one: Node | None, two: Node | None) -> Node | None:
+        """Return the nearest node that dominates both."""
+        while one is not two:
+            if depth[one] >= depth[two]:
+                one = above[one]
+            else:
+                two = above[two]
+        return one
+
     for node in graph.nodes:
-        inputs = node.data
-        common: Node | None = inputs[0] if inputs else None
-        for other in inputs[1:]:
-            common = _meet(common, other, above, depth)
-        above[node] = common
-        depth[node] = depth[common] + 1
+        inputs: tuple[Node | None, ...] = node.data or (None,)
+        above[node] = functools.reduce(meet, inputs)
+        depth[node] = depth[above[node]] + 1
     return above
-
-
-def _meet(
-    one: Node | None,
-    two: Node | None,
-    above: dict[Node, Node | None],
-    depth: dict[Node | None, int],
-) -> Node | None:
-    """Return the nearest node that dominates both."""
-    while one is not two:
-        if depth[one] >= depth[two]:
-            one = above[one] if one is not None else None
-        else:
-            two = above[two] if two is not None else None
-    return one
-
-
-def _joins_parts(fork: Node | None) -> bool:
-    """Return whether what a fork gives is parts of a value, so that no branch has it whole."""
-    return fork is not None and fork.name in SPLITS
 
 
 class _Block:
@@ -115,49 +93,34 @@ class _Block:
         inner: the additions of all residual blocks of the network.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        join: Node,
-        dominators: dict[Node, Node | None],
-        users: dict[Node, list[Node]],
-    ) -> None:
+    def __init__(self, graph: Graph, join: Node, above: dict[Node | None, Node | None]) -> None:
+        self.graph = graph
         self.join = join
-        self.fork = dominators[join]
+        self.fork = above[join]
         self.inner: frozenset[Node] = frozenset()
-        self.users = users
-        self.outputs = set(graph.outputs)
-        lines = [self._line(addend, dominators) for addend in join.data]
+        lines = [self._line(addend, above) for addend in join.data]
         self.shortcut, self.main = sorted(lines, key=_convolutions)
-        self.branch = self._between()
+        fork = {self.fork}
+        self.branch = _made_from(self.main[:1], lambda node: set(node.data) - fork)
         self.nodes = [node for node in graph.nodes if node in self.branch]
 
-    def _line(self, node: Node | None, dominators: dict[Node, Node | None]) -> list[Node]:
+    def _line(self, node: Node | None, above: dict[Node | None, Node | None]) -> list[Node]:
         line = []
         while node is not None and node is not self.fork:
             line.append(node)
-            node = dominators[node]
+            node = above[node]
         return line
 
-    def _between(self) -> set[Node]:
-        """Return every node between the fork and the end of the main branch."""
-        pending = self.main[:1]
-        found = set(pending)
-        while pending:
-            fresh = [one for one in pending.pop().data if one is not self.fork and one not in found]
-            found.update(fresh)
-            pending += fresh
-        return found
-
     @property
-    def convolves(self) -> bool:
-        """Whether there is a convolution on the main branch."""
-        return _convolutions(self.main) > 0
+    def is_residual(self) -> bool:
+        """Whether a branch of convolutions is added to what came in, of which it has the whole."""
+        is_whole = self.fork is not None and self.fork.name not in SPLITS
+        return self.join.name in ADDITIONS and is_whole and _convolutions(self.main) > 0
 
     @property
     def is_dense_layer(self) -> bool:
         """Whether the block is a BatchNorm and more whose result is put beside what came in."""
-        if self.shortcut or not self.convolves:
+        if self.join.name in ADDITIONS or self.shortcut or not _convolutions(self.main):
             return False
         return is_batch_norm(self.main[-1]) or self.main[-1].name == "removedbatchnorm"
 
@@ -174,8 +137,7 @@ class _Block:
             return {node: Removal(False, reason) for node in (*in_branch, *on_shortcut)}
         obstacles = self._obstacles({node for node, one in decided.items() if one.removable})
         found = {
-            node: Removal(not obstacles[node], obstacles[node] or REMOVED_IN_BRANCH)
-            for node in in_branch
+            node: Removal(not obstacles[node], obstacles[node] or IN_BRANCH) for node in in_branch
         }
         return {**found, **{node: self._on_shortcut(node) for node in on_shortcut}}
 
@@ -198,13 +160,15 @@ class _Block:
         found: dict[Node, str] = {}
         followed: set[Node] = set()
         for node in reversed(self.nodes):
-            inside = [user for user in self.users[node] if user in self.branch]
+            users = self.graph.users[node]
+            inside = [user for user in users if user in self.branch]
             inside.sort(key=lambda user: -len(user.data))  # a gate before what it is made from
             if any(is_batch_norm(user) or user in followed for user in inside):
                 followed.add(node)
             obstacles = [self._obstacle(user, found, gone) for user in inside]
-            if len(inside) < len(self.users[node]) or node in self.outputs:
-                obstacles.append(LAST if node is self.main[0] else USED_ELSEWHERE)
+            if len(inside) < len(users) or node in self.graph.outputs:
+                elsewhere = "its result is used outside of its residual branch too"
+                obstacles.append(LAST if node is self.main[0] else elsewhere)
             found[node] = next(filter(None, obstacles), "")
             if is_batch_norm(node) and node not in followed:
                 found[node] = LAST
@@ -224,13 +188,24 @@ class _Block:
             return Removal(False, "on a shortcut, but not directly after a convolution")
         if last == 0 or not is_batch_norm(self.main[last - 1]):
             return Removal(False, "on a shortcut, but no BatchNorm ends the other branch")
-        if any(len(self.users[one]) != 1 or one in self.outputs for one in (before, node)):
+        users, outputs = self.graph.users, self.graph.outputs
+        if any(len(users[one]) != 1 or one in outputs for one in (before, node)):
             return Removal(False, "on a shortcut, but the result is used elsewhere too")
-        return Removal(True, REMOVED_ON_SHORTCUT, shortcut=True)
+        return Removal(True, "on the shortcut of a residual block", shortcut=True)
 
 
 def _convolutions(line: list[Node]) -> int:
     return sum(is_convolution(node) for node in line)
+
+
+def _made_from(ends: Iterable[Node], parts: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    """Return nodes and all that they are made from."""
+    pending, found = list(ends), set(ends)
+    while pending:
+        fresh = set(parts(pending.pop())) - found
+        found |= fresh
+        pending += fresh
+    return found
 
 
 def find_classifier(graph: Graph) -> tuple[nn.Dense | None, str]:
@@ -259,7 +234,9 @@ def find_classifier(graph: Graph) -> tuple[nn.Dense | None, str]:
         return None, "the last Dense is called more than once"
     if isinstance(inside[0], CommonHeadLastFN):
         return None, "the last Dense is normalised already"
-    reason = own_construct(inside[0]) or _no_classes(inside[0]) or _joined(graph, node)
+    one_output = "the last Dense has one output: it tells no classes apart"
+    is_single = inside[0].out_channels == 1
+    reason = own_construct(inside[0]) or (one_output if is_single else _joined(graph, node))
     return (None, reason) if reason else (inside[0], "the last Dense in the order of execution")
 
 
@@ -267,12 +244,6 @@ def _is_last(layer: nn.Cell, network: nn.Cell) -> bool:
     """Return whether no layer with weights stands behind another one in the network's own order."""
     last = list(network.get_parameters())[-1]
     return any(last is one for one in layer.get_parameters())
-
-
-def _no_classes(dense: nn.Dense) -> str:
-    if dense.out_channels > 1:
-        return ""
-    return "the last Dense has one output: it tells no classes apart"
 
 
 def _dense_inside(node: Node, graph: Graph) -> list[nn.Cell]:
@@ -288,6 +259,9 @@ def _dense_inside(node: Node, graph: Graph) -> list[nn.Cell]:
 def _joined(graph: Graph, start: Node) -> str:
     """Return what keeps the result of ``start`` from being the network's own; empty if nothing."""
     sources = _sources(graph)
+    made_from = {
+        one: _made_from([one], lambda node: node.inputs) for one in (start, *graph.outputs)
+    }
     own, after = {start}, graph.nodes[graph.nodes.index(start) + 1 :]
     for node in after:
         if node.constant or not own.intersection(node.data):
@@ -301,7 +275,7 @@ def _joined(graph: Graph, start: Node) -> str:
             return f"layers with weights come after the last Dense ({node.name})"
         own.add(node)
     for one in graph.outputs:
-        apart = not (_comes_before(start, one) or _comes_before(one, start))
+        apart = start not in made_from[one] and one not in made_from[start]
         if apart and not one.constant and sources[one] & sources[start]:
             return "the network has other outputs beside that of the last Dense"
     return ""
@@ -314,16 +288,6 @@ def _has_weights(node: Node) -> bool:
     return is_convolution(node) or (
         node.name in PRODUCTS and any(one.constant for one in node.inputs)
     )
-
-
-def _comes_before(node: Node, end: Node) -> bool:
-    """Return whether ``end`` is made from ``node``."""
-    pending, seen = [end], {end}
-    while pending:
-        fresh = [one for one in pending.pop().inputs if one not in seen]
-        seen.update(fresh)
-        pending += fresh
-    return node in seen
 
 
 def _sources(graph: Graph) -> dict[Node, frozenset[Node]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import numbers
 import sys
@@ -64,8 +65,9 @@ class Graph:
     failures: dict[nn.Cell, str] = field(default_factory=dict)
     read: set[int] = field(default_factory=set)
 
+    @functools.cached_property
     def users(self) -> dict[Node, list[Node]]:
-        """Return for each node the nodes that depend on its value."""
+        """For each node the nodes that depend on its value; ask when all nodes are there."""
         found: dict[Node, list[Node]] = {node: [] for node in self.nodes}
         for node in self.nodes:
             for one in () if node.constant else node.data:
@@ -87,13 +89,14 @@ def trace(network: nn.Cell) -> list[Graph]:
         for failed, reason in list(graph.failures.items()):
             fresh = [one for one in failed.cells() if one is not None and id(one) not in seen]
             seen.update(id(one) for one in fresh)
-            whole = [one for one in fresh if not _reaches_into(failed, one)]
-            pending += whole
             for one in fresh:
-                if one not in whole:
-                    why = f"{type(failed).__name__} uses parts of it, but {reason}"
-                    graph.failures.update((part, why) for _, part in one.cells_and_names())
-                    seen.update(id(part) for _, part in one.cells_and_names())
+                if not _reaches_into(failed, one):
+                    pending.append(one)
+                    continue
+                why = f"{type(failed).__name__} uses parts of it, but {reason}"
+                parts = [part for _, part in one.cells_and_names()]
+                graph.failures.update(dict.fromkeys(parts, why))
+                seen.update(map(id, parts))
     return graphs
 
 
@@ -258,19 +261,8 @@ class Value:
 
 def _add_operators() -> None:
     """Give ``Value`` Python's operators, under the names of MindSpore's."""
-    binary = (
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "matmul",
-        "and",
-        "or",
-        "xor",
-    )
+    arithmetic = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+    binary = (*arithmetic, "and", "or", "xor")
     names = {f"__{prefix}{name}__": name for name in binary for prefix in ("", "r", "i")}
     single = ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne", "getitem")
     names.update({f"__{name}__": name for name in single})
