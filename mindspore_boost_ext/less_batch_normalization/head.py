@@ -186,15 +186,10 @@ class CommonHeadLastFN(nn.Cell):
         return f"{self.in_channels}, {self.out_channels}, has_bias={self.has_bias}"
 
 
-def in_place_of(dense: nn.Dense, multiplier: float = 1.0) -> CommonHeadLastFN:
+def in_place_of(dense: nn.Dense, multiplier: float) -> CommonHeadLastFN:
     """Return the head that takes the place of a Dense: its Parameters, settings and activation.
 
-    Args:
-        dense (nn.Dense): the layer. It is left as it is.
-        multiplier (float): where m starts, > 0. Default: ``1.0``.
-
-    Returns:
-        CommonHeadLastFN; its multiplier is named as the weight is, ``<layer>.multiplier``.
+    Its multiplier is named as the weight is, ``<layer>.multiplier``; the Dense is left as it is.
     """
     head = CommonHeadLastFN(
         *(dense.in_channels, dense.out_channels, dense.weight, dense.bias),
@@ -204,13 +199,10 @@ def in_place_of(dense: nn.Dense, multiplier: float = 1.0) -> CommonHeadLastFN:
     )
     prefix, dot, _ = dense.weight.name.rpartition(".")
     head.multiplier.name = f"{prefix}{dot}multiplier"
-    precision = {name: on for name, on in dense.get_flags().items() if name in _PRECISIONS}
-    head.add_flags(**precision)
+    precisions = ("fp16", "fp32", "bf16")
+    head.add_flags(**{name: on for name, on in dense.get_flags().items() if name in precisions})
     head.set_train(dense.training)
     return head
-
-
-_PRECISIONS = ("fp16", "fp32", "bf16")
 
 
 def _parameter(given: Any, shape: tuple[int, ...], name: str) -> Parameter:
@@ -223,16 +215,12 @@ def _parameter(given: Any, shape: tuple[int, ...], name: str) -> Parameter:
     return Parameter(initializer(given, shape), name=name)
 
 
-_NOT_OVER_CLASSES = tuple(
-    getattr(nn, name)
-    for name in (
-        *("MSELoss", "RMSELoss", "L1Loss", "MAELoss", "SmoothL1Loss", "HuberLoss"),
-        *("PoissonNLLLoss", "GaussianNLLLoss", "CosineEmbeddingLoss"),
-        # pixels of an autoencoder, or labels that do not exclude each other
-        *("BCELoss", "BCEWithLogitsLoss", "SoftMarginLoss"),
-        *("MultiLabelSoftMarginLoss", "MultilabelMarginLoss"),
-    )
-    if hasattr(nn, name)
+_NOT_OVER_CLASSES = (
+    *(nn.MSELoss, nn.RMSELoss, nn.L1Loss, nn.MAELoss, nn.SmoothL1Loss, nn.HuberLoss),
+    *(nn.PoissonNLLLoss, nn.GaussianNLLLoss, nn.CosineEmbeddingLoss),
+    # pixels of an autoencoder, or labels that do not exclude each other
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss),
+    *(nn.MultiLabelSoftMarginLoss, nn.MultilabelMarginLoss),
 )
 
 

@@ -65,12 +65,11 @@ def _blocks(graph: Graph) -> list[_Block]:
 
 
 def _dominators(graph: Graph) -> dict[Node | None, Node | None]:
-    """Return the immediate dominator of each node; None for those without one."""
+    """Return the nearest node that each way to a node goes through; None where there is none."""
     above: dict[Node | None, Node | None] = {}
     depth: dict[Node | None, int] = {None: 0}
 
     def meet(one: Node | None, two: Node | None) -> Node | None:
-        """Return the nearest node that dominates both."""
         while one is not two:
             if depth[one] >= depth[two]:
                 one = above[one]
@@ -208,7 +207,7 @@ def _made_from(ends: Iterable[Node], parts: Callable[[Node], Iterable[Node]]) ->
     return found
 
 
-def find_classifier(graph: Graph) -> tuple[nn.Dense | None, str]:
+def find_classifier(graph: Graph) -> tuple[list[nn.Dense], str]:
     """Return the network's last Dense in the order of execution, if it is its classifier.
 
     It is if it has several outputs, nothing with weights comes after it, and nothing made from the
@@ -218,26 +217,26 @@ def find_classifier(graph: Graph) -> tuple[nn.Dense | None, str]:
     the last layer with weights.
 
     Returns:
-        tuple, the Dense or None, and the reason.
+        tuple, a list of the Dense or of none, and the reason.
     """
     nodes = [node for node in graph.nodes if _dense_inside(node, graph)]
     if not nodes:
-        return None, "the network has no Dense"
+        return [], "the network has no Dense"
     node = nodes[-1]
     inside = _dense_inside(node, graph)
     failure = graph.failures.get(node.cell, "")
     if len(inside) > 1:
-        return None, failure or "the last Dense is not found"
+        return [], failure or "the last Dense is not found"
     if failure and not _is_last(inside[0], node.cell):
-        return None, f"the last Dense is not the last layer with weights, and {failure}"
+        return [], f"the last Dense is not the last layer with weights, and {failure}"
     if sum(node.cell is other.cell for other in nodes) > 1:
-        return None, "the last Dense is called more than once"
+        return [], "the last Dense is called more than once"
     if isinstance(inside[0], CommonHeadLastFN):
-        return None, "the last Dense is normalised already"
+        return [], "the last Dense is normalised already"
     one_output = "the last Dense has one output: it tells no classes apart"
     is_single = inside[0].out_channels == 1
     reason = own_construct(inside[0]) or (one_output if is_single else _joined(graph, node))
-    return (None, reason) if reason else (inside[0], "the last Dense in the order of execution")
+    return ([], reason) if reason else (inside, "the last Dense in the order of execution")
 
 
 def _is_last(layer: nn.Cell, network: nn.Cell) -> bool:

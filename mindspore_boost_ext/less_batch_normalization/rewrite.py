@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mindspore import Parameter, Tensor, nn
@@ -95,15 +95,14 @@ class Rewriting:
     """
 
     changes: tuple[Change, ...]
-    removed_parameters: tuple[Parameter, ...] = ()
-    heads: tuple[CommonHeadLastFN, ...] = ()
-    network: nn.Cell | None = None
-    exchanged: tuple[tuple[nn.Cell, nn.Cell], ...] = ()
+    removed_parameters: tuple[Parameter, ...]
+    heads: tuple[CommonHeadLastFN, ...]
+    network: nn.Cell
+    exchanged: tuple[tuple[nn.Cell, nn.Cell], ...]
 
     def undo(self) -> None:
         """Put back the Cells that were taken out now."""
-        if self.network is not None:
-            exchange(self.network, {id(ours): theirs for ours, theirs in self.exchanged})
+        exchange(self.network, {id(ours): theirs for ours, theirs in self.exchanged})
 
     @property
     def added_parameters(self) -> tuple[Parameter, ...]:
@@ -144,16 +143,13 @@ class Rewriting:
         """Whether something was changed now."""
         return any(change.now and change.done != KEPT for change in self.changes)
 
-    def rows(self, asked_by: str = "less_bn") -> tuple[Row, ...]:
-        """Return the row of less_bn in a report, and one for each layer."""
+    def rows(self, asked_by: str) -> Iterator[Row]:
+        """Yield the row of less_bn in a report, and one for each layer."""
         status = APPLIED if self.has_effect else SKIPPED
         reason = "" if self.has_effect else "nothing in the network could be changed"
-        first = Row("less_bn", asked_by, status, reason, self.counts)
-        layers = [
-            Row(f"less_bn {change.name}", "less_bn", change.done, change.reason)
-            for change in self.changes
-        ]
-        return (first, *layers)
+        yield Row("less_bn", asked_by, status, reason, self.counts)
+        for change in self.changes:
+            yield Row(f"less_bn {change.name}", "less_bn", change.done, change.reason)
 
 
 @dataclass
@@ -174,6 +170,7 @@ class _Plan:
         removals = _removals(self.graphs)
         failures = _failures(self.graphs)
         elsewhere = _held_elsewhere(self.network, self.loss_fn)
+        elsewhere.update(*(graph.read for graph in self.graphs))
         for cell in layers_of(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
             if isinstance(cell, RemovedBatchNorm):
                 self.changes.append(Change(cell.before.name, REMOVED, "removed before", now=False))
@@ -184,15 +181,15 @@ class _Plan:
                 removal = Removal(False, "its scale and shift do not train, as in a frozen part")
             if _compat.has_hooks(cell):
                 removal = Removal(False, _HOOKED)
-            read = any(id(cell) in graph.read for graph in self.graphs)
-            if read or {id(cell.gamma), id(cell.beta)} & elsewhere:
+            if {id(cell), id(cell.gamma), id(cell.beta)} & elsewhere:
                 removal = Removal(False, "other code reads its parameters")
             reason = failures.get(id(cell), removal.reason)
             objection = self._objection(name, removal) if removal.removable else reason
-            if removal.removable and not objection:
-                self.exchanged.append((RemovedBatchNorm(cell), cell))
-            done = KEPT if objection else REMOVED
-            self.changes.append(Change(name, done, objection or removal.reason))
+            if objection:
+                self.changes.append(Change(name, KEPT, objection))
+                continue
+            self.exchanged.append((RemovedBatchNorm(cell), cell))
+            self.changes.append(Change(name, REMOVED, removal.reason))
 
     def _trains(self, parameter: Parameter) -> bool:
         return bool(parameter.requires_grad) and parameter.name not in self.frozen
@@ -207,58 +204,50 @@ class _Plan:
 
     def idle_patterns(self) -> list[str]:
         """Return the patterns that match no layer."""
-        norms = [one.name for one in self.changes if not one.is_head]
-        dense = [
-            name_of(one.weight) for one in layers_of(self.network, (nn.Dense, CommonHeadLastFN))
-        ]
         settings = self.settings
-        return [
-            pattern
-            for patterns, names in (
-                ((*(settings.include or ()), *settings.exclude), norms),
-                (settings.heads or (), dense),
-            )
-            for pattern in patterns
-            if not fnmatch.filter(names, pattern)
-        ]
+        norms = [one.name for one in self.changes if not one.is_head]
+        layers = layers_of(self.network, (nn.Dense, CommonHeadLastFN))
+        dense = [name_of(one.weight) for one in layers]
+        asked = [(one, norms) for one in (*(settings.include or ()), *settings.exclude)]
+        asked += [(one, dense) for one in settings.heads or ()]
+        return [pattern for pattern, names in asked if not fnmatch.filter(names, pattern)]
 
     def heads(self) -> None:
         """Decide on the classifier, or on the Dense layers that the user names."""
         for head in layers_of(self.network, (CommonHeadLastFN,)):
             name = name_of(head.weight)
             self.changes.append(Change(name, NORMALISED, "before", now=False, is_head=True))
-        removed = any(change.done == REMOVED for change in self.changes)
-        if self.settings.heads is None and not (removed or self.head_alone):
-            reason = "no BatchNorm was removed: name a Dense in heads to normalise it all the same"
-            self.changes.append(Change("head", KEPT, reason, is_head=True))
-        elif self.settings.heads is None:
-            dense, reason = find_classifier(self.graphs[0])
-            self._normalise([dense] if dense else [], reason)
-        else:
-            self._normalise_named(self.settings.heads)
-
-    def _normalise_named(self, patterns: Patterns) -> None:
-        dense_layers = layers_of(self.network, (nn.Dense,))
-        named = [dense for dense in dense_layers if _matches(name_of(dense.weight), patterns)]
-        self._normalise(named, "a pattern of heads matches" if named else "no Dense matches heads")
-
-    def _normalise(self, dense_layers: Sequence[nn.Dense], reason: str) -> None:
+        dense_layers, reason = self._classifiers()
         if not dense_layers:
             self.changes.append(Change("head", KEPT, reason, is_head=True))
         for dense in dense_layers:
-            name = name_of(dense.weight)
-            objection = own_construct(dense)
-            if not self._trains(dense.weight):
-                objection = "its weight does not train, as in a frozen part"
-            if _compat.has_hooks(dense):
-                objection = _HOOKED
-            if dense is self.network:
-                objection = "the network itself is this Dense: put it into a Cell"
-            if objection:
-                self.changes.append(Change(name, KEPT, objection, is_head=True))
+            name, obstacle = name_of(dense.weight), self._obstacle(dense)
+            if obstacle:
+                self.changes.append(Change(name, KEPT, obstacle, is_head=True))
                 continue
             self.exchanged.append((in_place_of(dense, self.settings.multiplier), dense))
             self.changes.append(Change(name, NORMALISED, reason, is_head=True))
+
+    def _obstacle(self, dense: nn.Dense) -> str:
+        """Return why a Dense cannot be normalised; empty if it can."""
+        if dense is self.network:
+            return "the network itself is this Dense: put it into a Cell"
+        if _compat.has_hooks(dense):
+            return _HOOKED
+        if not self._trains(dense.weight):
+            return "its weight does not train, as in a frozen part"
+        return own_construct(dense)
+
+    def _classifiers(self) -> tuple[list[nn.Dense], str]:
+        """Return the Dense layers to normalise, and why these or none."""
+        patterns = self.settings.heads
+        if patterns is not None:
+            layers = layers_of(self.network, (nn.Dense,))
+            named = [one for one in layers if _matches(name_of(one.weight), patterns)]
+            return named, "a pattern of heads matches" if named else "no Dense matches heads"
+        if self.head_alone or any(change.done == REMOVED for change in self.changes):
+            return find_classifier(self.graphs[0])
+        return [], "no BatchNorm was removed: name a Dense in heads to normalise it all the same"
 
 
 def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:
@@ -268,12 +257,13 @@ def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:
     """
     roots = [network] if loss_fn is None else [network, loss_fn]
     cells = [cell for root in roots for _, cell in root.cells_and_names()]
-    others = [cell for cell in cells if not is_a(cell, (*BATCH_NORMS, RemovedBatchNorm))]
-    held = [one for cell in others for one in _compat.own_parameters(cell).values()]
-    for value in [value for cell in others for value in vars(cell).values()]:
-        if isinstance(value, (list, tuple)):
-            held += [one for one in value if isinstance(one, Parameter)]
-    return {id(one) for one in held}
+    held: set[int] = set()
+    for cell in cells:
+        if not is_a(cell, (*BATCH_NORMS, RemovedBatchNorm)):
+            held.update(map(id, _compat.own_parameters(cell).values()))
+            lists = [one for one in vars(cell).values() if isinstance(one, (list, tuple))]
+            held.update(id(one) for inner in lists for one in inner if isinstance(one, Parameter))
+    return held
 
 
 def less_bn(
@@ -354,10 +344,8 @@ def less_bn(
         warn(f"less_bn: no layer matches {', '.join(map(repr, idle))}", NoEffectWarning)
     exchange(network, {id(theirs): ours for ours, theirs in plan.exchanged})
     normalised = tuple(layers_of(network, (CommonHeadLastFN,)))
-    exchanged = tuple(plan.exchanged)
-    return Rewriting(
-        tuple(plan.changes), _removed_parameters(network), normalised, network, exchanged
-    )
+    removed = _removed_parameters(network)
+    return Rewriting(tuple(plan.changes), removed, normalised, network, tuple(plan.exchanged))
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
@@ -377,27 +365,13 @@ def _removals(graphs: Iterable[Graph]) -> dict[int, Removal]:
 
 def _failures(graphs: Iterable[Graph]) -> dict[int, str]:
     """Return for each BatchNorm directly in a Cell that was not understood, why it was not."""
-    found = {}
-    for graph in graphs:
-        for failed, reason in graph.failures.items():
-            found.update({id(cell): reason for cell in failed.cells()})
-    return found
+    failures = [one for graph in graphs for one in graph.failures.items()]
+    return {id(cell): reason for failed, reason in failures for cell in failed.cells()}
 
 
 def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:
     """Return the parameters of removed layers that nothing else in the network has."""
     removed = layers_of(network, (RemovedBatchNorm,))
     left = {id(parameter) for parameter in network.get_parameters()}
-    removed_parameters = [
-        one for cell in removed for one in cell.before.parameters if id(one) not in left
-    ]
-    return tuple(dict.fromkeys(removed_parameters))
-
-
-__all__ = [
-    "Change",
-    "CommonHeadLastFN",
-    "RemovedBatchNorm",
-    "Rewriting",
-    "less_bn",
-]
+    parameters = dict.fromkeys(one for cell in removed for one in cell.before.parameters)
+    return tuple(one for one in parameters if id(one) not in left)
