@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
@@ -12,13 +10,9 @@ from mindspore_boost_ext.base.centralization import place_of_rule
 from mindspore_boost_ext.base.rebuild import ParameterProcess
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
 from mindspore_boost_ext.gradient_centralization.algorithm import centralized_weights
-from mindspore_boost_ext.less_batch_normalization.cell import warn_of_trained, warn_without_effect
+from mindspore_boost_ext.less_batch_normalization.cell import warn_of
 from mindspore_boost_ext.less_batch_normalization.head import no_classes
-from mindspore_boost_ext.less_batch_normalization.rewrite import (
-    KEPT,
-    Rewriting,
-    less_bn,
-)
+from mindspore_boost_ext.less_batch_normalization.rewrite import KEPT, Rewriting, less_bn
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.thor.optimizer import thor_of
 
@@ -42,12 +36,10 @@ class LessBNAlgorithm(Algorithm):
         rewriting = self._rewritten(build.network, build)
         build.regroupings.append(rewriting.regrouped)
         centralize = self._centralized(build) if build.config.less_bn.gc_flag else {}
-        warn_without_effect(rewriting, _CENTRALIZES if centralize else "")
-        warn_of_trained(rewriting)
+        warn_of(rewriting, _CENTRALIZES if centralize else "")
         for row in rewriting.rows(build.report[self.switch].asked_by):
             build.report.put(row)
-        self._check_preconditioner(build.optimizer, rewriting)
-        build.optimizer = rebuild_for(build.optimizer, rewriting, centralize)
+        build.optimizer = _rebuilt_for(build.optimizer, rewriting, centralize)
         points = build.config.common.gradient_split_groups
         ParameterProcess().assign_parameter_group(build.network.trainable_params(), points)
 
@@ -83,38 +75,26 @@ class LessBNAlgorithm(Algorithm):
         build.on_failure(rewriting.undo)
         return rewriting
 
-    @staticmethod
-    def _check_preconditioner(optimizer: nn.Cell, rewriting: Rewriting) -> None:
-        """Refuse an optimizer that was made over layers which are no longer there."""
-        trained = {id(parameter) for parameter in getattr(optimizer, "parameters", ())}
-        lost = any(id(parameter) in trained for parameter in rewriting.removed_parameters)
-        missed = any(id(parameter) not in trained for parameter in rewriting.added_parameters)
-        if thor_of(optimizer) is not None and (lost or missed):
-            raise ValueError(
-                "less_bn has changed the network after THOR was made over it: use the section "
-                "'thor' with a plain optimizer, or rewrite with LessBN(network) before THOR"
-            )
 
-
-def rebuild_for(optimizer: nn.Cell, rewriting: Rewriting, centralize: Any = None) -> nn.Cell:
+def _rebuilt_for(
+    optimizer: nn.Cell, rewriting: Rewriting, centralize: dict[str, int]
+) -> nn.Optimizer:
     """Return an optimizer over the parameters that a rewritten network has.
 
-    Args:
-        optimizer (Cell): the optimizer over those of the original network; a ``FreezeOpt`` keeps
-            its groups and schedule. It is left as it is, and returned where nothing is to change.
-        rewriting (Rewriting): what was done to the network.
-        centralize: for ``rebuilt``: whose gradients to centralize.
-
-    Raises:
-        TypeError: if the optimizer has to change and is no ``nn.Optimizer``.
+    Itself where nothing is to change; a ``FreezeOpt`` keeps its groups and schedule.
     """
+    trained = {id(parameter) for parameter in getattr(optimizer, "parameters", ())}
+    removed = [one for one in rewriting.removed_parameters if id(one) in trained]
+    added = [one for one in rewriting.added_parameters if id(one) not in trained]
+    if thor_of(optimizer) is not None and (removed or added):
+        raise ValueError(
+            "less_bn has changed the network after THOR was made over it: use the section "
+            "'thor' with a plain optimizer, or rewrite with LessBN(network) before THOR"
+        )
     if not isinstance(optimizer, nn.Optimizer):
         raise TypeError(
             f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}: leave less_bn away"
         )
-    trained = {id(parameter) for parameter in optimizer.parameters}
-    removed = [one for one in rewriting.removed_parameters if id(one) in trained]
-    added = [one for one in rewriting.added_parameters if id(one) not in trained]
     if not (removed or added or centralize):
         return optimizer
     return rebuilt_with_groups(optimizer, removed, added, centralize)

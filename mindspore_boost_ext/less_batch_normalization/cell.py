@@ -15,8 +15,6 @@ from mindspore_boost_ext.less_batch_normalization.rewrite import (
 )
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 
-_STATISTICS = ("moving_mean", "moving_variance")
-
 
 class LessBN(nn.Cell):
     r"""Rewrites a network so that it has fewer BatchNorms, and runs it.
@@ -64,26 +62,21 @@ class LessBN(nn.Cell):
         rewriting = less_bn(network, fn_flag, **settings)
         self.network = network
         self.__dict__["rewriting"] = rewriting
-        warn_without_effect(rewriting)
-        warn_of_trained(rewriting)
+        warn_of(rewriting)
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the network."""
         return call(self.network, inputs)
 
 
-def warn_without_effect(rewriting: Rewriting, also: str = "") -> None:
-    """Warn if a network has not changed, and what else there is; say if it had before."""
+def warn_of(rewriting: Rewriting, also: str = "") -> None:
+    """Warn if a network has not changed, and what else there is, or has lost what it had learnt."""
     if not rewriting.has_effect:
         reasons = sorted({change.reason for change in rewriting.changes})
         why = "; ".join(reasons) or "the network has no BatchNorm"
         warn(f"less_bn has no effect on this network: {why}{also}", NoEffectWarning)
     elif not rewriting.is_new:
         LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
-
-
-def warn_of_trained(rewriting: Rewriting) -> None:
-    """Warn if BatchNorms were removed on whose statistics the network's accuracy stands."""
     removed = [theirs for ours, theirs in rewriting.exchanged if isinstance(ours, RemovedBatchNorm)]
     trained = sum(map(_has_been_trained, removed))
     if trained:
@@ -96,5 +89,5 @@ def warn_of_trained(rewriting: Rewriting) -> None:
 
 def _has_been_trained(batch_norm: nn.Cell) -> bool:
     """Return whether the statistics differ from those with which a BatchNorm begins."""
-    mean, variance = (host_array(getattr(batch_norm, name)) for name in _STATISTICS)
+    mean, variance = map(host_array, (batch_norm.moving_mean, batch_norm.moving_variance))
     return bool((mean != 0.0).any() or (variance != 1.0).any())
