@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build
@@ -79,29 +79,21 @@ def _counts(found: Sequence[CheaperCell]) -> Counter[str]:
 def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, CheaperCell]:
     """Return what takes the place of the layers and operators of a network, by their ids.
 
-    Args:
-        network (Cell): the network.
-        eager (bool): whether Python runs it, operator by operator. Default: False.
+    ``eager`` says whether Python runs it, operator by operator.
     """
     placed = layers_of(network, (CheaperCell,))
     done = {id(one.plain) for one in placed}
     own = {id(cell) for one in placed for _, cell in one.cells_and_names()}  # no layers of the user
     cells = [cell for _, cell in network.cells_and_names() if id(cell) not in own]
-    layers = [cell for cell in cells if not _compat.has_hooks(cell)]
-    held = [(one, cell) for cell in cells for one in _compat.primitives(cell).values()]
-    kinds = {
-        id(plain): (plain, _kind(plain, holder, eager))
-        for plain, holder in [*((layer, None) for layer in layers), *held]
-        if id(plain) not in done
-    }
-    return {place: kind(plain) for place, (plain, kind) in kinds.items() if kind is not None}
-
-
-def _kind(
-    plain: nn.Cell | ops.Primitive, holder: nn.Cell | None, eager: bool
-) -> type[CheaperCell] | None:
-    """Return what takes the place of a layer or an operator; None if it stays."""
-    known = KNOWN.get(type(plain))
-    if known is None or known.holder not in (None, type(holder)) or not known.fits(plain):
-        return None
-    return known.replacement if known.eagerly or not eager else None
+    held: dict[int, tuple[Any, nn.Cell | None]]
+    held = {id(cell): (cell, None) for cell in cells if not _compat.has_hooks(cell)}
+    for holder in cells:
+        held.update({id(one): (one, holder) for one in _compat.primitives(holder).values()})
+    found = {}
+    for place, (plain, holder) in held.items():
+        known = KNOWN.get(type(plain))
+        if known is None or place in done or known.holder not in (None, type(holder)):
+            continue
+        if known.fits(plain) and (known.eagerly or not eager):
+            found[place] = known.replacement(plain)
+    return found

@@ -22,11 +22,7 @@ from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
 from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm, CheaperGroupNorm
 from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool, CheaperPad
-from mindspore_boost_ext.cheaper_operators.recurrent import (
-    CheaperGru,
-    CheaperReluRnn,
-    CheaperRnn,
-)
+from mindspore_boost_ext.cheaper_operators.recurrent import CheaperGru, CheaperReluRnn, CheaperRnn
 from mindspore_boost_ext.cheaper_operators.rows import (
     CheaperL2Normalize,
     CheaperLayerNorm,
@@ -45,20 +41,6 @@ def _is_of_last_axis(plain: ops.Primitive) -> bool:
 
 def _trains(plain: ops.Primitive) -> bool:
     return bool(plain.is_training)
-
-
-def _is_channels_first(plain: ops.Primitive) -> bool:
-    return bool(plain.format == "NCHW")
-
-
-def _is_bent(plain: nn.Cell) -> bool:
-    # Else an infinite value would be multiplied by 0, or subtracted.
-    return bool(0 < plain.alpha < 1)
-
-
-def _is_near_one(plain: ops.Primitive) -> bool:
-    # Beside 1 a float32 has no digits for what is small beside a large height.
-    return bool(0 < plain.alpha <= 2)
 
 
 def _is_of_floats(plain: nn.GroupNorm) -> bool:
@@ -91,8 +73,10 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
     {
         nn.GELU: Known(CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
         ops.GeLU: Known(CheaperGelu),
-        nn.LeakyReLU: Known(CheaperLeakyRelu, _is_bent),
-        ops.CeLU: Known(CheaperCelu, _is_near_one),
+        # Else an infinite value would be multiplied by 0, or subtracted.
+        nn.LeakyReLU: Known(CheaperLeakyRelu, lambda plain: 0 < plain.alpha < 1),
+        # Beside 1 a float32 has no digits for what is small beside a large height.
+        ops.CeLU: Known(CheaperCelu, lambda plain: 0 < plain.alpha <= 2),
         ops.SeLU: Known(CheaperSelu),
         ops.Softmax: Known(CheaperSoftmax, _has_one_axis),
         ops.LogSoftmax: Known(CheaperLogSoftmax, _has_one_axis),
@@ -105,7 +89,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         # Eagerly the import mends the one, and of the other MindSpore's gradient is right and fast.
         nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
         ops.Pad: Known(CheaperPad, eagerly=False),
-        ops.MaxPool: Known(CheaperMaxPool, _is_channels_first),
+        ops.MaxPool: Known(CheaperMaxPool, lambda plain: plain.format == "NCHW"),
         _compat.GRU_STEPS: Known(CheaperGru),
         _compat.RNN_STEPS: Known(CheaperRnn),
         _compat.RELU_RNN_STEPS: Known(CheaperReluRnn),
