@@ -1,18 +1,99 @@
-"""In which order the ``construct`` of a Cell uses its parameters and children, by its source."""
+"""What the code of a Cell uses, and in which order, found in its source."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import inspect
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 from mindspore import Parameter, nn
 
-from mindspore_boost_ext.base.reading import NO_VALUE, is_no_value, is_self, reached, source_of
-
 Use = Union[Parameter, nn.Cell]
+# Code that fills or counts weights asks them for these, and not for their values.
+_NO_VALUE = (
+    *("set_data", "init_data", "requires_grad", "asnumpy"),
+    *("name", "shape", "dtype", "size", "ndim"),
+)
+
+
+def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:
+    """Yield the parameters that the methods of a Cell read, as ``self.b`` or ``self.a.b``.
+
+    What only its constructor calls, to fill weights, does not count.
+    """
+    for kind in type(cell).__mro__:
+        if kind.__module__.partition(".")[0] in ("mindspore", "builtins"):
+            continue  # MindSpore's own Cells read no weights of others
+        for node in _attributes_read(kind):
+            found = _reached(cell, node)
+            if isinstance(found, Parameter):
+                yield found
+
+
+def _is_no_value(cell: nn.Cell, node: ast.Attribute) -> bool:
+    """Return whether an attribute is one of a parameter that is not made of its value."""
+    return node.attr in _NO_VALUE and isinstance(_reached(cell, node.value), Parameter)
+
+
+@functools.lru_cache(maxsize=1024)
+def _source_of(code: type | Callable[..., Any]) -> ast.AST:
+    """Return the source of a class or a function; nothing where there is none, as in a console."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])
+
+
+@functools.lru_cache(maxsize=1024)
+def _attributes_read(kind: type) -> list[ast.Attribute]:
+    """Return the attributes whose values the methods of a class use."""
+    functions = [one for one in ast.walk(_source_of(kind)) if isinstance(one, ast.FunctionDef)]
+    filling = _called_from("__init__", functions) - _called_from("construct", functions)
+    nodes = [node for one in functions if one.name not in filling for node in _attributes(one)]
+    aside = {id(one.value) for one in nodes if one.attr in _NO_VALUE}
+    return [one for one in nodes if id(one) not in aside]
+
+
+def _called_from(name: str, functions: Sequence[ast.FunctionDef]) -> set[str]:
+    """Return the names of a function of a class and of those of the class that it leads to."""
+    names, found, asked = {one.name for one in functions}, set[str](), {name}
+    while asked:
+        found |= asked
+        inside = (node for one in functions if one.name in asked for node in _attributes(one))
+        asked = {node.attr for node in inside if _is_self(node.value)} & names - found
+    return found
+
+
+def _attributes(node: ast.AST) -> Iterator[ast.Attribute]:
+    return (one for one in ast.walk(node) if isinstance(one, ast.Attribute))
+
+
+def _is_self(node: ast.AST) -> bool:
+    """Return whether an expression is ``self``."""
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _reached(cell: nn.Cell, node: ast.expr) -> Any:
+    """Return what ``self.a.b`` is for a Cell, None if that is no chain of attributes from self."""
+    if _is_self(node):
+        return cell
+    if isinstance(node, ast.Attribute):
+        with contextlib.suppress(Exception):  # of a property of the user's
+            return getattr(_reached(cell, node.value), node.attr, None)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        held, place = _reached(cell, node.value), node.slice.value
+        ordered = isinstance(held, (nn.SequentialCell, nn.CellList, list, tuple))
+        if ordered and isinstance(place, int) and -len(held) <= place < len(held):
+            return held[place]
+    return None
+
+
+# ---- In which order ----
 
 
 def in_order_of_construct(cell: nn.Cell) -> list[Use]:
@@ -46,7 +127,7 @@ class _Reader:
         """Return what a method uses; of methods that it calls, what they do."""
         if function not in self.known and inspect.isfunction(function):
             self.known[function] = []  # for one that calls itself
-            for node in ast.iter_child_nodes(source_of(function)):
+            for node in ast.iter_child_nodes(_source_of(function)):
                 if isinstance(node, ast.FunctionDef):
                     given = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
                     names = _Names(function, given - {"self"})
@@ -68,7 +149,9 @@ class _Reader:
             return self._simple(node, names)
         heads = [one for one in ast.iter_child_nodes(node) if one not in inner]
         used = [*self._together(heads, names), *self._block(inner, names)]
-        return _parameters_last(used) if isinstance(node, (ast.For, ast.While)) else used
+        if isinstance(node, (ast.For, ast.While)):
+            used.sort(key=lambda one: isinstance(one, Parameter))
+        return used
 
     def _simple(self, node: ast.AST, names: _Names) -> list[Use]:
         """Return what a statement uses; none if it only gives parameters another name or form."""
@@ -84,7 +167,7 @@ class _Reader:
     def _bound(self, targets: list[ast.expr], value: ast.expr, names: _Names) -> list[Use]:
         used = self._together([value], names)
         nodes = (node for one in targets for node in ast.walk(one))
-        fresh = {one.id for one in nodes if isinstance(one, ast.Name) and not is_self(one)}
+        fresh = {one.id for one in nodes if isinstance(one, ast.Name) and not _is_self(one)}
         if _has_value(value, names) or any(isinstance(one, nn.Cell) for one in used):
             names.values |= fresh
             return used
@@ -117,13 +200,13 @@ class _Reader:
     def _uses_of_attribute(
         self, node: ast.Attribute, names: _Names, parameters: list[Parameter]
     ) -> Iterator[Use]:
-        if is_no_value(self.cell, node):
+        if _is_no_value(self.cell, node):
             return
         if _is_super(node.value):
             yield from self.used_by(self._above(names.function, node.attr))
             return
         yield from self._uses(node.value, names, parameters)
-        value = reached(self.cell, node)
+        value = _reached(self.cell, node)
         if isinstance(value, Parameter):
             parameters.append(value)
         elif isinstance(value, nn.Cell):
@@ -141,13 +224,9 @@ class _Reader:
         return None
 
 
-def _parameters_last(uses: Iterable[Use]) -> list[Use]:
-    return sorted(uses, key=lambda one: isinstance(one, Parameter))
-
-
 def _has_value(node: ast.AST, names: _Names) -> bool:
     """Return whether an expression takes the value, not the shape alone, of an input."""
-    if isinstance(node, ast.Attribute) and node.attr in NO_VALUE:
+    if isinstance(node, ast.Attribute) and node.attr in _NO_VALUE:
         return False
     if isinstance(node, ast.Name):
         return node.id in names.values

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.order import in_order_of_construct
-from mindspore_boost_ext.base.reading import parameters_read
+from mindspore_boost_ext.base.order import in_order_of_construct, parameters_read
 
 
 def in_order_of_last_use(network: nn.Cell) -> list[Parameter]:
