@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Union
 
 from mindspore import Parameter, nn
 
-from mindspore_boost_ext.base.arguments import (
-    ORDER,
-    Group,
-    base_of,
-    construct_like,
-    groups_of,
-)
+from mindspore_boost_ext.base.arguments import ORDER, Group, base_of, construct_like, groups_of
 from mindspore_boost_ext.base.centralization import (
     UNTOUCHED,
     install_centralization,
@@ -85,13 +79,10 @@ def _made(
     """Return an optimizer like another over ``params``, centralizing what is asked for."""
     centralize = (centralize,) if isinstance(centralize, str) else centralize
     new = construct_like(optimizer, params)
-    base = base_of(new)
+    base, before = base_of(new), installed_axes(base_of(optimizer))
     flags = getattr(base, "grad_centralization_flags", (False,) * len(base.parameters))
-    before = installed_axes(base_of(optimizer))
-    axes = [
-        before.get(id(one), _axis(one, centralize, flag))
-        for one, flag in zip(base.parameters, flags)
-    ]
+    flagged = zip(base.parameters, flags)
+    axes = [before.get(id(one), _axis(one, centralize, flag)) for one, flag in flagged]
     if any(axis != UNTOUCHED for axis in axes) or any(flags):
         install_centralization(base, axes)
     if carry_state:
@@ -110,13 +101,10 @@ def _axis(parameter: Parameter, centralize: Centralize, in_group: bool) -> int:
 
 def _holds(container: Container[Any], parameter: Parameter) -> bool:
     """Return whether a container holds a parameter (the very object) or its name."""
-    if isinstance(container, Iterable):
-        return any(one is parameter or _is_name(one, parameter) for one in container)
-    return parameter.name in container
-
-
-def _is_name(one: object, parameter: Parameter) -> bool:
-    return isinstance(one, str) and one == parameter.name
+    if not isinstance(container, Iterable):
+        return parameter.name in container
+    names = [one for one in container if isinstance(one, str)]
+    return parameter.name in names or any(one is parameter for one in container)
 
 
 # ---- Parameters and groups ----
@@ -142,30 +130,18 @@ def changed(
         return [one for one in replaced if one is not None]
 
     last = list(by_name.values())
-    if not is_grouped(params):
-        result: list[Any] = edited(params) + last
+    result: list[Any] = []
+    if is_grouped(params):
+        for group in (*params, {"params": last}):
+            if ORDER in group:
+                result.append({ORDER: edited(group[ORDER]) + last})
+            elif members := edited(group["params"]):
+                result.append({**group, "params": members})
     else:
-        result = _with_members(params, edited, last)
+        result = edited(params) + last
     if not members_of(result):
         raise ValueError("removed must leave the optimizer at least one parameter to train")
     return result
-
-
-def _with_members(
-    groups: Sequence[Group],
-    edited: Callable[[Iterable[Parameter]], list[Parameter]],
-    last: list[Parameter],
-) -> list[Group]:
-    """Return groups with other members, and without the groups that have become empty."""
-    result: list[Group] = []
-    for group in groups:
-        if ORDER in group:
-            result.append({ORDER: edited(group[ORDER]) + last})
-            continue
-        members = edited(group["params"])
-        if members:
-            result.append({**group, "params": members})
-    return [*result, {"params": last}] if last else result
 
 
 def is_grouped(params: Sequence[Any]) -> bool:
