@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -56,9 +57,6 @@ def innermost(optimizer: nn.Cell) -> nn.Cell:
 def check_groups(optimizer: nn.Cell) -> None:
     """Refuse groups whose parameters MindSpore has used up before it could train them.
 
-    Args:
-        optimizer (Cell): an optimizer; of one that wraps it, such as LARS, the inner one counts.
-
     Raises:
         ValueError: if the ``"params"`` of a group were a generator, a filter or the like.
     """
@@ -68,8 +66,7 @@ def check_groups(optimizer: nn.Cell) -> None:
             f"{type(optimizer).__name__} trains nothing: give it parameters, in lists; of a "
             "generator or a filter in a group MindSpore trains nothing"
         )
-    kept = getattr(optimizer, "init_params", {}).get("params", ())
-    for group in kept if isinstance(kept, (list, tuple)) else ():
+    for group in _noted_groups(optimizer) or ():
         if isinstance(group, dict) and isinstance(group.get("params"), Iterator):
             raise ValueError(
                 f"{type(optimizer).__name__} trains nothing of a group whose params are a "
@@ -87,10 +84,14 @@ def groups_of(optimizer: nn.Optimizer) -> list[Any]:
     check_groups(base)
     if not base.is_group:
         return list(base.parameters)
-    kept = getattr(base, "init_params", {}).get("params")
-    if not isinstance(kept, (list, tuple)):
-        return _groups_by_setting(base)
-    return [_present(group, base) for group in kept]
+    noted = _noted_groups(base)
+    return _groups_by_setting(base) if noted is None else [_present(one, base) for one in noted]
+
+
+def _noted_groups(optimizer: nn.Cell) -> Sequence[Any] | None:
+    """Return the parameters or groups that a constructor has noted; None if it has none."""
+    noted = getattr(optimizer, "init_params", {}).get("params")
+    return noted if isinstance(noted, (list, tuple)) else None
 
 
 def _present(group: Mapping[str, Any], base: nn.Optimizer) -> Group:
@@ -122,23 +123,16 @@ def _groups_by_setting(base: nn.Optimizer) -> list[Group]:
 
 
 def present_rate(given: Any, held: Any) -> Any:
-    """Return a learning rate in the form in which constructors take it.
+    """Return a learning rate that an optimizer holds in the form in which constructors take it.
 
-    Args:
-        given: what the user gave: a number, list, schedule or anything; None if not known.
-        held: what the optimizer holds for it: a Parameter or a schedule.
-
-    Returns:
-        ``given`` where it still says what the optimizer does, else a number, list or schedule.
+    What was given, where it is known and still says what the optimizer does, else a number, list or
+    schedule.
     """
     if isinstance(held, nn.Cell):
         return held
     now = host_array(held)
-    if isinstance(given, (int, float, list, tuple)) and np.array_equal(
-        np.asarray(given, np.float32), now
-    ):
-        return given
-    return now.tolist()
+    is_array = isinstance(given, (int, float, list, tuple))
+    return given if is_array and np.array_equal(np.float32(given), now) else now.tolist()
 
 
 def _given_decay(held: Any, optimizer: nn.Optimizer) -> Any:
@@ -153,7 +147,7 @@ def _default_rate(optimizer: nn.Optimizer) -> Any:
     kept = getattr(optimizer, "init_learning_rate", None)
     if kept is None and getattr(optimizer, "relative_step", False):
         return None  # AdaFactor computes it
-    groups = _settings_of_groups(optimizer)
+    groups = _settings_of(groups_of(optimizer))
     heads = [group["params"][0] for group in groups if "lr" not in group]
     if _has_lost_rate(optimizer):
         # A fixed one, if there is one: MindSpore rounds fixed rates beside others.
@@ -164,14 +158,14 @@ def _default_rate(optimizer: nn.Optimizer) -> Any:
     return present_rate(kept, optimizer.get_lr_parameter((heads or optimizer.parameters)[0]))
 
 
-def _settings_of_groups(optimizer: nn.Optimizer) -> list[Group]:
-    """Return the groups without the order of their parameters; none if it has no groups."""
-    return [one for one in groups_of(optimizer) if isinstance(one, dict) and ORDER not in one]
+def _settings_of(params: Sequence[Any]) -> list[Group]:
+    """Return the groups without the order of their parameters; none if there are no groups."""
+    return [one for one in params if isinstance(one, dict) and ORDER not in one]
 
 
 def _has_lost_rate(optimizer: nn.Optimizer) -> bool:
     """Return whether the default rate is not known: MindSpore keeps no schedule that none uses."""
-    groups = _settings_of_groups(optimizer)
+    groups = _settings_of(groups_of(optimizer))
     kept = getattr(optimizer, "init_learning_rate", None)
     computed = getattr(optimizer, "relative_step", False)
     return bool(groups) and kept is None and not computed and all("lr" in one for one in groups)
@@ -181,7 +175,7 @@ def _has_lost_decay(optimizer: nn.Optimizer) -> bool:
     """Return whether the default weight decay is not known, and the groups' do not tell it."""
     if hasattr(optimizer, "init_args"):
         return False
-    decays = [group["weight_decay"] for group in _settings_of_groups(optimizer)]
+    decays = [group["weight_decay"] for group in _settings_of(groups_of(optimizer))]
     return any(one is not decays[0] and one != decays[0] for one in decays)
 
 
@@ -192,9 +186,11 @@ def arguments_of(optimizer: nn.Optimizer) -> dict[str, Any]:
         TypeError: if they cannot be known: a class of the user's own that does not note them.
     """
     kind = type(optimizer)
-    read = next((read for known, read in _READERS.items() if _constructor_is(kind, known)), None)
-    if read is not None:
-        arguments = {**read(optimizer), "learning_rate": _default_rate(optimizer)}
+    names = next((names for known, names in _HELD.items() if _constructor_is(kind, known)), ())
+    if names:
+        held = {name.rpartition(".")[2]: attrgetter(name)(optimizer) for name in names}
+        arguments = {name: host_array(value).item() for name, value in held.items()}
+        arguments["learning_rate"] = _default_rate(optimizer)
         arguments["weight_decay"] = _default_decay(optimizer)
         return arguments
     if not _keeps_its_arguments(kind):
@@ -218,26 +214,15 @@ def _default_decay(optimizer: nn.Optimizer) -> Any:
     """
     if not optimizer.is_group:
         return _given_decay(optimizer.weight_decay, optimizer)
-    groups = _settings_of_groups(optimizer)
+    groups = _settings_of(groups_of(optimizer))
     return max(groups, key=lambda group: len(group["params"]))["weight_decay"]
 
 
-def _adam_weight_decay(optimizer: nn.Optimizer) -> dict[str, Any]:
-    return {name: float(getattr(optimizer, name)) for name in ("beta1", "beta2", "eps")}
-
-
-def _adam_offload(optimizer: nn.Optimizer) -> dict[str, Any]:
-    return {
-        **_adam_weight_decay(optimizer),
-        "loss_scale": optimizer.loss_scale,
-        "use_locking": optimizer.opt.use_locking,
-        "use_nesterov": optimizer.opt.use_nesterov,
-    }
-
-
-# How to read the arguments of the optimizers of MindSpore that do not note them.
-_READERS: Mapping[type, Callable[[nn.Optimizer], dict[str, Any]]] = MappingProxyType(
-    {nn.AdamWeightDecay: _adam_weight_decay, nn.AdamOffload: _adam_offload}
+# Where the optimizers of MindSpore that do not note their arguments hold them.
+_BETAS = ("beta1", "beta2", "eps")
+_OFFLOADED = ("loss_scale", "opt.use_locking", "opt.use_nesterov")
+_HELD: Mapping[type, tuple[str, ...]] = MappingProxyType(
+    {nn.AdamWeightDecay: _BETAS, nn.AdamOffload: (*_BETAS, *_OFFLOADED)}
 )
 
 
@@ -264,15 +249,9 @@ def _keeps_its_arguments(kind: type) -> bool:
 
 
 def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimizer:
-    """Return a new optimizer like another over other parameters.
+    """Return a new optimizer like another, LARS around it as well, over Parameters or groups.
 
-    Args:
-        optimizer (nn.Optimizer): the model: its class, hyper-parameters and learning rate count,
-            and LARS around it.
-        params (Sequence): Parameters, or groups as for any optimizer. A group's own settings count.
-
-    Returns:
-        nn.Optimizer, with moments and global step as at the start.
+    A group's own settings count; moments and global step are as at the start.
     """
     base = base_of(optimizer)
     arguments = arguments_of(base)
@@ -296,8 +275,8 @@ def _warn_of_lost_defaults(
         "weight_decay": ("weight_decay", _has_lost_decay(old), "one weight_decay to all groups"),
     }
     for key, (setting, is_lost, remedy) in lost.items():
-        groups = [one for one in params if isinstance(one, dict) and ORDER not in one]
-        names = [one.name for group in groups if key not in group for one in group["params"]]
+        groups = [group for group in _settings_of(params) if key not in group]
+        names = [one.name for group in groups for one in group["params"]]
         if is_lost and names:
             value = arguments[setting]
             warn(
