@@ -32,14 +32,10 @@ def share_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
 
     They are found by name. What ``source`` lacks, or has in another shape or dtype, is ``target``'s
     own; the next one that shares the state of ``source`` shares this as well.
-
-    Args:
-        source (nn.Optimizer): the optimizer whose Parameters are used. None of them is changed.
-        target (nn.Optimizer): a new optimizer like it, maybe under LARS. Its Parameters give way.
     """
     old, new = base_of(source), base_of(target)
     gained: dict[str, Parameter] = in_its_place(old).setdefault(_GAINED, {})
-    known = {**gained, **_by_name(_state(old))}
+    known = {**gained, **{one.name: one for one in _state(old)}}
     stand_ins = _rates_by_identity(old, new)
     for parameter in _state(new):
         match = known.get(parameter.name)
@@ -52,12 +48,7 @@ def share_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
 
 
 def exchange_parameters(cell: nn.Cell, stand_ins: dict[int, Parameter]) -> None:
-    """Let a Cell and those in it hold other Parameters.
-
-    Args:
-        cell (Cell): the Cell; it must not have run yet.
-        stand_ins (dict): ``id`` of a Parameter -> the one to hold instead.
-    """
+    """Let a Cell that has not run yet hold other Parameters: ``id`` of one -> what stands in."""
     for _, one in cell.cells_and_names():
         held = _compat.own_parameters(one)
         if any(id(parameter) in stand_ins for parameter in held.values()):
@@ -85,27 +76,17 @@ def _alike(one: Parameter, two: Parameter) -> bool:
     return bool((one.shape, one.dtype) == (two.shape, two.dtype))
 
 
-def _by_name(parameters: list[Parameter]) -> dict[str, Parameter]:
-    return {parameter.name: parameter for parameter in parameters}
-
-
 def _state(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the Parameters of an optimizer, without what it trains and without rates."""
-    trained = {id(parameter) for parameter in optimizer.parameters}
-    return [
-        parameter
-        for parameter in optimizer.get_parameters()
-        if id(parameter) not in trained and not parameter.name.startswith("learning_rate")
-    ]
+    trained = {id(one) for one in optimizer.parameters}
+    untrained = [one for one in optimizer.get_parameters() if id(one) not in trained]
+    return [one for one in untrained if not one.name.startswith("learning_rate")]
 
 
 def list_hidden_parameters(optimizer: nn.Cell) -> None:
     """Let an optimizer list Parameters that it holds in Python lists: else no checkpoint has them.
 
     Those of ``mindspore.experimental`` hold their rates so, ASGD and NAdam moments, too.
-
-    Args:
-        optimizer (Cell): the optimizer.
     """
     own = _compat.own_parameters(optimizer)
     listed = {one.name for one in optimizer.get_parameters()}

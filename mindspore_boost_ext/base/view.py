@@ -16,6 +16,7 @@ from mindspore_boost_ext.config.rules import shown
 ALIGNED = frozenset(
     ("weight_decay", "group_weight_decay", "group_lr", "learning_rate", "param_rank", "param_names")
 )
+ONE_A_PARAMETER = (Parameter, bool, ops.Primitive, nn.Cell)
 # Numbers of parameters: `lens` is ASGD's name for it.
 COUNTS = frozenset(("param_length", "lens"))
 
@@ -71,25 +72,20 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
 def parameter_positions(
     optimizer: nn.Optimizer, parameters: Iterable[Parameter]
 ) -> tuple[int, ...]:
-    """Return where ``parameters`` stand in the optimizer, rising, each once.
-
-    Args:
-        optimizer (nn.Optimizer): the optimizer.
-        parameters (Iterable[Parameter]): some of its parameters, in any order.
+    """Return where some of an optimizer's parameters stand in it, rising, each once.
 
     Raises:
         ValueError: if one of them is not trained by the optimizer.
     """
     where = {id(parameter): place for place, parameter in enumerate(optimizer.parameters)}
-    found = set()
-    for parameter in parameters:
+    given = list(parameters)
+    for parameter in given:
         if id(parameter) not in where:
             raise ValueError(
                 f"every parameter of a group must be one that the optimizer trains, got "
                 f"{shown(getattr(parameter, 'name', parameter))}: leave it out of the group"
             )
-        found.add(where[id(parameter)])
-    return tuple(sorted(found))
+    return tuple(sorted({where[id(parameter)] for parameter in given}))
 
 
 def _checked(indices: Iterable[int], count: int) -> tuple[int, ...]:
@@ -120,7 +116,8 @@ def _restricted(
         return optimizer_view(value, positions) if same else value
     if not isinstance(value, (tuple, list, nn.CellList)) or len(value) != count:
         return value
-    if not (name in ALIGNED or _named_by_class(name, optimizer) or _one_a_parameter(value)):
+    is_aligned = name in ALIGNED or name in getattr(type(optimizer), "parameter_aligned", ())
+    if not is_aligned and not all(isinstance(entry, ONE_A_PARAMETER) for entry in value):
         _refuse_doubtful(name, value, optimizer)
         return value
     entries = [value[position] for position in positions]
@@ -141,15 +138,6 @@ def _refuse_doubtful(name: str, value: Any, optimizer: nn.Optimizer) -> None:
             f"to a parameter? Name it in the class attribute parameter_aligned = ({name!r},) if "
             f"so, else in parameter_free = ({name!r},)"
         )
-
-
-def _named_by_class(name: str, optimizer: nn.Optimizer) -> bool:
-    return name in getattr(type(optimizer), "parameter_aligned", ())
-
-
-def _one_a_parameter(entries: Iterable[Any]) -> bool:
-    kinds = (Parameter, bool, ops.Primitive, nn.Cell)
-    return all(isinstance(entry, kinds) for entry in entries)
 
 
 def _kept_parameters(
