@@ -14,7 +14,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 
 from mindspore_boost_ext._compat import RowTensor
 from mindspore_boost_ext.base.mapping import each
-from mindspore_boost_ext.base.outer import over_columns
+from mindspore_boost_ext.base.sums import over_columns
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.runtime.cells import is_a
 
@@ -22,14 +22,8 @@ from mindspore_boost_ext.runtime.cells import is_a
 UNTOUCHED = -1
 # Last parts of the names of parameters that are no weights.
 _NO_WEIGHTS = ("gamma", "beta", "bias")
-# By name, for the head of mindspore.boost has the same one, and is another class.
-_NORMALISED_HEAD = "CommonHeadLastFN"
-_TRANSPOSED = (
-    nn.Conv1dTranspose,
-    nn.Conv2dTranspose,
-    nn.Conv3dTranspose,
-    mint.nn.ConvTranspose2d,
-)
+
+_TRANSPOSED = (nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose, mint.nn.ConvTranspose2d)
 
 
 # ---- The rule ----
@@ -173,10 +167,7 @@ def owned_parameters(network: nn.Cell) -> Iterator[tuple[Parameter, nn.Cell]]:
 def output_axis_of(parameter: Parameter, owner: nn.Cell | None = None) -> int:
     """Return the output axis of a parameter, or ``UNTOUCHED`` if it is not to be centralized.
 
-    Args:
-        parameter (Parameter): the parameter.
-        owner (Cell, optional): the Cell it belongs to; without it, groups of a convolution and
-            other exceptions are not known. Default: None.
+    Without the Cell it belongs to, groups of a convolution and other exceptions are not known.
     """
     own_name = parameter.name.rpartition(".")[2]
     axis = 1 if owner is not None and is_a(owner, _TRANSPOSED) else 0
@@ -199,7 +190,8 @@ def _in_groups(weight: Parameter, owner: nn.Cell) -> bool:
 
 
 def _is_normalised_head(cell: nn.Cell) -> bool:
-    return any(kind.__name__ == _NORMALISED_HEAD for kind in type(cell).__mro__)
+    # By name, for the head of mindspore.boost has the same one, and is another class.
+    return any(kind.__name__ == "CommonHeadLastFN" for kind in type(cell).__mro__)
 
 
 def _checked_patterns(exclude: Iterable[str]) -> tuple[str, ...]:
@@ -240,9 +232,7 @@ class _ThenScale(OptimizerPart):
 class _InUpdate(OptimizerPart):
     """Stands for ``hyper_map`` of an optimizer whose whole update is one map over columns.
 
-    Args:
-        centralization (Centralization): the rule.
-        place (int): which of the columns are the gradients, counted from the end.
+    Its ``place`` says which of them are the gradients, counted from the end.
     """
 
     def __init__(self, centralization: Centralization, place: int) -> None:
@@ -300,8 +290,7 @@ def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None
 def place_of_rule(optimizer: nn.Optimizer) -> str:
     """Return the method of an optimizer in whose place the rule can be put; empty if there is none.
 
-    Args:
-        optimizer (nn.Optimizer): the optimizer; not LARS or FreezeOpt, but what these wrap.
+    It is asked of what LARS or FreezeOpt wraps, not of these.
     """
     construct = inspect.unwrap(type(optimizer).construct)
     # Attributes alone: MindCV's AdamW and Lion call a function of the name ``scale_grad``.

@@ -30,13 +30,8 @@ def gradients_of(
     """Return ``grad(network, weights)(*inputs)``, of which ``call`` cannot do the second half.
 
     A derivative that was given away as an argument takes all inputs of a network, optional ones
-    too.
-
-    Args:
-        grad: a ``GradOperation`` by inputs or by Parameters.
-        network (Cell): what is differentiated.
-        weights (tuple(Parameter)): what by, as ``grad`` takes it.
-        inputs (tuple): those of the network, and the gradient of its output if ``grad`` takes it.
+    too. ``grad`` is a ``GradOperation`` by inputs or by Parameters; ``inputs`` are those of the
+    network, and the gradient of its output if ``grad`` takes it.
     """
     return grad(network, weights)(*inputs)
 

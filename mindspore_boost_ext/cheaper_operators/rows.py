@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from mindspore_boost_ext.base.outer import outer
+from mindspore_boost_ext.base.sums import outer
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+
+_Three = tuple[Tensor, Tensor, Tensor]
 
 
 def axis_of(plain: ops.Primitive) -> int:
@@ -31,12 +33,7 @@ def _sums_along(x: Tensor, axis: int) -> Tensor:
 
 
 class _AlongAxis(nn.Cell):
-    """An operator whose gradient sums along its axis.
-
-    Args:
-        plain (Primitive): MindSpore's operator.
-        sums (Callable): gives the sums.
-    """
+    """MindSpore's operator with a gradient by ``sums`` along its axis."""
 
     def __init__(self, plain: ops.Primitive, sums: Callable[[Tensor, int], Tensor]) -> None:
         super().__init__(auto_prefix=False)
@@ -123,17 +120,10 @@ class _LayerNorm(nn.Cell):
         self.plain, self.epsilon = plain, plain.epsilon
         self.to_float(mstype.float32)  # mixed precision "auto" takes matrix products in float16
 
-    def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> _Three:
         return self.plain(x, gamma, beta)
 
-    def bprop(
-        self,
-        x: Tensor,
-        gamma: Tensor,
-        beta: Tensor,
-        out: tuple[Tensor, Tensor, Tensor],
-        dout: tuple[Tensor, Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def bprop(self, x: Tensor, gamma: Tensor, beta: Tensor, out: _Three, dout: _Three) -> _Three:
         width = x.shape[-1]
         dy = dout[0].reshape((-1, width))
         mean, variance, dmean, dvariance = (
@@ -162,7 +152,7 @@ class CheaperLayerNorm(CheaperCell):
         super().__init__(plain)
         self.with_gradient = _LayerNorm(plain)
 
-    def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def construct(self, x: Tensor, gamma: Tensor, beta: Tensor) -> _Three:
         """Return the normalised values, and mean and variance with a last axis of 1."""
         if self.is_plain(x) or self.is_small(x):
             return self.plain(x, gamma, beta)

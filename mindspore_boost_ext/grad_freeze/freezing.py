@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext.base.filled import filled
 from mindspore_boost_ext.base.mapping import call, gradients_of
+from mindspore_boost_ext.base.sums import filled
 from mindspore_boost_ext.config.rules import check, check_all, integer, one_of, real, shown
 from mindspore_boost_ext.config.sections import GradFreezeConfig
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation

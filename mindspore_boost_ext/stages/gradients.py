@@ -9,9 +9,8 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import RowTensor
-from mindspore_boost_ext.base.filled import filled
 from mindspore_boost_ext.base.mapping import each
-from mindspore_boost_ext.base.sums import sum_of_squares
+from mindspore_boost_ext.base.sums import filled, sum_of_squares
 
 
 def filled_like(outputs: Any, value: float) -> Any:

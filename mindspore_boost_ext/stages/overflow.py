@@ -12,9 +12,8 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import functional
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.filled import filled
 from mindspore_boost_ext.base.mapping import each, entry
-from mindspore_boost_ext.base.sums import finite_sums
+from mindspore_boost_ext.base.sums import filled, finite_sums
 
 CHECK_MODE_VARIABLE = "MS_ASCEND_CHECK_OVERFLOW_MODE"
 _SATURATION_ONLY = frozenset({"ascend910", "ascend310", "ascend310p", "ascend310b"})
