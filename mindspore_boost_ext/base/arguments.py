@@ -142,57 +142,54 @@ def _given_decay(held: Any, optimizer: nn.Optimizer) -> Any:
     return float(host_array(held)) / optimizer.loss_scale
 
 
-def _default_rate(optimizer: nn.Optimizer) -> Any:
-    """Return the learning rate of parameters whose group names none."""
-    kept = getattr(optimizer, "init_learning_rate", None)
-    if kept is None and getattr(optimizer, "relative_step", False):
-        return None  # AdaFactor computes it
-    groups = _settings_of(groups_of(optimizer))
-    heads = [group["params"][0] for group in groups if "lr" not in group]
-    if _has_lost_rate(optimizer):
-        # A fixed one, if there is one: MindSpore rounds fixed rates beside others.
-        rates = [group["lr"] for group in groups]
-        return min(rates, key=lambda rate: not isinstance(rate, (int, float)))
-    if groups and not heads:
-        return kept
-    return present_rate(kept, optimizer.get_lr_parameter((heads or optimizer.parameters)[0]))
-
-
 def _settings_of(params: Sequence[Any]) -> list[Group]:
     """Return the groups without the order of their parameters; none if there are no groups."""
     return [one for one in params if isinstance(one, dict) and ORDER not in one]
 
 
-def _has_lost_rate(optimizer: nn.Optimizer) -> bool:
-    """Return whether the default rate is not known: MindSpore keeps no schedule that none uses."""
-    groups = _settings_of(groups_of(optimizer))
+def _default_rate(optimizer: nn.Optimizer) -> tuple[Any, bool]:
+    """Return the learning rate of parameters whose group names none, and whether it is a guess."""
     kept = getattr(optimizer, "init_learning_rate", None)
-    computed = getattr(optimizer, "relative_step", False)
-    return bool(groups) and kept is None and not computed and all("lr" in one for one in groups)
+    if kept is None and getattr(optimizer, "relative_step", False):
+        return None, False  # AdaFactor computes it
+    groups = _settings_of(groups_of(optimizer))
+    heads = [group["params"][0] for group in groups if "lr" not in group]
+    if heads or not groups:
+        held = optimizer.get_lr_parameter((heads or optimizer.parameters)[0])
+        return present_rate(kept, held), False
+    # MindSpore keeps no schedule that no group uses. Instead a fixed rate, if there is one: beside
+    # others MindSpore rounds it.
+    rates = [group["lr"] for group in groups] if kept is None else [kept]
+    return min(rates, key=lambda rate: not isinstance(rate, (int, float))), kept is None
 
 
-def _has_lost_decay(optimizer: nn.Optimizer) -> bool:
-    """Return whether the default weight decay is not known, and the groups' do not tell it."""
-    if hasattr(optimizer, "init_args"):
-        return False
-    decays = [group["weight_decay"] for group in _settings_of(groups_of(optimizer))]
-    return any(one is not decays[0] and one != decays[0] for one in decays)
+def _default_decay(optimizer: nn.Optimizer) -> tuple[Any, bool]:
+    """Return the weight decay of an optimizer that did not note it, and whether it is a guess.
+
+    With groups, each of which has its own here, it is that of the largest one.
+    """
+    if not optimizer.is_group:
+        return _given_decay(optimizer.weight_decay, optimizer), False
+    groups = _settings_of(groups_of(optimizer))
+    decay = max(groups, key=lambda group: len(group["params"]))["weight_decay"]
+    others = [group["weight_decay"] for group in groups]
+    return decay, any(one is not decay and one != decay for one in others)
 
 
-def arguments_of(optimizer: nn.Optimizer) -> dict[str, Any]:
-    """Return the arguments of the constructor, but for the parameters.
+def _arguments_of(optimizer: nn.Optimizer) -> tuple[dict[str, Any], dict[str, bool]]:
+    """Return the arguments of the constructor, but for the parameters, and which are guesses.
 
     Raises:
         TypeError: if they cannot be known: a class of the user's own that does not note them.
     """
-    kind = type(optimizer)
+    kind, guessed = type(optimizer), {}
     names = next((names for known, names in _HELD.items() if _constructor_is(kind, known)), ())
     if names:
         held = {name.rpartition(".")[2]: attrgetter(name)(optimizer) for name in names}
         arguments = {name: host_array(value).item() for name, value in held.items()}
-        arguments["learning_rate"] = _default_rate(optimizer)
-        arguments["weight_decay"] = _default_decay(optimizer)
-        return arguments
+        arguments["learning_rate"], guessed["learning_rate"] = _default_rate(optimizer)
+        arguments["weight_decay"], guessed["weight_decay"] = _default_decay(optimizer)
+        return arguments, guessed
     if not _keeps_its_arguments(kind):
         raise TypeError(
             f"the arguments of {kind.__name__} are not known, so no other one can be made: derive "
@@ -203,19 +200,8 @@ def arguments_of(optimizer: nn.Optimizer) -> dict[str, Any]:
     arguments = dict(optimizer.init_args)
     arguments.update(arguments.pop("kwargs", {}))  # Adam keeps its **kwargs as one argument
     if hasattr(optimizer, "init_learning_rate"):
-        arguments["learning_rate"] = _default_rate(optimizer)
-    return arguments
-
-
-def _default_decay(optimizer: nn.Optimizer) -> Any:
-    """Return the weight decay of an optimizer that did not note it.
-
-    With groups, each of which has its own here, it is that of the largest one.
-    """
-    if not optimizer.is_group:
-        return _given_decay(optimizer.weight_decay, optimizer)
-    groups = _settings_of(groups_of(optimizer))
-    return max(groups, key=lambda group: len(group["params"]))["weight_decay"]
+        arguments["learning_rate"], guessed["learning_rate"] = _default_rate(optimizer)
+    return arguments, guessed
 
 
 # Where the optimizers of MindSpore that do not note their arguments hold them.
@@ -254,8 +240,10 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
     A group's own settings count; moments and global step are as at the start.
     """
     base = base_of(optimizer)
-    arguments = arguments_of(base)
-    _warn_of_lost_defaults(base, params, arguments)
+    arguments, guessed = _arguments_of(base)
+    for name, is_guess in guessed.items():
+        if is_guess:
+            _warn_of_guess(base, params, name, arguments[name])
     new = type(base)(params=list(params), **arguments)
     _keep_rate_names(base, new)
     new.unique = base.unique
@@ -266,24 +254,21 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
     return new
 
 
-def _warn_of_lost_defaults(
-    old: nn.Optimizer, params: Sequence[Any], arguments: Mapping[str, Any]
-) -> None:
+def _warn_of_guess(old: nn.Optimizer, params: Sequence[Any], setting: str, value: Any) -> None:
     """Say which parameters get a default that is another group's, since MindSpore kept none."""
-    lost = {
-        "lr": ("learning_rate", _has_lost_rate(old), "a number as learning_rate"),
-        "weight_decay": ("weight_decay", _has_lost_decay(old), "one weight_decay to all groups"),
+    remedies = {
+        "learning_rate": ("lr", "a number as learning_rate"),
+        "weight_decay": ("weight_decay", "one weight_decay to all groups"),
     }
-    for key, (setting, is_lost, remedy) in lost.items():
-        groups = [group for group in _settings_of(params) if key not in group]
-        names = [one.name for group in groups for one in group["params"]]
-        if is_lost and names:
-            value = arguments[setting]
-            warn(
-                f"{', '.join(names)}: the {setting} is {shown(value)}, that of another group, for "
-                f"{type(old).__name__} does not keep a default that no group uses: give {remedy}, "
-                f"or a group without {key!r}"
-            )
+    key, remedy = remedies[setting]
+    groups = [group for group in _settings_of(params) if key not in group]
+    names = [one.name for group in groups for one in group["params"]]
+    if names:
+        warn(
+            f"{', '.join(names)}: the {setting} is {shown(value)}, that of another group, for "
+            f"{type(old).__name__} does not keep a default that no group uses: give {remedy}, "
+            f"or a group without {key!r}"
+        )
 
 
 def _placement(optimizer: nn.Optimizer) -> tuple[Any, ...]:
