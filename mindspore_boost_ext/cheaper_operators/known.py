@@ -53,19 +53,12 @@ def _is_one_number(plain: nn.CrossEntropyLoss) -> bool:
 
 
 class Known(NamedTuple):
-    """An operator that is replaced.
-
-    Attributes:
-        replacement: the Cell that takes its place.
-        fits: whether it is one whose values the replacement has. Default: all are.
-        eagerly: whether it does in PYNATIVE_MODE, too. Default: True.
-        holder: the class of the layer that must hold it. Default: None, any or none.
-    """
+    """An operator or layer that is replaced."""
 
     replacement: type[CheaperCell]
-    fits: Callable[[Any], bool] = lambda plain: True
-    eagerly: bool = True
-    holder: type[nn.Cell] | None = None
+    fits: Callable[[Any], bool] = lambda plain: True  # whether the replacement has its values
+    eagerly: bool = True  # whether it is replaced in PYNATIVE_MODE, too
+    holder: type[nn.Cell] | None = None  # the class of the layer that must hold it; None: any
 
 
 # By exact type: a subclass of the user's may compute something else.

@@ -65,12 +65,7 @@ def _outputs(
 
 @ms.jit
 def _gradients(
-    rows: Tensor,
-    weight: Tensor,
-    multiplier: Tensor,
-    bias: Tensor,
-    cosines: Tensor,
-    dout: Tensor,
+    rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor, cosines: Tensor, dout: Tensor
 ) -> tuple[Tensor, ...]:
     """Return the gradients of rows, weight, m and bias."""
     total, kind = ops.ReduceSum(keep_dims=True), rows.dtype

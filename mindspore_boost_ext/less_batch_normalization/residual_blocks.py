@@ -29,17 +29,11 @@ LONGEST = 6  # convolutions; each may divide the variance by 6, and BatchNorm ad
 
 @dataclass(frozen=True)
 class Removal:
-    """Whether a BatchNorm may go, and why (not).
-
-    Attributes:
-        removable: whether it may.
-        reason: in words.
-        shortcut: whether it stands on a shortcut.
-    """
+    """Whether a BatchNorm may go, and why (not)."""
 
     removable: bool
     reason: str
-    shortcut: bool = False
+    shortcut: bool = False  # whether it stands on one
 
 
 def classify(graph: Graph) -> dict[Node, Removal]:
@@ -60,7 +54,7 @@ def _blocks(graph: Graph) -> list[_Block]:
     blocks = [_Block(graph, node, above) for node in forked]
     residual = [block for block in blocks if block.is_residual]
     for block in blocks:
-        block.inner = frozenset(one.join for one in residual)
+        block.inner = {one.join for one in residual}
     return residual + [block for block in blocks if block.is_dense_layer]
 
 
@@ -85,18 +79,13 @@ def _dominators(graph: Graph) -> dict[Node | None, Node | None]:
 
 
 class _Block:
-    """One addition or concatenation with its fork and its two branches, each back from the end.
-
-    Attributes:
-        join: the addition or concatenation.
-        inner: the additions of all residual blocks of the network.
-    """
+    """One addition or concatenation with its fork and its two branches, each back from the end."""
 
     def __init__(self, graph: Graph, join: Node, above: dict[Node | None, Node | None]) -> None:
         self.graph = graph
         self.join = join
         self.fork = above[join]
-        self.inner: frozenset[Node] = frozenset()
+        self.inner: set[Node] = set()  # the additions of all residual blocks
         lines = [self._line(addend, above) for addend in join.data]
         self.shortcut, self.main = sorted(lines, key=_convolutions)
         fork = {self.fork}
@@ -124,11 +113,7 @@ class _Block:
         return is_batch_norm(self.main[-1]) or self.main[-1].name == "removedbatchnorm"
 
     def removals(self, decided: dict[Node, Removal]) -> dict[Node, Removal]:
-        """Return what may happen to the BatchNorms on the branches.
-
-        Args:
-            decided: on those in inner blocks.
-        """
+        """Return what may happen to the BatchNorms on the branches, by that in inner blocks."""
         in_branch = [node for node in self.nodes if is_batch_norm(node)]
         on_shortcut = [node for node in self.shortcut if is_batch_norm(node)]
         reason = self._not_understood()
@@ -208,16 +193,13 @@ def _made_from(ends: Iterable[Node], parts: Callable[[Node], Iterable[Node]]) ->
 
 
 def find_classifier(graph: Graph) -> tuple[list[nn.Dense], str]:
-    """Return the network's last Dense in the order of execution, if it is its classifier.
+    """Return the network's last Dense in the order of execution, if it is its classifier, and why.
 
     It is if it has several outputs, nothing with weights comes after it, and nothing made from the
     same data joins its result before the network returns it, alone or with what it was made from,
     or compares it with labels. So the gate of a squeeze-and-excitation, the first layer of a
     generator, or one of two heads is none. In a network whose code was not understood it has to be
     the last layer with weights.
-
-    Returns:
-        tuple, a list of the Dense or of none, and the reason.
     """
     nodes = [node for node in graph.nodes if _dense_inside(node, graph)]
     if not nodes:

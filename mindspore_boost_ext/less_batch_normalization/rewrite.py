@@ -16,11 +16,7 @@ from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
     classify,
     find_classifier,
 )
-from mindspore_boost_ext.less_batch_normalization.steps import (
-    BATCH_NORMS,
-    does_else,
-    own_construct,
-)
+from mindspore_boost_ext.less_batch_normalization.steps import BATCH_NORMS, does_else, own_construct
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.cells import copy_settings, exchange, is_a, layers_of, name_of

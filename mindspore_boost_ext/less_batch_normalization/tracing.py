@@ -16,7 +16,6 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime.replaced_functions import is_replacement
 
-_KNOWN_LEAVES = (nn.Dense,)
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
 _OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))
 
@@ -27,19 +26,12 @@ class NotUnderstoodError(Exception):
 
 @dataclass(eq=False)
 class Node:
-    """One step of the computation.
+    """One step of the computation."""
 
-    Attributes:
-        name: what is done, in small letters without underscores: ``"relu"``, ``"conv2d"``.
-        inputs: the nodes whose results it takes, in the order of the arguments.
-        cell: the Cell that does it, or None for an operator or a function.
-        constant: whether the result does not depend on the values that enter the network.
-    """
-
-    name: str
-    inputs: tuple[Node, ...] = ()
-    cell: nn.Cell | None = None
-    constant: bool = False
+    name: str  # what is done, in small letters without underscores: "relu", "conv2d"
+    inputs: tuple[Node, ...]  # whose results it takes, in the order of the arguments
+    cell: nn.Cell | None  # that does it; None for an operator or a function
+    constant: bool  # whether the result does not depend on the values that enter the network
 
     @property
     def data(self) -> tuple[Node, ...]:
@@ -49,21 +41,13 @@ class Node:
 
 @dataclass
 class Graph:
-    """What calling a Cell computes.
+    """What calling a Cell computes."""
 
-    Attributes:
-        root: the Cell.
-        nodes: all nodes, each after those it depends on.
-        outputs: the nodes that the call returns.
-        failures: for each Cell that was not understood, why. It is one node in ``nodes``.
-        read: Cells of whose Parameters other code has asked for one, by id.
-    """
-
-    root: nn.Cell
-    nodes: list[Node] = field(default_factory=list)
-    outputs: list[Node] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)  # each after those it depends on
+    outputs: list[Node] = field(default_factory=list)  # what the call returns
+    # For each Cell that was not understood, why. It is one node in ``nodes``.
     failures: dict[nn.Cell, str] = field(default_factory=dict)
-    read: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)  # ids of Cells of which other code read Parameters
 
     @functools.cached_property
     def users(self) -> dict[Node, list[Node]]:
@@ -76,15 +60,11 @@ class Graph:
 
 
 def trace(network: nn.Cell) -> list[Graph]:
-    """Return what a network computes: its own graph first, then those of parts of opaque Cells.
-
-    Args:
-        network (Cell): the network, with or without its loss.
-    """
+    """Return what a network computes: its own graph first, then those of parts of opaque Cells."""
     graphs: list[Graph] = []
     pending, seen = [network], {id(network)}
     while pending:
-        graph = _Tracer(pending.pop(0)).run()
+        graph = _Tracer().run(pending.pop(0))
         graphs.append(graph)
         for failed, reason in list(graph.failures.items()):
             fresh = [one for one in failed.cells() if one is not None and id(one) not in seen]
@@ -130,12 +110,12 @@ def _reaches_into(cell: nn.Cell, inner: nn.Cell) -> bool:
 class _Tracer:
     """Runs one Cell on proxies and writes down what happens."""
 
-    def __init__(self, root: nn.Cell) -> None:
-        self.graph = Graph(root)
+    def __init__(self) -> None:
+        self.graph = Graph()
 
-    def run(self) -> Graph:
-        arguments = [self.record("input") for _ in range(_arguments(self.graph.root))]
-        result = self.call_cell(self.graph.root, tuple(arguments), {})
+    def run(self, root: nn.Cell) -> Graph:
+        arguments = [self.record("input") for _ in range(_arguments(root))]
+        result = self.call_cell(root, tuple(arguments), {})
         self.graph.outputs = [value.node for value in _values(result)]
         return self.graph
 
@@ -168,7 +148,7 @@ class _Tracer:
 
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a Python function with proxies for what it finds in its surroundings."""
-        while hasattr(function, "__wrapped__") and _is_mindspore(function.__code__.co_filename):
+        while hasattr(function, "__wrapped__") and _is_own(function.__globals__["__name__"]):
             function = function.__wrapped__  # ms.jit and the like
         known = function.__globals__
         own = {name: self.wrap(known[name]) for name in _names(function.__code__) if name in known}
@@ -177,9 +157,8 @@ class _Tracer:
             kind = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
             own["super"] = lambda *_: _SuperStandIn(kind["__class__"].cell_contents, args[0])
         closure = tuple(self._cell(one) for one in function.__closure__ or ()) or None
-        copy = FunctionType(
-            function.__code__, own, function.__name__, function.__defaults__, closure
-        )
+        name, defaults = function.__name__, function.__defaults__
+        copy = FunctionType(function.__code__, own, name, defaults, closure)
         copy.__kwdefaults__ = function.__kwdefaults__
         return copy(*args, **kwargs)
 
@@ -220,9 +199,8 @@ class _Tracer:
             if _is_own(module) or _is_own(getattr(thing, "__name__", "")):
                 computes = module.startswith(("mindspore.ops", "mindspore.mint", "mindspore._c"))
                 return _Recorder(self, thing.__name__, None if computes else thing)
-            if isinstance(thing, BuiltinFunctionType) or module.partition(".")[0] in (
-                _OPAQUE_MODULES
-            ):
+            is_opaque = module.partition(".")[0] in _OPAQUE_MODULES
+            if is_opaque or isinstance(thing, BuiltinFunctionType):
                 return thing
             return lambda *args, **kwargs: self.call(thing, args, kwargs)
         if callable(thing) and _is_own(type(thing).__module__):
@@ -412,10 +390,6 @@ def _is_own(module: str) -> bool:
     return module.partition(".")[0] == "mindspore"
 
 
-def _is_mindspore(filename: str) -> bool:
-    return "/mindspore/" in filename.replace("\\", "/")
-
-
 def _is_leaf(cell: nn.Cell) -> bool:
     """Return whether a Cell is one step: a layer whose code is MindSpore's, without Cells in it."""
     if getattr(cell, "one_step", False):
@@ -423,14 +397,12 @@ def _is_leaf(cell: nn.Cell) -> bool:
     owner = next(kind for kind in type(cell).__mro__ if "construct" in vars(kind))
     if not _is_own(owner.__module__):
         return False
-    containers = (nn.SequentialCell, nn.CellList)
-    layer = isinstance(cell, _KNOWN_LEAVES) or not any(True for _ in cell.cells())
-    return layer and not isinstance(cell, containers)
+    layer = isinstance(cell, nn.Dense) or not any(True for _ in cell.cells())
+    return layer and not isinstance(cell, (nn.SequentialCell, nn.CellList))
 
 
 def _arguments(cell: nn.Cell) -> int:
     """Return how many tensors to call a Cell with: its parameters without default."""
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    parameters: Callable[..., Any] = inspect.signature(cell.construct).parameters.values
-    needed = [one for one in parameters() if one.default is one.empty and one.kind not in kinds]
-    return len(needed)
+    parameters = inspect.signature(cell.construct).parameters.values()
+    return sum(one.default is one.empty and one.kind not in kinds for one in parameters)
