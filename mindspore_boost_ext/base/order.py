@@ -8,7 +8,6 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Union
 
 from mindspore import Parameter, nn
@@ -103,134 +102,127 @@ def in_order_of_construct(cell: nn.Cell) -> list[Use]:
     meets an input of the method or what was made of one; within a statement or a loop that is
     behind its Cells. What never meets one is left out.
     """
-    return _Reader(cell).used_by(getattr(type(cell), "construct", None))
+    return _used_by(getattr(type(cell), "construct", None), cell, {})
 
 
-@dataclass
-class _Names:
-    """The local names of a method: what is made of its inputs, and what of parameters alone."""
-
-    function: object
-    values: set[str]
-    made_of: dict[str, list[Use]] = field(default_factory=dict)
-    at_the_end: list[Use] = field(default_factory=list)
+def _used_by(function: object, cell: nn.Cell, known: dict[object, list[Use]]) -> list[Use]:
+    """Return what a method of a Cell uses; of methods that it calls, what they do."""
+    if function not in known and inspect.isfunction(function):
+        known[function] = []  # for one that calls itself
+        for node in ast.iter_child_nodes(_source_of(function)):
+            if isinstance(node, ast.FunctionDef):
+                known[function] = _Reader(function, cell, known).read(node)
+    return known.get(function, [])
 
 
 class _Reader:
-    """Follows the methods of a Cell."""
+    """Reads a method of a Cell; knows its local names, and what those of other methods use."""
 
-    def __init__(self, cell: nn.Cell) -> None:
-        self.cell = cell
-        self.known: dict[object, list[Use]] = {}
+    def __init__(self, function: object, cell: nn.Cell, known: dict[object, list[Use]]) -> None:
+        self.function, self.cell, self.known = function, cell, known
+        self.values: set[str] = set()  # what is made of the inputs
+        self.made_of: dict[str, list[Use]] = {}  # what is made of parameters alone
+        self.at_the_end: list[Use] = []
 
-    def used_by(self, function: object) -> list[Use]:
-        """Return what a method uses; of methods that it calls, what they do."""
-        if function not in self.known and inspect.isfunction(function):
-            self.known[function] = []  # for one that calls itself
-            for node in ast.iter_child_nodes(_source_of(function)):
-                if isinstance(node, ast.FunctionDef):
-                    given = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
-                    names = _Names(function, given - {"self"})
-                    used = [*self._block(node.body, names), *names.at_the_end]
-                    self.known[function] = used
-        return self.known.get(function, [])
+    def read(self, node: ast.FunctionDef) -> list[Use]:
+        """Return what the method uses."""
+        given = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
+        self.values = given - {"self"}
+        return [*self._block(node.body), *self.at_the_end]
 
-    def _block(self, statements: Iterable[ast.AST], names: _Names) -> Iterator[Use]:
+    def _block(self, statements: Iterable[ast.AST]) -> Iterator[Use]:
         for one in statements:
-            yield from self._statement(one, names)
+            yield from self._statement(one)
 
-    def _statement(self, node: ast.AST, names: _Names) -> list[Use]:
+    def _statement(self, node: ast.AST) -> list[Use]:
         parts = ("body", "handlers", "orelse", "finalbody")
         inner = [one for part in parts for one in getattr(node, part, [])]
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            names.at_the_end += self._block(inner, names)
+            self.at_the_end += self._block(inner)
             return []
         if not inner:
-            return self._simple(node, names)
+            return self._simple(node)
         heads = [one for one in ast.iter_child_nodes(node) if one not in inner]
-        used = [*self._together(heads, names), *self._block(inner, names)]
+        used = [*self._together(heads), *self._block(inner)]
         if isinstance(node, (ast.For, ast.While)):
             used.sort(key=lambda one: isinstance(one, Parameter))
         return used
 
-    def _simple(self, node: ast.AST, names: _Names) -> list[Use]:
+    def _simple(self, node: ast.AST) -> list[Use]:
         """Return what a statement uses; none if it only gives parameters another name or form."""
         targets = getattr(node, "targets", [getattr(node, "target", None)])
         value = getattr(node, "value", None)
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or value is None:
-            return self._together([node], names)
+            return self._together([node])
         if isinstance(value, ast.Tuple) and isinstance(targets[0], ast.Tuple):
             pairs = zip(targets[0].elts, value.elts)
-            return [use for pair in pairs for use in self._bound([pair[0]], pair[1], names)]
-        return self._bound(targets, value, names)
+            return [use for pair in pairs for use in self._bound([pair[0]], pair[1])]
+        return self._bound(targets, value)
 
-    def _bound(self, targets: list[ast.expr], value: ast.expr, names: _Names) -> list[Use]:
-        used = self._together([value], names)
+    def _bound(self, targets: list[ast.expr], value: ast.expr) -> list[Use]:
+        used = self._together([value])
         nodes = (node for one in targets for node in ast.walk(one))
         fresh = {one.id for one in nodes if isinstance(one, ast.Name) and not _is_self(one)}
-        if _has_value(value, names) or any(isinstance(one, nn.Cell) for one in used):
-            names.values |= fresh
+        if self._has_value(value) or any(isinstance(one, nn.Cell) for one in used):
+            self.values |= fresh
             return used
-        names.values -= fresh
-        names.made_of.update(dict.fromkeys(fresh, used))
+        self.values -= fresh
+        self.made_of.update(dict.fromkeys(fresh, used))
         return []
 
-    def _together(self, nodes: Iterable[ast.AST], names: _Names) -> list[Use]:
+    def _together(self, nodes: Iterable[ast.AST]) -> list[Use]:
         """Return what expressions use: Cells and methods of one's own, and then parameters."""
         parameters: list[Parameter] = []
-        used = [use for one in nodes for use in self._uses(one, names, parameters)]
+        used = [use for one in nodes for use in self._uses(one, parameters)]
         return [*used, *parameters]
 
-    def _uses(self, node: ast.AST, names: _Names, parameters: list[Parameter]) -> Iterator[Use]:
+    def _uses(self, node: ast.AST, parameters: list[Parameter]) -> Iterator[Use]:
         if isinstance(node, ast.Name):
-            held = () if node.id in names.values else names.made_of.get(node.id, ())
+            held = () if node.id in self.values else self.made_of.get(node.id, ())
             parameters += [one for one in held if isinstance(one, Parameter)]
         elif isinstance(node, ast.NamedExpr):
-            yield from self._bound([node.target], node.value, names)
+            yield from self._bound([node.target], node.value)
         elif isinstance(node, ast.Lambda):
-            names.at_the_end += self._together([node.body], names)
+            self.at_the_end += self._together([node.body])
         elif isinstance(node, ast.Attribute):
-            yield from self._uses_of_attribute(node, names, parameters)
+            yield from self._uses_of_attribute(node, parameters)
         else:
             parts = list(ast.iter_child_nodes(node))
             # What a call is given runs before it.
             for one in parts[::-1] if isinstance(node, ast.Call) else parts:
-                yield from self._uses(one, names, parameters)
+                yield from self._uses(one, parameters)
 
-    def _uses_of_attribute(
-        self, node: ast.Attribute, names: _Names, parameters: list[Parameter]
-    ) -> Iterator[Use]:
+    def _uses_of_attribute(self, node: ast.Attribute, parameters: list[Parameter]) -> Iterator[Use]:
         if _is_no_value(self.cell, node):
             return
         if _is_super(node.value):
-            yield from self.used_by(self._above(names.function, node.attr))
+            yield from _used_by(self._above(node.attr), self.cell, self.known)
             return
-        yield from self._uses(node.value, names, parameters)
+        yield from self._uses(node.value, parameters)
         value = _reached(self.cell, node)
         if isinstance(value, Parameter):
             parameters.append(value)
         elif isinstance(value, nn.Cell):
             yield value
         elif inspect.ismethod(value) and value.__self__ is self.cell:
-            yield from self.used_by(value.__func__)
+            yield from _used_by(value.__func__, self.cell, self.known)
 
-    def _above(self, function: object, name: str) -> object:
-        """Return the method that ``super()`` finds in a function of a class of the Cell's."""
+    def _has_value(self, node: ast.AST) -> bool:
+        """Return whether an expression takes the value, not the shape alone, of an input."""
+        if isinstance(node, ast.Attribute) and node.attr in _NO_VALUE:
+            return False
+        if isinstance(node, ast.Name):
+            return node.id in self.values
+        return any(map(self._has_value, ast.iter_child_nodes(node)))
+
+    def _above(self, name: str) -> object:
+        """Return the method that ``super()`` finds."""
         kinds = type(self.cell).__mro__
         for place, kind in enumerate(kinds):
-            if any(one is function for one in vars(kind).values()):
+            if any(one is self.function for one in vars(kind).values()):
                 above = (vars(one) for one in kinds[place + 1 :])
                 return next((one[name] for one in above if name in one), None)
         return None
-
-
-def _has_value(node: ast.AST, names: _Names) -> bool:
-    """Return whether an expression takes the value, not the shape alone, of an input."""
-    if isinstance(node, ast.Attribute) and node.attr in _NO_VALUE:
-        return False
-    if isinstance(node, ast.Name):
-        return node.id in names.values
-    return any(_has_value(one, names) for one in ast.iter_child_nodes(node))
 
 
 def _is_super(node: ast.AST) -> bool:
