@@ -19,11 +19,7 @@ def is_known(shape: tuple[int, ...] | None) -> bool:
 
 @_compat.not_rewritten
 class CheaperCell(nn.Cell):
-    """An operator by other operators, for float32; other dtypes take MindSpore's own.
-
-    Args:
-        plain: the operator or Cell that it stands for.
-    """
+    """An operator or layer by other operators, for float32; other dtypes take MindSpore's own."""
 
     counted_as: ClassVar[str]  # in the report
     least: ClassVar[int] = 0  # from how many numbers on it saves time

@@ -10,25 +10,12 @@ from mindspore import dtype as mstype
 from mindspore import nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.cheaper_operators.activations import (
-    CheaperCelu,
-    CheaperElu,
-    CheaperGelu,
-    CheaperGeluLayer,
-    CheaperLeakyRelu,
-    CheaperSelu,
-)
+from mindspore_boost_ext.cheaper_operators import activations, rows
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
 from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm, CheaperGroupNorm
 from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool, CheaperPad
 from mindspore_boost_ext.cheaper_operators.recurrent import CheaperGru, CheaperReluRnn, CheaperRnn
-from mindspore_boost_ext.cheaper_operators.rows import (
-    CheaperL2Normalize,
-    CheaperLayerNorm,
-    CheaperLogSoftmax,
-    CheaperSoftmax,
-)
 
 
 def _has_one_axis(plain: ops.Primitive) -> bool:
@@ -64,19 +51,19 @@ class Known(NamedTuple):
 # By exact type: a subclass of the user's may compute something else.
 KNOWN: Mapping[type, Known] = MappingProxyType(
     {
-        nn.GELU: Known(CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
-        ops.GeLU: Known(CheaperGelu),
+        nn.GELU: Known(activations.CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
+        ops.GeLU: Known(activations.CheaperGelu),
         # Else an infinite value would be multiplied by 0, or subtracted.
-        nn.LeakyReLU: Known(CheaperLeakyRelu, lambda plain: 0 < plain.alpha < 1),
+        nn.LeakyReLU: Known(activations.CheaperLeakyRelu, lambda plain: 0 < plain.alpha < 1),
         # Beside 1 a float32 has no digits for what is small beside a large height.
-        ops.CeLU: Known(CheaperCelu, lambda plain: 0 < plain.alpha <= 2),
-        ops.SeLU: Known(CheaperSelu),
-        ops.Softmax: Known(CheaperSoftmax, _has_one_axis),
-        ops.LogSoftmax: Known(CheaperLogSoftmax, _has_one_axis),
-        ops.L2Normalize: Known(CheaperL2Normalize, _has_one_axis),
+        ops.CeLU: Known(activations.CheaperCelu, lambda plain: 0 < plain.alpha <= 2),
+        ops.SeLU: Known(activations.CheaperSelu),
+        ops.Softmax: Known(rows.CheaperSoftmax, _has_one_axis),
+        ops.LogSoftmax: Known(rows.CheaperLogSoftmax, _has_one_axis),
+        ops.L2Normalize: Known(rows.CheaperL2Normalize, _has_one_axis),
         # Eagerly these are slower.
-        ops.Elu: Known(CheaperElu, eagerly=False),
-        ops.LayerNorm: Known(CheaperLayerNorm, _is_of_last_axis, eagerly=False),
+        ops.Elu: Known(activations.CheaperElu, eagerly=False),
+        ops.LayerNorm: Known(rows.CheaperLayerNorm, _is_of_last_axis, eagerly=False),
         ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
         nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats, eagerly=False),
         # Eagerly the import mends the one, and of the other MindSpore's gradient is right and fast.
