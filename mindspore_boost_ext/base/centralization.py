@@ -97,16 +97,9 @@ class OptimizerPart(nn.Cell):
 
 
 class Centralization(OptimizerPart):
-    """Centralizes the gradients of an optimizer. A Cell without parameters.
+    """Centralizes the gradients of an optimizer, Tensors or RowTensors, one for each parameter.
 
-    Args:
-        output_axes (Sequence[int]): for each parameter its output axis, or ``UNTOUCHED``.
-
-    Inputs:
-        - **gradients** (tuple[Tensor, RowTensor]) - one for each parameter.
-
-    Outputs:
-        tuple, the gradients centralized.
+    A Cell without parameters. ``output_axes`` has the output axis of each, or ``UNTOUCHED``.
     """
 
     def __init__(self, output_axes: Sequence[int]) -> None:
@@ -259,11 +252,8 @@ def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None
     """Make an optimizer that has not been used yet centralize gradients.
 
     Its class stays what it is: the rule becomes an attribute of this one object, in the place of
-    the method that the update calls at the right moment.
-
-    Args:
-        optimizer (nn.Optimizer): the optimizer; not LARS but what LARS wraps. Changed in place.
-        axes (Sequence[int]): the output axis of each parameter, or ``UNTOUCHED``.
+    the method that the update calls at the right moment. Of LARS that is what LARS wraps; ``axes``
+    are as for :class:`Centralization`.
 
     Raises:
         ValueError: if the update of this class has no place for it.

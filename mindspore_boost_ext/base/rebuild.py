@@ -44,9 +44,8 @@ def rebuilt(
             groups that say ``grad_centralization``: names or Parameters; or a dict from names to
             output axes, as ``output_axes`` returns it. What ``optimizer`` centralizes by now stays
             so. Default: None, no others.
-        carry_state (bool): whether the moments, global step and learning rates of ``optimizer`` go
-            on: both then have the very same Parameters, so that there is one state. Else they start
-            again, with the present rates. Default: ``False``.
+        carry_state (bool): as for :meth:`OptimizerProcess.generate_new_optimizer`.
+            Default: ``False``.
 
     Returns:
         nn.Optimizer of the same class, with the same hyper-parameters and the present learning
@@ -56,9 +55,6 @@ def rebuilt(
         TypeError: if ``optimizer`` is none, wraps another one (but LARS), or its arguments are
             not known.
         ValueError: if no parameter is left, or an added one is trained already.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 
     Examples:
         >>> from mindspore import nn

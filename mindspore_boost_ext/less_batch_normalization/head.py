@@ -219,15 +219,11 @@ _NOT_OVER_CLASSES = (
 )
 
 
-def no_classes(network: nn.Cell, loss_fn: object = None) -> str:
+def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
     """Return why a network has no classifier to normalise: no loss of it is over classes; or empty.
 
     Cosines are bounded: a head of them cannot reach targets of any size, and where outputs do not
     compete as the classes of a softmax do, their lengths carry what is learned.
-
-    Args:
-        network (Cell): the network, with or without its loss.
-        loss_fn (Cell, optional): the loss, where the network comes without.
     """
     cells = [cell for _, cell in network.cells_and_names()]
     losses = [cell for cell in (*cells, loss_fn) if isinstance(cell, nn.LossBase)]

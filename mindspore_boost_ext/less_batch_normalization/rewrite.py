@@ -35,17 +35,7 @@ class _Before:
 
 
 class RemovedBatchNorm(nn.Cell):
-    """Stands where a BatchNorm was, and changes nothing.
-
-    Args:
-        batch_norm (Cell): the BatchNorm that it takes the place of.
-
-    Inputs:
-        - **x** (Tensor) - anything.
-
-    Outputs:
-        Tensor, ``x``.
-    """
+    """Stands where a BatchNorm was, with its settings, and returns what it is given."""
 
     one_step = True  # for tracing.py
 
@@ -108,8 +98,7 @@ class Rewriting:
     def regrouped(self, groups: Iterable[Iterable[Parameter]]) -> list[list[Parameter]]:
         """Return groups of the original parameters as groups of those of the rewritten network.
 
-        Args:
-            groups: a multiplier joins the group that has the weight of its head.
+        A multiplier joins the group that has the weight of its head.
         """
         gone = {id(parameter) for parameter in self.removed_parameters}
         multipliers = {id(head.weight): head.multiplier for head in self.heads}
@@ -157,7 +146,7 @@ class _Plan:
     head_alone: bool
     frozen: Collection[str]
     loss_fn: nn.Cell | None
-    graphs: list[Graph] = field(default_factory=list)
+    graphs: list[Graph]
     exchanged: list[tuple[nn.Cell, nn.Cell]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
 

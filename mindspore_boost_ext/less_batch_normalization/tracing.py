@@ -257,17 +257,14 @@ def _add_operators() -> None:
 _add_operators()
 
 
+@dataclass(eq=False, repr=False)
 class _Recorder:
     """Stands for an operator or a function of MindSpore, or for a method of a tensor."""
 
-    def __init__(
-        self,
-        tracer: _Tracer,
-        name: str,
-        real: Callable[..., object] | None = None,
-        owner: Value | None = None,
-    ) -> None:
-        self._tracer, self._name, self._real, self._owner = tracer, name, real, owner
+    _tracer: _Tracer
+    _name: str
+    _real: Callable[..., object] | None = None
+    _owner: Value | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         values = tuple(_values((args, kwargs)))
