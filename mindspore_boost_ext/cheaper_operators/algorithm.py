@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
@@ -12,14 +12,13 @@ from mindspore import nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+from mindspore_boost_ext.cheaper_operators.functions import CalledFunctions
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
 from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.cells import exchange, layers_of
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
-
-_REASON = "the same values by faster operators"
 
 
 class CheaperOperatorsAlgorithm(Algorithm):
@@ -29,51 +28,80 @@ class CheaperOperatorsAlgorithm(Algorithm):
 
     def build(self, build: Build) -> None:
         """Replace what is known, in place."""
-        network, target = build.network, ms.get_context("device_target")
-        table = _exchanged(network, build.switches)
+        network, eager = build.network, _is_eager(build.switches)
+        table = _exchanged(network, eager)
         back = {id(one): one.plain for one in table.values()}
         build.on_failure(lambda: exchange(network, back))
-        found = layers_of(network, (CheaperCell,))
-        if found:
-            build.applied(self.switch, _REASON, _counts(found))
-            return
-        reason = "no layer holds one of its operators; those called as functions are not seen"
-        if target != "CPU":
-            reason = f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
-        elif cheaper_operators(network):
-            reason = (
-                "in PYNATIVE_MODE BatchNorm1d, GroupNorm, LayerNorm, ELU, padding and losses stay "
-                "as they are without compiled_step"
-            )
-        build.report.update(self.switch, SKIPPED, reason)
+        build.report.update(self.switch, *_outcome(network, eager))
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Replace what the Model's loss holds, and count, now that layers have their dtypes."""
         if not self.is_on(step):
             return
-        _exchanged(step.network, step.auto_boost.boost_config)
-        found = layers_of(step.network, (CheaperCell,))
-        used = [one for one in found if not (one.fp16 or one.bf16)]
-        if used:
-            reason = _REASON if found == used else f"{_REASON}; layers of 16 bits keep MindSpore's"
-            step.report().update(self.switch, APPLIED, reason, _counts(used))
-        elif found:
-            reason = "all of its layers compute in 16 bits, by MindSpore's own"
-            step.report().update(self.switch, SKIPPED, reason)
+        eager = _is_eager(step.auto_boost.boost_config)
+        _exchanged(step.network, eager)
+
+        def report(called: Collection[str] | None = None) -> None:
+            step.report().update(self.switch, *_outcome(step.network, eager, called))
+
+        report()
+        if _is_on_cpu() and not eager:
+            step.surrounding = CalledFunctions(report).in_place
 
 
-def _exchanged(network: nn.Cell, switches: Mapping[str, Any]) -> dict[int, CheaperCell]:
+def _is_on_cpu() -> bool:
+    return bool(ms.get_context("device_target") == "CPU")
+
+
+def _is_eager(switches: Mapping[str, Any]) -> bool:
+    """Return whether Python runs the network, operator by operator."""
+    return ms.get_context("mode") != ms.GRAPH_MODE and not switches["compiled_step"]
+
+
+def _exchanged(network: nn.Cell, eager: bool) -> dict[int, CheaperCell]:
     """Replace what is known, and return what takes which place."""
-    if ms.get_context("device_target") != "CPU":
-        return {}
-    eager = ms.get_context("mode") != ms.GRAPH_MODE and not switches["compiled_step"]
-    table = cheaper_operators(network, eager)
+    table = cheaper_operators(network, eager) if _is_on_cpu() else {}
     exchange(network, table)
     return table
 
 
-def _counts(found: Sequence[CheaperCell]) -> Counter[str]:
-    return Counter(one.counted_as for one in found)  # mixed precision may have wrapped ``plain``
+def _outcome(
+    network: nn.Cell, eager: bool, called: Collection[str] | None = None
+) -> tuple[str, str, Counter[str]]:
+    """Return status, reason and counts.
+
+    Args:
+        network (Cell): the network.
+        eager (bool): whether Python runs it.
+        called (Collection, optional): the functions that it calls. Default: None, not known yet.
+    """
+    found = layers_of(network, (CheaperCell,))
+    used = [one for one in found if not (one.fp16 or one.bf16)]
+    counts = Counter(one.counted_as for one in used)  # mixed precision may have wrapped ``plain``
+    if used or called:
+        sixteen = "" if found == used else "; layers of 16 bits keep MindSpore's"
+        functions = f"; functions called: {', '.join(sorted(called))}" if called else ""
+        return APPLIED, f"the same values by faster operators{sixteen}{functions}", counts
+    return SKIPPED, _idle(network, eager, bool(found), called is not None), counts
+
+
+def _idle(network: nn.Cell, eager: bool, in_16_bits: bool, has_run: bool) -> str:
+    """Return why nothing is replaced."""
+    if not _is_on_cpu():
+        target = ms.get_context("device_target")
+        return f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
+    if in_16_bits:
+        return "all of its layers compute in 16 bits, by MindSpore's own"
+    if eager and cheaper_operators(network):
+        return (
+            "in PYNATIVE_MODE BatchNorm1d, GroupNorm, LayerNorm, ELU, padding and losses stay "
+            "as they are without compiled_step"
+        )
+    if eager:
+        return "no layer holds one of its operators; functions need graphs: add compiled_step"
+    if has_run:
+        return "no layer holds one of its operators, and no function that is called is one"
+    return "no layer holds one of its operators; the first step shows which functions are called"
 
 
 def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, CheaperCell]:

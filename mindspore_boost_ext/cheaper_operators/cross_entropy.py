@@ -40,33 +40,36 @@ class _Certain(nn.Cell):
         return dout, ops.zeros_like(keep)
 
 
-class CheaperCrossEntropy(CheaperCell):
-    """An ``nn.CrossEntropyLoss`` without weights of classes, of labels that are indices.
+_TOTAL, _CERTAIN_OF = _Total(), _Certain()
+
+
+def loss_of(
+    rows: Tensor, labels: Tensor, ignore_index: int, reduction: str, label_smoothing: float
+) -> Tensor:
+    """Return the loss of the rows whose label is not ``ignore_index``, shape ().
 
     Its gradient is one operator, which takes no labels that are to be ignored.
     """
+    keep = labels != ignore_index
+    classes = labels * ops.cast(keep, mstype.int32)
+    total = _TOTAL(_CERTAIN_OF(rows, keep), classes)
+    if label_smoothing:
+        smoothed = picked(rows, classes) - rows.mean(1)
+        smoothed = ops.Select()(keep, smoothed, ops.zeros_like(smoothed))
+        total = total + label_smoothing * smoothed.sum()
+    kept = ops.cast(keep, mstype.float32).sum()
+    total = ops.Select()(kept > 0, total, ops.zeros_like(total))  # no gradient of no row
+    return total if reduction == "sum" else total / kept
+
+
+class CheaperCrossEntropy(CheaperCell):
+    """An ``nn.CrossEntropyLoss`` without weights of classes, of labels that are indices."""
 
     counted_as = "cross_entropy"
-
-    def __init__(self, plain: nn.CrossEntropyLoss) -> None:
-        super().__init__(plain)
-        self.total, self.certain = _Total(), _Certain()
 
     def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss, shape ()."""
         if self.is_plain(logits) or not fits(logits, labels):
             return self.plain(logits, labels)
-        return self.of_kept(*in_rows(logits, labels))
-
-    def of_kept(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the rows whose label is not ``ignore_index``."""
-        keep = labels != self.ignore_index
-        classes = labels * ops.cast(keep, mstype.int32)
-        total = self.total(self.certain(rows, keep), classes)
-        if self.label_smoothing:
-            smoothed = picked(rows, classes) - rows.mean(1)
-            smoothed = ops.Select()(keep, smoothed, ops.zeros_like(smoothed))
-            total = total + self.label_smoothing * smoothed.sum()
-        kept = ops.cast(keep, mstype.float32).sum()
-        total = ops.Select()(kept > 0, total, ops.zeros_like(total))  # no gradient of no row
-        return total if self.reduction == "sum" else total / kept
+        rows, classes = in_rows(logits, labels)
+        return loss_of(rows, classes, self.ignore_index, self.reduction, self.label_smoothing)

@@ -14,8 +14,9 @@ from mindspore import Parameter, Tensor, nn, ops
 from models import loss_of, model_of
 
 from mindspore_boost_ext import Algorithm, AutoBoost
-from mindspore_boost_ext.cheaper_operators.cell import is_known
+from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_known
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
+from mindspore_boost_ext.runtime.cells import layers_of
 
 LEAST = {one.replacement.counted_as: one.replacement.least for one in KNOWN.values()}
 
@@ -484,7 +485,8 @@ def test_a_layer_that_computes_in_float16_goes_on_doing_so(mode, name, flagged):
     plain.inner.to_float(ms.float16)
     if flagged == "before":
         net.inner.to_float(ms.float16)
-    assert replaced(net).status == "applied"
+    replaced(net)
+    assert layers_of(net, (CheaperCell,))
     net.inner.to_float(ms.float16)
     found, expected = (one.inner(Tensor(WIDE)).asnumpy() for one in (net, plain))
     np.testing.assert_array_equal(found, expected)

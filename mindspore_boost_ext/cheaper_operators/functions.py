@@ -1,0 +1,134 @@
+"""Functions of ``mindspore.ops`` in graphs: others take their places while a step runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from mindspore import Tensor, ops
+from mindspore import dtype as mstype
+from mindspore.ops import gelu as PLAIN_GELU
+from mindspore.ops import log_softmax as PLAIN_LOG_SOFTMAX
+from mindspore.ops import selu as PLAIN_SELU
+from mindspore.ops import softmax as PLAIN_SOFTMAX
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.cheaper_operators.activations import CheaperGelu, CheaperSelu
+from mindspore_boost_ext.cheaper_operators.cross_entropy import loss_of
+from mindspore_boost_ext.cheaper_operators.rows import CheaperLogSoftmax, CheaperSoftmax
+from mindspore_boost_ext.runtime import cross_entropy as by_import
+
+_SOFTMAX, _LOG_SOFTMAX = CheaperSoftmax(ops.Softmax(-1)), CheaperLogSoftmax(ops.LogSoftmax(-1))
+_GELU, _SELU = CheaperGelu(ops.GeLU()), CheaperSelu(ops.SeLU())
+_CALLED: set[str] = set()  # what the graphs that were made since a step began call
+
+
+@ops.constexpr(check=False)
+def _note(name: str) -> bool:
+    """Remember that a graph calls a function."""
+    _CALLED.add(name)
+    return True
+
+
+def _is_ours(x: object, axis: object = -1) -> bool:
+    """Return whether a Tensor is of the dtype, and an axis the one, that are computed here."""
+    if not isinstance(x, Tensor) or not isinstance(axis, int):
+        return False
+    return x.dtype == mstype.float32 and axis in (-1, x.ndim - 1)
+
+
+def _softmax(input: Tensor, axis: int = -1, *, dtype: mstype.Type | None = None) -> Tensor:
+    if dtype is None and _is_ours(input, axis) and _note("softmax"):
+        return _SOFTMAX(input)
+    return PLAIN_SOFTMAX(input, axis, dtype=dtype)
+
+
+def _log_softmax(logits: Tensor, axis: int = -1) -> Tensor:
+    if _is_ours(logits, axis) and _note("log_softmax"):
+        return _LOG_SOFTMAX(logits)
+    return PLAIN_LOG_SOFTMAX(logits, axis)
+
+
+def _gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    if approximate == "tanh" and _is_ours(input) and _note("gelu"):
+        return _GELU(input)
+    return PLAIN_GELU(input, approximate)
+
+
+def _selu(input_x: Tensor) -> Tensor:
+    return _SELU(input_x) if _is_ours(input_x) and _note("selu") else PLAIN_SELU(input_x)
+
+
+def _cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    ours = weight is None and reduction in ("mean", "sum") and by_import.fits(input, target)
+    legal = isinstance(ignore_index, int) and isinstance(label_smoothing, float)
+    if ours and legal and 0 <= label_smoothing <= 1 and _note("cross_entropy"):
+        return loss_of(*by_import.in_rows(input, target), ignore_index, reduction, label_smoothing)
+    return by_import.ORIGINAL(input, target, weight, ignore_index, reduction, label_smoothing)
+
+
+# By what a script may find under a name.
+_OWN: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
+    PLAIN_SOFTMAX: _softmax,
+    PLAIN_LOG_SOFTMAX: _log_softmax,
+    PLAIN_GELU: _gelu,
+    PLAIN_SELU: _selu,
+    by_import.ORIGINAL: _cross_entropy,
+    by_import.cross_entropy: _cross_entropy,
+}
+_OWN_BY_ID = {id(plain): _compat.not_rewritten(own) for plain, own in _OWN.items()}
+
+
+class CalledFunctions:
+    """The functions that graphs of a step call.
+
+    Args:
+        told (Callable): is given, after each step that made graphs, the names of all that are
+            computed by cheaper operators.
+    """
+
+    def __init__(self, told: Callable[[set[str]], None]) -> None:
+        self.told = told
+        self.names: set[str] | None = None
+        self._places: list[tuple[dict[str, Any], str]] = []
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let modules have this package's functions under the names of MindSpore's."""
+        self._places = self._places or _places()
+        _CALLED.clear()
+        # A script may have put something else there since.
+        found = [(names, name, names.get(name)) for names, name in self._places]
+        found = [place for place in found if id(place[2]) in _OWN_BY_ID]
+        for names, name, plain in found:
+            names[name] = _OWN_BY_ID[id(plain)]
+        try:
+            yield
+        finally:
+            for names, name, plain in found:
+                names[name] = plain
+        if self.names is None or _CALLED - self.names:
+            self.names = _CALLED.union(self.names or ())
+            self.told(self.names)
+
+
+def _places() -> list[tuple[dict[str, Any], str]]:
+    """Return under which names which modules have one of the functions."""
+    places = []
+    for key, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and not key.startswith("mindspore_boost_ext"):
+            # Past what a module may do when it is asked for an attribute, such as to load itself.
+            names = ModuleType.__getattribute__(module, "__dict__")
+            found = [name for name, value in list(names.items()) if id(value) in _OWN_BY_ID]
+            places += [(names, name) for name in found]
+    return places

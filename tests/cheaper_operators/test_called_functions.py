@@ -1,0 +1,265 @@
+"""Functions of mindspore.ops that a network calls, in graphs: against float64 and MindSpore's."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import contract
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.ops import softmax as under_another_name
+from models import model_of
+
+from mindspore_boost_ext import make_train_step
+
+NAME = "cheaper_operators"
+RNG = np.random.default_rng(12)
+SHAPE = (130, 128)  # more than the 16,384 numbers from which on a softmax is replaced
+ROWS = 2 * RNG.normal(size=SHAPE)
+FACTORS = RNG.normal(size=SHAPE)
+LABELS = RNG.integers(0, SHAPE[1], SHAPE[0])
+
+
+class Softmax(nn.Cell):
+    def construct(self, x):
+        return ops.softmax(x)
+
+
+class Renamed(nn.Cell):
+    def construct(self, x):
+        return under_another_name(x, 1)
+
+
+class LogSoftmax(nn.Cell):
+    def construct(self, x):
+        return ops.log_softmax(x, axis=-1)
+
+
+class Gelu(nn.Cell):
+    def construct(self, x):
+        return ops.gelu(x, approximate="tanh")
+
+
+class Selu(nn.Cell):
+    def construct(self, x):
+        return ops.selu(x)
+
+
+class Weighed(nn.Cell):
+    """Sums what a function makes of a weight, times factors: the weight's gradient is known."""
+
+    def __init__(self, function, dtype=ms.float32):
+        super().__init__()
+        self.function, self.weight = function, Parameter(ms.Tensor(ROWS, ms.float32))
+        self.dtype = dtype
+
+    def construct(self, factors):
+        return (self.function(self.weight.astype(self.dtype)) * factors).sum()
+
+
+class Loss(nn.Cell):
+    def __init__(self, **settings):
+        super().__init__()
+        self.settings, self.weight = settings, Parameter(ms.Tensor(ROWS, ms.float32))
+
+    def construct(self, labels):
+        return ops.cross_entropy(self.weight, labels, **self.settings)
+
+
+def trained(net, inputs, mode="graph", on=True):
+    """Return the loss of a step, the gradient of the weight, and the row of the report."""
+    config = contract.switched(cheaper_operators=on, compiled_step=mode == "pynative")
+    optimizer = nn.SGD(net.trainable_params(), learning_rate=1.0)
+    before = net.weight.asnumpy().astype(np.float64)
+    step = make_train_step(net, None, optimizer, level="O1", config=config)
+    loss = step(Tensor(inputs)).asnumpy()
+    return loss, before - net.weight.asnumpy(), step.report()[NAME]
+
+
+def shares_of(rows):
+    powers = np.exp(rows - rows.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def tanh_gelu(rows):
+    return rows / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (rows + 0.044715 * rows**3)))
+
+
+def selu(rows):
+    scale, alpha = 1.0507009873554805, 1.6732632423543772  # Klambauer et al., 2017
+    return scale * np.where(rows > 0, rows, alpha * (np.exp(rows) - 1))
+
+
+CALLS = {
+    "softmax": (Softmax, shares_of),
+    "log_softmax": (LogSoftmax, lambda rows: np.log(shares_of(rows))),
+    "gelu": (Gelu, tanh_gelu),
+    "selu": (Selu, selu),
+}
+
+
+def slope(function, rows, factors):
+    """Return the gradient of a sum, by central differences in float64, along some of the places."""
+    found, step = np.zeros_like(rows), 1e-5
+    for place in range(0, rows.shape[1], 9):
+        moved = np.zeros_like(rows)
+        moved[:, place] = step
+        change = (function(rows + moved) - function(rows - moved)) * factors
+        found[:, place] = change.sum(-1) / (2 * step)
+    return found
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_values_and_gradients(mode, name):
+    call, rule = CALLS[name]
+    loss, gradient, row = trained(Weighed(call()), FACTORS.astype("f"), mode)
+    assert (row.status, name in row.reason) == ("applied", True)
+    # float32: sums of 16,640 numbers of up to 20, and gradients by sums of 128 numbers of up to 4
+    np.testing.assert_allclose(loss, (rule(ROWS) * FACTORS).sum(), rtol=1e-5, atol=1e-3)
+    expected = slope(rule, ROWS, FACTORS)
+    np.testing.assert_allclose(gradient[:, ::9], expected[:, ::9], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ignore_index": 3},
+        {"label_smoothing": 0.2, "reduction": "sum"},
+        {"label_smoothing": 0.1, "ignore_index": 5},
+    ],
+)
+def test_the_cross_entropy(mode, settings):
+    labels = LABELS % 11  # each of the ignored ones is there
+    smoothing, ignored = settings.get("label_smoothing", 0), settings.get("ignore_index", -100)
+    keep = (labels != ignored)[:, None]
+    wanted = (1 - smoothing) * np.eye(SHAPE[1])[labels] + smoothing / SHAPE[1]
+    part = 1 if settings.get("reduction") == "sum" else 1 / keep.sum()
+    shares = shares_of(ms.Tensor(ROWS, ms.float32).asnumpy().astype(np.float64))
+    loss, gradient, row = trained(Loss(**settings), labels.astype(np.int32), mode)
+    assert row.reason.endswith("functions called: cross_entropy")
+    np.testing.assert_allclose(loss, -part * (keep * wanted * np.log(shares)).sum(), rtol=1e-5)
+    # float32, beside weights of up to 8
+    np.testing.assert_allclose(gradient, part * keep * (shares - wanted), atol=1e-6)
+
+
+class OtherAxis(nn.Cell):
+    def construct(self, x):
+        return ops.softmax(x, axis=0)
+
+
+class OtherDtype(nn.Cell):
+    def construct(self, x):
+        return ops.softmax(x, dtype=ms.float16)
+
+
+class OtherForm(nn.Cell):
+    def construct(self, x):
+        return ops.gelu(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype"),
+    [(OtherAxis, ms.float32), (OtherDtype, ms.float32), (OtherForm, ms.float32)]
+    + [(one, ms.float16) for one in (Softmax, LogSoftmax, Gelu, Selu)],
+)
+def test_what_is_left_to_mindspore(graph_mode, call, dtype):
+    factors = FACTORS.astype("f")
+    *found, row = trained(Weighed(call(), dtype), factors)
+    *expected, _ = trained(Weighed(call(), dtype), factors, on=False)
+    assert (row.status, "no function" in row.reason) == ("skipped", True)
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+@pytest.mark.parametrize("settings", [{"reduction": "none"}, {"weight": True}])
+def test_losses_that_are_left_to_mindspore(graph_mode, settings):
+    if "weight" in settings:
+        settings = {"weight": Tensor(np.ones(SHAPE[1], np.float32))}
+    *found, row = trained(Loss(**settings), LABELS.astype(np.int32))
+    *expected, _ = trained(Loss(**settings), LABELS.astype(np.int32), on=False)
+    assert row.status == "skipped"
+    np.testing.assert_array_equal(found[0], expected[0])
+    np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_a_name_that_the_script_chose(graph_mode):
+    _, gradient, row = trained(Weighed(Renamed()), FACTORS.astype("f"))
+    assert row.reason.endswith("functions called: softmax")
+    expected = slope(shares_of, ROWS, FACTORS)
+    np.testing.assert_allclose(gradient[:, ::9], expected[:, ::9], atol=2e-5)  # float32, as above
+
+
+class Raises(nn.Cell):
+    def construct(self, x):
+        return ops.softmax(x) @ x  # of shapes that do not fit
+
+
+@pytest.mark.parametrize("call", [Renamed, Raises])
+def test_after_a_step_the_names_are_mindspores(graph_mode, call):
+    before = [ops.softmax, under_another_name, ops.cross_entropy, ops.function.nn_func.gelu]
+    with pytest.raises(RuntimeError) if call is Raises else contextlib.nullcontext():
+        trained(Weighed(call()), FACTORS.astype("f"))
+    after = [ops.softmax, under_another_name, ops.cross_entropy, ops.function.nn_func.gelu]
+    assert after == before
+
+
+def test_what_a_script_has_put_under_a_name_since_is_left_there(graph_mode, monkeypatch):
+    net = Weighed(Softmax())
+    config = contract.switched(cheaper_operators=True)
+    optimizer = nn.SGD(net.trainable_params())
+    step = make_train_step(net, None, optimizer, level="O1", config=config)
+    step(Tensor(FACTORS.astype("f")))
+    own = []  # of no type that a table could look for
+    monkeypatch.setattr(sys.modules[__name__], "under_another_name", own)
+    step(Tensor(FACTORS.astype("f")))
+    assert under_another_name is own
+
+
+def test_a_network_that_was_compiled_before(graph_mode):
+    """Its graph is that of the evaluation, and stays it."""
+    net = Weighed(Softmax())
+    factors = FACTORS.astype("f")
+    first = net(Tensor(factors)).asnumpy()
+    _, gradient, row = trained(net, factors)
+    assert row.reason.endswith("functions called: softmax")
+    assert gradient.any()
+    net.weight.set_data(ms.Tensor(ROWS, ms.float32))
+    np.testing.assert_array_equal(net(Tensor(factors)).asnumpy(), first)
+
+
+class Attention(nn.Cell):
+    """MindSpore's own, which calls functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.dense = nn.Dense(16, nets.CLASSES)
+
+    def construct(self, x):
+        return self.dense(self.attention(x, x, x, need_weights=False)[0].mean(1))
+
+
+def test_layers_of_mindspore_that_call_functions(graph_mode, every_size):
+    """A step as MindSpore's, to the rounding of float32."""
+    batch = RNG.normal(size=(8, 5, 16)).astype("f"), RNG.integers(0, 3, 8).astype(np.int32)
+    losses = []
+    for on in (False, True):
+        ms.set_seed(4)
+        model = model_of(Attention(), contract.switched(cheaper_operators=on))
+        losses.append([float(model.train_network(*map(Tensor, batch))) for _ in range(4)])
+    row = model.train_network.report()[NAME]
+    assert "softmax" in row.reason
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+
+
+def test_pynative_mode_without_a_compiled_step_is_left_alone(pynative_mode):
+    net = Weighed(Softmax())
+    config = contract.switched(cheaper_operators=True)
+    optimizer = nn.SGD(net.trainable_params())
+    row = make_train_step(net, None, optimizer, level="O1", config=config).report()[NAME]
+    assert (row.status, "add compiled_step" in row.reason) == ("skipped", True)
