@@ -15,6 +15,7 @@ peak of the process: each is a run of its own.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -22,7 +23,7 @@ import mindspore as ms
 import numpy as np
 from harness import MODES, added_mib, paired, print_table
 from mindspore import Parameter, Tensor, nn, ops
-from tasks import TASKS, loss_of
+from tasks import TASKS, Task, Transformer, loss_of
 
 from mindspore_boost_ext import make_train_step
 
@@ -129,9 +130,28 @@ def of_loss(name: str) -> Steps:
     return steps(lambda: One(nn.Identity(), (rows, classes)), nn.CrossEntropyLoss, hardly, inputs)
 
 
-def training(name: str) -> Steps:
+class Called(nn.Cell):
+    """Calls a function that the transformer otherwise has as a layer."""
+
+    def __init__(self, softmax: bool) -> None:
+        super().__init__()
+        self.softmax = softmax
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return what the layer does, of the shape of ``x``."""
+        return ops.softmax(x) if self.softmax else ops.gelu(x, approximate="tanh")
+
+
+def of_functions() -> nn.Cell:
+    """Return the transformer without layers for what functions compute, too."""
+    net = Transformer()
+    for layer in net.layers:
+        layer.gelu, layer.softmax = Called(softmax=False), Called(softmax=True)
+    return net
+
+
+def training(task: Task) -> Steps:
     """Return the two steps of a task."""
-    task = TASKS[name]
     train, _ = task.data()
     inputs = [Tensor(one[: task.batch]) for one in train]
     return steps(
@@ -168,7 +188,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     ms.set_context(mode=MODES[options.mode])
     made = {name: (operator, name) for name in OPERATORS}
     made |= {name: (of_loss, name) for name in LOSSES}
-    made |= {f"step of {name}": (training, name) for name in TASKS if "ResNet" not in name}
+    tasks = {name: task for name, task in TASKS.items() if "ResNet" not in name}
+    text = TASKS["transformer, text"]
+    tasks["transformer of functions"] = dataclasses.replace(text, network=of_functions)
+    made |= {f"step of {name}": (training, task) for name, task in tasks.items()}
     made = {title: one for title, one in made.items() if title.startswith(options.only)}
     sized = functools.partial(of_mindcv, size=options.size)
     made |= {f"step of {name}": (sized, name) for name in options.mindcv}

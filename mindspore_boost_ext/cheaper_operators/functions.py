@@ -1,4 +1,7 @@
-"""Functions of ``mindspore.ops`` in graphs: others take their places while a step runs."""
+"""Functions of ``mindspore.ops`` in graphs: others take their places while a step runs.
+
+So does one for a class of operators whose gradient is slow, which networks make anew.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any
 
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
+from mindspore.ops import L2Normalize as PLAIN_L2_NORMALIZE
 from mindspore.ops import gelu as PLAIN_GELU
 from mindspore.ops import log_softmax as PLAIN_LOG_SOFTMAX
 from mindspore.ops import selu as PLAIN_SELU
@@ -18,7 +22,7 @@ from mindspore.ops import softmax as PLAIN_SOFTMAX
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.cheaper_operators.activations import CheaperGelu, CheaperSelu
 from mindspore_boost_ext.cheaper_operators.cross_entropy import loss_of
-from mindspore_boost_ext.cheaper_operators.rows import CheaperLogSoftmax, CheaperSoftmax
+from mindspore_boost_ext.cheaper_operators.rows import CheaperLogSoftmax, CheaperSoftmax, sums_along
 from mindspore_boost_ext.runtime import cross_entropy as by_import
 
 _SOFTMAX, _LOG_SOFTMAX = CheaperSoftmax(ops.Softmax(-1)), CheaperLogSoftmax(ops.LogSoftmax(-1))
@@ -33,11 +37,13 @@ def _note(name: str) -> bool:
     return True
 
 
-def _is_ours(x: object, axis: object = -1) -> bool:
+def _is_float32(x: Tensor) -> bool:
+    return isinstance(x, Tensor) and x.dtype == mstype.float32
+
+
+def _is_ours(x: Tensor, axis: int = -1) -> bool:
     """Return whether a Tensor is of the dtype, and an axis the one, that are computed here."""
-    if not isinstance(x, Tensor) or not isinstance(axis, int):
-        return False
-    return x.dtype == mstype.float32 and axis in (-1, x.ndim - 1)
+    return _is_float32(x) and isinstance(axis, int) and axis in (-1, x.ndim - 1)
 
 
 def _softmax(input: Tensor, axis: int = -1, *, dtype: mstype.Type | None = None) -> Tensor:
@@ -77,12 +83,24 @@ def _cross_entropy(
     return by_import.ORIGINAL(input, target, weight, ignore_index, reduction, label_smoothing)
 
 
+def _l2_normalize(axis: int = 0, epsilon: float = 1e-4) -> Callable[[Tensor], Tensor]:
+    """Stand for the class, of which a network may make an operator where it calls it."""
+    return ops.partial(_of_length_1, axis, epsilon)
+
+
+def _of_length_1(axis: int, epsilon: float, x: Tensor) -> Tensor:
+    if not (_is_float32(x) and isinstance(axis, int) and _note("l2_normalize")):
+        return PLAIN_L2_NORMALIZE(axis, epsilon)(x)
+    return x * ops.rsqrt(ops.maximum(sums_along(x * x, axis), epsilon))
+
+
 # By what a script may find under a name.
-_OWN: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
+_OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     PLAIN_SOFTMAX: _softmax,
     PLAIN_LOG_SOFTMAX: _log_softmax,
     PLAIN_GELU: _gelu,
     PLAIN_SELU: _selu,
+    PLAIN_L2_NORMALIZE: _l2_normalize,
     by_import.ORIGINAL: _cross_entropy,
     by_import.cross_entropy: _cross_entropy,
 }

@@ -27,7 +27,7 @@ def _sums_of_rows(x: Tensor, axis: int) -> Tensor:
     return outer(sums, ones).reshape(x.shape)
 
 
-def _sums_along(x: Tensor, axis: int) -> Tensor:
+def sums_along(x: Tensor, axis: int) -> Tensor:
     """Return for each place of ``x`` the sum along an axis."""
     return ops.broadcast_to(ops.ReduceSum(keep_dims=True)(x, axis), x.shape)
 
@@ -80,7 +80,7 @@ class CheaperAlongAxis(CheaperCell):
         super().__init__(plain)
         self.one_axis = axis_of(plain)
         self.of_rows = self.core(plain, _sums_of_rows)
-        self.of_others = self.core(plain, _sums_along)
+        self.of_others = self.core(plain, sums_along)
 
     def construct(self, x: Tensor) -> Tensor:
         """Return what the operator does, of the shape of ``x``."""

@@ -49,6 +49,16 @@ class Selu(nn.Cell):
         return ops.selu(x)
 
 
+class OfLength1(nn.Cell):
+    def construct(self, x):
+        return ops.L2Normalize(-1)(x)
+
+
+class OfLength1Along0(nn.Cell):
+    def construct(self, x):
+        return ops.L2Normalize(epsilon=1e-12)(x)
+
+
 class Weighed(nn.Cell):
     """Sums what a function makes of a weight, times factors: the weight's gradient is known."""
 
@@ -99,6 +109,7 @@ CALLS = {
     "log_softmax": (LogSoftmax, lambda rows: np.log(shares_of(rows))),
     "gelu": (Gelu, tanh_gelu),
     "selu": (Selu, selu),
+    "l2_normalize": (OfLength1, lambda rows: rows / np.linalg.norm(rows, axis=-1, keepdims=True)),
 }
 
 
@@ -122,6 +133,21 @@ def test_values_and_gradients(mode, name):
     np.testing.assert_allclose(loss, (rule(ROWS) * FACTORS).sum(), rtol=1e-5, atol=1e-3)
     expected = slope(rule, ROWS, FACTORS)
     np.testing.assert_allclose(gradient[:, ::9], expected[:, ::9], atol=2e-5)
+
+
+def test_a_length_along_the_first_axis(graph_mode):
+    loss, _, row = trained(Weighed(OfLength1Along0()), FACTORS.astype("f"))
+    assert row.reason.endswith("functions called: l2_normalize")
+    lengths = np.linalg.norm(ROWS, axis=0)
+    np.testing.assert_allclose(loss, (ROWS / lengths * FACTORS).sum(), rtol=1e-4)  # float32
+
+
+def test_vectors_shorter_than_epsilon_have_the_gradient_of_the_formula(graph_mode):
+    net = Weighed(OfLength1())
+    net.weight.set_data(Tensor(np.full(SHAPE, 1e-5), ms.float32))
+    _, gradient, _ = trained(net, FACTORS.astype("f"))
+    # Lengths of 1.1e-4, whose squares are below epsilon: divided by its root, 1e-2.
+    np.testing.assert_allclose(gradient, FACTORS * 100, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +191,7 @@ class OtherForm(nn.Cell):
 @pytest.mark.parametrize(
     ("call", "dtype"),
     [(OtherAxis, ms.float32), (OtherDtype, ms.float32), (OtherForm, ms.float32)]
-    + [(one, ms.float16) for one in (Softmax, LogSoftmax, Gelu, Selu)],
+    + [(one, ms.float16) for one in (Softmax, LogSoftmax, Gelu, Selu, OfLength1)],
 )
 def test_what_is_left_to_mindspore(graph_mode, call, dtype):
     factors = FACTORS.astype("f")
