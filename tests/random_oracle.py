@@ -165,7 +165,8 @@ def groups_of(case, names):
     """Return the trained names of each group of freezing: chunks, and ever longer parts of them."""
     chunks = []
     for name in last_use_order(case.net, names):
-        if not chunks or (len(chunks[-1]) >= 3 and "bn" not in name and "bias" not in name):
+        stays = any(part in name for part in ("bn", "bias", "multiplier"))
+        if not chunks or (len(chunks[-1]) >= 3 and not stays):
             chunks.append([])
         chunks[-1].append(name)
     count = min(case.freeze["param_groups"], len(chunks))
