@@ -91,7 +91,8 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
         for key, value in (record.get("metrics") or {}).items():
             if isinstance(value, (int, float)):
                 curves.setdefault(key, []).append(float(value))
-                clocks.setdefault(key, []).append(now)
+                if key != "loss":  # whose clock is that of the loss itself
+                    clocks.setdefault(key, []).append(now)
     step_s, compile_s = step_and_compile_seconds(steps)
     return Outcome(
         name,

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import stat
-import tempfile
+import uuid
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -225,15 +225,17 @@ def _members(basis: Basis) -> dict[str, np.ndarray]:
 @contextlib.contextmanager
 def atomic_file(path: str) -> Iterator[Any]:
     """Open a file for writing that takes the place of ``path`` when all went well."""
-    handle, scratch = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".basis-")
+    # Not by mkstemp, of whose files other accounts, as those of ranks, may read nothing.
+    scratch = os.path.join(os.path.dirname(path), f".basis-{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(scratch, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
     except BaseException:
-        os.unlink(scratch)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(scratch)
         raise
 
 

@@ -105,9 +105,9 @@ class GroupLossScaleManager(nn.Cell):
                 "loss_scale_groups cannot change: a training step uses them already. Make a new "
                 "GroupLossScaleManager for a new Model"
             )
-        self._groups = _checked_groups(groups)
-        first = _first_scales(self._init_loss_scale, len(self._groups))
-        values = self._row("init_loss_scale", first)
+        checked = _checked_groups(groups)
+        values = self._row("init_loss_scale", _first_scales(self._init_loss_scale, len(checked)))
+        self._groups = checked
         name = "boost.loss_scale_group"
         # Plain attributes of the object, not of the Cell: the network that carries the markers
         # would count the scales among its own parameters, and the probe among those to train. The

@@ -86,6 +86,16 @@ def test_figures_of_a_history():
     assert one.note == "a (groups=2); b skipped: no | use"
 
 
+def test_a_metric_of_the_name_loss_has_no_part_in_the_clock_of_the_loss():
+    history = []
+    for step, loss in enumerate((0.9, 0.5, 0.2), start=1):
+        history.append({"event": "step", "step": step, "seconds": 1.0, "loss": loss})
+        history.append({"event": "epoch", "loss": loss, "metrics": {"loss": loss + 1}})
+    one = comparison.outcome("x", history, {})
+    assert one.curve("loss") == ([1.0, 2.0, 3.0], [0.9, 0.5, 0.2])
+    assert comparison.times_to_accuracy([one]) == ("loss", [3.0])
+
+
 def test_curves_have_the_seconds_at_which_they_were_measured():
     one = comparison.outcome("x", HISTORY, {})
     assert one.curve("accuracy") == ([2.25, 3.75], [0.5, 0.75])

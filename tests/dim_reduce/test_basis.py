@@ -293,3 +293,11 @@ def test_a_member_that_lies_about_its_size_is_refused(tmp_path):
         archive.writestr("components.npy", npy(some_basis().components, (4, 10)))
     with pytest.raises(ValueError, match="its length does not fit its header"):
         load_basis(path, K, LAYOUT)
+
+
+def test_a_basis_may_be_read_by_whom_a_file_of_numpys_may(tmp_path):
+    """Ranks may run under other accounts."""
+    np.save(tmp_path / "plain.npy", np.zeros(2))
+    save_basis(tmp_path / "basis.npz", some_basis())
+    modes = {one.stat().st_mode for one in tmp_path.iterdir()}
+    assert len(modes) == 1

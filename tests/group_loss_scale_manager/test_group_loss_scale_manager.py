@@ -392,6 +392,13 @@ def test_wrong_arguments_have_their_messages(arguments, options, error, message)
         GroupLossScaleManager(*arguments, **options)
 
 
+def test_refused_groups_leave_those_that_were_there():
+    manager = GroupLossScaleManager([4.0, 8.0], groups(["a"], ["b"]))
+    with pytest.raises(ValueError, match="one for each of the 3 groups, got 2"):
+        manager.loss_scale_groups = groups(["a"], ["b"], ["c"])
+    assert manager.loss_scale_number == len(manager.group_scales()) == 2
+
+
 def test_a_parameter_in_two_groups_is_named():
     (first,) = groups(["shared"])
     with pytest.raises(ValueError, match="'shared' is given twice"):

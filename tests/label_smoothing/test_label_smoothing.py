@@ -117,7 +117,7 @@ class LastMaskedOut(nn.Cell):
 
 
 def test_a_class_that_is_masked_out_gets_no_share(mode):
-    net, labels = LastMaskedOut(), SPARSE % 2
+    net, labels = nets.fill(LastMaskedOut()), SPARSE % 2
     weight, bias = (one.asnumpy().astype(np.float64) for one in net.trainable_params())
     _, step = step_of(softmax_loss(True), net)
     loss = step(Tensor(X), Tensor(labels)).asnumpy()
