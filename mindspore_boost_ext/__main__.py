@@ -15,16 +15,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.boost import record
 from mindspore_boost_ext.boost_cell_wrapper.train_step import FIRST_RUN
 from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
-from mindspore_boost_ext.cli.compare import compare
-from mindspore_boost_ext.cli.environment import describe
 from mindspore_boost_ext.cli.launcher import INTERRUPTED, file_of_module, run_module, run_script
-from mindspore_boost_ext.cli.recommend import recommend
 from mindspore_boost_ext.config.page import page
 from mindspore_boost_ext.config.parse import LEVELS, SECTIONS, BoostConfig
 from mindspore_boost_ext.integration import install
@@ -39,15 +37,11 @@ from mindspore_boost_ext.recipes import NAMES, recipe
 from mindspore_boost_ext.report import Report, is_main_process
 from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.watch import watch_ranks
-from mindspore_boost_ext.selftest.command import selftest
 
 DEMO = ("compare", "fast", "--network", "resnet", "--report")
-# Those that have options of their own.
-_COMMANDS: dict[str, Callable[[Sequence[str], Callable[[str], None]], int]] = {
-    "compare": compare,
-    "recommend": recommend,
-    "selftest": selftest,
-}
+# Those that have options of their own, and where they are. What they import is not imported for a
+# script, which may have modules of its own under names of Python's, such as statistics.
+_COMMANDS = {"compare": "cli.compare", "recommend": "cli.recommend", "selftest": "selftest.command"}
 _WITH_VALUE = {"--level", "--config", "--recipe", "--total-steps", "--explain", "--check"}
 
 
@@ -93,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _command(name: str) -> Callable[[Sequence[str], Callable[[str], None]], int]:
+    command: Callable[[Sequence[str], Callable[[str], None]], int]
+    command = getattr(import_module(f"mindspore_boost_ext.{_COMMANDS[name]}"), name)
+    return command
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer a question, or run a script; return the exit code."""
     parser = _parser()
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = [*DEMO, *words[1:]]
     if words and words[0] in _COMMANDS:
         try:
-            return _COMMANDS[words[0]](words[1:], print)
+            return _command(words[0])(words[1:], print)
         except KeyboardInterrupt:
             print("broken off", file=sys.stderr)
             return INTERRUPTED
@@ -137,6 +137,8 @@ def _answer(options: argparse.Namespace) -> str:
     if options.version:
         return f"mindspore_boost_ext {__version__}"
     if options.env:
+        from mindspore_boost_ext.cli.environment import describe
+
         return describe()
     if options.recipe or options.total_steps is not None:
         options.config = _written_recipe(options)
@@ -188,7 +190,8 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     before = ""
     for place, word in enumerate(words, start=1):
         is_option = word.startswith("-")
-        if before == "-m" or not (is_option or _takes_value(before)):
+        is_module = before == "-m" or (word.startswith("-m") and word != "-m")
+        if is_module or not (is_option or _takes_value(before)):
             return words[:place], words[place:]
         before = word if is_option else ""
     return words, []

@@ -34,6 +34,7 @@ from mindspore_boost_ext.config.whole_training import (
     SeqLengthWarmupConfig,
     ShortScheduleConfig,
 )
+from mindspore_boost_ext.report import BoostWarning as BoostWarning
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 ALGORITHMS = (
@@ -378,10 +379,12 @@ class _Parser:
             return {}
         found = self._entries(name, content, known)
         alias, own = _ALIASES.get(name, ("", ""))
-        if alias in found and own in found:
+        if not alias or alias not in found:
+            return found
+        if own in found:
             self._add(f"{name}.{alias} and {name}.{own} are the same setting: give one")
             del found[alias]
-        elif alias in found:
+        else:
             warn(f"{name}.{alias} is read as {name}.{own}")
             found[own] = found.pop(alias)
         return found

@@ -11,6 +11,7 @@ from mindspore_boost_ext._compat import ModelUnderConstruction, built_in_thor
 from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import check, integer, optional
 from mindspore_boost_ext.integration.model import BoostModel
+from mindspore_boost_ext.thor.optimizer import THOR as THOR
 from mindspore_boost_ext.thor.optimizer import thor_of
 
 if TYPE_CHECKING:

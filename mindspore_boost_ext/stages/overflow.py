@@ -211,10 +211,10 @@ class RegisterDetector(OverflowDetector):
 class FiniteDetector(OverflowDetector):
     """A detector that looks at the gradients, and so can answer for some of them.
 
-    A subclass says how values are tested.
+    A subclass says how values are tested, by :meth:`any_value_non_finite`.
     """
 
-    def _holds_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
         """Return bool, shape (): True when any of n > 0 tensors holds inf or nan."""
         raise NotImplementedError
 
@@ -224,7 +224,7 @@ class FiniteDetector(OverflowDetector):
             return Tensor(False)
         if _is_late(functional.typeof(gradients)):
             return _late_any_non_finite(gradients)
-        return self._holds_non_finite(each(_values, gradients))
+        return self.any_value_non_finite(each(_values, gradients))
 
     def construct(self, status: Tensor, gradients: tuple[Any, ...]) -> Tensor:
         """Return whether any gradient is not finite, on any rank."""
@@ -246,7 +246,8 @@ class InfNanDetector(FiniteDetector):
         if one_kernel:
             self.operator = _compat.all_finite_operator()
 
-    def _holds_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return whether any tensor holds inf or nan, shape ()."""
         if self.one_kernel:
             return ops.reshape(self.operator(values), ())
         return ops.logical_not(_finite_flags(values)).any()
@@ -265,7 +266,8 @@ class FloatStatusDetector(FiniteDetector):
         super().__init__(why, distributed)
         self.operator = ops.FloatStatus()
 
-    def _holds_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return whether any tensor holds inf or nan, shape ()."""
         return ops.greater(ops.concat(each(self._status, values)), 0).any()
 
     def _status(self, value: Tensor) -> Tensor:
@@ -281,7 +283,8 @@ class CPUFiniteDetector(FiniteDetector):
 
     name = "cpu_finite"
 
-    def _holds_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+    def any_value_non_finite(self, values: tuple[Tensor, ...]) -> Tensor:
+        """Return whether any tensor holds inf or nan, shape ()."""
         return _compiled_any_non_finite(*values)
 
 

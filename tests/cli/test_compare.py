@@ -392,7 +392,7 @@ def test_a_command_that_is_broken_off_says_so(monkeypatch, capsys, command):
     def interrupted(words, write):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(command_line._COMMANDS, command, interrupted)
+    monkeypatch.setattr(command_line, "_command", lambda name: interrupted)
     assert main([command]) == 130
     assert capsys.readouterr().err == "broken off\n"
 

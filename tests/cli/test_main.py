@@ -41,12 +41,14 @@ def write(folder, name, text):
 
 def test_a_script_sees_what_it_sees_under_plain_python(tmp_path):
     write(tmp_path, "sub/sibling.py", "VALUE = 42\n")
+    write(tmp_path, "sub/statistics.py", "MEAN = 7\n")  # of a name that Python has, too
+    write(tmp_path, "statistics.py", "raise SystemExit('no business of the script')\n")
     write(
         tmp_path,
         "sub/train.py",
         """
         import json, os, pickle, sys
-        import sibling
+        import sibling, statistics
 
         class Local:
             def method(self, epochs: int) -> None: ...
@@ -54,7 +56,8 @@ def test_a_script_sees_what_it_sees_under_plain_python(tmp_path):
         print(json.dumps({
             "argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path[0],
             "sibling": sibling.VALUE, "main": sys.modules["__main__"].__dict__ is globals(),
-            "hints": str(Local.method.__annotations__), "loader": type(__loader__).__name__,
+            "mean": statistics.MEAN, "hints": str(Local.method.__annotations__),
+            "loader": type(__loader__).__name__,
             "pickled": type(pickle.loads(pickle.dumps(Local()))) is Local,
             "builtins": type(__builtins__).__name__,
         }, sort_keys=True))
@@ -67,8 +70,8 @@ def test_a_script_sees_what_it_sees_under_plain_python(tmp_path):
     assert json.loads(boosted.stdout)["sibling"] == 42
 
 
-@pytest.mark.parametrize("name", ["pkg.train", "pkg"])
-def test_a_module_sees_what_it_sees_under_plain_python(tmp_path, name):
+@pytest.mark.parametrize("option", [["-m", "pkg.train"], ["-m", "pkg"], ["-mpkg.train"]])
+def test_a_module_sees_what_it_sees_under_plain_python(tmp_path, option):
     write(tmp_path, "pkg/__init__.py", "")
     write(tmp_path, "pkg/sibling.py", "VALUE = 42\n")
     for file in ("train", "__main__"):
@@ -90,7 +93,7 @@ def test_a_module_sees_what_it_sees_under_plain_python(tmp_path, name):
             raise KeyError("lost")
             """,
         )
-    words = ["-m", name, "--", "--epochs", "3", "--explain", "-m", "x"]
+    words = [*option, "--", "--epochs", "3", "--explain", "-m", "x"]
     boosted = run([*LAUNCHER, "--lev", "O1", *words], tmp_path)  # argparse takes beginnings
     plain = run([sys.executable, *words], tmp_path)
     assert boosted.returncode == plain.returncode == 1

@@ -239,6 +239,10 @@ def test_dim_reduce_says_what_it_excludes():
             {"grad_freeze": {"freez_p": 0.5}},
             "grad_freeze.freez_p is not a known key: did you mean 'freeze_p'?",
         ),
+        (
+            {"boost": {"": True}},
+            f"boost.'' (str) is not a known key: known are mode, {', '.join(ALGORITHMS)}",
+        ),
         ({"boost": {"lessbn": True}}, "boost.lessbn is not a known key: did you mean 'less_bn'?"),
         ({"clip_norm": 5}, "clip_norm is not a known section: did you mean gradients.clip_norm?"),
         ({"mode": "manual"}, "mode is not a known section: did you mean boost.mode?"),
