@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from mindspore import Parameter, nn
@@ -73,7 +73,8 @@ def _made(
     optimizer: nn.Optimizer, params: Sequence[Any], centralize: Centralize, carry_state: bool
 ) -> nn.Optimizer:
     """Return an optimizer like another over ``params``, centralizing what is asked for."""
-    centralize = (centralize,) if isinstance(centralize, str) else centralize
+    if isinstance(centralize, (str, Iterator)):
+        centralize = (centralize,) if isinstance(centralize, str) else tuple(centralize)
     new = construct_like(optimizer, params)
     base, before = base_of(new), installed_axes(base_of(optimizer))
     flags = getattr(base, "grad_centralization_flags", (False,) * len(base.parameters))

@@ -54,7 +54,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
     * ``captures_part`` (FactorCaptures) is what a capturing variant differentiates by, too;
     * ``window_part`` (GradientAccumulation) gathers gradients of several batches;
     * ``graph_part`` (StepGraph) runs the step as one graph in PYNATIVE_MODE;
-    * ``surrounding`` (Callable) gives the context in which the step runs;
+    * ``surrounding_part`` (Callable) gives the context in which the step runs;
     * ``clip_norm`` (float) bounds the global norm; ``update_part`` (Update) writes the weights.
 
     Args:
@@ -131,7 +131,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self.captures_part: Any = None
         self.window_part: Any = None
         self.graph_part: Any = None
-        self.surrounding: Callable[[], Any] = contextlib.nullcontext
+        self.surrounding_part: Callable[[], Any] = contextlib.nullcontext
         self.capturing = False
         self._extra: tuple[Any, ...] = ()
         self.reducer_of: Callable[..., nn.Cell] | None = None
@@ -252,7 +252,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             for told in FIRST_RUN:
                 told(self)
         self.update_part.before_step(*inputs)
-        with self._host_writes.followed(), _compat.forgetting_failures(), self.surrounding():
+        with self._host_writes.followed(), _compat.forgetting_failures(), self.surrounding_part():
             return self._run_chosen(*inputs, **kwargs)
 
     def _run_chosen(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:

@@ -46,7 +46,7 @@ class CheaperOperatorsAlgorithm(Algorithm):
 
         report()
         if _is_on_cpu() and not eager:
-            step.surrounding = CalledFunctions(report).in_place
+            step.surrounding_part = CalledFunctions(report).in_place
 
 
 def _is_on_cpu() -> bool:
@@ -100,7 +100,9 @@ def _idle(network: nn.Cell, eager: bool, in_16_bits: bool, has_run: bool) -> str
     if eager:
         return "no layer holds one of its operators; functions need graphs: add compiled_step"
     if has_run:
-        return "no layer holds one of its operators, and no function that is called is one"
+        return (
+            "no layer holds one of its operators, and no function in the first step's graphs is one"
+        )
     return "no layer holds one of its operators; the first step shows which functions are called"
 
 

@@ -17,6 +17,12 @@ def is_known(shape: tuple[int, ...] | None) -> bool:
     return shape is not None and all((size or 0) > 0 for size in shape)
 
 
+@ops.constexpr(check=False)
+def is_ranked(shape: tuple[int, ...] | None) -> bool:
+    """Return whether it is known how many axes there are."""
+    return shape is not None and -2 not in shape
+
+
 @_compat.not_rewritten
 class CheaperCell(nn.Cell):
     """An operator or layer by other operators, for float32; other dtypes take MindSpore's own."""

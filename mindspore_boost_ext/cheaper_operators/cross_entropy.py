@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_ranked
 from mindspore_boost_ext.runtime.cross_entropy import Slope, fits, in_rows, picked
 
 _CERTAIN = 1e30  # a logit beside which all others count for nothing
@@ -69,7 +69,7 @@ class CheaperCrossEntropy(CheaperCell):
 
     def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss, shape ()."""
-        if self.is_plain(logits) or not fits(logits, labels):
+        if self.is_plain(logits) or not is_ranked(logits.shape) or not fits(logits, labels):
             return self.plain(logits, labels)
         rows, classes = in_rows(logits, labels)
         return loss_of(rows, classes, self.ignore_index, self.reduction, self.label_smoothing)

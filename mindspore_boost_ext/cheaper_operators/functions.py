@@ -21,9 +21,11 @@ from mindspore.ops import softmax as PLAIN_SOFTMAX
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.cheaper_operators.activations import CheaperGelu, CheaperSelu
+from mindspore_boost_ext.cheaper_operators.cell import is_ranked
 from mindspore_boost_ext.cheaper_operators.cross_entropy import loss_of
 from mindspore_boost_ext.cheaper_operators.rows import CheaperLogSoftmax, CheaperSoftmax, sums_along
 from mindspore_boost_ext.runtime import cross_entropy as by_import
+from mindspore_boost_ext.runtime.compiling import is_compiling
 
 _SOFTMAX, _LOG_SOFTMAX = CheaperSoftmax(ops.Softmax(-1)), CheaperLogSoftmax(ops.LogSoftmax(-1))
 _GELU, _SELU = CheaperGelu(ops.GeLU()), CheaperSelu(ops.SeLU())
@@ -37,29 +39,45 @@ def _note(name: str) -> bool:
     return True
 
 
-def _is_float32(x: Tensor) -> bool:
-    return isinstance(x, Tensor) and x.dtype == mstype.float32
+@ops.constexpr(check=False)
+def _is_int(thing: object) -> bool:
+    return type(thing) is int
 
 
-def _is_ours(x: Tensor, axis: int = -1) -> bool:
-    """Return whether a Tensor is of the dtype, and an axis the one, that are computed here."""
-    return _is_float32(x) and isinstance(axis, int) and axis in (-1, x.ndim - 1)
+@ops.constexpr(check=False)
+def _is_legal(axis: object, epsilon: object, shape: tuple[int, ...] | None) -> bool:
+    """Return whether L2Normalize has nothing to say to its settings."""
+    if type(axis) is not int or type(epsilon) is not float or not is_ranked(shape):
+        return False
+    return epsilon > 0 and -len(shape or ()) <= axis < len(shape or ())
+
+
+def _is_ours(x: Tensor) -> bool:
+    """Return whether a graph is being made, of a Tensor of the dtype that is computed here.
+
+    What Python runs meanwhile, as for a constant or in a thread of a dataset's, is MindSpore's.
+    """
+    return is_compiling() and isinstance(x, Tensor) and x.dtype == mstype.float32
+
+
+def _is_last(axis: int, x: Tensor) -> bool:
+    return _is_int(axis) and axis in (-1, x.ndim - 1)
 
 
 def _softmax(input: Tensor, axis: int = -1, *, dtype: mstype.Type | None = None) -> Tensor:
-    if dtype is None and _is_ours(input, axis) and _note("softmax"):
+    if _is_ours(input) and dtype is None and _is_last(axis, input) and _note("softmax"):
         return _SOFTMAX(input)
     return PLAIN_SOFTMAX(input, axis, dtype=dtype)
 
 
 def _log_softmax(logits: Tensor, axis: int = -1) -> Tensor:
-    if _is_ours(logits, axis) and _note("log_softmax"):
+    if _is_ours(logits) and _is_last(axis, logits) and _note("log_softmax"):
         return _LOG_SOFTMAX(logits)
     return PLAIN_LOG_SOFTMAX(logits, axis)
 
 
 def _gelu(input: Tensor, approximate: str = "none") -> Tensor:
-    if approximate == "tanh" and _is_ours(input) and _note("gelu"):
+    if _is_ours(input) and approximate == "tanh" and _note("gelu"):
         return _GELU(input)
     return PLAIN_GELU(input, approximate)
 
@@ -76,20 +94,26 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    ours = weight is None and reduction in ("mean", "sum") and by_import.fits(input, target)
-    legal = isinstance(ignore_index, int) and isinstance(label_smoothing, float)
-    if ours and legal and 0 <= label_smoothing <= 1 and _note("cross_entropy"):
+    if not (_is_ours(input) and is_ranked(input.shape) and by_import.fits(input, target)):
+        return by_import.cross_entropy(
+            input, target, weight, ignore_index, reduction, label_smoothing
+        )
+    known = weight is None and reduction in ("mean", "sum") and _is_int(ignore_index)
+    smoothed = isinstance(label_smoothing, float) and 0 <= label_smoothing <= 1
+    if known and smoothed and _note("cross_entropy"):
         return loss_of(*by_import.in_rows(input, target), ignore_index, reduction, label_smoothing)
     return by_import.ORIGINAL(input, target, weight, ignore_index, reduction, label_smoothing)
 
 
-def _l2_normalize(axis: int = 0, epsilon: float = 1e-4) -> Callable[[Tensor], Tensor]:
+def _l2_normalize(axis: int = 0, epsilon: float = 1e-4) -> Any:
     """Stand for the class, of which a network may make an operator where it calls it."""
-    return ops.partial(_of_length_1, axis, epsilon)
+    if is_compiling():
+        return ops.partial(_of_length_1, axis, epsilon)
+    return PLAIN_L2_NORMALIZE(axis, epsilon)
 
 
 def _of_length_1(axis: int, epsilon: float, x: Tensor) -> Tensor:
-    if not (_is_float32(x) and isinstance(axis, int) and _note("l2_normalize")):
+    if not (_is_ours(x) and _is_legal(axis, epsilon, x.shape) and _note("l2_normalize")):
         return PLAIN_L2_NORMALIZE(axis, epsilon)(x)
     return x * ops.rsqrt(ops.maximum(sums_along(x * x, axis), epsilon))
 

@@ -148,7 +148,7 @@ class _Tracer:
 
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a Python function with proxies for what it finds in its surroundings."""
-        while hasattr(function, "__wrapped__") and _is_own(function.__globals__["__name__"]):
+        while hasattr(function, "__wrapped__") and _is_own(_module_of(function)):
             function = function.__wrapped__  # ms.jit and the like
         known = function.__globals__
         own = {name: self.wrap(known[name]) for name in _names(function.__code__) if name in known}
@@ -381,6 +381,11 @@ def _names(code: CodeType) -> set[str]:
         if isinstance(constant, CodeType):
             found |= _names(constant)
     return found
+
+
+def _module_of(function: FunctionType) -> str:
+    """Return where a function is written; by its other names a wrapper is what it wraps."""
+    return str(function.__globals__.get("__name__", ""))  # what exec has made may have none
 
 
 def _is_own(module: str) -> bool:

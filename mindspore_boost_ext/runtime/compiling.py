@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mindspore as ms
 from mindspore import ops
 
 from mindspore_boost_ext import _compat
@@ -10,6 +11,20 @@ from mindspore_boost_ext import _compat
 @ops.constexpr(check=False)
 def _is_no_value(thing: object) -> bool:
     return thing is None or _compat.is_tracing()
+
+
+@ops.constexpr(check=False)
+def _is_value_of_pynative(thing: object) -> bool:
+    return not _is_no_value(thing) and ms.get_context("mode") == ms.PYNATIVE_MODE
+
+
+def is_eager() -> bool:
+    """Return whether PYNATIVE_MODE runs what asks, operator by operator.
+
+    In GRAPH_MODE Python may run a function, too: to compute what is constant in a graph that is
+    being made, or beside it in a thread of a dataset's. A Cell would be compiled there.
+    """
+    return _is_value_of_pynative(is_eager)
 
 
 def is_compiling() -> bool:

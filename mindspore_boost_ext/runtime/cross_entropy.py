@@ -6,7 +6,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops.function.nn_func import cross_entropy as ORIGINAL
 
-from mindspore_boost_ext.runtime.compiling import is_compiling
+from mindspore_boost_ext.runtime.compiling import is_eager
 
 
 def cross_entropy(
@@ -22,7 +22,7 @@ def cross_entropy(
     MindSpore always computes what label smoothing asks for, and differentiates that, too.
     """
     ours = weight is None and reduction in ("mean", "sum") and fits(input, target)
-    if is_compiling() or not ours or not _fit(ignore_index, label_smoothing, input.ndim):
+    if not is_eager() or not ours or not _fit(ignore_index, label_smoothing, input.ndim):
         return ORIGINAL(input, target, weight, ignore_index, reduction, label_smoothing)
     rows, labels = in_rows(input, target)
     classes = _classes(labels, rows.shape[1], ignore_index)

@@ -17,7 +17,7 @@ from mindspore_boost_ext import (
     OptimizerProcess,
     ParameterProcess,
 )
-from mindspore_boost_ext.base.centralization import output_axes
+from mindspore_boost_ext.base.centralization import installed_axes, output_axes
 from mindspore_boost_ext.base.rebuild import rebuilt
 
 NAMES = ["weight", "gamma", "bias", "extra"]
@@ -330,6 +330,16 @@ def test_lars(grouped):
 
 
 # ---- Checkpoints between plain and centralized ----
+
+
+@pytest.mark.parametrize("kind", [list, iter])
+def test_what_is_to_be_centralized_may_come_one_after_the_other(kind):
+    old = nets.momentum(parameters())
+    wanted = [one for one in old.parameters if one.name in ("weight", "extra")]
+    for given in (wanted, [one.name for one in wanted]):
+        found = installed_axes(rebuilt(old, centralize=kind(given)))
+        assert found == installed_axes(rebuilt(old, centralize=["weight", "extra"]))
+        assert set(found) == {id(one) for one in wanted}
 
 
 @pytest.mark.parametrize("name", ["Momentum", "Adam", "AdamWeightDecay", "AdaFactor"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 
 import contract
 import mindspore as ms
@@ -14,7 +15,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import softmax as under_another_name
 from models import model_of
 
-from mindspore_boost_ext import make_train_step
+from mindspore_boost_ext import make_train_step, tune_machine
 
 NAME = "cheaper_operators"
 RNG = np.random.default_rng(12)
@@ -202,7 +203,10 @@ def test_what_is_left_to_mindspore(graph_mode, call, dtype):
     np.testing.assert_array_equal(found[1], expected[1])
 
 
-@pytest.mark.parametrize("settings", [{"reduction": "none"}, {"weight": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"reduction": "none"}, {"weight": True}, {"label_smoothing": 1.5}],
+)
 def test_losses_that_are_left_to_mindspore(graph_mode, settings):
     if "weight" in settings:
         settings = {"weight": Tensor(np.ones(SHAPE[1], np.float32))}
@@ -289,3 +293,78 @@ def test_pynative_mode_without_a_compiled_step_is_left_alone(pynative_mode):
     optimizer = nn.SGD(net.trainable_params())
     row = make_train_step(net, None, optimizer, level="O1", config=config).report()[NAME]
     assert (row.status, "add compiled_step" in row.reason) == ("skipped", True)
+
+
+@ops.constexpr
+def table(length):
+    """Return a constant that Python computes while MindSpore makes a graph."""
+    return ops.softmax(ops.log_softmax(ops.gelu(Tensor(np.ones((1, length), np.float32)))))
+
+
+class WithTable(nn.Cell):
+    def construct(self, x):
+        return ops.softmax(x) * table(SHAPE[1])
+
+
+def test_what_python_runs_while_a_graph_is_made_is_mindspores(graph_mode):
+    """A Cell called there would be compiled within the other, which ends the process."""
+    loss, _, row = trained(Weighed(WithTable()), FACTORS.astype("f"))
+    assert row.reason.endswith("functions called: softmax")
+    np.testing.assert_allclose(loss, (shares_of(ROWS) * FACTORS).sum() / SHAPE[1], rtol=1e-4)
+
+
+def test_a_thread_beside_the_step_has_mindspores(graph_mode):
+    """Such as one of a dataset's: it would compile a Cell meanwhile."""
+    found = []
+
+    def beside():
+        rows = Tensor(ROWS, ms.float32)
+        while not done.is_set():
+            found.append(ops.softmax(rows).asnumpy())
+
+    done, thread = threading.Event(), threading.Thread(target=beside)
+    thread.start()
+    try:
+        _, _, row = trained(Weighed(Softmax()), FACTORS.astype("f"))
+    finally:
+        done.set()
+        thread.join()
+    assert row.reason.endswith("functions called: softmax")
+    np.testing.assert_allclose(found[-1], shares_of(ROWS), rtol=1e-5)
+
+
+def test_a_shape_that_comes_later_adds_to_the_report(graph_mode):
+    net = Later()
+    config = contract.switched(cheaper_operators=True)
+    step = make_train_step(net, None, nn.SGD(net.trainable_params()), level="O1", config=config)
+    for rows, functions in ((129, "softmax"), (130, "log_softmax, softmax")):
+        step(Tensor(FACTORS[:129].repeat(2, 0)[:rows].astype("f")))
+        assert step.report()[NAME].reason.endswith(f"functions called: {functions}")
+
+
+class Later(nn.Cell):
+    """Calls another function for inputs of 130 rows alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = Parameter(ms.Tensor(ROWS[0], ms.float32))
+
+    def construct(self, x):
+        if x.shape[0] == 130:
+            return ops.log_softmax(x * self.weight).sum()
+        return (ops.softmax(x * self.weight) * x).sum()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [({"ignore_index": True}, TypeError), ({"label_smoothing": -0.5}, ValueError)],
+)
+def test_a_wrong_argument_has_mindspores_error(graph_mode, settings, error):
+    with pytest.raises(error, match=next(iter(settings))):
+        trained(Loss(**settings), LABELS.astype(np.int32))
+
+
+def test_the_loss_of_a_script_that_is_not_tuned(graph_mode, untuned):
+    tune_machine(False)
+    _, _, row = trained(Loss(), LABELS.astype(np.int32))
+    assert row.reason.endswith("functions called: cross_entropy")
