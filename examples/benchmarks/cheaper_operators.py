@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     made |= {name: (of_loss, name) for name in LOSSES}
     tasks = {name: task for name, task in TASKS.items() if "ResNet" not in name}
     text = TASKS["transformer, text"]
-    tasks["transformer of functions"] = dataclasses.replace(text, network=of_functions)
+    tasks["a transformer of functions"] = dataclasses.replace(text, network=of_functions)
     made |= {f"step of {name}": (training, task) for name, task in tasks.items()}
     made = {title: one for title, one in made.items() if title.startswith(options.only)}
     sized = functools.partial(of_mindcv, size=options.size)

@@ -7,8 +7,9 @@ Each run is a process of its own: plain MindSpore, without this package, and the
 ``import mindspore_boost_ext`` in front, by turns. Prints the median of the ratios (tuned over
 plain): of the whole training of 40 steps for the CNN script, of the median step for the others. All
 train by ``ms.Model``, but those whose step is a function of ``ms.jit``, in a loop of their own.
-``--isa AVX2`` sets oneDNN's instruction set in both, so that the other cures are measured alone.
-With AVX-512 a plain run of the large ResNet takes more than eight minutes: name the others.
+``--by-hand`` sets the same in the plain process (``ONEDNN_MAX_CPU_ISA``, ``launch_blocking``)
+instead of the import; ``--isa AVX2`` sets the first in both, so that the others are measured
+alone. With AVX-512 a plain run of the large ResNet takes more than eight minutes: name the others.
 """
 
 from __future__ import annotations
@@ -161,12 +162,16 @@ def by_function(net: Any, loss: Any, optimizer: Any, data: Any, jitted: bool) ->
 
 def one(task: str, how: str) -> dict[str, Any]:
     """Train plainly in this process; return the seconds that count and a sum over the weights."""
+    if how == "by hand":
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
     import mindspore as ms
     import numpy as np
     from mindspore import nn
 
     if how in ("tuned", "compiled"):
         import mindspore_boost_ext  # noqa: F401
+    if how == "by hand":
+        ms.runtime.launch_blocking()
     network, mode, counted, steps = TASKS[task]
     if mode:
         ms.set_context(mode=getattr(ms, mode))
@@ -213,14 +218,14 @@ def in_own_process(
     return result
 
 
-def row(task: str, options: Any, cores: int) -> str:
-    """Return a line of the table: plain seconds, the tuned, and the median of the ratios."""
+def row(task: str, candidate: str, options: Any, cores: int) -> str:
+    """Return a line of the table: plain seconds, the other's, and the median of the ratios."""
     pairs = []
     for number in range(options.rounds):
-        order = ("plain", "tuned") if number % 2 else ("tuned", "plain")
+        order = ("plain", candidate) if number % 2 else (candidate, "plain")
         where = {"isa": options.isa, "script": options.script}
         results = {how: in_own_process(task, how, cores, **where) for how in order}
-        pairs.append((results["plain"], results["tuned"]))
+        pairs.append((results["plain"], results[candidate]))
     ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
     plain, theirs = (statistics.median(pair[i]["seconds"] for pair in pairs) for i in (0, 1))
     change = max(abs(b["weights"] / a["weights"] - 1) for a, b in pairs)
@@ -235,6 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("tasks", nargs="*", default=list(TASKS), metavar="TASK")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of processes for each task")
     parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
+    parser.add_argument("--by-hand", action="store_true", help="see above")
     parser.add_argument("--isa", default="", help="oneDNN's instruction set in both processes")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--script", default=__file__, help=argparse.SUPPRESS)
@@ -251,9 +257,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     for cure in tune_machine():
         print(f"{cure.algorithm}: {cure.status}, {cure.reason}")
-    rows = (row(task, options, cores) for task in options.tasks for cores in options.cores)
-    headings = "task | cores | plain, ms | tuned, ms | ratio | range | weights differ"
-    print_table(f"tuned over plain, {options.rounds} rounds", headings, rows)
+    candidate = "by hand" if options.by_hand else "tuned"
+    rows = (
+        row(task, candidate, options, cores) for task in options.tasks for cores in options.cores
+    )
+    headings = f"task | cores | plain, ms | {candidate}, ms | ratio | range | weights differ"
+    print_table(f"{candidate} over plain, {options.rounds} rounds", headings, rows)
 
 
 if __name__ == "__main__":

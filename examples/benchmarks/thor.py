@@ -33,7 +33,7 @@ from mindspore_boost_ext import THOR, BoostTrainOneStepCell
 from mindspore_boost_ext.bundled import digits_datasets
 
 EVERY_STEP, TRACE_RULE = "THOR, every step", "THOR, trace rule"
-TUNING_SEED, FREQUENCY = 3, 20
+TUNING_SEED = 3
 
 
 @dataclass(frozen=True)
@@ -256,7 +256,9 @@ def tuned(trainer: Trainer, grid: Sequence[float], limit: int) -> float:
     return best
 
 
-def compare(problem: Problem, seeds: int, limit: int) -> Iterator[Result]:
+def compare(
+    problem: Problem, seeds: int, limit: int, frequency: int, names: Sequence[str]
+) -> Iterator[Result]:
     """Tune the methods and run them on all seeds.
 
     The trace rule wants smaller steps than fresh factors do, so its inversions are also compared
@@ -264,14 +266,16 @@ def compare(problem: Problem, seeds: int, limit: int) -> Iterator[Result]:
     """
     chosen = [seed for seed in range(seeds + 1) if seed != TUNING_SEED][:seeds]
     rates, every_step = {}, None
-    for method in methods(problem, FREQUENCY):
+    for method in methods(problem, frequency):
+        if not any(name in method.name for name in names):
+            continue
         trainer = Trainer(problem, method)
         rate = rates[method.name] = tuned(trainer, method.grid, limit)
         yield Result(method.name, rate, [trainer.run(rate, seed, limit) for seed in chosen])
         if method.name == EVERY_STEP:
             every_step = trainer
     others = {rate for name, rate in rates.items() if name.startswith(TRACE_RULE)}
-    for rate in others - {rates[EVERY_STEP]}:
+    for rate in others - {rates.get(EVERY_STEP)} if every_step else ():
         outcomes = [every_step.run(rate, seed, limit) for seed in chosen]
         yield Result(f"{EVERY_STEP}, at {rate:g}", rate, outcomes)
 
@@ -313,16 +317,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", nargs="*", choices=PROBLEMS, default=["ill-conditioned"])
+    parser.add_argument("--methods", nargs="*", default=[""], help="parts of their names")
     parser.add_argument("--seeds", type=int, default=3, help="runs of every method")
     parser.add_argument("--max-steps", type=int, default=1000, help="where a run gives up")
+    parser.add_argument("--frequency", type=int, default=20, help="of 'THOR, frequency'")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the steps")
     args = parser.parse_args(argv)
     ms.set_context(mode=ms.GRAPH_MODE)
     found = {}
     for name in args.problems:
         problem = PROBLEMS[name]
-        results = compare(problem, args.seeds, args.max_steps)
-        found[problem.name] = print_results(problem, results, args.seeds)
+        settings = args.seeds, args.max_steps, args.frequency, args.methods
+        found[problem.name] = print_results(problem, compare(problem, *settings), args.seeds)
     if args.plot and found:
         plot(args.plot, found)
 
