@@ -38,11 +38,12 @@ class CheaperOperatorsAlgorithm(Algorithm):
         """Replace what the Model's loss holds, and count, now that layers have their dtypes."""
         if not self.is_on(step):
             return
+        network, rows = step.network, step.report()  # not the step, which would hold itself
         eager = _is_eager(step.auto_boost.boost_config)
-        _exchanged(step.network, eager)
+        _exchanged(network, eager)
 
         def report(called: Collection[str] | None = None) -> None:
-            step.report().update(self.switch, *_outcome(step.network, eager, called))
+            rows.update(self.switch, *_outcome(network, eager, called))
 
         report()
         if _is_on_cpu() and not eager:

@@ -135,12 +135,12 @@ class CalledFunctions:
     """The functions that graphs of a step call.
 
     Args:
-        told (Callable): is given, after each step that made graphs, the names of all that are
-            computed by cheaper operators.
+        report (Callable): takes the names of all that are called, after the first step and after
+            each that has made graphs with more of them.
     """
 
-    def __init__(self, told: Callable[[set[str]], None]) -> None:
-        self.told = told
+    def __init__(self, report: Callable[[set[str]], None]) -> None:
+        self.report = report
         self.names: set[str] | None = None
         self._places: list[tuple[dict[str, Any], str]] = []
 
@@ -161,7 +161,7 @@ class CalledFunctions:
                 names[name] = plain
         if self.names is None or _CALLED - self.names:
             self.names = _CALLED.union(self.names or ())
-            self.told(self.names)
+            self.report(self.names)
 
 
 def _places() -> list[tuple[dict[str, Any], str]]:
