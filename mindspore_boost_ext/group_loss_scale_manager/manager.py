@@ -241,7 +241,7 @@ class GroupLossScaleManager(nn.Cell):
         weights: Sequence[Parameter],
         layers: Sequence[Parameter] = (),
     ) -> GroupedScale:
-        """Return the part of a step with these scales; arguments are those of it."""
+        """Return the part of a step that works with these scales."""
         return GroupedScale(self, detector, weights, layers)
 
     def blamed(self, marked: Tensor, own: Tensor) -> Tensor:

@@ -297,7 +297,7 @@ class DeviceFacts:
     check_mode: str = ""  # value of MS_ASCEND_CHECK_OVERFLOW_MODE
     jit_level: str = ""  # level of the global jit configuration
     rank_table: bool = False  # whether RANK_TABLE_FILE is set
-    all_finite_package: bool = True  # whether there is one that fits the installed CANN
+    all_finite_package: bool = True  # whether AllFinite's fits the installed CANN
     runtime_conf: str = ""  # value of MS_DEV_RUNTIME_CONF
 
     @classmethod
