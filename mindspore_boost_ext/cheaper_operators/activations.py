@@ -54,8 +54,18 @@ class CheaperGeluLayer(CheaperGelu, nn.GELU):
     """The same for the layer, whose class a network may ask for."""
 
 
+def is_gentle(alpha: float) -> bool:
+    """Return whether a leaky ReLU of a slope has the other form."""
+    return 0 < alpha < 1  # else an infinite value would be multiplied by 0, or subtracted
+
+
+def leaky_relu(x: Tensor, alpha: float) -> Tensor:
+    """Return a leaky ReLU by a ReLU, whose gradient is vectorised."""
+    return (1 - alpha) * ops.relu(x) + alpha * x
+
+
 class CheaperLeakyRelu(CheaperCell, nn.LeakyReLU):
-    """A leaky ReLU by a ReLU, whose gradient is vectorised.
+    """A leaky ReLU in another form.
 
     At 0 its slope is that of the negative side; MindSpore's is the mean of both.
     """
@@ -66,7 +76,7 @@ class CheaperLeakyRelu(CheaperCell, nn.LeakyReLU):
         """Return the activation, of the shape of ``x``."""
         if self.is_plain(x):
             return self.plain(x)
-        return (1 - self.alpha) * ops.relu(x) + self.alpha * x
+        return leaky_relu(x, self.alpha)
 
 
 def _below(x: Tensor) -> Tensor:

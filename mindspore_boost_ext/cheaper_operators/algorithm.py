@@ -47,7 +47,7 @@ class CheaperOperatorsAlgorithm(Algorithm):
 
         report()
         if _is_on_cpu() and not eager:
-            step.surrounding_part = CalledFunctions(report).in_place
+            step.surrounding_part = CalledFunctions(network, report).in_place
 
 
 def _is_on_cpu() -> bool:

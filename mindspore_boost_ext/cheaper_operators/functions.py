@@ -11,16 +11,24 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from mindspore import Tensor, ops
+from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 from mindspore.ops import L2Normalize as PLAIN_L2_NORMALIZE
+from mindspore.ops import elu as PLAIN_ELU
 from mindspore.ops import gelu as PLAIN_GELU
+from mindspore.ops import leaky_relu as PLAIN_LEAKY_RELU
 from mindspore.ops import log_softmax as PLAIN_LOG_SOFTMAX
 from mindspore.ops import selu as PLAIN_SELU
 from mindspore.ops import softmax as PLAIN_SOFTMAX
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.cheaper_operators.activations import CheaperGelu, CheaperSelu
+from mindspore_boost_ext.cheaper_operators.activations import (
+    CheaperElu,
+    CheaperGelu,
+    CheaperSelu,
+    is_gentle,
+    leaky_relu,
+)
 from mindspore_boost_ext.cheaper_operators.cell import is_ranked
 from mindspore_boost_ext.cheaper_operators.cross_entropy import loss_of
 from mindspore_boost_ext.cheaper_operators.rows import CheaperLogSoftmax, CheaperSoftmax, sums_along
@@ -28,7 +36,7 @@ from mindspore_boost_ext.runtime import cross_entropy as by_import
 from mindspore_boost_ext.runtime.compiling import is_compiling
 
 _SOFTMAX, _LOG_SOFTMAX = CheaperSoftmax(ops.Softmax(-1)), CheaperLogSoftmax(ops.LogSoftmax(-1))
-_GELU, _SELU = CheaperGelu(ops.GeLU()), CheaperSelu(ops.SeLU())
+_GELU, _SELU, _ELU = CheaperGelu(ops.GeLU()), CheaperSelu(ops.SeLU()), CheaperElu(ops.Elu())
 _CALLED: set[str] = set()  # what the graphs that were made since a step began call
 
 
@@ -42,6 +50,17 @@ def _note(name: str) -> bool:
 @ops.constexpr(check=False)
 def _is_int(thing: object) -> bool:
     return type(thing) is int
+
+
+@ops.constexpr(check=False)
+def _is_slope(alpha: object) -> bool:
+    """Return whether it is a slope below 0 that the other form takes."""
+    return type(alpha) is float and is_gentle(alpha)
+
+
+@ops.constexpr(check=False)
+def _is_1(alpha: object) -> bool:
+    return type(alpha) is float and alpha == 1
 
 
 @ops.constexpr(check=False)
@@ -86,6 +105,18 @@ def _selu(input_x: Tensor) -> Tensor:
     return _SELU(input_x) if _is_ours(input_x) and _note("selu") else PLAIN_SELU(input_x)
 
 
+def _leaky_relu(input: Tensor, alpha: float = 0.2) -> Tensor:
+    if _is_ours(input) and _is_slope(alpha) and _note("leaky_relu"):
+        return leaky_relu(input, alpha)
+    return PLAIN_LEAKY_RELU(input, alpha)
+
+
+def _elu(input_x: Tensor, alpha: float = 1.0) -> Tensor:
+    if _is_ours(input_x) and _is_1(alpha) and _note("elu"):
+        return _ELU(input_x)
+    return PLAIN_ELU(input_x, alpha)
+
+
 def _cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -124,6 +155,8 @@ _OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     PLAIN_LOG_SOFTMAX: _log_softmax,
     PLAIN_GELU: _gelu,
     PLAIN_SELU: _selu,
+    PLAIN_LEAKY_RELU: _leaky_relu,
+    PLAIN_ELU: _elu,
     PLAIN_L2_NORMALIZE: _l2_normalize,
     by_import.ORIGINAL: _cross_entropy,
     by_import.cross_entropy: _cross_entropy,
@@ -135,19 +168,20 @@ class CalledFunctions:
     """The functions that graphs of a step call.
 
     Args:
+        network (Cell): may hold them, as attributes.
         report (Callable): takes the names of all that are called, after the first step and after
             each that has made graphs with more of them.
     """
 
-    def __init__(self, report: Callable[[set[str]], None]) -> None:
-        self.report = report
+    def __init__(self, network: nn.Cell, report: Callable[[set[str]], None]) -> None:
+        self.network, self.report = network, report
         self.names: set[str] | None = None
         self._places: list[tuple[dict[str, Any], str]] = []
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let modules have this package's functions under the names of MindSpore's."""
-        self._places = self._places or _places()
+        """Let modules and layers have this package's functions under the names of MindSpore's."""
+        self._places = self._places or _places(self.network)
         _CALLED.clear()
         # A script may have put something else there since.
         found = [(names, name, names.get(name)) for names, name in self._places]
@@ -164,13 +198,17 @@ class CalledFunctions:
             self.report(self.names)
 
 
-def _places() -> list[tuple[dict[str, Any], str]]:
-    """Return under which names which modules have one of the functions."""
-    places = []
-    for key, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and not key.startswith("mindspore_boost_ext"):
-            # Past what a module may do when it is asked for an attribute, such as to load itself.
-            names = ModuleType.__getattribute__(module, "__dict__")
-            found = [name for name, value in list(names.items()) if id(value) in _OWN_BY_ID]
-            places += [(names, name) for name in found]
-    return places
+def _places(network: nn.Cell) -> list[tuple[dict[str, Any], str]]:
+    """Return under which names modules and layers have one of the functions."""
+    own = "mindspore_boost_ext"
+    modules = [one for key, one in list(sys.modules.items()) if not key.startswith(own)]
+    holders = [one for one in modules if isinstance(one, ModuleType)]
+    # Past what a module may do when it is asked for an attribute, such as to load itself.
+    found = [ModuleType.__getattribute__(one, "__dict__") for one in holders]
+    found += [vars(cell) for _, cell in network.cells_and_names()]
+    return [
+        (names, name)
+        for names in found
+        for name, value in list(names.items())
+        if id(value) in _OWN_BY_ID
+    ]

@@ -53,8 +53,9 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
     {
         nn.GELU: Known(activations.CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
         ops.GeLU: Known(activations.CheaperGelu),
-        # Else an infinite value would be multiplied by 0, or subtracted.
-        nn.LeakyReLU: Known(activations.CheaperLeakyRelu, lambda plain: 0 < plain.alpha < 1),
+        nn.LeakyReLU: Known(
+            activations.CheaperLeakyRelu, lambda plain: activations.is_gentle(plain.alpha)
+        ),
         # Beside 1 a float32 has no digits for what is small beside a large height.
         ops.CeLU: Known(activations.CheaperCelu, lambda plain: 0 < plain.alpha <= 2),
         ops.SeLU: Known(activations.CheaperSelu),

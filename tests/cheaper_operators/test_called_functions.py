@@ -50,6 +50,25 @@ class Selu(nn.Cell):
         return ops.selu(x)
 
 
+class LeakyRelu(nn.Cell):
+    def construct(self, x):
+        return ops.leaky_relu(x, 0.1)
+
+
+class Elu(nn.Cell):
+    def construct(self, x):
+        return ops.elu(x)
+
+
+class Held(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.shares = ops.softmax
+
+    def construct(self, x):
+        return self.shares(x)
+
+
 class OfLength1(nn.Cell):
     def construct(self, x):
         return ops.L2Normalize(-1)(x)
@@ -110,6 +129,8 @@ CALLS = {
     "log_softmax": (LogSoftmax, lambda rows: np.log(shares_of(rows))),
     "gelu": (Gelu, tanh_gelu),
     "selu": (Selu, selu),
+    "leaky_relu": (LeakyRelu, lambda rows: np.maximum(rows, 0.1 * rows)),
+    "elu": (Elu, lambda rows: np.where(rows > 0, rows, np.exp(rows) - 1)),
     "l2_normalize": (OfLength1, lambda rows: rows / np.linalg.norm(rows, axis=-1, keepdims=True)),
 }
 
@@ -126,7 +147,7 @@ def slope(function, rows, factors):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_values_and_gradients(mode, name):
+def test_values_and_gradients(mode, every_size, name):
     call, rule = CALLS[name]
     loss, gradient, row = trained(Weighed(call()), FACTORS.astype("f"), mode)
     assert (row.status, name in row.reason) == ("applied", True)
@@ -191,10 +212,20 @@ class OtherForm(nn.Cell):
         return ops.gelu(x)
 
 
+class SteepBelow(nn.Cell):
+    def construct(self, x):
+        return ops.leaky_relu(x, 1.5)
+
+
+class WholeSlope(nn.Cell):
+    def construct(self, x):
+        return ops.leaky_relu(x, 1)
+
+
 @pytest.mark.parametrize(
     ("call", "dtype"),
-    [(OtherAxis, ms.float32), (OtherDtype, ms.float32), (OtherForm, ms.float32)]
-    + [(one, ms.float16) for one in (Softmax, LogSoftmax, Gelu, Selu, OfLength1)],
+    [(one, ms.float32) for one in (OtherAxis, OtherDtype, OtherForm, SteepBelow, WholeSlope)]
+    + [(call, ms.float16) for call, _ in CALLS.values()],
 )
 def test_what_is_left_to_mindspore(graph_mode, call, dtype):
     factors = FACTORS.astype("f")
@@ -219,8 +250,9 @@ def test_losses_that_are_left_to_mindspore(graph_mode, settings):
     np.testing.assert_array_equal(found[1], expected[1])
 
 
-def test_a_name_that_the_script_chose(graph_mode):
-    _, gradient, row = trained(Weighed(Renamed()), FACTORS.astype("f"))
+@pytest.mark.parametrize("call", [Renamed, Held])
+def test_a_name_that_the_script_chose(graph_mode, call):
+    _, gradient, row = trained(Weighed(call()), FACTORS.astype("f"))
     assert row.reason.endswith("functions called: softmax")
     expected = slope(shares_of, ROWS, FACTORS)
     np.testing.assert_allclose(gradient[:, ::9], expected[:, ::9], atol=2e-5)  # float32, as above
@@ -238,6 +270,12 @@ def test_after_a_step_the_names_are_mindspores(graph_mode, call):
         trained(Weighed(call()), FACTORS.astype("f"))
     after = [ops.softmax, under_another_name, ops.cross_entropy, ops.function.nn_func.gelu]
     assert after == before
+
+
+def test_after_a_step_the_network_holds_mindspores(graph_mode):
+    net = Weighed(ops.softmax)
+    _, _, row = trained(net, FACTORS.astype("f"))
+    assert (net.function, "softmax" in row.reason) == (ops.softmax, True)
 
 
 def test_what_a_script_has_put_under_a_name_since_is_left_there(graph_mode, monkeypatch):
