@@ -47,22 +47,14 @@ CAUTION = (
 
 @dataclass(frozen=True)
 class Racer:
-    """One candidate, and how it did.
+    """One candidate, and how it did."""
 
-    Attributes:
-        name: what it is called.
-        level, config: what the script's Models are given.
-        outcome: figures of the run, or that there was none yet.
-        reached: seconds, with compilation, until the plain run's loss was there; None if never.
-        idle: whether nothing of it could be applied, so that it was plain training once more.
-    """
-
-    name: str
-    level: str
+    name: str  # what it is called
+    level: str  # what the script's Models are given, as ``config``
     config: dict[str, Any]
-    outcome: Outcome = Outcome("", NOT_RUN)
-    reached: float | None = None
-    idle: bool = False
+    outcome: Outcome = Outcome("", NOT_RUN)  # of the run, or that there was none yet
+    reached: float | None = None  # seconds, with compilation, to the plain run's loss; None: never
+    idle: bool = False  # whether nothing could be applied: it was plain training once more
 
 
 def candidates(updates: int, eager: bool = False) -> list[Racer]:

@@ -30,36 +30,24 @@ CAUTION = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run: what it was, how it ended, and its figures (None where there is none).
+    """One run: what it was, how it ended, and its figures (None where there is none)."""
 
-    Attributes:
-        name: what the run is called.
-        status: ``"ran"``, ``"failed"`` or ``"not run"``.
-        note: why it failed or was not run; else what was applied.
-        loss: the last epoch's; ``metrics``: the last ones, name -> number.
-        steps: how many; ``step_ms``: their mean time in milliseconds without those that compile.
-        compile_s: seconds; ``peak_mib``: MiB; ``seconds``: of the run without the imports.
-        losses: mean loss of each epoch; ``curves``: each metric after each epoch.
-        report: of a bundled run; ``models``: how many a script has trained; 0 if unknown.
-        stopped: whether the seconds that a script was given have ended its training.
-        clocks: seconds of the steps when each value of these was measured; of the loss as "loss".
-    """
-
-    name: str
-    status: str
-    note: str = ""
-    loss: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    steps: int = 0
-    step_ms: float | None = None
-    compile_s: float | None = None
-    peak_mib: float | None = None
-    seconds: float | None = None
-    report: str = ""
-    models: int = 0
-    stopped: bool = False
-    losses: list[float] = field(default_factory=list)
-    curves: dict[str, list[float]] = field(default_factory=dict)
+    name: str  # what the run is called
+    status: str  # RAN, FAILED or NOT_RUN
+    note: str = ""  # why it failed or was not run; else what was applied
+    loss: float | None = None  # the last epoch's
+    metrics: dict[str, float] = field(default_factory=dict)  # the last ones, name -> number
+    steps: int = 0  # how many
+    step_ms: float | None = None  # mean time in milliseconds without those that compile
+    compile_s: float | None = None  # seconds
+    peak_mib: float | None = None  # MiB
+    seconds: float | None = None  # of the run without the imports
+    report: str = ""  # of a bundled run
+    models: int = 0  # how many a script has trained; 0 if unknown
+    stopped: bool = False  # whether the seconds that a script was given have ended its training
+    losses: list[float] = field(default_factory=list)  # mean of each epoch
+    curves: dict[str, list[float]] = field(default_factory=dict)  # each metric after each epoch
+    # Seconds of the steps when each value of these was measured; of the loss as "loss".
     clocks: dict[str, list[float]] = field(default_factory=dict)
 
     def curve(self, key: str) -> tuple[list[float], list[float]]:

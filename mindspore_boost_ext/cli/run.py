@@ -47,27 +47,22 @@ _WATCHING: list[BoostMonitor] = []  # the one of the call that is running: a his
 
 @dataclass(frozen=True)
 class Trial:
-    """What one run is: an algorithm on the bundled network, or (with ``script``) a script.
+    """What one run is: an algorithm on the bundled network, or (with ``script``) a script."""
 
-    Attributes:
-        name: what the run is called; without a script the algorithm, or ``"plain"``.
-        network, epochs, batch_size, seed, mode: of the bundled run.
-        script, args: the user's script with its arguments; empty for the bundled run.
-        level, config: what every ``ms.Model`` of the script is given instead of its own; settings
-            are the path of a file, or a dict.
-        most_steps, most_seconds: where a training of the script is stopped; 0 for nowhere.
-    """
-
-    name: str
+    name: str  # what the run is called; without a script the algorithm, or "plain"
+    # Of the bundled run.
     network: str = LENET
     epochs: int = 10
     batch_size: int = 32
     seed: int = 0
     mode: str = "graph"
+    # The user's script with its arguments; empty for the bundled run.
     script: str = ""
     args: list[str] = field(default_factory=list)
+    # What every ``ms.Model`` of the script is given instead of its own.
     level: str = "O0"
-    config: str | dict[str, Any] = ""
+    config: str | dict[str, Any] = ""  # the path of a file, or a dict
+    # Where a training of the script is stopped; 0 for nowhere.
     most_steps: int = 0
     most_seconds: float = 0.0
 

@@ -39,19 +39,12 @@ def warmed_up(steps: int, epochs: int = 1) -> np.ndarray:
 
 
 class PlainTraining(NamedTuple):
-    """How a bundled network is trained without any accelerator.
+    """How a bundled network is trained without any accelerator."""
 
-    Attributes:
-        network: makes it.
-        rate: the highest learning rate.
-        course: from the numbers of steps and epochs, the share of it in each step.
-        weight_decay: of all weights.
-    """
-
-    network: Callable[[], nn.Cell]
-    rate: float
-    course: Callable[[int, int], np.ndarray]
-    weight_decay: float = 0.0
+    network: Callable[[], nn.Cell]  # makes it
+    rate: float  # the highest learning rate
+    course: Callable[[int, int], np.ndarray]  # from steps and epochs: the share of it in each step
+    weight_decay: float = 0.0  # of all weights
 
 
 NETWORKS: Mapping[str, PlainTraining] = {
@@ -61,17 +54,11 @@ NETWORKS: Mapping[str, PlainTraining] = {
 
 
 class Setup(NamedTuple):
-    """What the settings of a run may depend on.
+    """What the settings of a run may depend on."""
 
-    Attributes:
-        network: ``"lenet"`` or ``"resnet"``.
-        steps: how many the run takes.
-        snapshots: the folder of a plain run's weights, for the algorithm that needs one.
-    """
-
-    network: str
-    steps: int
-    snapshots: str = ""
+    network: str  # "lenet" or "resnet"
+    steps: int  # how many the run takes
+    snapshots: str = ""  # the folder of a plain run's weights, for the algorithm that needs one
 
 
 def _plain_parts(network: str) -> Parts:
@@ -103,27 +90,17 @@ def _grouped_parts(network: str) -> Parts:
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """How to run one algorithm on a bundled network.
+    """How to run one algorithm on a bundled network."""
 
-    Attributes:
-        sections: the sections of the configuration.
-        parts: from the network's name, makes it and further arguments of ``ms.Model``.
-        snapshots: whether a plain run before this one has to leave snapshots of its weights.
-        networks: those on which it is run.
-        modes: those in which it is run, ``"graph"`` and ``"pynative"``.
-        unsuited: why it is not run on or in the others.
-        rate: the learning rate over that of the plain run.
-        window: steps for one update.
-    """
-
-    sections: Callable[[Setup], Mapping[str, Any]] = lambda setup: {}
+    sections: Callable[[Setup], Mapping[str, Any]] = lambda setup: {}  # of the configuration
+    # From the network's name, makes it and further arguments of ``ms.Model``.
     parts: Callable[[str], Parts] = _plain_parts
-    snapshots: bool = False
-    networks: tuple[str, ...] = tuple(NETWORKS)
-    modes: tuple[str, ...] = ("graph", "pynative")
-    unsuited: str = ""
-    rate: float = 1.0
-    window: int = 1
+    snapshots: bool = False  # whether a plain run before it has to leave snapshots of its weights
+    networks: tuple[str, ...] = tuple(NETWORKS)  # on which it is run
+    modes: tuple[str, ...] = ("graph", "pynative")  # in which it is run
+    unsuited: str = ""  # why it is not run on or in the others
+    rate: float = 1.0  # the learning rate over that of the plain run
+    window: int = 1  # steps for one update
 
 
 def _recipe(name: str) -> TrialSettings:
