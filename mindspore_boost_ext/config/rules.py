@@ -61,19 +61,12 @@ def plain(value: object) -> object:
 
 @dataclass(frozen=True)
 class Rule:
-    """What one setting accepts.
+    """What one setting accepts."""
 
-    Attributes:
-        text: the rule as it reads after "must be", for example ``"True or False"``.
-        accepts: returns whether a value obeys the rule; raises only what the value itself raises.
-        convert: brings an accepted value into its stored form.
-        why: adds to a refused value, in a message, what the text does not say.
-    """
-
-    text: str
-    accepts: Callable[[object], bool]
-    convert: Callable[[object], object] = lambda value: value
-    why: Callable[[object], str] = lambda value: ""
+    text: str  # the rule as it reads after "must be", for example "True or False"
+    accepts: Callable[[object], bool]  # raises only what the value itself raises
+    convert: Callable[[object], object] = lambda value: value  # makes the stored form
+    why: Callable[[object], str] = lambda value: ""  # adds what the text does not say
 
     def read(self, name: str, value: object, remedy: str = "") -> object:
         """Return a value in its stored form.

@@ -19,24 +19,16 @@ def setting(default: object, rule: Rule, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class Section:
-    """What a section declares besides its settings; nothing by default.
+    """What a section declares besides its settings; nothing by default."""
 
-    Attributes:
-        readers: the algorithms that read it; empty for the one of the section's name.
-        for_every_step: whether every step reads it, whatever is switched on.
-        left_out_of_all: why mode ``enable_all`` leaves the algorithm out; empty if it does not.
-        given_means_on: whether giving the section switches the algorithm on, in ``enable_all`` too.
-        goes_with: the only algorithms that may be on beside this one; None for no such rule.
-        path: the section's name.
-        of_one_host: paths and limits, which may differ between ranks and between two starts.
-    """
-
-    readers: ClassVar[tuple[str, ...]] = ()
-    for_every_step: ClassVar[bool] = False
-    left_out_of_all: ClassVar[str] = ""
-    given_means_on: ClassVar[bool] = False
+    path: ClassVar[str] = ""  # the section's name
+    readers: ClassVar[tuple[str, ...]] = ()  # the algorithms; empty for that of its name
+    for_every_step: ClassVar[bool] = False  # whether every step reads it, whatever is switched on
+    left_out_of_all: ClassVar[str] = ""  # why enable_all leaves it out; empty if it does not
+    given_means_on: ClassVar[bool] = False  # whether giving it switches it on, in enable_all too
+    # The only algorithms that may be on beside this one; None for no such rule.
     goes_with: ClassVar[frozenset[str] | None] = None
-    path: ClassVar[str] = ""
+    # Paths and limits, which may differ between ranks and between two starts.
     of_one_host: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:

@@ -45,18 +45,12 @@ def settings_from_outside() -> dict[str, str]:
 
 @dataclass
 class Built:
-    """The Models and steps of this process, for the summary of the launcher.
+    """The Models and steps of this process, by names, for the summary of the launcher."""
 
-    Attributes:
-        boosted: name of the network, and the report.
-        plain: names of networks that MindSpore's own step trains.
-        own_steps: names of step cells that the script has brought itself.
-        own_levels: names of boosted networks whose Model has a level or settings from the script.
-    """
-
-    boosted: list[tuple[str, Report]] = field(default_factory=list)
-    plain: list[str] = field(default_factory=list)
-    own_steps: list[str] = field(default_factory=list)
+    boosted: list[tuple[str, Report]] = field(default_factory=list)  # networks, and their reports
+    plain: list[str] = field(default_factory=list)  # networks that MindSpore's own step trains
+    own_steps: list[str] = field(default_factory=list)  # cells that the script has brought itself
+    # Boosted networks whose Model has a level or settings from the script.
     own_levels: list[str] = field(default_factory=list)
     last: Any = None
 
