@@ -6,8 +6,8 @@ import ctypes
 import functools
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import ClassVar
 
 import mindspore as ms
@@ -40,43 +40,47 @@ _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables
 
 
 class Cure:
-    """One deficit of MindSpore on some machines, and what mends it."""
+    """One deficit of MindSpore on some machines, and what mends it: a setting, or a function.
 
-    name: str  # as it stands in reports
-    # The reason when the setting is no longer the one that was applied.
+    ``is_in_place`` returns whether that is there, or None where somebody else's is;
+    ``put_in_place`` puts it there, or puts back what was, as far as that can be done.
+    """
+
+    # The reason when it is no longer there.
     taken_back: ClassVar[str] = "the script has set it back"
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        name: str,
+        is_in_place: Callable[[], bool | None],
+        put_in_place: Callable[[bool], None],
+        why: str = "",
+    ) -> None:
+        self.name, self.why = name, why  # as they stand in reports
+        self.is_in_place, self.put_in_place = is_in_place, put_in_place
         # SKIPPED where it is needed, but no longer possible.
         self.status, self.reason = INACTIVE, "not tried"
         self.set_back = ""
 
     def unneeded(self) -> str:
         """Return why this machine does without; empty if it needs the cure."""
-        raise NotImplementedError
+        return self.taken_back if self.is_in_place() is None else ""
 
     def apply(self) -> tuple[str, str]:
-        """Change the setting; return the status and the reason."""
-        raise NotImplementedError
-
-    def in_force(self) -> bool:
-        """Return whether the setting is still the one that was applied."""
-        raise NotImplementedError
-
-    def undo(self) -> None:
-        """Put the setting back as far as that can be done."""
-        raise NotImplementedError
+        """Put the cure in place; return the status and the reason."""
+        self.put_in_place(True)
+        return APPLIED, self.why
 
     def update(self, off: str) -> None:
         """Apply or undo, as is wanted now; ``off`` is why nothing may be changed, or empty."""
-        if self.status == APPLIED and not self.in_force():
+        if self.status == APPLIED and not self.is_in_place():
             self.set_back = self.taken_back
         reason = off or self.set_back
         if self.status == INACTIVE:
             reason = reason or self.unneeded()
             self.status, self.reason = (INACTIVE, reason) if reason else self.apply()
         elif reason:
-            self.undo()
+            self.put_in_place(False)
             self.status, self.reason = INACTIVE, reason
 
 
@@ -86,10 +90,9 @@ class InstructionSet(Cure):
     All else is faster with it: a script that seems to make no convolution keeps it until it does.
     """
 
-    name = "oneDNN instruction set"
-
     def __init__(self) -> None:
-        super().__init__()
+        # In this process oneDNN keeps what it was given once.
+        super().__init__("oneDNN instruction set", lambda: True, _limit_in_new_processes)
         self.made = False  # a convolution
 
     def unneeded(self) -> str:
@@ -123,9 +126,8 @@ class InstructionSet(Cure):
 
     def apply(self) -> tuple[str, str]:
         """Limit oneDNN, in this process and in those that it starts."""
-        in_time = limit_onednn()
-        if in_time:
-            os.environ[ISA_VARIABLES[0]] = ISA
+        if limit_onednn():
+            self.put_in_place(True)
             slow = "convolutions of this wheel are tens of times slower with AVX-512"
             others = f"a network that has none gains by {ISA_VARIABLES[0]}=AVX512_CORE"
             return APPLIED, f"{ISA}: {slow}" if self.made else f"{ISA}: {slow}; {others}"
@@ -137,17 +139,16 @@ class InstructionSet(Cure):
             f"slower: set {ISA_VARIABLES[0]}={ISA}, or {first} first"
         )
         warn(late, NoEffectWarning)
-        os.environ[ISA_VARIABLES[0]] = ISA
+        self.put_in_place(True)
         return SKIPPED, late
 
-    def in_force(self) -> bool:
-        """Return True: oneDNN takes no other value once it has one."""
-        return True
 
-    def undo(self) -> None:
-        """Take the variable back; oneDNN keeps in this process what it was given once."""
-        if os.environ.get(ISA_VARIABLES[0]) == ISA:
-            del os.environ[ISA_VARIABLES[0]]
+def _limit_in_new_processes(limited: bool) -> None:
+    """Let processes that this one starts keep oneDNN from AVX-512, or no longer."""
+    if limited:
+        os.environ[ISA_VARIABLES[0]] = ISA
+    elif os.environ.get(ISA_VARIABLES[0]) == ISA:
+        del os.environ[ISA_VARIABLES[0]]
 
 
 @functools.cache  # oneDNN takes the setting once
@@ -161,63 +162,43 @@ def limit_onednn() -> bool:
     return bool(library.dnnl_set_max_cpu_isa(_ONEDNN_AVX2) == _ONEDNN_SUCCESS)
 
 
-class BlockingLaunch(Cure):
+class FewCoresCure(Cure):
+    """A cure of threads that wait and spin, and so keep others from their few cores."""
+
+    def unneeded(self) -> str:
+        """Return why the threads stay as they are."""
+        cores = usable_cores()
+        many = f"{cores} cores: measured on at most {MOST_CORES} only" if cores > MOST_CORES else ""
+        return super().unneeded() or many
+
+    def apply(self) -> tuple[str, str]:
+        """Put the cure in place; the reason has the cores."""
+        status, why = super().apply()
+        return status, f"{usable_cores()} cores: {why}"
+
+
+class BlockingLaunch(FewCoresCure):
     """On few cores, the threads by which PYNATIVE_MODE hands operators on spin in each other's way.
 
     GRAPH_MODE does not read the setting, so a script may choose its mode later.
     """
 
-    name = "blocking launch in PYNATIVE_MODE"
+    def __init__(self) -> None:
+        super().__init__(
+            "blocking launch in PYNATIVE_MODE",
+            _compat.launches_blocking,
+            _compat.set_blocking_launch,
+            "MindSpore's threads keep each other waiting",
+        )
 
     def unneeded(self) -> str:
         """Return why operators are not launched one after the other."""
-        if _compat.launches_blocking():
+        if self.is_in_place():
             self.set_back = "was switched on already"  # the user's, also if it changes later
-            return self.set_back
-        return _more_cores_than_measured()
-
-    def apply(self) -> tuple[str, str]:
-        """Let each operator end before Python goes on."""
-        _compat.set_blocking_launch(True)
-        return APPLIED, f"{usable_cores()} cores: MindSpore's threads keep each other waiting"
-
-    def in_force(self) -> bool:
-        """Return whether operators are still launched one after the other."""
-        return _compat.launches_blocking()
-
-    def undo(self) -> None:
-        """Launch as before."""
-        _compat.set_blocking_launch(False)
+        return self.set_back or super().unneeded()
 
 
-class FunctionCure(Cure):
-    """A function of MindSpore's that another takes the place of, for a reason that is given."""
-
-    taken_back = "the script has put another function there"
-
-    def __init__(self, name: str, function: ReplacedFunction | ModuleType, why: str = "") -> None:
-        super().__init__()
-        self.name, self._function, self._why = name, function, why
-
-    def unneeded(self) -> str:
-        """Return why the function stays."""
-        return self.taken_back if self._function.is_in_place() is None else ""
-
-    def apply(self) -> tuple[str, str]:
-        """Put another function in its place."""
-        self._function.put_in_place(True)
-        return APPLIED, self._why
-
-    def in_force(self) -> bool:
-        """Return whether it is still there."""
-        return bool(self._function.is_in_place())
-
-    def undo(self) -> None:
-        """Give MindSpore's function back."""
-        self._function.put_in_place(False)
-
-
-class CompiledFunctions(FunctionCure):
+class CompiledFunctions(FewCoresCure):
     """On few cores, the thread that calls a function of ``ms.jit`` spins while others run it.
 
     It hands the function on through a queue, as it does each operator of PYNATIVE_MODE; blocking
@@ -227,33 +208,37 @@ class CompiledFunctions(FunctionCure):
     taken_back = "the script has put another launch there"
 
     def __init__(self) -> None:
-        super().__init__("ms.jit without a queue", functions_at_once)
+        super().__init__(
+            "ms.jit without a queue",
+            functions_at_once.is_in_place,
+            functions_at_once.put_in_place,
+            "a thread that waits keeps others from computing",
+        )
 
     def unneeded(self) -> str:
         """Return why functions are handed on."""
         if not functions_at_once.is_possible():
             return "this MindSpore knows no way around the queue"
-        return super().unneeded() or _more_cores_than_measured()
-
-    def apply(self) -> tuple[str, str]:
-        """Let the thread that calls a function run it."""
-        super().apply()
-        return APPLIED, f"{usable_cores()} cores: a thread that waits keeps others from computing"
+        return super().unneeded()
 
 
-class OwnCores(Cure):
+class OwnCores(FewCoresCure):
     """With three threads on two cores, one that waits, and spins, keeps one from computing.
 
     Python's thread waits while MindSpore's two workers share out an operator; where those happen
     to be on one core, the other core only waits. In GRAPH_MODE, too.
     """
 
-    name = "a core for each worker thread"
     taken_back = "the script has placed them itself"
+    _placement: Placement  # when it has been applied
 
     def __init__(self) -> None:
-        super().__init__()
-        self._placement: Placement | None = None
+        super().__init__(
+            "a core for each worker thread",
+            lambda: self._placement.in_force(),
+            self._place,
+            "a thread that waits keeps others from computing",
+        )
 
     def unneeded(self) -> str:
         """Return why threads stay where the system puts them."""
@@ -264,20 +249,21 @@ class OwnCores(Cure):
         one = usable_cores() == PLACED_CORES
         return "" if one else f"{usable_cores()} cores: measured on {PLACED_CORES} only"
 
-    def apply(self) -> tuple[str, str]:
-        """Place the threads when MindSpore has started them."""
-        self._placement = Placement()
-        return APPLIED, f"{usable_cores()} cores: a thread that waits keeps others from computing"
-
-    def in_force(self) -> bool:
-        """Return whether nobody has placed them elsewhere."""
-        return self._placement is None or self._placement.in_force()
-
-    def undo(self) -> None:
-        """Let them run on all cores."""
-        if self._placement is not None:
+    def _place(self, apart: bool) -> None:
+        """Place the threads when MindSpore has started them, or let them run on all cores."""
+        if apart:
+            self._placement = Placement()
+        else:
             self._placement.undo()
-            self._placement = None
+
+
+class FunctionCure(Cure):
+    """A function of MindSpore's that another takes the place of, for a reason that is given."""
+
+    taken_back = "the script has put another function there"
+
+    def __init__(self, name: str, function: ReplacedFunction, why: str) -> None:
+        super().__init__(name, function.is_in_place, function.put_in_place, why)
 
 
 _CURES: tuple[Cure, ...] = (
@@ -365,11 +351,6 @@ def tuning(at_import: bool = False) -> tuple[Row, ...]:
     return tuple(
         Row(f"machine: {cure.name}", "import", cure.status, cure.reason) for cure in _CURES
     )
-
-
-def _more_cores_than_measured() -> str:
-    cores = usable_cores()
-    return f"{cores} cores: measured on at most {MOST_CORES} only" if cores > MOST_CORES else ""
 
 
 def usable_cores() -> int:
