@@ -30,15 +30,14 @@ def pad(
     """
     if mode != "constant" or not isinstance(input_x, Tensor):
         return ORIGINAL(input_x, padding, mode, value)
-    widths = _widths(input_x.shape, padding)
-    if widths is None:
+    plan = _plan(input_x.shape, padding)
+    if plan is None:
         return ORIGINAL(input_x, padding, mode, value)
-    padded = input_x
-    for axis, away, _, _ in widths:
-        padded = _without(padded, axis, away)
+    start, size, borders = plan
+    padded = input_x if size == input_x.shape else ops.slice(input_x, start, size)
     if not is_compiling() or not _fits(value, input_x.dtype):
         return ORIGINAL(padded, [max(width, 0) for width in padding], mode, value)
-    for axis, _, before, after in widths:
+    for axis, before, after in borders:
         padded = _joined(padded, axis, before, after, value)
     return padded
 
@@ -53,10 +52,10 @@ def _fits(value: object, dtype: mstype.Type) -> bool:
 
 
 @ops.constexpr(check=False)  # what a graph does not know is None here, or has None or -1 within
-def _widths(
+def _plan(
     shape: tuple[int, ...] | None, padding: object
-) -> tuple[tuple[int, tuple[int, int], int, int], ...] | None:
-    """Return for each axis what is cut away at its ends, and what is put there.
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int, int], ...]] | None:
+    """Return where what is kept begins, its size, and for each axis what is put at its ends.
 
     None where MindSpore's function has something to say, or knows better.
     """
@@ -67,22 +66,14 @@ def _widths(
         return None
     axes = range(len(shape) - 1, -1, -1)
     pairs = list(zip(axes, numbers[::2], numbers[1::2]))
-    left = [shape[axis] + min(first, 0) + min(last, 0) for axis, first, last in pairs]
-    if 2 * len(pairs) < len(numbers) or min((*shape, *left)) < 1 or len(shape) > _MOST_AXES:
+    start, size = [0] * len(shape), list(shape)
+    for axis, first, last in pairs:
+        start[axis] = max(-first, 0)
+        size[axis] += min(first, 0) + min(last, 0)
+    if 2 * len(pairs) < len(numbers) or min((*shape, *size)) < 1 or len(shape) > _MOST_AXES:
         return None
-    return tuple(
-        (axis, (max(-first, 0), max(-last, 0)), max(first, 0), max(last, 0))
-        for axis, first, last in pairs
-    )
-
-
-def _without(x: Tensor, axis: int, away: tuple[int, int]) -> Tensor:
-    """Return ``x`` without so many places at the ends of an axis."""
-    if away == (0, 0):
-        return x
-    start = (*[0] * axis, away[0], *[0] * (x.ndim - axis - 1))
-    size = (*x.shape[:axis], x.shape[axis] - away[0] - away[1], *x.shape[axis + 1 :])
-    return ops.slice(x, start, size)
+    borders = tuple((axis, max(first, 0), max(last, 0)) for axis, first, last in pairs)
+    return tuple(start), tuple(size), borders
 
 
 def _joined(x: Tensor, axis: int, before: int, after: int, value: float | Tensor | None) -> Tensor:
