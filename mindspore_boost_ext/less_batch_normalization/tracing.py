@@ -14,7 +14,7 @@ from typing import Any
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.runtime.replaced_functions import is_replacement
+from mindspore_boost_ext.runtime.machine import is_replacement
 
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
 _OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))

@@ -8,9 +8,12 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import mindspore as ms
+from mindspore import ops
+from mindspore.ops import function, functional
+from mindspore.ops.function import nn_func
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import switched_off
@@ -22,7 +25,6 @@ from mindspore_boost_ext.runtime import (
     max_pool,
     padding,
 )
-from mindspore_boost_ext.runtime.replaced_functions import ReplacedFunction
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
@@ -36,6 +38,8 @@ MOST_CORES = 2
 # So were threads on cores of their own, which lose where processes share these.
 PLACED_CORES = 2
 _NONE_MADE = "no convolution has been made, and without one AVX-512 is faster"
+# Where scripts find the functions of mindspore.ops.
+_NAMESPACES: tuple[Any, ...] = (ops, function, functional, nn_func)
 _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables, mpirun
 
 
@@ -258,31 +262,47 @@ class OwnCores(FewCoresCure):
 
 
 class FunctionCure(Cure):
-    """A function of MindSpore's that another takes the place of, for a reason that is given."""
+    """A function of ``mindspore.ops`` that our own of the same name takes the place of."""
 
     taken_back = "the script has put another function there"
 
-    def __init__(self, name: str, function: ReplacedFunction, why: str) -> None:
-        super().__init__(name, function.is_in_place, function.put_in_place, why)
+    def __init__(self, name: str, own: Callable[..., object], why: str) -> None:
+        super().__init__(name, self._is_ours, self._put, why)
+        self.own, self._name = _compat.not_rewritten(own), own.__name__
+        self._plain: Callable[..., object] = getattr(nn_func, self._name)
+
+    def _is_ours(self) -> bool | None:
+        """Return whether a script finds our own under the name; None if it is another's."""
+        found = getattr(ops, self._name)
+        return found is self.own if found in (self._plain, self.own) else None
+
+    def _put(self, ours: bool) -> None:
+        """Let the name be our own's, or MindSpore's, wherever it is not another's."""
+        for namespace in _NAMESPACES:
+            if getattr(namespace, self._name) in (self._plain, self.own):
+                setattr(namespace, self._name, self.own if ours else self._plain)
 
 
-_CURES: tuple[Cure, ...] = (
-    *(InstructionSet(), BlockingLaunch(), CompiledFunctions(), OwnCores()),
+_FUNCTIONS = (
     FunctionCure(
         "gradient of ops.max_pool2d",
-        ReplacedFunction("max_pool2d", max_pool.max_pool2d),
+        max_pool.max_pool2d,
         "by an operator whose gradient takes linear time, not quadratic",
     ),
     FunctionCure(
         "ops.cross_entropy",
-        ReplacedFunction("cross_entropy", cross_entropy.cross_entropy),
+        cross_entropy.cross_entropy,
         "in PYNATIVE_MODE by a gradient of one operator, without unused label smoothing",
     ),
     FunctionCure(
         "ops.pad",
-        ReplacedFunction("pad", padding.pad),
+        padding.pad,
         "MindSpore's gradient is wrong in graphs from the second step on: joined there",
     ),
+)
+_CURES: tuple[Cure, ...] = (
+    *(InstructionSet(), BlockingLaunch(), CompiledFunctions(), OwnCores()),
+    *_FUNCTIONS,
 )
 _off = ""
 
@@ -330,6 +350,11 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
             cure.set_back = ""  # the latest word counts
     _off = "" if enabled else "switched off by tune_machine(False) or uninstall()"
     return tuning()
+
+
+def is_replacement(thing: object) -> bool:
+    """Return whether something stands for a function of MindSpore's."""
+    return any(thing is one.own for one in _FUNCTIONS)
 
 
 def is_tuned() -> bool:
