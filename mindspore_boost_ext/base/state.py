@@ -58,7 +58,7 @@ def exchange_parameters(cell: nn.Cell, stand_ins: dict[int, Parameter]) -> None:
             if isinstance(value, (tuple, list)) and any(id(entry) in stand_ins for entry in value):
                 entries = [stand_ins.get(id(entry), entry) for entry in value]
                 kind = ParameterTuple if isinstance(value, ParameterTuple) else type(value)
-                vars(one)[name] = kind(entries)
+                vars(one)[name] = getattr(kind, "_make", kind)(entries)  # of a named tuple
 
 
 def _rates_by_identity(old: nn.Optimizer, new: nn.Optimizer) -> dict[int, Parameter]:

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,7 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
             return result
         call = signature.bind(*args, **kwargs)
         given = call.arguments.get("callbacks") or []
-        own = list(given) if isinstance(given, (list, tuple)) else [given]
+        own = given if isinstance(given, Iterable) else [given]
         monitor = BoostMonitor(history, progress=False)
         call.arguments["callbacks"] = [*own, *([] if writing else [monitor]), bound]
         _WATCHING.append(monitor)

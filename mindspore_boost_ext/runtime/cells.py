@@ -68,10 +68,10 @@ def _holds(thing: Any, table: Mapping[int, Any]) -> bool:
     return id(thing) in table
 
 
-def _exchanged(thing: object, table: Mapping[int, Any]) -> object:
-    if isinstance(thing, dict):
+def _exchanged(thing: Any, table: Mapping[int, Any]) -> object:
+    if type(thing) is dict:
         return {name: _exchanged(one, table) for name, one in thing.items()}
-    if isinstance(thing, (list, tuple)):
+    if type(thing) in (list, tuple):  # a class of the script's may be made by other arguments
         return type(thing)(_exchanged(one, table) for one in thing)
     return table.get(id(thing), thing)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+
 import mindspore as ms
 import nets
 import numpy as np
@@ -100,6 +102,28 @@ def test_state_goes_on_when_asked(name, mode):
     assert_same_state(through, second)
     assert_same_state(through, first)  # one state
     assert int(rebuilt(first).global_step.asnumpy()[0]) == 0
+
+
+Pair = namedtuple("Pair", "low high")
+
+
+class HoldsAPair(nn.Optimizer):
+    @opt_init_args_register
+    def __init__(self, params, learning_rate=0.1):
+        super().__init__(learning_rate, params)
+        self.low = Parameter(Tensor(0.0), name="low")
+        self.high = Parameter(Tensor(1.0), name="high")
+        self.pair = Pair(self.low, self.high)
+
+    def construct(self, gradients):
+        return gradients
+
+
+def test_state_in_a_named_tuple_goes_on():
+    first = HoldsAPair(parameters())
+    second = rebuilt(first, carry_state=True)
+    assert type(second.pair) is Pair
+    assert (second.pair.low is first.low, second.pair.high is first.high) == (True, True)
 
 
 def test_without_its_state_the_old_one_is_left_alone():

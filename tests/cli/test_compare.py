@@ -354,7 +354,7 @@ UNUSUAL = """
         def on_train_epoch_end(self, run_context):
             model.eval(dataset)
 
-    model.train(2, dataset, [Evaluating()])
+    model.train(2, dataset, {Evaluating()})  # MindSpore takes any collection
     os._exit(0)  # nothing is written behind it
 """
 

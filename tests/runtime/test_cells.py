@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, namedtuple
+
 import mindspore as ms
 import nets
 import pytest
@@ -10,7 +12,7 @@ from mindspore import mint, nn
 from mindspore_boost_ext import AutoBoost
 from mindspore_boost_ext.base.centralization import output_axes
 from mindspore_boost_ext.dim_reduce.p_bfgs import without_dropout
-from mindspore_boost_ext.runtime.cells import is_a, layers_of
+from mindspore_boost_ext.runtime.cells import exchange, is_a, layers_of
 from mindspore_boost_ext.thor.optimizer import THOR
 
 
@@ -68,3 +70,12 @@ def test_every_dropout_rests_in_a_search(kind):
     trial = without_dropout(net)
     assert [one.training for one in trial] == [True, False]
     assert net[1].training
+
+
+def test_what_stands_beside_an_exchanged_layer_stays_what_it_is():
+    size, places = namedtuple("Size", "width depth")(1, 2), OrderedDict(first=0)
+    net, relu = Mixed(), nn.ReLU()
+    net.stages = [(net.drop, size), {"places": places}]
+    exchange(net, {id(net.drop): relu})
+    assert net.stages == [(relu, size), {"places": places}]
+    assert type(net.stages[1]["places"]) is OrderedDict
