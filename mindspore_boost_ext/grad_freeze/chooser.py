@@ -66,11 +66,18 @@ class GroupChooser(Chooser):
         self.variant_of_group = tuple(variant_of_group)
         self.position = optimizer.position
         self.__dict__.update(next_group=optimizer.next_group, groups=optimizer.schedule.groups)
+        self.steps, self.holds = len(self.groups), optimizer.schedule.at_end == HOLD
 
     def now(self) -> int:
         """Ask the optimizer."""
         group: int = self.next_group()
         return self.variant_of_group[group]
+
+    def place(self) -> Tensor:
+        """Return, in the graph, where in the sequence the position lies."""
+        if self.holds:
+            return ops.minimum(self.position, self.steps - 1)
+        return self.position % self.steps
 
     def index(self) -> Tensor:
         """Say what is possible instead."""
@@ -83,7 +90,6 @@ class TableChooser(GroupChooser):
     def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
         super().__init__(optimizer, variant_of_group)
         self.length = _period(self.groups)
-        self.holds = optimizer.schedule.at_end == HOLD
 
     @functools.cached_property  # read when a graph is compiled: the host needs no table
     def table(self) -> Tensor:
@@ -94,9 +100,7 @@ class TableChooser(GroupChooser):
 
     def index(self) -> Tensor:
         """Look the position up in the table."""
-        if self.holds:
-            return self.table[ops.minimum(self.position, self.length - 1)]
-        return self.table[self.position % self.length]
+        return self.table[self.place() % self.length]
 
 
 class FirstStepsChooser(GroupChooser):
@@ -109,5 +113,5 @@ class FirstStepsChooser(GroupChooser):
 
     def index(self) -> Tensor:
         """Count the groups that have begun."""
-        begun = ops.cast(self.position >= self.first_steps, ms.int32)
+        begun = ops.cast(self.place() >= self.first_steps, ms.int32)
         return self.table[ops.cast(ops.sum(begun), ms.int32) - 1]

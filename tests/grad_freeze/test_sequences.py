@@ -16,7 +16,7 @@ from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext.grad_freeze.chooser import group_chooser
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, GradientFreeze, tabulate
-from mindspore_boost_ext.grad_freeze.schedule import prefix_schedule
+from mindspore_boost_ext.grad_freeze.schedule import FreezeSchedule, prefix_schedule
 from mindspore_boost_ext.grad_freeze.sequences import AT_ONCE, GroupSequence
 from mindspore_boost_ext.report import NoEffectWarning
 
@@ -247,6 +247,30 @@ def test_the_graph_chooses_as_the_host_does(name, mode):
     for position in positions:
         optimizer.position.set_data(Tensor(position, ms.int32))
         assert int(look().asnumpy()) == optimizer.next_group() == look.chooser.now(), position
+
+
+LAST = 2 * AT_ONCE + 3  # of a sequence of 2 * AT_ONCE + 4 steps, whose period is 6
+
+
+@pytest.mark.parametrize("at_end", ["hold", "wrap"])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        of_type(0, 3, 0.7, LAST + 1),
+        interval_sequence(3, 0.7, LAST + 1, 0),
+        prefix_schedule(3, LAST + 1).groups,
+    ],
+    ids=["type 0", "type 1", "linear"],
+)
+def test_behind_a_long_sequence_the_graph_chooses_as_the_host_does(graph_mode, groups, at_end):
+    parameters = nets.Deep().trainable_params()
+    parts = [parameters, parameters[2:], parameters[4:]]
+    optimizer = FreezeOpt(nn.SGD(parameters), parts, FreezeSchedule(groups, at_end))
+    look = Look(optimizer)
+    for position in (0, 5, 6, LAST, LAST + 1, LAST + 4, LONGEST):
+        optimizer.position.set_data(Tensor(position, ms.int32))
+        place = min(position, len(groups) - 1) if at_end == "hold" else position % len(groups)
+        assert int(look().asnumpy()) == look.chooser.now() == groups[place], position
 
 
 @pytest.mark.parametrize(
