@@ -309,7 +309,7 @@ def _checked(rank: int, device_number: int, group_number: int, parameters: Any) 
         raise ValueError(
             f"AdaSum.rank must be below device_number * group_number = {ranks}, got {rank}"
         )
-    if group_number > 1 and ranks != rank_count():
+    if ranks > 1 and ranks != rank_count():
         raise ValueError(
             f"AdaSum.device_number * group_number must be the number of ranks ({rank_count()}), "
             f"got {device_number} * {group_number}: start the script with msrun, and call init()"

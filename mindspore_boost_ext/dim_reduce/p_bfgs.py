@@ -152,6 +152,8 @@ class DimReduce(Subspace):
         self.__dict__["held_before"] = ParameterTuple(
             [Parameter(one.value().copy(), f"saved.{one.name}", False) for one in held]
         )
+        # Parameters, too: of Tensors that go in a tuple from one function of ms.jit to the next,
+        # PYNATIVE_MODE keeps every one, as a constant.
         column = np.zeros((sum(self.sizes), 1))
         self.__dict__["weights_before"] = state("weights_before", column)
         self.__dict__["direction"] = state("direction", column)

@@ -256,6 +256,7 @@ WEIGHT = (Parameter(Tensor([1.0]), name="w"),)
         ((0, 1, 1, ()), "AdaSum.parameter_tuple must hold at least one parameter"),
         ((2, 2, 1, WEIGHT), r"AdaSum.rank must be below device_number \* group_number = 2, got 2"),
         ((0, 1, 2, WEIGHT), r"must be the number of ranks \(1\), got 1 \* 2: start .* msrun"),
+        ((0, 2, 1, WEIGHT), r"must be the number of ranks \(1\), got 2 \* 1: start .* msrun"),
     ],
 )
 def test_arguments_that_break_a_rule(arguments, message):
