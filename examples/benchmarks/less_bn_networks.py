@@ -15,16 +15,17 @@ stay** is our reason for the most that we keep, the last one of each branch left
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from processes import apart
 
 # The smallest of each family that has BatchNorms, two where its members differ in their blocks.
 NETWORKS = [
@@ -56,11 +57,13 @@ def names_in_dump(text: str) -> list[str]:
     return [match[1] if match else "" for match in found]
 
 
-def there(name: str) -> dict[str, Any]:
+def there(name: str, folder: str) -> dict[str, Any]:
     """Compile a training step with the built-in pass; return the BatchNorms left.
 
     The package must not be imported in this process: it puts its own LessBN there.
     """
+    dumps = {"MS_DEV_SAVE_GRAPHS": "2", "MS_DEV_DUMP_IR_PASSES": "validate"}
+    os.environ.update(dumps, MS_DEV_SAVE_GRAPHS_PATH=folder)
     import mindspore as ms
     import numpy as np
     from mindcv.models import create_model
@@ -80,7 +83,7 @@ def there(name: str) -> dict[str, Any]:
     images = np.zeros((2, 3, *[image_side(name)] * 2), np.float32)
     step = nn.TrainOneStepCell(network, optimizer).set_train()
     step.compile(Tensor(images), Tensor(np.zeros(2, np.int32)))
-    (dump,) = Path(os.environ["MS_DEV_SAVE_GRAPHS_PATH"]).rglob("*_validate_*.ir")
+    (dump,) = Path(folder).rglob("*_validate_*.ir")
     left = names_in_dump(dump.read_text())
     return {"left": [one.removeprefix("network._backbone.") for one in left]}
 
@@ -100,26 +103,15 @@ def here(name: str) -> dict[str, Any]:
     return {"all": [paths[one.name] for one in changes], "left": kept}
 
 
-def in_own_process(name: str, side: str, timeout: float) -> dict[str, Any]:
-    """Run ``there`` or ``here`` in a process of its own; say what failed."""
-    dumps = {"MS_DEV_SAVE_GRAPHS": "2", "MS_DEV_DUMP_IR_PASSES": "validate"}
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            ended = subprocess.run(
-                [sys.executable, __file__, name, "--side", side],
-                env={**os.environ, **dumps, "MS_DEV_SAVE_GRAPHS_PATH": folder},
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"failure": f"not done after {timeout:g} s"}
-    if ended.returncode:
-        errors = [line for line in ended.stderr.splitlines() if "Error: " in line]
+def in_own_process(timeout: float, function: Callable[..., Any], *words: str) -> dict[str, Any]:
+    """Call ``there`` or ``here`` in a process of its own; say what failed."""
+    try:
+        return apart(function, *words, quiet=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return {"failure": f"not done after {timeout:g} s"}
+    except RuntimeError as error:
+        errors = [line for line in str(error).splitlines() if "Error: " in line]
         return {"failure": (errors or ["died"])[-1][:200]}
-    result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return result
 
 
 def most(reasons: Sequence[str]) -> str:
@@ -160,11 +152,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("networks", nargs="*", help="names as mindcv.list_models() has them")
     parser.add_argument("--all", action="store_true", help="every network of MindCV")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for each network")
-    parser.add_argument("--side", choices=("there", "here"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.side:
-        print(json.dumps({"there": there, "here": here}[options.side](options.networks[0])))
-        return
     names = options.networks or NETWORKS
     if options.all:
         import mindcv
@@ -174,10 +162,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     rows = []
     for name in names:
-        ours = in_own_process(name, "here", options.timeout)
+        ours = in_own_process(options.timeout, here, name)
         if ours.get("all") == []:
             continue
-        theirs = in_own_process(name, "there", options.timeout)
+        with tempfile.TemporaryDirectory() as folder:  # goes with the dumps of one that dies, too
+            theirs = in_own_process(options.timeout, there, name, folder)
         rows.append(row(name, theirs, ours))
         print(rows[-1], theirs.get("failure", ""), sep=" | ", file=sys.stderr, flush=True)
     headings = "network | BatchNorms | there | here | only there | why the others stay"

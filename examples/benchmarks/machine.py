@@ -15,14 +15,14 @@ alone. With AVX-512 a plain run of the large ResNet takes more than eight minute
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from processes import apart
 
 STEPS, BATCH, CLASSES = 40, 32, 10
 COMPILED = {
@@ -160,10 +160,13 @@ def by_function(net: Any, loss: Any, optimizer: Any, data: Any, jitted: bool) ->
     return ends
 
 
-def one(task: str, how: str) -> dict[str, Any]:
+def one(task: str, how: str, cores: int, isa: str, script: str) -> dict[str, float]:
     """Train plainly in this process; return the seconds that count and a sum over the weights."""
-    if how == "by hand":
-        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    for name in [name for name in os.environ if "DNN_MAX_CPU_ISA" in name]:
+        del os.environ[name]  # set by the import in the process that prints the table
+    if isa or how == "by hand":
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2" if how == "by hand" else isa
     import mindspore as ms
     import numpy as np
     from mindspore import nn
@@ -172,7 +175,7 @@ def one(task: str, how: str) -> dict[str, Any]:
         import mindspore_boost_ext  # noqa: F401
     if how == "by hand":
         ms.runtime.launch_blocking()
-    network, mode, counted, steps = TASKS[task]
+    network, mode, counted, steps = importlib.import_module(script).TASKS[task]
     if mode:
         ms.set_context(mode=getattr(ms, mode))
     ms.set_seed(0)
@@ -197,33 +200,21 @@ def one(task: str, how: str) -> dict[str, Any]:
 
 
 def in_own_process(
-    task: str, how: str, cores: int, *, isa: str = "", script: str = __file__
-) -> dict[str, Any]:
+    task: str, how: str, cores: int, *, isa: str = "", script: str = "machine"
+) -> dict[str, float]:
     """Run ``one`` in a process that may use so many cores, with an instruction set if given."""
-    allowed = sorted(os.sched_getaffinity(0))[:cores]
-    variables = {name: os.environ[name] for name in os.environ if "DNN_MAX_CPU_ISA" not in name}
-    if isa:
-        variables["ONEDNN_MAX_CPU_ISA"] = isa
-    ended = subprocess.run(
-        [sys.executable, script, task, "--one", how],
-        env=variables,
-        preexec_fn=lambda: os.sched_setaffinity(0, allowed),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ended.returncode:
-        raise SystemExit(f"{task}, {how}: {ended.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return result
+    try:
+        return apart(one, task, how, cores, isa, script, quiet=True)
+    except RuntimeError as error:
+        raise SystemExit(f"{task}, {how}: {str(error)[-2000:]}") from error
 
 
-def row(task: str, candidate: str, options: Any, cores: int) -> str:
-    """Return a line of the table: plain seconds, the other's, and the median of the ratios."""
+def row(task: str, candidate: str, options: Any, cores: int, script: str) -> str:
+    """Return what a line holds: plain seconds, the other's, and the median of the ratios."""
     pairs = []
     for number in range(options.rounds):
         order = ("plain", candidate) if number % 2 else (candidate, "plain")
-        where = {"isa": options.isa, "script": options.script}
+        where = {"isa": options.isa, "script": script}
         results = {how: in_own_process(task, how, cores, **where) for how in order}
         pairs.append((results["plain"], results[candidate]))
     ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
@@ -231,26 +222,22 @@ def row(task: str, candidate: str, options: Any, cores: int) -> str:
     change = max(abs(b["weights"] / a["weights"] - 1) for a, b in pairs)
     spread = f"{statistics.median(ratios):.3f} | {min(ratios):.3f} to {max(ratios):.3f}"
     times = f"{plain * 1e3:.1f} | {theirs * 1e3:.1f}"
-    return f"{task}, {TASKS[task][2]} | {cores} | {times} | {spread} | {change:.1e}"
+    return f"{cores} | {times} | {spread} | {change:.1e}"
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the tasks and print the table."""
+def main(argv: Sequence[str] | None = None, script: str = "machine") -> None:
+    """Run the tasks of a script and print the table."""
+    known: Tasks = importlib.import_module(script).TASKS
     parser = argparse.ArgumentParser(description="What the import does for a plain script.")
-    parser.add_argument("tasks", nargs="*", default=list(TASKS), metavar="TASK")
+    parser.add_argument("tasks", nargs="*", default=list(known), metavar="TASK")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of processes for each task")
     parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
     parser.add_argument("--by-hand", action="store_true", help="see above")
     parser.add_argument("--isa", default="", help="oneDNN's instruction set in both processes")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--script", default=__file__, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    unknown = sorted(set(options.tasks) - set(TASKS))
+    unknown = sorted(set(options.tasks) - set(known))
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(TASKS)}")
-    if options.one:
-        print(json.dumps(one(options.tasks[0], options.one)))
-        return
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
     from harness import print_table
 
     from mindspore_boost_ext import tune_machine
@@ -259,7 +246,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{cure.algorithm}: {cure.status}, {cure.reason}")
     candidate = "by hand" if options.by_hand else "tuned"
     rows = (
-        row(task, candidate, options, cores) for task in options.tasks for cores in options.cores
+        f"{task}, {known[task][2]} | {row(task, candidate, options, cores, script)}"
+        for task in options.tasks
+        for cores in options.cores
     )
     headings = f"task | cores | plain, ms | {candidate}, ms | ratio | range | weights differ"
     print_table(f"{candidate} over plain, {options.rounds} rounds", headings, rows)

@@ -3,55 +3,58 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 
-def apart(function: Callable[..., Any], *arguments: Any, ranks: int = 1) -> Any:
+def apart(
+    function: Callable[..., Any],
+    *arguments: Any,
+    ranks: int = 1,
+    quiet: bool = False,
+    timeout: float | None = None,
+) -> Any:
     """Call a function of a script in a new process; return its result, of several ranks rank 0's.
 
-    The result comes as JSON: tuples as lists.
+    Arguments and result go as JSON: tuples come as lists. What one process prints is shown, unless
+    it is to be quiet; several write logs.
 
     Raises:
-        RuntimeError: with the end of every rank's log, if one of them fails.
+        RuntimeError: with the end of every rank's log, or what a quiet process wrote, if it fails.
+        TimeoutExpired: after so many seconds, of several ranks after two hours.
     """
-    if ranks == 1:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            return json.loads(pool.submit(_answer, function, arguments).result())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        answer = Path(folder, "answer")
-        script = Path(function.__code__.co_filename).stem
-        command = [
-            *(sys.executable, "-m", "mindspore.parallel.cluster.run"),
-            *(f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={port}"),
-            *(f"--log_dir={folder}", "--join=True", str(Path(__file__).with_name("rank.py"))),
-            *(script, function.__name__, json.dumps(arguments), str(answer)),
-        ]
-        search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    module = Path(function.__code__.co_filename).stem
+    script = os.path.abspath(sys.argv[0])
+    call = script, module, function.__name__, json.dumps(arguments)
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with tempfile.TemporaryDirectory(prefix="apart-") as folder:
+        answer, launcher = Path(folder, "answer"), _msrun(ranks, folder) if ranks > 1 else []
+        rank = str(Path(__file__).with_name("rank.py"))
         ended = subprocess.run(
-            command,
-            cwd=folder,
+            [sys.executable, *launcher, rank, *call, str(answer)],
+            cwd=folder if launcher else None,
             env={**os.environ, "PATH": search},
-            capture_output=True,
+            capture_output=quiet or ranks > 1,
             text=True,
-            timeout=7200,
+            timeout=timeout if ranks == 1 else 7200,
         )
         if ended.returncode:
-            logs = sorted(Path(folder).glob("worker_*.log"))
-            raise RuntimeError("\n".join(log.read_text()[-2000:] for log in logs))
+            logs = [one.read_text()[-2000:] for one in sorted(Path(folder).glob("worker_*.log"))]
+            raise RuntimeError("\n".join(logs) or ended.stderr or f"failed: {' '.join(call)}")
         return json.loads(answer.read_text("utf-8"))
 
 
-def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
-    return json.dumps(function(*arguments))
+def _msrun(ranks: int, folder: str) -> list[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [
+        *("-m", "mindspore.parallel.cluster.run", "--join=True", f"--log_dir={folder}"),
+        *(f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={port}"),
+    ]

@@ -8,7 +8,6 @@ import would choose an instruction set at once.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,8 +50,7 @@ TASKS: machine.Tasks = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the tasks and print the table."""
-    machine.TASKS = TASKS
-    machine.main([*(sys.argv[1:] if argv is None else argv), "--script", __file__])
+    machine.main(argv, "sequences")
 
 
 if __name__ == "__main__":
