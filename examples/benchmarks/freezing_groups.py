@@ -30,7 +30,7 @@ import numpy as np
 from freezing import GROUPS
 from harness import print_table, seconds
 from mindspore import ParameterTuple, Tensor, nn, ops
-from networks import SmallResNet, ours, plain_step, waiting
+from networks import Head, SmallResNet, ours, plain_step, waiting
 
 
 class Pass(NamedTuple):
@@ -67,18 +67,6 @@ def relative_costs(passes: Sequence[Pass], layers: Sequence[Layer]) -> list[floa
         for group in range(len(layers))
     ]
     return [cost / costs[0] for cost in costs]
-
-
-class Head(nn.Cell):
-    """The mean over the image, and the classifier."""
-
-    def __init__(self, dense: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.dense = dense
-
-    def construct(self, x: Tensor) -> Tensor:
-        """Return the logits."""
-        return self.dense(x.mean((2, 3)))
 
 
 def layers_of(network: SmallResNet, size: int = 32) -> list[Layer]:

@@ -24,7 +24,7 @@ import mindspore as ms
 import numpy as np
 from harness import paired, print_table
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from networks import LeNet5, MarkedLeNet, grouped, momentum, ours, plain_step, waiting, with_loss
+from networks import LeNet5, grouped, marked, momentum, ours, plain_step, waiting, with_loss
 
 _NEVER = 100_000  # micro-batches of a window, or steps to a refresh, that no run here comes to
 
@@ -114,9 +114,9 @@ class LeastGrouped(Least):
 
     def __init__(self) -> None:
         boundaries = Boundaries()
-        super().__init__(MarkedLeNet(boundaries))
+        super().__init__(marked("LeNet", boundaries))
         self.scales = (boundaries.lower, boundaries.upper)
-        self.below = sum("conv" in one.name for one in self.weights)
+        self.below = len(boundaries.loss_scale_groups[0])
 
     def finish(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
         """Divide and test group by group, set the scales, update where all is finite."""

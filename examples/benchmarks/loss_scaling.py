@@ -31,7 +31,7 @@ import mindspore as ms
 import numpy as np
 from harness import print_table
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from networks import LeNet5, MarkedLeNet
+from networks import LeNet5, marked
 
 from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell, GroupLossScaleManager
 from mindspore_boost_ext.bundled import digits_datasets
@@ -215,7 +215,7 @@ def train_lenet(scheme: str, seed: int) -> float:
     train, test = digits_datasets(BATCH_SIZE)
     manager = make_manager()
     grouped = isinstance(manager, GroupLossScaleManager)
-    network = MarkedLeNet(manager) if grouped else LeNet5()
+    network = marked("LeNet", manager) if grouped else LeNet5()
     steps = train.get_dataset_size()
     rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, EPOCHS * steps, steps, EPOCHS)
     model = ms.Model(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 
 from mindspore_boost_ext import GroupLossScaleManager, make_train_step
 from mindspore_boost_ext.bundled import CLASSES, LeNet5, SmallResNet
@@ -86,50 +86,43 @@ def accuracy(network: nn.Cell, batches: Iterable[Sequence[Tensor]]) -> float:
     return float(np.mean(np.concatenate(correct)))
 
 
-class MarkedLeNet(LeNet5):
-    """LeNet-5 with two groups of layers, which are set here: the convolutions, the dense layers."""
+class Head(nn.Cell):
+    """The mean over the image, and the classifier."""
 
-    def __init__(self, manager: GroupLossScaleManager) -> None:
+    def __init__(self, dense: nn.Cell) -> None:
+        super().__init__(auto_prefix=False)
+        self.dense = dense
+
+    def construct(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.dense(x.mean((2, 3)))
+
+
+class Marked(nn.Cell):
+    """A network in two parts, each with a scale of its own and a marker above it."""
+
+    def __init__(self, lower: nn.Cell, upper: nn.Cell, manager: GroupLossScaleManager) -> None:
         super().__init__()
-        self.manager = manager
-        manager.loss_scale_groups = _two_groups(self, self.conv1, self.conv2)
+        self.lower, self.upper, self.manager = lower, upper, manager
+        manager.loss_scale_groups = [lower.trainable_params(), upper.trainable_params()]
 
     def construct(self, image: Tensor) -> Tensor:
         """Return the logits, ``[batch, 10]``."""
-        hidden = self.pool(self.relu(self.conv1(image)))
-        hidden = self.pool(self.relu(self.conv2(hidden)))
-        hidden = self.manager(self.flatten(hidden), 1, 2)
-        hidden = self.relu(self.fc1(hidden))
-        hidden = self.relu(self.fc2(hidden))
-        return self.manager(self.fc3(hidden), 2, 3)
+        return self.manager(self.upper(self.manager(self.lower(image), 1, 2)), 2, 3)
 
 
-class MarkedResNet(SmallResNet):
-    """The small ResNet with two groups: stem and blocks of the first stage, everything above."""
-
-    def __init__(self, manager: GroupLossScaleManager) -> None:
-        super().__init__()
-        self.manager = manager
-        self.lower, self.upper = self.blocks[:3], self.blocks[3:]
-        manager.loss_scale_groups = _two_groups(self, self.stem, self.lower)
-
-    def construct(self, image: Tensor) -> Tensor:
-        """Return the logits, ``[batch, 10]``."""
-        features = self.upper(self.manager(self.lower(self.stem(image)), 1, 2))
-        return self.manager(self.head(features.mean((2, 3))), 2, 3)
-
-
-MARKED = {"LeNet": MarkedLeNet, "small ResNet": MarkedResNet}
+def marked(name: str, manager: GroupLossScaleManager) -> Marked:
+    """Return LeNet-5, parted above its convolutions, or the ResNet, above its first stage."""
+    net = NETWORKS[name]()
+    if isinstance(net, LeNet5):
+        lower = [net.conv1, net.relu, net.pool, net.conv2, net.relu, net.pool, net.flatten]
+        upper = [net.fc1, net.relu, net.fc2, net.relu, net.fc3]
+    else:
+        lower, upper = [net.stem, net.blocks[:3]], [net.blocks[3:], Head(net.head)]
+    return Marked(nn.SequentialCell(lower), nn.SequentialCell(upper), manager)
 
 
 def grouped(name: str, scale: float = 1024.0) -> nn.Cell:
     """Return this package's step of a network with a scale for each of two groups."""
     manager = GroupLossScaleManager(scale, [])
-    return ours(MARKED[name](manager), manager=manager, loss_scale_group={})
-
-
-def _two_groups(network: nn.Cell, *lower: nn.Cell) -> list[list[Parameter]]:
-    """Return the parameters of the lower Cells of a network, and all others."""
-    below = [one for cell in lower for one in cell.trainable_params()]
-    taken = {id(one) for one in below}
-    return [below, [one for one in network.trainable_params() if id(one) not in taken]]
+    return ours(marked(name, manager), manager=manager, loss_scale_group={})
