@@ -16,7 +16,7 @@ from mindspore_boost_ext.config.rules import described, shown
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, NoEffectWarning, warn
 from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
-from mindspore_boost_ext.stages.labels import no_class_a_sample, rows_of_places
+from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample, rows_of_places
 from mindspore_boost_ext.stages.parts import PartByPart, part_of
 from mindspore_boost_ext.stages.trial import mixes_samples, on_trial
 from mindspore_boost_ext.stages.update import Update, UpdateAround
@@ -110,7 +110,7 @@ class ShortScheduleAlgorithm(Algorithm):
             return
         reason = ""
         if settings.if_unfit == SKIP:
-            reason = no_class_a_sample(*inputs) or rows_of_places(*inputs)
+            reason = no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
         parts = step.updates_per_batch
         small = _samples(inputs[0]) < _FEWEST * parts
         whole = reason or small or not _are_of_samples(inputs)

@@ -7,6 +7,7 @@ from typing import Any
 import mindspore as ms
 
 _SHARES = (ms.float16, ms.bfloat16, ms.float32, ms.float64)  # dtypes of a row for each sample
+_MOST = 0.5  # of a share: what is left out of a loss, such as a prompt, may have another target
 _SLACK = 0.01  # of shares in float16 or bfloat16, added up
 
 
@@ -23,8 +24,27 @@ def no_class_a_sample(*inputs: object) -> str:
     rows = len(labels) == 2 and getattr(inputs[-1], "dtype", None) in _SHARES
     if first[:1] == labels[:1] and (len(labels) == 1 or rows):
         return ""
-    found = f"the labels have the shape {tuple(labels)}, and the first input has {tuple(first)}"
-    return f"takes one class a sample, but {found}"
+    found = f"the last input, taken for the labels, has the shape {tuple(labels)}"
+    return f"takes one class a sample, but {found}, and the first input has {tuple(first)}"
+
+
+def next_tokens(*inputs: Any) -> str:
+    """Return why a batch is a language model's, whatever input stands last; empty if it is not.
+
+    Another input has the tokens of the first one, one place on. Places whose token comes twice do
+    not count: padding, which masks and segments have there, too.
+    """
+    shape: tuple[int, ...] = getattr(inputs[0], "shape", ())
+    if len(shape) != 2 or inputs[0].dtype not in (ms.int32, ms.int64):
+        return ""
+    tokens = inputs[0].asnumpy()
+    moved = tokens[:, 1:] != tokens[:, :-1]
+    for place, one in enumerate(inputs[1:], 2):
+        if moved.any() and getattr(one, "shape", ()) == shape:
+            same = one.asnumpy()[:, :-1] == tokens[:, 1:]
+            if same[moved].mean() > _MOST:
+                return f"takes one class a sample, but input {place} has the tokens one place on"
+    return ""
 
 
 def rows_of_places(*inputs: Any) -> str:

@@ -35,6 +35,11 @@ class Renamed(nn.Cell):
         return under_another_name(x, 1)
 
 
+class ToFloat32(nn.Cell):
+    def construct(self, x):
+        return ops.softmax(x, axis=-1, dtype=ms.float32)  # as attention is often written
+
+
 class LogSoftmax(nn.Cell):
     def construct(self, x):
         return ops.log_softmax(x, axis=-1)
@@ -250,7 +255,7 @@ def test_losses_that_are_left_to_mindspore(graph_mode, settings):
     np.testing.assert_array_equal(found[1], expected[1])
 
 
-@pytest.mark.parametrize("call", [Renamed, Held])
+@pytest.mark.parametrize("call", [Renamed, Held, ToFloat32])
 def test_a_name_that_the_script_chose(graph_mode, call):
     _, gradient, row = trained(Weighed(call()), FACTORS.astype("f"))
     assert row.reason.endswith("functions called: softmax")

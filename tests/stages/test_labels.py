@@ -7,10 +7,14 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from mindspore_boost_ext.stages.labels import no_class_a_sample, rows_of_places
+from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample, rows_of_places
 
 TOKENS = Tensor(np.ones((4, 8), np.int32))
 NUMBERS = Tensor(np.ones((4, 8), np.float32))
+
+
+WORDS = np.array([[3, 1, 4, 1, 5, 9, 0, 0], [2, 6, 5, 3, 5, 0, 0, 0]], np.int32)  # 0: padding
+LENGTHS = Tensor(np.array([6, 5], np.int32))
 
 
 def rows(*row):
@@ -44,3 +48,23 @@ def test_several_classes_of_a_text_are_no_shares_but_classes():
 
 def test_a_batch_of_one_input_has_no_labels():
     assert no_class_a_sample(rows(1, 1, 0)).endswith("the batch has one input, and no labels")
+
+
+def one_place_on(words):
+    return np.concatenate([words[:, 1:], words[:, :1]], axis=1)
+
+
+@pytest.mark.parametrize(("inputs", "is_language_model"), [
+    ((WORDS, one_place_on(WORDS), LENGTHS), True),
+    ((WORDS, LENGTHS, np.where(one_place_on(WORDS) > 0, one_place_on(WORDS), -100)), True),
+    ((WORDS, WORDS, LENGTHS), False),
+    ((WORDS, WORDS > 0, LENGTHS), False),  # a mask
+    ((WORDS, np.zeros_like(WORDS), LENGTHS), False),  # segments: 0 as padding is
+    ((WORDS.astype(np.float32), one_place_on(WORDS).astype(np.float32), LENGTHS), False),
+    ((WORDS[:, :1], WORDS[:, :1], LENGTHS), False),
+    ((WORDS, 3, LENGTHS), False),
+    ((3, WORDS), False),
+])  # fmt: skip
+def test_a_language_model_whose_targets_do_not_stand_last(inputs, is_language_model):
+    found = next_tokens(*(Tensor(one) if isinstance(one, np.ndarray) else one for one in inputs))
+    assert ("one place on" in found) == is_language_model == bool(found)
