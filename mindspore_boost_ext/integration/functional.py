@@ -92,6 +92,14 @@ class TrainStep:
             _warn_of_outputs(loss)
         return loss
 
+    def set_train(self, mode: bool = True) -> TrainStep:
+        """Set the network's mode, as ``nn.TrainOneStepCell`` does; return the step.
+
+        For loops that are written for that one: building a step and calling it do so by themselves.
+        """
+        self.train_network.set_train(mode)
+        return self
+
     def _is_at_rest(self) -> bool:
         """Return whether the network, or all in it that holds weights, is in evaluation mode.
 

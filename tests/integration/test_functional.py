@@ -62,6 +62,14 @@ def test_it_trains_as_a_model_does(mode, algorithm):
     assert rows[0] == rows[1]  # how long the first steps took is never the same twice
 
 
+def test_its_mode_can_be_set_as_that_of_a_train_one_step_cell(mode):
+    step = make(contract.ALGORITHMS[0])
+    assert step.set_train(False) is step
+    assert not any(one.training for _, one in step.train_network.network.cells_and_names())
+    assert step.set_train() is step
+    assert all(one.training for _, one in step.train_network.network.cells_and_names())
+
+
 def test_it_trains_as_a_loop_with_value_and_grad(mode):
     net, other = nets.MLP(), nets.MLP()
     loss_fn, optimizer = nets.loss_fn(), nets.momentum(other.trainable_params())

@@ -207,9 +207,7 @@ class EachPlace(nn.Cell):
 def test_a_language_model_is_refused_or_trains_as_ever(mode):
     loss, labels = softmax_loss(True), np.arange(12, dtype=np.int32) % 3
     tokens = Tensor(np.arange(12, dtype=np.int32).reshape(2, 6) % 5)
-    with pytest.raises(
-        ValueError, match="one class a sample, but the last input, taken"
-    ):
+    with pytest.raises(ValueError, match="one class a sample, but the last input, taken"):
         step_of(loss, EachPlace())[1](tokens, Tensor(labels))
     ms.set_seed(1)
     net, step = step_of(loss, EachPlace(), if_unfit="skip")
