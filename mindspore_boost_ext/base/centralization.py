@@ -13,10 +13,10 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, mint, nn, ops
 
 from mindspore_boost_ext._compat import RowTensor
+from mindspore_boost_ext.base.cells import is_a
 from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.base.sums import over_columns
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.runtime.cells import is_a
 
 # The place of an output axis when a gradient stays as it is.
 UNTOUCHED = -1

@@ -11,11 +11,11 @@ from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.base.cells import exchange, layers_of
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.functions import CalledFunctions
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
 from mindspore_boost_ext.report import APPLIED, SKIPPED
-from mindspore_boost_ext.runtime.cells import exchange, layers_of
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell

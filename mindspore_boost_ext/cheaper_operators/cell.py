@@ -8,7 +8,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.runtime.cells import copy_settings
+from mindspore_boost_ext.base.cells import copy_settings
 
 
 @ops.constexpr(check=False)  # a shape that a graph does not know is None here, or has -1 within

@@ -9,10 +9,10 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 
+from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.projection import PREFIX, Subspace, state
-from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 P_BFGS, TWA = "p-bfgs", "twa"

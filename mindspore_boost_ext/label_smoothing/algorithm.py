@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates
+from mindspore_boost_ext.base.cells import exchange, layers_of
 from mindspore_boost_ext.report import APPLIED, SKIPPED
-from mindspore_boost_ext.runtime.cells import exchange, layers_of
 from mindspore_boost_ext.stages.labels import no_class_a_sample
 
 if TYPE_CHECKING:

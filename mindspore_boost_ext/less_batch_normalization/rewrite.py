@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.cells import copy_settings, exchange, is_a, layers_of, name_of
 from mindspore_boost_ext.config.sections import LessBNConfig
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
@@ -19,7 +20,6 @@ from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
 from mindspore_boost_ext.less_batch_normalization.steps import BATCH_NORMS, does_else, own_construct
 from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime.cells import copy_settings, exchange, is_a, layers_of, name_of
 
 REMOVED, KEPT, NORMALISED = "removed", "kept", "normalised"
 _HOOKED = "it has hooks"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mindspore import nn
 
+from mindspore_boost_ext.base.cells import is_rewritten
 from mindspore_boost_ext.less_batch_normalization.tracing import Node
-from mindspore_boost_ext.runtime.cells import is_rewritten
 
 # nn.BatchNorm3d is a layer around an nn.BatchNorm2d, which is found in it.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)

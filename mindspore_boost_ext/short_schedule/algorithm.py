@@ -11,10 +11,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.arguments import innermost
+from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described, shown
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, NoEffectWarning, warn
-from mindspore_boost_ext.runtime.cells import layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample, rows_of_places
 from mindspore_boost_ext.stages.parts import PartByPart, part_of

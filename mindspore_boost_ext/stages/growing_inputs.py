@@ -9,10 +9,10 @@ from mindspore import Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
+from mindspore_boost_ext.base.cells import declared_shapes, is_open, layers_of
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning
-from mindspore_boost_ext.runtime.cells import declared_shapes, is_open, layers_of
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_between_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import (

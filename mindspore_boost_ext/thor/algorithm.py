@@ -10,8 +10,8 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.base.cells import declared_shapes, is_open
 from mindspore_boost_ext.report import APPLIED, Report, Row
-from mindspore_boost_ext.runtime.cells import declared_shapes, is_open
 from mindspore_boost_ext.stages.choice import Chooser, StepChoice
 from mindspore_boost_ext.thor.optimizer import THOR, thor_of
 from mindspore_boost_ext.thor.switch import thor_in_place_of

@@ -10,8 +10,8 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.cells import is_a, is_rewritten
 from mindspore_boost_ext.base.order import in_order_of_construct
-from mindspore_boost_ext.runtime.cells import is_a, is_rewritten
 
 DENSE, CONV, EMBEDDING = "Dense", "Conv2d", "Embedding"
 PLAIN, LAYER_NORM = "plain", "LayerNorm"

@@ -14,10 +14,10 @@ from mindspore import Tensor, nn, ops
 from models import model_of
 
 from mindspore_boost_ext import make_train_step, tune_machine
+from mindspore_boost_ext.base.cells import exchange, layers_of
 from mindspore_boost_ext.cheaper_operators.algorithm import cheaper_operators
 from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
 from mindspore_boost_ext.runtime import cross_entropy
-from mindspore_boost_ext.runtime.cells import exchange, layers_of
 
 ON = contract.switched(cheaper_operators=True)
 NAME = "cheaper_operators"

@@ -14,9 +14,9 @@ from mindspore import Parameter, Tensor, nn, ops
 from models import loss_of, model_of
 
 from mindspore_boost_ext import Algorithm, AutoBoost
+from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_known
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
-from mindspore_boost_ext.runtime.cells import layers_of
 
 LEAST = {one.replacement.counted_as: one.replacement.least for one in KNOWN.values()}
 

@@ -9,8 +9,8 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import AutoBoost, make_train_step
+from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.label_smoothing.algorithm import SmoothedLoss
-from mindspore_boost_ext.runtime.cells import layers_of
 
 SHARE = 0.2
 RNG = np.random.default_rng(5)

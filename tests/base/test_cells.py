@@ -10,9 +10,9 @@ import pytest
 from mindspore import mint, nn
 
 from mindspore_boost_ext import AutoBoost
+from mindspore_boost_ext.base.cells import exchange, is_a, layers_of
 from mindspore_boost_ext.base.centralization import output_axes
 from mindspore_boost_ext.dim_reduce.p_bfgs import without_dropout
-from mindspore_boost_ext.runtime.cells import exchange, is_a, layers_of
 from mindspore_boost_ext.thor.optimizer import THOR
 
 
