@@ -27,7 +27,10 @@ def sum_of_squares(value: Tensor) -> Tensor:
     Row by row: as one matrix product it would be as fast, and lose 2 % of 2**24 equal values.
     """
     rows = ops.reshape(value, (-1, _width(value.size)))
-    return (rows * rows).sum(-1).sum()
+    squares = rows * rows
+    if rows.shape[1] > _WIDEST:  # a row so long loses digits, a sum of all does not
+        return squares.sum()
+    return squares.sum(-1).sum()
 
 
 def finite_sums(value: Tensor) -> Tensor:

@@ -32,11 +32,13 @@ def test_the_sum_of_squares(mode, shape):
     assert np.isfinite(sums.asnumpy()).all()
 
 
-def test_equal_squares_lose_no_digits(mode):
+@pytest.mark.parametrize("shape", [(2**12, 2**12), (2**24 + 43,)], ids=["2 ** 24", "a prime"])
+def test_equal_squares_lose_no_digits(mode, shape):
     """Added up one after the other, those of 2 ** 24 equal values would lose two per cent."""
-    value = np.full((2**12, 2**12), 0.1, np.float32)
+    value = np.full(shape, 0.1, np.float32)
     squares, _ = Sums()(Tensor(value))
-    np.testing.assert_allclose(squares.asnumpy(), 2**24 * np.float64(np.float32(0.1)) ** 2, 2e-6)
+    expected = value.size * np.float64(np.float32(0.1)) ** 2
+    np.testing.assert_allclose(squares.asnumpy(), expected, 2e-6)  # as above
 
 
 def test_the_largest_values_have_a_finite_sum(mode):

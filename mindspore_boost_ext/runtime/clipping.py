@@ -1,0 +1,47 @@
+"""``ops.clip_by_global_norm`` by sums along rows and one factor: a CPU divides slowly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mindspore import Tensor, ops
+from mindspore import dtype as mstype
+from mindspore.ops.function.clip_func import clip_by_global_norm as ORIGINAL
+
+from mindspore_boost_ext.base.sums import sum_of_squares
+
+_each = ops.HyperMap()
+
+
+def clip_by_global_norm(x: Any, clip_norm: float = 1.0, use_norm: None = None) -> Any:
+    """Return what ``ops.clip_by_global_norm`` does, to rounding.
+
+    What is below the norm stays as it is, and a gradient of shape () has that shape.
+    """
+    if not (_is_norm(clip_norm, use_norm) and isinstance(x, (tuple, list)) and _are_dense(x)):
+        return ORIGINAL(x, clip_norm, use_norm)
+    norm = ops.sqrt(ops.addn(_each(sum_of_squares, x)))
+    least = ops.full_like(norm, clip_norm)
+    factor = least / ops.select(norm >= least, norm, least)  # of NaN 1
+    return _each(ops.partial(ops.mul, factor), x)
+
+
+def _are_dense(gradients: Any) -> bool:
+    """Return whether all are float32 Tensors of known shapes, and there are some."""
+    dense = len(gradients) > 0
+    for one in gradients:
+        dense = dense and isinstance(one, Tensor) and one.dtype == mstype.float32
+        dense = dense and _is_known(one.shape)
+    return dense
+
+
+@ops.constexpr(check=False)  # what a graph does not know is None here, or has None or -1 within
+def _is_known(shape: tuple[int, ...] | None) -> bool:
+    return shape is not None and all((size or 0) > 0 for size in shape)
+
+
+@ops.constexpr(check=False)
+def _is_norm(clip_norm: object, use_norm: object) -> bool:
+    """Return whether MindSpore's function takes the two settings."""
+    is_number = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
+    return is_number and clip_norm > 0 and use_norm is None  # type: ignore[operator]
