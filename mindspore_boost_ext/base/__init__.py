@@ -1,4 +1,4 @@
-"""What several rooms share: optimizers made anew, centralization, sums, and the Cells of a network."""
+"""What rooms share: optimizers made anew, centralization, sums, and a network's Cells."""
 
 from mindspore_boost_ext.base.rebuild import OptimizerProcess, ParameterProcess
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
@@ -13,7 +13,9 @@ from mindspore_boost_ext.base.sums import sum_of_squares
 _each = ops.HyperMap()
 
 
-def clip_by_global_norm(x: Any, clip_norm: float = 1.0, use_norm: None = None) -> Any:
+def clip_by_global_norm(
+    x: Sequence[Tensor], clip_norm: float = 1.0, use_norm: None = None
+) -> Sequence[Tensor]:
     """Return what ``ops.clip_by_global_norm`` does, to rounding.
 
     What is below the norm stays as it is, and a gradient of shape () has that shape.
@@ -26,7 +28,7 @@ def clip_by_global_norm(x: Any, clip_norm: float = 1.0, use_norm: None = None) -
     return _each(ops.partial(ops.mul, factor), x)
 
 
-def _are_dense(gradients: Any) -> bool:
+def _are_dense(gradients: Sequence[Tensor]) -> bool:
     """Return whether all are float32 Tensors of known shapes, and there are some."""
     dense = len(gradients) > 0
     for one in gradients:

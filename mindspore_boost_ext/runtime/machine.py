@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 
 import mindspore as ms
 from mindspore import ops
-from mindspore.ops import function, functional
-from mindspore.ops.function import nn_func
+from mindspore.ops import composite, function, functional
+from mindspore.ops.function import clip_func, nn_func
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime import (
+    clipping,
     convolutions,
     cross_entropy,
     functions_at_once,
@@ -39,7 +40,7 @@ MOST_CORES = 2
 PLACED_CORES = 2
 _NONE_MADE = "no convolution has been made, and without one AVX-512 is faster"
 # Where scripts find the functions of mindspore.ops.
-_NAMESPACES: tuple[Any, ...] = (ops, function, functional, nn_func)
+_NAMESPACES: tuple[Any, ...] = (ops, function, functional, composite, nn_func, clip_func)
 _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables, mpirun
 
 
@@ -269,7 +270,7 @@ class FunctionCure(Cure):
     def __init__(self, name: str, own: Callable[..., object], why: str) -> None:
         super().__init__(name, self._is_ours, self._put, why)
         self.own, self._name = _compat.not_rewritten(own), own.__name__
-        self._plain: Callable[..., object] = getattr(nn_func, self._name)
+        self._plain: Callable[..., object] = getattr(ops, self._name)
 
     def _is_ours(self) -> bool | None:
         """Return whether a script finds our own under the name; None if it is another's."""
@@ -279,7 +280,7 @@ class FunctionCure(Cure):
     def _put(self, ours: bool) -> None:
         """Let the name be our own's, or MindSpore's, wherever it is not another's."""
         for namespace in _NAMESPACES:
-            if getattr(namespace, self._name) in (self._plain, self.own):
+            if getattr(namespace, self._name, None) in (self._plain, self.own):
                 setattr(namespace, self._name, self.own if ours else self._plain)
 
 
@@ -299,6 +300,11 @@ _FUNCTIONS = (
         padding.pad,
         "MindSpore's gradient is wrong in graphs from the second step on: joined there",
     ),
+    FunctionCure(
+        "ops.clip_by_global_norm",
+        clipping.clip_by_global_norm,
+        "by sums along rows and a factor, where MindSpore's divides number by number",
+    ),
 )
 _CURES: tuple[Cure, ...] = (
     *(InstructionSet(), BlockingLaunch(), CompiledFunctions(), OwnCores()),
@@ -315,15 +321,17 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     convolutions before the first one is made; blocking launch, which acts in
     PYNATIVE_MODE; functions of ``ms.jit`` that run in the thread that calls them; a core of its own
     for each thread that computes; ``ops.max_pool2d`` by an operator whose gradient takes linear
-    time; ``ops.cross_entropy`` in PYNATIVE_MODE by a gradient of one operator; and ``ops.pad`` with
-    constants, of which MindSpore's gradient is wrong in graphs.
+    time; ``ops.cross_entropy`` in PYNATIVE_MODE by a gradient of one operator; ``ops.pad`` with
+    constants, of which MindSpore's gradient is wrong in graphs; and ``ops.clip_by_global_norm`` by
+    one factor.
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call.
     What the user sets later stays. A blocking launch switched off before the import looks like the
     default and is switched on; a second ``set_context`` after the import is not.
 
-    Results change by rounding where the instruction set does (relative 1e-6 for a convolution) and
-    in ``ops.cross_entropy`` (1e-5), and not by the others, but for what MindSpore's ``ops.pad``
-    has wrong, and for windows of ``ops.max_pool2d`` with NaN or of -inf alone.
+    Results change by rounding where the instruction set does (relative 1e-6 for a convolution), in
+    ``ops.clip_by_global_norm`` (1e-6) and in ``ops.cross_entropy`` (1e-5), and not by the others,
+    but for what MindSpore's ``ops.pad`` has wrong, and for windows of ``ops.max_pool2d`` with NaN or
+    of -inf alone.
 
     Args:
         enabled (bool): False undoes what can be undone, and keeps it so until called with True:

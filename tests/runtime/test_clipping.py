@@ -123,18 +123,12 @@ def test_wrong_arguments_have_mindspores_errors(pynative_mode, untuned, argument
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(
-    "gradients",
-    [Tensor([3.0, 4.0]), (Tensor(np.zeros((0, 3), np.float32)), Tensor([3.0, 4.0]))],
-    ids=["one Tensor", "an empty one"],
-)
-def test_other_inputs_are_left_to_mindspore(pynative_mode, untuned, gradients):
+def test_one_tensor_is_left_to_mindspore(pynative_mode, untuned):
     ends = []
     for tuned in (True, False):
         tune_machine(tuned)
         try:
-            found = ops.clip_by_global_norm(gradients)
-            ends.append([one.asnumpy().tolist() for one in found])
+            ends.append(ops.clip_by_global_norm(Tensor([3.0, 4.0])).asnumpy().tolist())
         except Exception as error:
             ends.append(type(error))
     assert ends[0] == ends[1]
