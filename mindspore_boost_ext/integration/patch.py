@@ -140,7 +140,15 @@ def _plug_in() -> None:
     global _session
     if _session is not None:
         return
-    session = _Session()
+    _session = _Session()
+    try:
+        _replace_all(_session)
+    except BaseException:
+        _unplug()  # what has been replaced until then
+        raise
+
+
+def _replace_all(session: _Session) -> None:
     methods: dict[str, Callable[..., Any]] = {
         "__init__": construct_model,
         _compat.PREPARE_METHOD: lambda _, model, kwargs: prepare_model(model, kwargs),
@@ -164,7 +172,6 @@ def _plug_in() -> None:
     # For scripts that imported the class before this package.
     conversion = staticmethod(ConvertModelUtils.convert_to_thor_model)
     session.replace(_compat.BuiltInConversion, "convert_to_thor_model", conversion)
-    _session = session
 
 
 def uninstall() -> None:

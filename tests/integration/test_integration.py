@@ -31,6 +31,7 @@ from mindspore_boost_ext import (
     uninstall,
 )
 from mindspore_boost_ext._compat import BuiltInConversion
+from mindspore_boost_ext.integration.convert import ConvertModelUtils
 from mindspore_boost_ext.integration.patch import (
     BUILD_FUNCTION_HOLDERS,
     INSTALL_VARIABLE,
@@ -105,6 +106,17 @@ def test_uninstall_restores_exactly_what_was_there():
                 assert is_installed()
             assert is_installed()
         assert not is_installed()
+
+
+def test_an_installation_that_fails_leaves_nothing(monkeypatch):
+    with uninstalled():
+        original = places()
+        with monkeypatch.context() as patched:
+            patched.delattr(ConvertModelUtils, "convert_to_thor_model")  # the last of all
+            with pytest.raises(AttributeError):
+                install()
+        assert not is_installed()
+        assert all(places()[name] is original[name] for name in original)
 
 
 def test_a_wrapper_that_someone_put_around_ours_survives():
