@@ -94,7 +94,8 @@ def test_what_fast_does_to_which_network(mode, net, loss, batch, applied):
     ).train_network
     assert np.isfinite(step(*map(Tensor, batch)).asnumpy())
     rows = {one: step.report()[one].status for one in (SHORT, WARMUP, SMOOTHING, CHEAPER)}
-    assert {one for one, status in rows.items() if status == "applied"} == applied
+    called = {CHEAPER} if mode == "graph" and isinstance(loss, EachPlace) else set()  # a function
+    assert {one for one, status in rows.items() if status == "applied"} == applied | called
 
 
 @pytest.mark.parametrize("parts", [1, 2])
