@@ -130,16 +130,6 @@ def of_loss(name: str) -> Steps:
     return steps(lambda: One(nn.Identity(), (rows, classes)), nn.CrossEntropyLoss, hardly, inputs)
 
 
-def of_update(shape: tuple[int, ...]) -> Steps:
-    """Return two steps of many weights, of which most is the update of AdamWeightDecay."""
-    return steps(
-        lambda: One(nn.Identity(), shape),
-        Sum,
-        lambda parameters: nn.AdamWeightDecay(parameters, 1e-6, weight_decay=0.01),
-        [Tensor(1.0, ms.float32), Tensor(1.0, ms.float32)],
-    )
-
-
 class Called(nn.Cell):
     """Calls a function that the transformer otherwise has as a layer."""
 
@@ -198,7 +188,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     ms.set_context(mode=MODES[options.mode])
     made = {name: (operator, name) for name in OPERATORS}
     made |= {name: (of_loss, name) for name in LOSSES}
-    made["nn.AdamWeightDecay, 8000x128"] = (of_update, (8000, 128))
     tasks = {name: task for name, task in TASKS.items() if "ResNet" not in name}
     text = TASKS["transformer, text"]
     tasks["a transformer of functions"] = dataclasses.replace(text, network=of_functions)

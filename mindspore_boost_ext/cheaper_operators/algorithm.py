@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
@@ -28,31 +28,26 @@ class CheaperOperatorsAlgorithm(Algorithm):
 
     def build(self, build: Build) -> None:
         """Replace what is known, in place."""
-        roots, eager = _roots(build.network, build.optimizer), _is_eager(build.switches)
-        back = {id(one): one.plain for one in _exchanged(roots, eager)}
-
-        def undo() -> None:
-            for root in roots:
-                exchange(root, back)
-
-        build.on_failure(undo)
-        build.report.update(self.switch, *_outcome(roots, eager))
+        network, eager = build.network, _is_eager(build.switches)
+        table = _exchanged(network, eager)
+        back = {id(one): one.plain for one in table.values()}
+        build.on_failure(lambda: exchange(network, back))
+        build.report.update(self.switch, *_outcome(network, eager))
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Replace what the Model's loss holds, and count, now that layers have their dtypes."""
         if not self.is_on(step):
             return
-        # Not the step, which would hold itself.
-        roots, rows = _roots(step.network, step.optimizer), step.report()
+        network, rows = step.network, step.report()  # not the step, which would hold itself
         eager = _is_eager(step.auto_boost.boost_config)
-        _exchanged(roots, eager)
+        _exchanged(network, eager)
 
         def report(called: Collection[str] | None = None) -> None:
-            rows.update(self.switch, *_outcome(roots, eager, called))
+            rows.update(self.switch, *_outcome(network, eager, called))
 
         report()
         if _is_on_cpu() and not eager:
-            step.surrounding_part = CalledFunctions(step.network, report).in_place
+            step.surrounding_part = CalledFunctions(network, report).in_place
 
 
 def _is_on_cpu() -> bool:
@@ -64,51 +59,41 @@ def _is_eager(switches: Mapping[str, Any]) -> bool:
     return ms.get_context("mode") != ms.GRAPH_MODE and not switches["compiled_step"]
 
 
-def _roots(network: nn.Cell, optimizer: nn.Cell) -> tuple[nn.Cell, ...]:
-    """Return where operators are replaced: in the optimizer if all its weights are float32."""
-    weights = getattr(optimizer, "parameters", ())
-    is_float32 = all(one.dtype == ms.float32 for one in weights)
-    return (network, optimizer) if is_float32 else (network,)
-
-
-def _exchanged(roots: Iterable[nn.Cell], eager: bool) -> list[CheaperCell]:
-    """Replace what is known, and return what takes its places."""
-    found: list[CheaperCell] = []
-    for root in roots if _is_on_cpu() else ():
-        table = cheaper_operators(root, eager)
-        exchange(root, table)
-        found += table.values()
-    return found
+def _exchanged(network: nn.Cell, eager: bool) -> dict[int, CheaperCell]:
+    """Replace what is known, and return what takes which place."""
+    table = cheaper_operators(network, eager) if _is_on_cpu() else {}
+    exchange(network, table)
+    return table
 
 
 def _outcome(
-    roots: Iterable[nn.Cell], eager: bool, called: Collection[str] | None = None
+    network: nn.Cell, eager: bool, called: Collection[str] | None = None
 ) -> tuple[str, str, Counter[str]]:
     """Return status, reason and counts.
 
     Args:
-        roots (Iterable): the network, and the optimizer.
-        eager (bool): whether Python runs them.
-        called (Collection, optional): the functions that they call. Default: None, not known yet.
+        network (Cell): the network.
+        eager (bool): whether Python runs it.
+        called (Collection, optional): the functions that it calls. Default: None, not known yet.
     """
-    found = [one for root in roots for one in layers_of(root, (CheaperCell,))]
+    found = layers_of(network, (CheaperCell,))
     used = [one for one in found if not (one.fp16 or one.bf16)]
     counts = Counter(one.counted_as for one in used)  # mixed precision may have wrapped ``plain``
     if used or called:
         sixteen = "" if found == used else "; layers of 16 bits keep MindSpore's"
         functions = f"; functions called: {', '.join(sorted(called))}" if called else ""
         return APPLIED, f"the same values by faster operators{sixteen}{functions}", counts
-    return SKIPPED, _idle(roots, eager, bool(found), called is not None), counts
+    return SKIPPED, _idle(network, eager, bool(found), called is not None), counts
 
 
-def _idle(roots: Iterable[nn.Cell], eager: bool, in_16_bits: bool, has_run: bool) -> str:
+def _idle(network: nn.Cell, eager: bool, in_16_bits: bool, has_run: bool) -> str:
     """Return why nothing is replaced."""
     if not _is_on_cpu():
         target = ms.get_context("device_target")
         return f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
     if in_16_bits:
         return "all of its layers compute in 16 bits, by MindSpore's own"
-    if eager and any(map(cheaper_operators, roots)):
+    if eager and cheaper_operators(network):
         return (
             "in PYNATIVE_MODE BatchNorm1d, GroupNorm, LayerNorm, ELU, padding and losses stay "
             "as they are without compiled_step"

@@ -11,7 +11,6 @@ from mindspore import nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.cheaper_operators import activations, rows
-from mindspore_boost_ext.cheaper_operators.adam import CheaperAdamWeightDecay
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
 from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm, CheaperGroupNorm
@@ -72,7 +71,6 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
         ops.Pad: Known(CheaperPad, eagerly=False),
         ops.MaxPool: Known(CheaperMaxPool, lambda plain: plain.format == "NCHW"),
-        ops.AdamWeightDecay: Known(CheaperAdamWeightDecay),
         _compat.GRU_STEPS: Known(CheaperGru),
         _compat.RNN_STEPS: Known(CheaperRnn),
         _compat.RELU_RNN_STEPS: Known(CheaperReluRnn),
