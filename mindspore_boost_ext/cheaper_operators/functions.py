@@ -162,6 +162,8 @@ _OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     by_import.ORIGINAL: _cross_entropy,
     by_import.cross_entropy: _cross_entropy,
 }
+for _plain, _own in _OWN.items():
+    _own.__name__ = _plain.__name__  # a network may ask what it holds
 _OWN_BY_ID = {id(plain): _compat.not_rewritten(own) for plain, own in _OWN.items()}
 
 

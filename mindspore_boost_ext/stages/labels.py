@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
+from mindspore import Tensor
 
 _SHARES = (ms.float16, ms.bfloat16, ms.float32, ms.float64)  # dtypes of a row for each sample
 _MOST = 0.5  # of a share: what is left out of a loss, such as a prompt, may have another target
@@ -34,17 +35,20 @@ def next_tokens(*inputs: Any) -> str:
     Another input has the tokens of the first one, one place on. Places whose token comes twice do
     not count: padding, which masks and segments have there, too.
     """
-    shape: tuple[int, ...] = getattr(inputs[0], "shape", ())
-    if len(shape) != 2 or inputs[0].dtype not in (ms.int32, ms.int64):
+    if not _are_tokens(inputs[0]):
         return ""
     tokens = inputs[0].asnumpy()
     moved = tokens[:, 1:] != tokens[:, :-1]
     for place, one in enumerate(inputs[1:], 2):
-        if moved.any() and getattr(one, "shape", ()) == shape:
+        if moved.any() and _are_tokens(one) and one.shape == tokens.shape:
             same = one.asnumpy()[:, :-1] == tokens[:, 1:]
             if same[moved].mean() > _MOST:
                 return f"takes one class a sample, but input {place} has the tokens one place on"
     return ""
+
+
+def _are_tokens(thing: Any) -> bool:
+    return isinstance(thing, Tensor) and thing.ndim == 2 and thing.dtype in (ms.int32, ms.int64)
 
 
 def rows_of_places(*inputs: Any) -> str:

@@ -63,6 +63,7 @@ def one_place_on(words):
     ((WORDS.astype(np.float32), one_place_on(WORDS).astype(np.float32), LENGTHS), False),
     ((WORDS[:, :1], WORDS[:, :1], LENGTHS), False),
     ((WORDS, 3, LENGTHS), False),
+    ((WORDS, Tensor(np.ones((2, 8)), ms.bfloat16), LENGTHS), False),
     ((3, WORDS), False),
 ])  # fmt: skip
 def test_a_language_model_whose_targets_do_not_stand_last(inputs, is_language_model):
