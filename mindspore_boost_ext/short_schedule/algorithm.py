@@ -159,7 +159,8 @@ class ShortScheduleAlgorithm(Algorithm):
         settings: Any = step.auto_boost.config.short_schedule
         total, batches = settings.total_steps, settings.batches(step.updates_per_batch)
         position = int(innermost(step.optimizer).global_step.asnumpy()[0])
-        planned = round(position * batches / total) + epochs * steps // step.window()
+        waiting = 0 if step.window_part is None else step.window_part.micro_steps()
+        planned = round(position * batches / total) + (epochs * steps + waiting) // step.window()
         remedy = f"set {self.switch}.total_steps to the updates of the whole training"
         if planned > total > position + 1:  # else it is over already, which is said elsewhere
             self.other_length.give(
@@ -186,7 +187,13 @@ class ShortScheduleAlgorithm(Algorithm):
             return None
         settings: Any = step.auto_boost.config.short_schedule
         position, last = innermost(step.optimizer).global_step, settings.total_steps - 1
-        return lambda: self._is_applied(step) and bool(position.asnumpy()[0] >= last)
+        schedule = layers_of(step, (FasterSchedule,))[0]
+
+        def is_over() -> bool:
+            ends = self._is_applied(step) and not schedule.is_left_alone()
+            return ends and bool(position.asnumpy()[0] >= last)
+
+        return is_over
 
 
 def _why_whole(network: nn.Cell, parts: int, *inputs: Any) -> str:
@@ -271,7 +278,12 @@ class FasterSchedule(UpdateAround):
     def leave_alone(self) -> None:
         """Go through the schedule as ever, from the first step on."""
         self.whole, self.rest, self.last = 1, 0, Tensor([2**31 - 1], ms.int32)
+        self.remainder.set_data(Tensor([-1], ms.int32))  # stays so, and says it in a file
         self.said["over"] = True  # it never is
+
+    def is_left_alone(self) -> bool:
+        """Return whether the schedule goes as ever, maybe in the run that was restored."""
+        return bool(self.remainder.asnumpy()[0] < 0)
 
     def before_step(self, *inputs: Tensor) -> None:
         """Say, once, that a loop of the script's own goes on behind the end of the schedule."""

@@ -217,6 +217,15 @@ def test_a_training_of_another_length_is_warned_of(done, epochs, steps, words):
         model.train_network.expect_training(epochs, steps)
 
 
+def test_batches_that_wait_in_a_window_count_for_the_length():
+    model = shortened(on_list, nets.MLP(), grad_accumulation={"grad_accumulation_step": 3})
+    for x, y in nets.batches(2):
+        model.train_network(Tensor(x), Tensor(y))
+    model.train_network.expect_training(2, 5)  # 12 batches in all, of which 4 updates are made
+    with pytest.warns(NoEffectWarning, match="has 3 updates, and its shorter schedule 4"):
+        model.train_network.expect_training(2, 4)
+
+
 @pytest.mark.parametrize("optimizer", [
     lambda params: nn.Momentum(params, 0.1, 0.9),
     lambda params: nn.ASGD(params, RATES),
@@ -358,6 +367,26 @@ def test_a_recipe_leaves_labels_of_each_place_alone(mode, if_unfit, beside):
     for one, other in zip(ours.trainable_params(), others.trainable_params()):
         same = np.array_equal(one.asnumpy(), other.asnumpy())
         assert same == (if_unfit == "skip"), one.name
+
+
+def test_a_language_model_left_alone_goes_on_from_a_file(mode):
+    """Behind total_steps, too: before the first batch nothing else says that it is left alone."""
+    rng, ends = np.random.default_rng(2), []
+    inputs = rng.normal(size=(TOTAL + 3, 2, 3, nets.FEATURES)).astype(np.float32)
+    data = list(zip(inputs, rng.integers(0, nets.CLASSES, (TOTAL + 3, 6)).astype(np.int32)))
+    for until in ((TOTAL + 3,), (TOTAL, TOTAL + 3)):
+        made, saved = Count(), {}
+        for begin, end in zip((0, *until), until):
+            skip = {"if_unfit": "skip"}
+            model = shortened(OPTIMIZERS["schedule"][0], EachPlace(), short_schedule=skip)
+            ms.load_param_into_net(model.train_network, saved)
+            batches = ms.dataset.GeneratorDataset(data[begin:end], ["x", "y"], shuffle=False)
+            model.train(1, batches, callbacks=made, dataset_sink_mode=False)
+            state = {one.name: one.asnumpy() for one in model.train_network.get_parameters()}
+            saved = {name: Parameter(Tensor(value), name) for name, value in state.items()}
+        assert made.steps == TOTAL + 3
+        ends.append(state)
+    nets.assert_same(*ends)
 
 
 class Lengths(nn.Cell):
