@@ -71,10 +71,13 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
             _flush(fresh)
             os.replace(fresh, path)
         _flush(folder)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except Exception as error:
+        # What the package of safetensors, which may not be there, raises is no OSError.
+        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
         raise OSError(
-            error.errno,
+            getattr(error, "errno", None),
             f"cannot save the checkpoint {path!r} ({reason}); what was there before is untouched",
         ) from error
 

@@ -131,10 +131,11 @@ def restore(
         train_network (Cell): built as for the run that was saved.
         path (Union[str, os.PathLike]): a file of :class:`BoostCheckpoint`; or one of
             ``save_checkpoint`` or MindSpore's ``ModelCheckpoint`` that holds the whole
-            ``train_network``, with ``epoch`` or ``epoch_num``. ``{rank}`` becomes the number of the
-            rank.
+            ``train_network``, with ``epoch`` or ``epoch_num``, which is taken as done: let the
+            latter save at the end of epochs. ``{rank}`` becomes the number of the rank.
         allow_other_settings (bool): go on, with a warning, if settings of the accelerators have
-            changed since. Default: False.
+            changed since, but for those that have state, whose Parameters would differ.
+            Default: False.
 
     Returns:
         int, how many epochs are done: ``initial_epoch`` of ``model.train``.
@@ -169,8 +170,12 @@ def restore(
     values = {name: one for name, one in saved.items() if isinstance(one, Parameter)}
     for name in _NOT_PARAMETERS:
         values.pop(name, None)
-    _check_settings(train_network, read_settings(saved), path, allow_other_settings)
+    changed = _other_settings(train_network, read_settings(saved), path)
+    if changed and not allow_other_settings:
+        raise ValueError(f"{changed}. Give them as before, or allow_other_settings=True")
     _check_parameters(train_network, values, path)
+    if changed:
+        warn(f"{changed}; training goes on with those of now")
     ms.load_param_into_net(train_network, values)
     _DONE[train_network] = epoch
     return epoch
@@ -204,28 +209,23 @@ def _epoch_of(saved: Mapping[str, Any], path: str) -> int:
     )
 
 
-def _check_settings(
-    train_network: nn.Cell, saved: Mapping[str, str] | None, path: str, allowed: bool
-) -> None:
-    """Compare the settings that are in force with those in a file, if it says them."""
+def _other_settings(train_network: nn.Cell, saved: Mapping[str, str] | None, path: str) -> str:
+    """Return what settings in force are not those in a file; empty if all are, or none are said."""
     if saved is None:
-        return
+        return ""
     now = settings_of(train_network)
     switches = [name for name in now if name.startswith("boost.")]
     known = {**dict.fromkeys(switches, str(False)), **saved}  # it may be older than a switch
     names = [name for name in {**known, **now} if known.get(name) != now.get(name)]
     if not names:
-        return
+        return ""
     found = "; ".join(
         f"{name} was {known.get(name, 'not in force')} and is {now.get(name, 'not in force')}"
         for name in names[:_MOST_SHOWN]
     )
     more = len(names) - _MOST_SHOWN
     message = f"{path!r} was saved with other settings: {found}"
-    message += f"; and {more} more" if more > 0 else ""
-    if not allowed:
-        raise ValueError(f"{message}. Give them as before, or allow_other_settings=True")
-    warn(f"{message}; training goes on with those of now")
+    return f"{message}; and {more} more" if more > 0 else message
 
 
 def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], path: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import signal
 
 import mindspore as ms
 import nets
@@ -248,6 +250,15 @@ def test_other_settings_may_be_allowed(saved):
     np.testing.assert_array_equal(nets.weights(step)["moments.first.weight"], moments)
 
 
+def test_other_settings_are_no_help_where_parameters_differ(saved):
+    """So there is no warning first that training goes on."""
+    step = accumulating(level="O0").train_network
+    with pytest.raises(
+        ValueError, match=r"does not fit this training: boost\.\S+ is .* missing he"
+    ):
+        restore(step, saved, allow_other_settings=True)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -327,6 +338,24 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, monkeypatch):
     with pytest.warns(BoostWarning, match="No space left on device; training goes on"):
         found = train(accumulating(), 1, callback)
     nets.assert_same(found, train(accumulating(), 1))
+
+
+@pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
+def test_a_file_that_is_too_large_is_an_os_error_of_either_kind(tmp_path, kind):
+    """A limit of the process stands in for the full disk."""
+    path = tmp_path / f"run.{kind}"
+    path.write_bytes(b"before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    net = nn.Dense(100, 100)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=f"cannot save the checkpoint .*run.{kind}.* untouched"):
+            save_checkpoint(net, path, format=kind)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == b"before"
 
 
 def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
