@@ -23,14 +23,13 @@ def clip_by_global_norm(
     if not (_is_norm(clip_norm, use_norm) and isinstance(x, (tuple, list)) and _are_dense(x)):
         return ORIGINAL(x, clip_norm, use_norm)
     norm = ops.sqrt(ops.addn(_each(sum_of_squares, x)))
-    least = ops.full_like(norm, clip_norm)
-    factor = least / ops.select(norm >= least, norm, least)  # of NaN 1
+    factor = clip_norm / ops.maximum(norm, clip_norm)  # of NaN 1
     return _each(ops.partial(ops.mul, factor), x)
 
 
 def _are_dense(gradients: Sequence[Tensor]) -> bool:
-    """Return whether all are float32 Tensors of known shapes, and there are some."""
-    dense = len(gradients) > 0
+    """Return whether all are float32 Tensors of known shapes."""
+    dense = True
     for one in gradients:
         dense = dense and isinstance(one, Tensor) and one.dtype == mstype.float32
         dense = dense and _is_known(one.shape)
@@ -45,5 +44,4 @@ def _is_known(shape: tuple[int, ...] | None) -> bool:
 @ops.constexpr(check=False)
 def _is_norm(clip_norm: object, use_norm: object) -> bool:
     """Return whether MindSpore's function takes the two settings."""
-    is_number = isinstance(clip_norm, (int, float)) and not isinstance(clip_norm, bool)
-    return is_number and clip_norm > 0 and use_norm is None  # type: ignore[operator]
+    return isinstance(clip_norm, (int, float)) and clip_norm > 0 and use_norm is None

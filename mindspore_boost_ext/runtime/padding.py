@@ -60,7 +60,7 @@ def _plan(
     None where MindSpore's function has something to say, or knows better.
     """
     numbers = list(padding) if isinstance(padding, (tuple, list)) else []
-    if not shape or not numbers or len(numbers) % 2:
+    if not shape or not numbers:
         return None
     if {type(one) for one in (*shape, *numbers)} != {int}:
         return None

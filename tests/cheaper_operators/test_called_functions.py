@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 
@@ -16,6 +17,7 @@ from mindspore.ops import softmax as under_another_name
 from models import model_of
 
 from mindspore_boost_ext import make_train_step, tune_machine
+from mindspore_boost_ext.cheaper_operators import functions
 
 NAME = "cheaper_operators"
 RNG = np.random.default_rng(12)
@@ -275,17 +277,17 @@ class Raises(nn.Cell):
 
 @pytest.mark.parametrize("call", [Renamed, Raises])
 def test_after_a_step_the_names_are_mindspores(graph_mode, call):
-    before = [ops.softmax, under_another_name, ops.cross_entropy, ops.function.nn_func.gelu]
     with pytest.raises(RuntimeError) if call is Raises else contextlib.nullcontext():
         trained(Weighed(call()), FACTORS.astype("f"))
-    after = [ops.softmax, under_another_name, ops.cross_entropy, ops.function.nn_func.gelu]
-    assert after == before
+    assert ops.softmax is under_another_name is functions.PLAIN_SOFTMAX
+    assert ops.function.nn_func.gelu is functions.PLAIN_GELU
+    assert ops.cross_entropy is functions.by_import.cross_entropy
 
 
 def test_after_a_step_the_network_holds_mindspores(graph_mode):
-    net = Weighed(ops.softmax)
+    net = Weighed(functions.PLAIN_SOFTMAX)
     _, _, row = trained(net, FACTORS.astype("f"))
-    assert (net.function, "softmax" in row.reason) == (ops.softmax, True)
+    assert (net.function, "softmax" in row.reason) == (functions.PLAIN_SOFTMAX, True)
 
 
 def test_what_a_script_has_put_under_a_name_since_is_left_there(graph_mode, monkeypatch):
@@ -391,9 +393,9 @@ def test_a_shape_that_comes_later_adds_to_the_report(graph_mode):
     net = Later()
     config = contract.switched(cheaper_operators=True)
     step = make_train_step(net, None, nn.SGD(net.trainable_params()), level="O1", config=config)
-    for rows, functions in ((129, "softmax"), (130, "log_softmax, softmax")):
+    for rows, names in ((129, "softmax"), (130, "log_softmax, softmax")):
         step(Tensor(FACTORS[:129].repeat(2, 0)[:rows].astype("f")))
-        assert step.report()[NAME].reason.endswith(f"functions called: {functions}")
+        assert step.report()[NAME].reason.endswith(f"functions called: {names}")
 
 
 class Later(nn.Cell):
@@ -422,3 +424,46 @@ def test_the_loss_of_a_script_that_is_not_tuned(graph_mode, untuned):
     tune_machine(False)
     _, _, row = trained(Loss(), LABELS.astype(np.int32))
     assert row.reason.endswith("functions called: cross_entropy")
+
+
+class WithAlpha(nn.Cell):
+    def __init__(self, function, alpha):
+        super().__init__()
+        self.function, self.alpha = function, alpha
+
+    def construct(self, x):
+        return self.function(x, self.alpha)
+
+
+@pytest.mark.parametrize(
+    ("function", "alpha", "error"),
+    [
+        (ops.elu, 1, TypeError),
+        (ops.elu, 2.0, ValueError),
+        (ops.leaky_relu, Tensor(0.5, ms.float32), TypeError),
+    ],
+)
+def test_a_wrong_slope_has_mindspores_error(graph_mode, function, alpha, error):
+    with pytest.raises(error, match="alpha"):
+        trained(Weighed(WithAlpha(function, alpha)), FACTORS.astype("f"))
+
+
+PLAIN = {one.__name__: one for one in functions._OWN if not isinstance(one, type)}
+
+
+@pytest.mark.parametrize("plain", PLAIN.values(), ids=PLAIN)
+def test_they_take_what_mindspores_functions_take(plain):
+    own, mindspores = (inspect.signature(one) for one in (functions._OWN[plain], plain))
+    for one, other in zip(own.parameters.values(), mindspores.parameters.values()):
+        assert (one.name, one.kind, one.default) == (other.name, other.kind, other.default)
+    assert len(own.parameters) == len(mindspores.parameters)
+
+
+def test_other_devices_keep_their_functions(graph_mode, untuned):
+    net, before, told = Weighed(Softmax()), ms.get_context, {"device_target": "Ascend"}
+    with pytest.MonkeyPatch.context() as patch:  # ends before the machine is tuned again
+        patch.setattr(ms, "get_context", lambda name: told.get(name) or before(name))
+        config = contract.switched(cheaper_operators=True)
+        optimizer = nn.SGD(net.trainable_params())
+        step = make_train_step(net, None, optimizer, level="O1", config=config).train_network
+    assert step.surrounding_part is contextlib.nullcontext

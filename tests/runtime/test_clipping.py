@@ -82,12 +82,22 @@ def test_odd_numbers_give_what_mindspores_function_does(mode, untuned, odd):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
 
 
-@pytest.mark.parametrize("dtypes", [(np.float16, np.float16), (np.float32, np.float16)])
+MIXED = [(np.float16, np.float16), (np.float32, np.float16), (np.float16, np.float32)]
+
+
+@pytest.mark.parametrize("dtypes", MIXED)
 def test_16_bits_are_left_to_mindspore(mode, untuned, dtypes):
     inputs = [Tensor(one.astype(dtype)) for one, dtype in zip(GRADIENTS[1:], dtypes)]
     for one, other in zip(*both(Clipped, *inputs)):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_mindspores_function_is_not_asked(pynative_mode, monkeypatch, kind):
+    monkeypatch.setattr(clipping, "ORIGINAL", None)
+    (found,) = clipping.clip_by_global_norm(kind(tensors([[3.0, 4.0]])))
+    np.testing.assert_allclose(found.asnumpy(), [0.6, 0.8], rtol=1e-6)  # float32
 
 
 class Slope(nn.Cell):

@@ -260,6 +260,22 @@ def test_what_a_script_sets_back_is_not_set_again(slow):
     assert True not in slow[1:]
 
 
+def test_what_a_script_has_set_back_is_set_again_when_it_asks(slow, monkeypatch):
+    monkeypatch.setattr(machine, "_CURES", (machine.BlockingLaunch(),))
+    assert [row.status for row in tune_machine()] == ["applied"]
+    slow.append(False)
+    assert [row.status for row in machine.tuning()] == ["inactive"]
+    assert [row.status for row in tune_machine()] == ["applied"]
+
+
+def test_an_instruction_set_that_a_script_gives_later_stays(slow, monkeypatch):
+    cure = machine.InstructionSet()
+    assert updated(cure) == "applied"
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    assert updated(cure, "switched off") == "inactive"
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE"
+
+
 def test_it_is_undone_and_applied_again(slow):
     cures = machine.InstructionSet(), machine.BlockingLaunch()
     for _ in range(2):

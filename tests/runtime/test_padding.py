@@ -181,6 +181,7 @@ def test_widths_that_are_a_tensor_are_left_to_mindspore(pynative_mode):
         (Tensor(np.ones((2, 3), np.float32)), (1, 1, 1, 1, 1, 1), {}),
         (Tensor(np.ones((2, 3), np.float32)), (1.0, 1), {}),
         (Tensor(np.ones((2, 3), np.float32)), (-2, -2), {}),
+        (Tensor(np.ones((2, 3), np.float32)), (-1, -2), {}),
         (Tensor(np.ones((2, 3), np.float32)), 1, {}),
         (Tensor(np.ones((2, 3), np.float32)), (1, 1), {"mode": "mirror"}),
         (np.ones((2, 3), np.float32), (1, 1), {}),
@@ -232,3 +233,39 @@ def test_second_gradients_of_two_paddings(mode):
 def test_borders_hold_a_large_whole_number(mode, dtype):
     found = Padded((1, 0), value=2**40)(Tensor(np.ones((1, 1)), dtype)).asnumpy()
     np.testing.assert_array_equal(found, [[2**40, 1]])
+
+
+@pytest.mark.parametrize("widths", [(1, 1, 1), (1, 1, 1, 1, 1, 1)])
+def test_a_graph_refuses_widths_that_are_too_many(graph_mode, widths):
+    with pytest.raises(ValueError, match="padding"):
+        Padded(widths)(Tensor(np.ones((2, 3), np.float32)))
+
+
+def test_nothing_may_be_left_where_something_is_added(mode):
+    found = Padded((-3, 1))(Tensor(np.ones((2, 3), np.float32))).asnumpy()
+    np.testing.assert_array_equal(found, [[0], [0]])
+
+
+@pytest.mark.parametrize("axes", [8, 9])
+def test_many_axes(graph_mode, axes):
+    """Of nine MindSpore alone can cut; its gradient is right in the first step."""
+    x = Tensor(np.arange(3, dtype=np.float32).reshape((1,) * (axes - 1) + (3,)))
+    weights = Tensor(np.arange(4, dtype=np.float32).reshape((1,) * (axes - 1) + (4,)))
+    cell = Padded((-1, 2))
+    slope = Slope(cell)
+    for _ in range(3 if axes == 8 else 1):
+        np.testing.assert_array_equal(cell(x).asnumpy().ravel(), [1, 2, 0, 0])
+        np.testing.assert_array_equal(slope(x, weights).asnumpy().ravel(), [0, 0, 1])
+
+
+@pytest.mark.parametrize("dtype", [ms.float16, ms.int32])
+def test_a_border_of_another_dtype_is_left_to_mindspore(mode, untuned, dtype):
+    x, ends = Tensor(np.ones((2, 3), np.float32)), []
+    for tuned in (True, False):
+        tune_machine(tuned)
+        try:
+            found = Padded((1, 0), value=Tensor(2, dtype))(x)
+            ends.append((found.dtype, found.asnumpy().tolist()))
+        except (TypeError, ValueError, RuntimeError) as error:
+            ends.append(type(error))
+    assert ends[0] == ends[1]

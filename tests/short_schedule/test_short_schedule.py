@@ -432,3 +432,26 @@ def test_in_a_graph_of_its_own_inputs_grow_within_them_too(graph_mode):
             step(Tensor(np.stack([x, -x, x * x, x], 1)), Tensor(y))
         trained.append(nets.weights(net))
     nets.assert_same(*trained)
+
+
+class NextTokens(nn.Cell):
+    """Returns the loss of the tokens one place on; how long the sequences are stands last."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(nets.CLASSES, nets.CLASSES)
+
+    def construct(self, words, targets, lengths):
+        logits = self.table(words).reshape((-1, nets.CLASSES))
+        return ops.cross_entropy(logits, targets.reshape((-1,)))
+
+
+@pytest.mark.parametrize(("if_unfit", "status"), [("skip", "skipped"), ("skip_rate", "applied")])
+def test_a_recipe_leaves_targets_that_do_not_stand_last_alone(mode, if_unfit, status):
+    net, section = NextTokens(), {"if_unfit": if_unfit}
+    words = np.random.default_rng(2).integers(0, nets.CLASSES, (2, 9)).astype(np.int32)
+    config, optimizer = config_of(short_schedule=section), on_list(net.trainable_params())
+    step = make_train_step(net, None, optimizer, level="O1", config=config)
+    step(Tensor(words[:, :-1]), Tensor(words[:, 1:]), Tensor([8, 8], ms.int32))
+    row = step.report()["short_schedule"]
+    assert (row.status, "tokens one place on" in row.reason) == (status, status == "skipped")

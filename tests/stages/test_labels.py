@@ -14,6 +14,7 @@ NUMBERS = Tensor(np.ones((4, 8), np.float32))
 
 
 WORDS = np.array([[3, 1, 4, 1, 5, 9, 0, 0], [2, 6, 5, 3, 5, 0, 0, 0]], np.int32)  # 0: padding
+PADDED = np.pad(WORDS, ((0, 0), (0, 8)))
 LENGTHS = Tensor(np.array([6, 5], np.int32))
 
 
@@ -60,6 +61,12 @@ def one_place_on(words):
     ((WORDS, WORDS, LENGTHS), False),
     ((WORDS, WORDS > 0, LENGTHS), False),  # a mask
     ((WORDS, np.zeros_like(WORDS), LENGTHS), False),  # segments: 0 as padding is
+    ((PADDED, np.zeros_like(PADDED), LENGTHS), False),  # more padding than words
+    ((PADDED, one_place_on(PADDED), LENGTHS), True),
+    ((WORDS.astype(np.int64), one_place_on(WORDS).astype(np.int64), LENGTHS), True),
+    ((WORDS, WORDS[:, 1:4], LENGTHS), False),  # of another length
+    ((WORDS[0], one_place_on(WORDS)[0], LENGTHS), False),  # numbers of users
+    ((np.array([[1, 2, 3, 4, 5]]), np.array([[2, 3, 0, 0, 0]]), LENGTHS), False),  # half of them
     ((WORDS.astype(np.float32), one_place_on(WORDS).astype(np.float32), LENGTHS), False),
     ((WORDS[:, :1], WORDS[:, :1], LENGTHS), False),
     ((WORDS, 3, LENGTHS), False),
@@ -69,3 +76,9 @@ def one_place_on(words):
 def test_a_language_model_whose_targets_do_not_stand_last(inputs, is_language_model):
     found = next_tokens(*(Tensor(one) if isinstance(one, np.ndarray) else one for one in inputs))
     assert ("one place on" in found) == is_language_model == bool(found)
+
+
+def test_the_input_that_has_the_tokens_one_place_on_is_named():
+    words, targets = Tensor(WORDS), Tensor(one_place_on(WORDS))
+    assert "input 2 has" in next_tokens(words, targets, LENGTHS)
+    assert "input 3 has" in next_tokens(words, LENGTHS, targets)
