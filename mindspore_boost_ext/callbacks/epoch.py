@@ -1,9 +1,15 @@
-"""Where an epoch ends, for callbacks."""
+"""How many epochs are done, and where one ends, for callbacks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from mindspore import nn
+
+# How many epochs of a network are done, in earlier calls and in the run that was restored.
+DONE: WeakKeyDictionary[nn.Cell, int] = WeakKeyDictionary()
 
 
 def batches_of_epoch(params: Mapping[str, Any]) -> int:

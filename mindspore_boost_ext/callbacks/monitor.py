@@ -19,7 +19,7 @@ from mindspore.train import Callback, RunContext
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.base.learning_rate import host_array, read_learning_rate
 from mindspore_boost_ext.callbacks.display import Display, PlainDisplay, make_display
-from mindspore_boost_ext.callbacks.epoch import batches_of_epoch
+from mindspore_boost_ext.callbacks.epoch import DONE, batches_of_epoch
 from mindspore_boost_ext.callbacks.history import HistoryWriter, PathLike, Record
 from mindspore_boost_ext.callbacks.history import plot_history as plot_history
 from mindspore_boost_ext.callbacks.history import read_history as read_history
@@ -229,7 +229,9 @@ class BoostMonitor(Callback):
         number = params.cur_epoch_num
         if run.epoch is None:
             run.last_epoch = number - 1 + params.epoch_num
-            steps, epochs = self._done.get(run.network, (0, 0))
+            restored = DONE.get(run.network, 0)
+            before = restored * batches_of_epoch(params), restored
+            steps, epochs = self._done.get(run.network, before)
             if run.last_step == 0:
                 run.step_offset = (number - 1) * batches_of_epoch(params)
             if number == 1 and epochs:

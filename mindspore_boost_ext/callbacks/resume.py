@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import mindspore as ms
 from mindspore import Parameter, nn
@@ -20,7 +19,7 @@ from mindspore_boost_ext.callbacks.checkpoint import (
     save_checkpoint,
     settings_of,
 )
-from mindspore_boost_ext.callbacks.epoch import is_last_of_epoch
+from mindspore_boost_ext.callbacks.epoch import DONE, is_last_of_epoch
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.integration.model import EndOfTraining
 from mindspore_boost_ext.report import warn
@@ -31,9 +30,6 @@ _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_i
 _NOT_PARAMETERS = (*_EPOCH_NAMES, "step_num", SETTINGS)
 _RANK = "{rank}"
 _MOST_SHOWN = 5
-# How many epochs of a network are done, in earlier calls and in the run that was restored.
-_DONE: WeakKeyDictionary[nn.Cell, int] = WeakKeyDictionary()
-
 _RATES = "learning_rate_group_"  # of the optimizers of mindspore.experimental
 
 
@@ -97,7 +93,7 @@ class BoostCheckpoint(Callback):
         """Count on, where the call does not say at which epoch it begins."""
         run = run_context.original_args()
         if self._before is None:
-            self._before = _DONE.get(run.train_network, 0) if run.cur_epoch_num == 1 else 0
+            self._before = DONE.get(run.train_network, 0) if run.cur_epoch_num == 1 else 0
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Write the file."""
@@ -109,7 +105,7 @@ class BoostCheckpoint(Callback):
         if is_broken and not is_over:
             warn(f"epoch {done} was broken off: {self.path!r} is left as it was")
             return
-        _DONE[network] = done
+        DONE[network] = done
         if done % self.epochs != 0 and not is_over:
             return
         try:
@@ -177,7 +173,7 @@ def restore(
     if changed:
         warn(f"{changed}; training goes on with those of now")
     ms.load_param_into_net(train_network, values)
-    _DONE[train_network] = epoch
+    DONE[train_network] = epoch
     return epoch
 
 
@@ -243,7 +239,7 @@ def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], pa
             f"{path!r} does not fit this training: {first} is {found.get(first, 'missing')} in the "
             f"file and {wanted.get(first, 'missing')} here ({len(names)} of {len(wanted)} "
             "Parameters differ): build network, optimizer, loss scale and settings as for the run "
-            "that was saved"
+            "that was saved, and let it append nothing but the epoch"
         )
 
 

@@ -19,8 +19,10 @@ from mindspore_boost_ext import (
     AutoBoost,
     BoostCheckpoint,
     BoostModel,
+    BoostMonitor,
     BoostWarning,
     make_train_step,
+    read_history,
     restore,
     save_checkpoint,
 )
@@ -91,6 +93,22 @@ def test_epochs_are_counted_on_from_call_to_call(tmp_path):
     assert restore(second.train_network, path) == 4
     train(second, 6, BoostCheckpoint(path), done=4)
     assert restore(accumulating().train_network, path) == 6
+
+
+def test_a_monitor_counts_on_from_the_epoch_that_was_restored(tmp_path):
+    """In a loop over calls of one epoch each, without ``initial_epoch``."""
+    path, history = tmp_path / "run.ckpt", tmp_path / "run.jsonl"
+    model = accumulating()
+    train(model, 2, BoostCheckpoint(path), BoostMonitor(history, progress=False))
+    second = accumulating()
+    restore(second.train_network, path)
+    monitor = BoostMonitor(history, progress=False)
+    for _ in range(2):
+        train(second, 1, monitor)
+    steps = [one for one in read_history(history) if one["event"] == "step"]
+    assert [(one["epoch"], one["step"]) for one in steps] == [
+        (1 + step // STEPS, step + 1) for step in range(4 * STEPS)
+    ]
 
 
 class StopAt(Callback):
