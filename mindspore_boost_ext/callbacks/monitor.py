@@ -123,9 +123,9 @@ class BoostMonitor(Callback):
     - **samples per second**: samples and seconds are each summed with weights that fade by 0.9 a
       step, and divided. The first step of a run (compilation) counts in neither; its rate, and
       that of an epoch with no other step, is null.
-    - **step** counts over all epochs; with ``initial_epoch`` the skipped epochs count as done, and
-      in a second call of ``train`` or ``fit`` of the same Model those of the first, where both
-      have the same monitor.
+    - **step** counts over all epochs; with ``initial_epoch``, or in a run that was restored, the
+      skipped epochs count as done, and in a second call of ``train`` or ``fit`` of the same Model
+      those of the first, where both have the same monitor.
 
     Args:
         history_path (Union[str, os.PathLike], optional): The JSON-lines file, see
