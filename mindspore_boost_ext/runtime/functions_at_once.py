@@ -15,7 +15,7 @@ _IN_TURNS, _MINE = threading.RLock(), threading.local()
 
 
 def is_possible() -> bool:
-    """Return whether this MindSpore, as 2.8 to 2.10, can do without the queues between its threads."""
+    """Return whether this MindSpore, as 2.8 to 2.10, knows a way around its threads' queues."""
     return bool(_NAMED) and hasattr(_Executor, "disable_frontend_and_bprop_pipeline")
 
 
