@@ -190,8 +190,8 @@ class ShortScheduleAlgorithm(Algorithm):
         schedule = layers_of(step, (FasterSchedule,))[0]
 
         def is_over() -> bool:
-            ends = self._is_applied(step) and not schedule.is_left_alone()
-            return ends and bool(position.asnumpy()[0] >= last)
+            ends = self._is_applied(step) and bool(position.asnumpy()[0] >= last)
+            return ends and not schedule.is_left_alone()
 
         return is_over
 
