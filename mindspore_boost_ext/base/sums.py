@@ -33,6 +33,14 @@ def sum_of_squares(value: Tensor) -> Tensor:
     return squares.sum(-1).sum()
 
 
+def factor_to_norm(squares: tuple[Tensor, ...], norm: float) -> Tensor:
+    """Return the factor that makes gradients' global norm at most ``norm``: float32, shape ().
+
+    ``squares`` are the sums of their squares; where these are NaN, it is 1 on CPU.
+    """
+    return norm / ops.maximum(ops.sqrt(ops.addn(squares)), norm)
+
+
 def finite_sums(value: Tensor) -> Tensor:
     """Return float32 numbers, shape (n, 1), that are finite just if all of a tensor are. On CPU.
 

@@ -9,15 +9,10 @@ from mindspore import dtype as mstype
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import copy_settings
+from mindspore_boost_ext.runtime.compiling import is_known
 
 
-@ops.constexpr(check=False)  # a shape that a graph does not know is None here, or has -1 within
-def is_known(shape: tuple[int, ...] | None) -> bool:
-    """Return whether all sizes of a shape are known, and none is 0."""
-    return shape is not None and all((size or 0) > 0 for size in shape)
-
-
-@ops.constexpr(check=False)
+@ops.constexpr(check=False)  # a shape that a graph does not know is None here
 def is_ranked(shape: tuple[int, ...] | None) -> bool:
     """Return whether it is known how many axes there are."""
     return shape is not None and -2 not in shape

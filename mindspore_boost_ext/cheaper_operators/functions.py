@@ -84,8 +84,8 @@ def _is_last(axis: int, x: Tensor) -> bool:
 
 
 def _softmax(input: Tensor, axis: int = -1, *, dtype: mstype.Type | None = None) -> Tensor:
-    stays = dtype is None or dtype == mstype.float32
-    if _is_ours(input) and stays and _is_last(axis, input) and _note("softmax"):
+    same_dtype = dtype is None or dtype == mstype.float32
+    if _is_ours(input) and same_dtype and _is_last(axis, input) and _note("softmax"):
         return _SOFTMAX(input)
     return PLAIN_SOFTMAX(input, axis, dtype=dtype)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from mindspore import Tensor, ops
 
-from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_known
+from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+from mindspore_boost_ext.runtime.compiling import is_known
 from mindspore_boost_ext.runtime.padding import pad
 
 

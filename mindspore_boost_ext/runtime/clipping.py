@@ -8,7 +8,8 @@ from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from mindspore.ops.function.clip_func import clip_by_global_norm as ORIGINAL
 
-from mindspore_boost_ext.base.sums import sum_of_squares
+from mindspore_boost_ext.base.sums import factor_to_norm, sum_of_squares
+from mindspore_boost_ext.runtime.compiling import is_known
 
 _each = ops.HyperMap()
 
@@ -22,8 +23,7 @@ def clip_by_global_norm(
     """
     if not (_is_norm(clip_norm, use_norm) and isinstance(x, (tuple, list)) and _are_dense(x)):
         return ORIGINAL(x, clip_norm, use_norm)
-    norm = ops.sqrt(ops.addn(_each(sum_of_squares, x)))
-    factor = clip_norm / ops.maximum(norm, clip_norm)  # of NaN 1
+    factor = factor_to_norm(_each(sum_of_squares, x), clip_norm)
     return _each(ops.partial(ops.mul, factor), x)
 
 
@@ -32,13 +32,8 @@ def _are_dense(gradients: Sequence[Tensor]) -> bool:
     dense = True
     for one in gradients:
         dense = dense and isinstance(one, Tensor) and one.dtype == mstype.float32
-        dense = dense and _is_known(one.shape)
+        dense = dense and is_known(one.shape)
     return dense
-
-
-@ops.constexpr(check=False)  # what a graph does not know is None here, or has None or -1 within
-def _is_known(shape: tuple[int, ...] | None) -> bool:
-    return shape is not None and all((size or 0) > 0 for size in shape)
 
 
 @ops.constexpr(check=False)

@@ -1,4 +1,4 @@
-"""Whether Python runs a function, or MindSpore makes a graph of it."""
+"""Whether Python runs a function, or MindSpore makes a graph of it, and knows a shape."""
 
 from __future__ import annotations
 
@@ -30,3 +30,9 @@ def is_eager() -> bool:
 def is_compiling() -> bool:
     """Return whether a graph is being made, in which a function is no value, and is None here."""
     return _is_no_value(is_compiling)
+
+
+@ops.constexpr(check=False)  # a shape that a graph does not know is None here, or has -1 within
+def is_known(shape: tuple[int, ...] | None) -> bool:
+    """Return whether all sizes of a shape are known, and none is 0."""
+    return shape is not None and all((size or 0) > 0 for size in shape)

@@ -263,7 +263,7 @@ class FasterSchedule(UpdateAround):
 
     def __init__(self, inner: Update, position: Parameter, updates: int, total: int) -> None:
         super().__init__(inner)
-        name = "boost.short_schedule.remainder"  # of c T by E
+        name = "boost.short_schedule.remainder"  # of c T by E; -1 where it is left alone
         self.remainder = Parameter(Tensor([0], ms.int32), name=name, requires_grad=False)
         self.position, self.total = position, total
         self.last = Tensor([total - 1], ms.int32)

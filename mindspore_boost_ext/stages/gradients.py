@@ -10,7 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import RowTensor
 from mindspore_boost_ext.base.mapping import each
-from mindspore_boost_ext.base.sums import filled, sum_of_squares
+from mindspore_boost_ext.base.sums import factor_to_norm, filled, sum_of_squares
 
 
 def filled_like(outputs: Any, value: float) -> Any:
@@ -54,8 +54,7 @@ def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
     That is the 2-norm of all (dense) gradients together.
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """
-    global_norm = ops.sqrt(ops.addn(each(_squared, gradients)))
-    factor = norm / ops.maximum(global_norm, norm)
+    factor = factor_to_norm(each(_squared, gradients), norm)
     return each(ops.partial(multiplied, factor), gradients)
 
 
