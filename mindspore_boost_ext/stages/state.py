@@ -50,14 +50,21 @@ class HostWrites:
     def followed(self) -> Iterator[None]:
         """Surround a step, which begins on what the host has set since the one before."""
         eager = ms.get_context("mode") == ms.PYNATIVE_MODE
-        for parameter, known in zip(self.state, self.known) if eager else ():
-            was_moved = parameter.data_ptr() != known.data_ptr()
-            if was_moved and (parameter.shape, parameter.dtype) == (known.shape, known.dtype):
-                known.copy_(parameter.value())
-                parameter.assign_value(known)
+        moved = [pair for pair in zip(self.state, self.known) if _was_moved(*pair)] if eager else []
+        # Two that were exchanged have each other's memory: it is read before it is written.
+        own = {known.data_ptr() for known in self.known} if moved else set()
+        values = [one.value().copy() if one.data_ptr() in own else one.value() for one, _ in moved]
+        for (parameter, known), value in zip(moved, values):
+            known.copy_(value)
+            parameter.assign_value(known)
         yield
         if eager and not self.known:
             self.known = [_memory_of(one) for one in self.state]
+
+
+def _was_moved(parameter: Parameter, known: Tensor) -> bool:
+    same_kind = (parameter.shape, parameter.dtype) == (known.shape, known.dtype)
+    return parameter.data_ptr() != known.data_ptr() and same_kind
 
 
 def _memory_of(parameter: Parameter) -> Tensor:

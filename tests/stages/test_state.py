@@ -85,3 +85,29 @@ def test_parameters_keep_their_memory_when_nothing_is_set(mode):
     places = [one.data_ptr() for one in step.get_parameters()]
     step(x, y)
     assert [one.data_ptr() for one in step.get_parameters()] == places
+
+
+class Pair(nn.Cell):
+    """Two weights, of which each is exchanged for the other while it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = ms.Parameter(Tensor([1.0], ms.float32))
+        self.second = ms.Parameter(Tensor([5.0], ms.float32))
+
+    def construct(self, x):
+        return (self.first * x + 10.0 * self.second * x).sum()
+
+
+@pytest.mark.parametrize("by_numpy", [False, True])
+def test_two_weights_that_were_exchanged_go_on_in_each_others_place(mode, by_numpy):
+    net = Pair()
+    step = BoostTrainOneStepCell(net, nn.SGD(net.trainable_params(), 1.0))
+    x = Tensor([1.0], ms.float32)
+    step(x)
+    assert (net.first.asnumpy(), net.second.asnumpy()) == (0.0, -5.0)
+    kept = net.second.copy()
+    net.second.set_data(Tensor(net.first.asnumpy()) if by_numpy else net.first)
+    net.first.set_data(kept)
+    step(x)
+    assert (net.first.asnumpy(), net.second.asnumpy()) == (-6.0, -10.0)
