@@ -14,6 +14,7 @@ from mindspore.common.initializer import initializer
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import check, real, shown
+from mindspore_boost_ext.less_batch_normalization.tracing import names_in_code
 
 EPSILON = 1e-4
 
@@ -219,14 +220,41 @@ _NOT_OVER_CLASSES = (
 )
 
 
+_FUNCTIONS_NOT_OVER_CLASSES = frozenset(
+    (
+        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "gaussian_nll_loss"),
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss"),
+        *("soft_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss"),
+    )
+)
+_OVER_CLASSES = frozenset(
+    (
+        *("cross_entropy", "nll_loss", "log_softmax", "LogSoftmax"),
+        *("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
+    )
+)
+
+
 def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
     """Return why a network has no classifier to normalise: no loss of it is over classes; or empty.
 
     Cosines are bounded: a head of them cannot reach targets of any size, and where outputs do not
     compete as the classes of a softmax do, their lengths carry what is learned.
     """
-    cells = [cell for _, cell in network.cells_and_names()]
-    losses = [cell for cell in (*cells, loss_fn) if isinstance(cell, nn.LossBase)]
-    if not losses or not all(isinstance(one, _NOT_OVER_CLASSES) for one in losses):
-        return ""
-    return f"{type(losses[-1]).__name__} is not over classes: the last Dense is no classifier"
+    roots = [network] if loss_fn is None else [network, loss_fn]
+    others: list[str] = []
+    for cell in (cell for root in roots for _, cell in root.cells_and_names()):
+        called = names_in_code(cell)
+        here = sorted(called & _FUNCTIONS_NOT_OVER_CLASSES)
+        if isinstance(cell, _NOT_OVER_CLASSES):
+            here = [type(cell).__name__]
+        if called & _OVER_CLASSES or (not here and _is_lone_loss(cell)):
+            return ""
+        others += here
+    return f"{others[-1]} is not over classes: the last Dense is no classifier" if others else ""
+
+
+def _is_lone_loss(cell: nn.Cell) -> bool:
+    """Return whether a Cell is a loss that holds no other."""
+    losses = (one for _, one in cell.cells_and_names() if isinstance(one, nn.LossBase))
+    return isinstance(cell, nn.LossBase) and all(one is cell for one in losses)

@@ -150,6 +150,9 @@ class _Plan:
     exchanged: list[tuple[nn.Cell, nn.Cell]] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.fixed = {key: why for graph in self.graphs for key, why in graph.fixed.items()}
+
     def norms(self) -> None:
         """Decide on every BatchNorm."""
         removals = _removals(self.graphs)
@@ -168,6 +171,8 @@ class _Plan:
                 removal = Removal(False, _HOOKED)
             if {id(cell), id(cell.gamma), id(cell.beta)} & elsewhere:
                 removal = Removal(False, "other code reads its parameters")
+            if removal.removable and id(cell) in self.fixed:
+                removal = Removal(False, self.fixed[id(cell)])
             reason = failures.get(id(cell), removal.reason)
             objection = self._objection(name, removal) if removal.removable else reason
             if objection:
@@ -221,7 +226,7 @@ class _Plan:
             return _HOOKED
         if not self._trains(dense.weight):
             return "its weight does not train, as in a frozen part"
-        return own_construct(dense)
+        return own_construct(dense) or self.fixed.get(id(dense), "")
 
     def _classifiers(self) -> tuple[list[nn.Dense], str]:
         """Return the Dense layers to normalise, and why these or none."""

@@ -48,6 +48,7 @@ class Graph:
     # For each Cell that was not understood, why. It is one node in ``nodes``.
     failures: dict[nn.Cell, str] = field(default_factory=dict)
     read: set[int] = field(default_factory=set)  # ids of Cells of which other code read Parameters
+    fixed: dict[int, str] = field(default_factory=dict)  # ids of Cells, and why none can replace it
 
     @functools.cached_property
     def users(self) -> dict[Node, list[Node]]:
@@ -98,13 +99,19 @@ def trace_both(network: nn.Cell) -> list[Graph]:
 
 def _reaches_into(cell: nn.Cell, inner: nn.Cell) -> bool:
     """Return whether the code of a Cell names parts of an inner one, and so may call them alone."""
+    parts = names_in_code(cell).intersection(_compat.children(inner))
+    return bool(parts - _compat.children(cell).keys())
+
+
+def names_in_code(cell: nn.Cell) -> set[str]:
+    """Return the names that the methods of a Cell's class look up, if it is the script's own."""
     names: set[str] = set()
     for kind in type(cell).__mro__:
         for function in vars(kind).values():
             own = isinstance(function, FunctionType) and not _is_own(kind.__module__)
             if own and function.__name__ != "__init__":
                 names |= _names(function.__code__)
-    return bool(names.intersection(_compat.children(inner)) - _compat.children(cell).keys())
+    return names
 
 
 class _Tracer:
@@ -153,6 +160,8 @@ class _Tracer:
         known = function.__globals__
         own = {name: self.wrap(known[name]) for name in _names(function.__code__) if name in known}
         own["__builtins__"] = known.get("__builtins__", __builtins__)
+        if "type" in function.__code__.co_names:
+            own["type"] = _type_of
         if args and "super" in function.__code__.co_names:
             kind = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
             own["super"] = lambda *_: _SuperStandIn(kind["__class__"].cell_contents, args[0])
@@ -165,13 +174,16 @@ class _Tracer:
     def _cell(self, cell: CellType) -> CellType:
         """Return a cell of a closure with a proxy for what it holds."""
         try:
-            return CellType(self.wrap(cell.cell_contents))
+            held = cell.cell_contents
         except ValueError:  # still empty
             return cell
+        if isinstance(held, nn.Cell):
+            self.graph.fixed[id(held)] = "a function of the script's holds it"
+        return CellType(self.wrap(held))
 
     def wrap(self, thing: Any) -> object:
         """Return what stands for ``thing`` in traced code."""
-        if isinstance(thing, (Value, _CellStandIn, _Recorder)):
+        if type(thing) in (Value, _CellStandIn, _Recorder):
             return thing
         if isinstance(thing, nn.Cell):
             return _CellStandIn(self, thing)
@@ -304,13 +316,19 @@ class _CellStandIn:
     def __init__(self, tracer: _Tracer, cell: nn.Cell) -> None:
         vars(self).update(_tracer=tracer, _real=cell)
 
-    __class__ = property(lambda self: type(self._real))
+    def _asked(self) -> type:
+        self._tracer.graph.fixed[id(self._real)] = "the network's code asks for its class"
+        return type(self._real)
+
+    __class__ = property(_asked)  # for isinstance
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self._tracer.call_cell(self._real, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         cell, tracer = self._real, self._tracer
+        if name == "cls_name":
+            return self.__class__.__name__
         if name in _compat.own_parameters(cell):
             tracer.graph.read.add(id(cell))
         held = vars(cell).get(name)
@@ -363,11 +381,16 @@ def _listed(result: Any) -> object:
     return list(result) if type(result).__name__.endswith(("dict_values", "dict_items")) else result
 
 
+def _type_of(thing: Any, *others: Any) -> type:
+    """Return what ``type`` does, for a proxy the class of what it stands for."""
+    return type(thing, *others) if others else thing.__class__
+
+
 def _values(thing: Any) -> Iterator[Value]:
     """Yield the proxies for tensors in arguments or results, however nested."""
     if type(thing) is Value:
         yield thing
-    elif isinstance(thing, dict):
+    elif issubclass(type(thing), dict):
         yield from _values(list(thing.values()))
     elif type(thing) in (list, tuple):
         for one in thing:

@@ -199,9 +199,19 @@ class Hidden(nn.Cell):
         return self.one(x) if x.sum() > 0 else self.two(x)
 
 
+class Asked(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(4, 4)
+
+    def construct(self, x):
+        return self.dense(x) if isinstance(self.dense, nn.Dense) else x
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
+        (Asked, "the network's code asks for its class"),
         (Gated, "joined with other features (mul)"),
         (Generator, "layers with weights come after the last Dense (conv2d)"),
         (Twice, "called more than once"),

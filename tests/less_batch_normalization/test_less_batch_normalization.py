@@ -27,7 +27,7 @@ from mindspore_boost_ext import (
     LessBN,
     NoEffectWarning,
 )
-from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN
+from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, no_classes
 from mindspore_boost_ext.less_batch_normalization.rewrite import RemovedBatchNorm, less_bn
 from mindspore_boost_ext.less_batch_normalization.steps import is_batch_norm
 from mindspore_boost_ext.less_batch_normalization.tracing import trace
@@ -85,6 +85,44 @@ class OtherPath(zoo.Block):
         return (out, inner) if self.training else out
 
 
+class Asks(zoo.Block):
+    """Its code decides by the class of a layer what follows it."""
+
+    def asked(self, layer):
+        return isinstance(layer, nn.BatchNorm2d)
+
+    def construct(self, x):
+        inner = self.bn1(self.conv1(x))
+        if self.asked(self.bn1):
+            inner = self.act(inner)
+        return self.act(self.bn2(self.conv2(inner)) + x)
+
+
+class AsksType(Asks):
+    def asked(self, layer):
+        return type(layer).__name__ == "BatchNorm2d"
+
+
+class AsksName(Asks):
+    def asked(self, layer):
+        return layer.cls_name == "BatchNorm2d"
+
+
+def together(conv, norm):
+    return lambda x: norm(conv(x))
+
+
+class Closure(zoo.Block):
+    """A function of its own holds the first BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = together(self.conv1, self.bn1)
+
+    def construct(self, x):
+        return self.act(self.bn2(self.conv2(self.act(self.first(x)))) + x)
+
+
 class Parts(nn.Cell):
     """Not understood, and uses the layers of a block in another order than the block."""
 
@@ -105,6 +143,10 @@ class Parts(nn.Cell):
         (Fused, "FusedBatchNorm has a construct of its own"),
         (Read, "other code reads its parameters"),
         (OtherPath, "its result is used outside of its residual branch too"),
+        (Asks, "the network's code asks for its class"),
+        (AsksType, "the network's code asks for its class"),
+        (AsksName, "the network's code asks for its class"),
+        (Closure, "a function of the script's holds it"),
         (Parts, "Parts uses parts of it, but Parts.construct was not understood"),
     ],
 )
@@ -313,6 +355,53 @@ def test_a_network_without_classes_keeps_its_last_dense(loss, with_loss):
     assert type(net[1]) is nn.Dense
     assert f"{loss.__name__} is not over classes" in boost.report()["less_bn head"].reason
     assert boost.report()["less_bn"].counts["batch_norms_removed"] == 5
+
+
+class Holds(nn.LossBase):
+    def __init__(self, *held):
+        super().__init__()
+        self.held = nn.CellList(list(held))
+
+    def construct(self, outputs, labels):
+        return sum(one(outputs, labels) for one in self.held)
+
+
+class Calls(nn.Cell):
+    def construct(self, outputs, labels):
+        return ops.mse_loss(outputs, labels)
+
+
+class CallsToo(nn.LossBase):
+    def construct(self, outputs, labels):
+        return ops.huber_loss(outputs, labels) + ops.l1_loss(outputs, labels)
+
+
+class Both(nn.Cell):
+    def construct(self, outputs, labels):
+        return ops.cross_entropy(outputs, labels) + ops.mse_loss(outputs, outputs * 0.0)
+
+
+class Unknown(nn.LossBase):
+    def construct(self, outputs, labels):
+        return -(outputs * labels).sum()
+
+
+@pytest.mark.parametrize(
+    ("make_loss", "named"),
+    [
+        (lambda: Holds(nn.MSELoss()), "MSELoss"),
+        (Calls, "mse_loss"),
+        (CallsToo, "l1_loss"),
+        (lambda: Holds(nn.SoftmaxCrossEntropyWithLogits(sparse=True), nn.MSELoss()), ""),
+        (Both, ""),
+        (Unknown, ""),
+    ],
+)
+def test_a_loss_is_known_by_what_it_holds_and_calls(make_loss, named):
+    reason = no_classes(nn.SequentialCell(nn.ReLU()), make_loss())
+    assert reason == (
+        f"{named} is not over classes: the last Dense is no classifier" if named else ""
+    )
 
 
 @pytest.mark.parametrize("settings", [{"fn_flag": "False"}, {"keep_shortcut": "False"}])
