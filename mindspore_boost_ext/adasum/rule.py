@@ -124,10 +124,9 @@ class PairRule(nn.Cell):
         largest = ops.unsorted_segment_max(
             ops.ReduceMax()(ops.abs(pair), -1), self.owners, self.count
         )
-        # 1 for a tensor that is 0 or that has no block in the range.
-        scales = ops.select(largest > 0, largest, ops.ones_like(largest))
-        products = self._products(self._scaled(pair, scales))
-        return ops.reshape(ops.concat((products, scales), 1), (-1,))
+        largest = ops.maximum(largest, 0.0)  # of a tensor without a block in the range, too
+        products = self._products(self._scaled(pair, _divisors(largest)))
+        return ops.reshape(ops.concat((products, largest), 1), (-1,))
 
     def joined(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return products [count, 4] and scales [count, 2] of whole tensors from those of ranges.
@@ -138,7 +137,7 @@ class PairRule(nn.Cell):
         parts = ops.reshape(rows, (-1, self.count, self.columns))
         if self.wide:
             return ops.ReduceSum()(_whole(parts), 0), ops.ones((self.count, 2), self.dtype)
-        scales = ops.ReduceMax()(parts[:, :, 4:], 0)
+        scales = _divisors(ops.ReduceMax()(parts[:, :, 4:], 0))
         products = parts[:, :, :4] * _products_of(parts[:, :, 4:] / scales)
         return ops.ReduceSum()(products, 0), scales
 
@@ -198,6 +197,11 @@ class WholeTree(nn.Cell):
         for rule in self.levels:
             rows = rule(ops.gather(rows, self.neighbours[: len(rule.owners)], 0))
         return rows
+
+
+def _divisors(largest: Tensor) -> Tensor:
+    """Return the largest numbers of tensors, and 1 for those that are 0."""
+    return ops.select(largest > 0, largest, ops.ones_like(largest))
 
 
 def _products_of(factors: Tensor) -> Tensor:

@@ -231,7 +231,8 @@ class DimReduce(Subspace):
             old = ops.where(first, scaled, old)
         by = ops.matmul(old, y)
         crosses = self.outer(s, by) + self.outer(by, s)
-        new = old - r * crosses + (r * r * (y * by).sum() + r) * self.outer(s, s)
+        # Not r * r, which leaves float32 for steps and gradients of unusual units.
+        new = old - r * crosses + (r * (r * (y * by).sum()) + r) * self.outer(s, s)
         return ops.where(known, new, self.inverse_hessian), known
 
     def _loss_here(self, loss: Tensor, *inputs: Tensor) -> Tensor:

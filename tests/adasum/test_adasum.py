@@ -113,6 +113,19 @@ def test_ranges_of_a_tensor_join_to_the_whole(mode, wide):
 
 
 @wide
+@pytest.mark.parametrize("size", [1e-9, 1e-12, 1e-18, 1e-30])
+def test_small_tensors_that_lie_in_one_range_are_averaged_where_they_are_equal(mode, wide, size):
+    """By sums of products that are no float32 unless they are scaled."""
+    steps = (GENERATOR.normal(size=(2, 1, 16)) * size).astype(np.float32)
+    rules = [PairRule(np.array([owner], np.int32), 2, wide) for owner in range(2)]
+    pairs = [rule.pair(Tensor(step), Tensor(step)) for rule, step in zip(rules, steps)]
+    rows = ms.ops.stack([rule.sums(pair) for rule, pair in zip(rules, pairs)])
+    for rule, pair, step in zip(rules, pairs, steps):
+        found = rule.combined(pair, *rule.joined(rows)).asnumpy()
+        assert error(found / size, step / size) <= BOUND * np.linalg.norm(step / size)
+
+
+@wide
 @pytest.mark.parametrize("servers", [2, 3, 7, 8])
 def test_the_whole_tree_on_one_rank_agrees_with_float64(mode, wide, servers):
     """Two tensors of two blocks and of one, the first far larger than the second."""

@@ -76,9 +76,10 @@ def problem(curvature, seed=0):
     return np.linspace(1.0, curvature, N), start, basis
 
 
-def run_quadratic(curvature, scale=1.0, **options):
+def run_quadratic(curvature, scale=1.0, unit=1.0, **options):
     """Take 12 steps; return the weights after each, the weights by the oracle, and its t."""
     curvatures, start, basis = problem(curvature)
+    start = start * np.float32(unit)
     net = Quadratic(curvatures, start)
     weight = ParameterTuple(net.trainable_params())
     constants = (K, RHO, GAMMA, ALPHA, SIGMA, 0, 1)
@@ -116,6 +117,13 @@ def test_twelve_steps_are_those_of_the_rule(mode, curvature, options):
     assert seen["dim_reduce.accepted_steps"] == sum(t > 0 for t in lengths)
     assert seen["dim_reduce.failed_searches"] == sum(t == 0 for t in lengths)
     assert seen["dim_reduce.step_length"] == pytest.approx(lengths[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize("unit", [1.5e-10, 2e-10, 1e12])
+def test_the_rule_holds_for_steps_of_any_unit(mode, unit):
+    """Where y.s is above 1e-20 but its inverse squared is no float32, or 0."""
+    path, expected, _, _ = run_quadratic(2.0, unit=unit)
+    np.testing.assert_allclose(path / unit, expected / unit, atol=1e-5)
 
 
 def test_where_upstream_stalls_for_ever_the_default_descends(mode):
