@@ -7,12 +7,15 @@ import contextlib
 import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from mindspore import Parameter, nn
 
 Use = Union[Parameter, nn.Cell]
+Things = list[Any]
+Bindings = Mapping[str, Sequence[ast.expr]]
+_ANY = ast.Name("any")  # an index that is not written out
 # Code that fills or counts weights asks them for these, and not for their values.
 _NO_VALUE = (
     *("set_data", "init_data", "requires_grad", "asnumpy"),
@@ -29,14 +32,11 @@ def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:
         if kind.__module__.partition(".")[0] in ("mindspore", "builtins"):
             continue  # MindSpore's own Cells read no weights of others
         for node in _attributes_read(kind):
-            found = _reached(cell, node)
-            if isinstance(found, Parameter):
-                yield found
+            yield from _parameters(_reached(cell, node, bindings(kind)))
 
 
-def _is_no_value(cell: nn.Cell, node: ast.Attribute) -> bool:
-    """Return whether an attribute is one of a parameter that is not made of its value."""
-    return node.attr in _NO_VALUE and isinstance(_reached(cell, node.value), Parameter)
+def _parameters(things: Iterable[Any]) -> list[Parameter]:
+    return [one for one in things if isinstance(one, Parameter)]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -72,24 +72,84 @@ def _attributes(node: ast.AST) -> Iterator[ast.Attribute]:
     return (one for one in ast.walk(node) if isinstance(one, ast.Attribute))
 
 
+@functools.lru_cache(maxsize=1024)
+def bindings(code: type | Callable[..., Any]) -> Bindings:
+    """Return of each local name in some code the expressions that it may stand for."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(_source_of(code)):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                _bind(target, node.value, found)
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            _bind(node.target, _element(node.iter), found)
+        elif isinstance(node, ast.NamedExpr):
+            _bind(node.target, node.value, found)
+    return found
+
+
+def _bind(target: ast.expr, value: ast.expr, found: dict[str, list[ast.expr]]) -> None:
+    if isinstance(target, ast.Name):
+        found.setdefault(target.id, []).append(value)
+    elif isinstance(target, ast.Tuple):
+        parts = value.elts if isinstance(value, ast.Tuple) else []
+        if len(parts) != len(target.elts):
+            places = range(len(target.elts))
+            parts = [ast.Subscript(value, ast.Constant(place)) for place in places]
+        for inner, part in zip(target.elts, parts):
+            _bind(inner, part, found)
+
+
+def _element(iterable: ast.expr) -> ast.expr:
+    """Return an expression for what a loop takes one after the other."""
+    if isinstance(iterable, ast.Call):
+        name = getattr(iterable.func, "attr", getattr(iterable.func, "id", ""))
+        if name in ("values", "items") and isinstance(iterable.func, ast.Attribute):
+            one = ast.Subscript(iterable.func.value, _ANY)
+            return ast.Tuple([_ANY, one]) if name == "items" else one
+        if name in ("enumerate", "zip"):
+            counter = [_ANY] if name == "enumerate" else []
+            return ast.Tuple([*counter, *map(_element, iterable.args)])
+    return ast.Subscript(iterable, _ANY)
+
+
 def _is_self(node: ast.AST) -> bool:
     """Return whether an expression is ``self``."""
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def _reached(cell: nn.Cell, node: ast.expr) -> Any:
-    """Return what ``self.a.b`` is for a Cell, None if that is no chain of attributes from self."""
+def _reached(cell: nn.Cell, node: ast.expr, names: Bindings, seen: tuple[str, ...] = ()) -> Things:
+    """Return what ``self.a.b`` or ``self.a[i].b`` may be for a Cell, also under another name.
+
+    More than one thing where the code takes one after the other; none for other expressions.
+    """
     if _is_self(node):
-        return cell
-    if isinstance(node, ast.Attribute):
+        return [cell]
+    if isinstance(node, ast.Name):
+        known = () if node.id in seen else names.get(node.id, ())
+        return [one for value in known for one in _reached(cell, value, names, (*seen, node.id))]
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return []
+    held = _reached(cell, node.value, names, seen)
+    if isinstance(node, ast.Subscript):
+        return [one for thing in held for one in _elements(thing, node.slice)]
+    found = []
+    for thing in held:
         with contextlib.suppress(Exception):  # of a property of the user's
-            return getattr(_reached(cell, node.value), node.attr, None)
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-        held, place = _reached(cell, node.value), node.slice.value
-        ordered = isinstance(held, (nn.SequentialCell, nn.CellList, list, tuple))
-        if ordered and isinstance(place, int) and -len(held) <= place < len(held):
-            return held[place]
-    return None
+            found.append(getattr(thing, node.attr, None))
+    return found
+
+
+def _elements(held: Any, index: ast.expr) -> Things:
+    """Return the element of a container; all of them where the index is not written out."""
+    is_dict = isinstance(held, (dict, nn.CellDict))
+    if not is_dict and not isinstance(held, (nn.SequentialCell, nn.CellList, list, tuple)):
+        return []
+    try:
+        return [held[ast.literal_eval(index)]]
+    except (ValueError, TypeError):  # no constant, or one of another kind
+        return list(held.values() if is_dict else held)
+    except LookupError:
+        return []
 
 
 # ---- In which order ----
@@ -120,6 +180,7 @@ class _Reader:
 
     def __init__(self, function: object, cell: nn.Cell, known: dict[object, list[Use]]) -> None:
         self.function, self.cell, self.known = function, cell, known
+        self.names = bindings(function)
         self.values: set[str] = set()  # what is made of the inputs
         self.made_of: dict[str, list[Use]] = {}  # what is made of parameters alone
         self.at_the_end: list[Use] = []
@@ -193,19 +254,22 @@ class _Reader:
                 yield from self._uses(one, parameters)
 
     def _uses_of_attribute(self, node: ast.Attribute, parameters: list[Parameter]) -> Iterator[Use]:
-        if _is_no_value(self.cell, node):
-            return
+        if node.attr in _NO_VALUE and _parameters(self._reached(node.value)):
+            return  # what is not made of the parameter's value
         if _is_super(node.value):
             yield from _used_by(self._above(node.attr), self.cell, self.known)
             return
         yield from self._uses(node.value, parameters)
-        value = _reached(self.cell, node)
-        if isinstance(value, Parameter):
-            parameters.append(value)
-        elif isinstance(value, nn.Cell):
-            yield value
-        elif inspect.ismethod(value) and value.__self__ is self.cell:
-            yield from _used_by(value.__func__, self.cell, self.known)
+        for value in self._reached(node):
+            if isinstance(value, Parameter):
+                parameters.append(value)
+            elif isinstance(value, nn.Cell):
+                yield value
+            elif inspect.ismethod(value) and value.__self__ is self.cell:
+                yield from _used_by(value.__func__, self.cell, self.known)
+
+    def _reached(self, node: ast.expr) -> Things:
+        return _reached(self.cell, node, self.names)
 
     def _has_value(self, node: ast.AST) -> bool:
         """Return whether an expression takes the value, not the shape alone, of an input."""

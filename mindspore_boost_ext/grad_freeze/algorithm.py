@@ -60,7 +60,9 @@ class FreezeAlgorithm(Algorithm):
         variant = step.restricted(optimizer, positions)
         variant.freeze = False
         if step.auto_boost.config.grad_freeze.eval_frozen:
-            frozen = frozen_cells(step.network, variant.weights)
+            trained = {id(one) for one in step.optimizer.parameters}
+            others = [one for one in step.network.trainable_params() if id(one) not in trained]
+            frozen = frozen_cells(step.network, [*variant.weights, *others])
             # A copy would lose what captures; these layers act alike in training and evaluation.
             kept = () if step.captures_part is None else step.captures_part.layers
             variant.network = eval_copy(step.network, frozen, kept).set_grad()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterable
+from types import MethodType
 from typing import Any
 
 from mindspore import nn
@@ -52,6 +54,7 @@ class _Copier:
         if not evaluates and not changed:
             return cell
         made: nn.Cell = _compat.shallow_copy(cell)
+        self.done[_key(cell, evaluates)] = made  # a method that it holds as an attribute is its own
         for name, child in children.items():
             _compat.set_child(made, name, child)
         for name, value in _compat.own_attributes(made).items():
@@ -67,8 +70,15 @@ class _Copier:
         if isinstance(value, nn.Cell):
             here, elsewhere = _key(value, within), (id(value), not within)
             return self.done.get(here, self.done.get(elsewhere, value))
-        if type(value) in (list, tuple) and any(isinstance(one, nn.Cell) for one in value):
-            return type(value)(self._replaced(one, within) for one in value)
+        if type(value) in (list, tuple):
+            replaced = type(value)(self._replaced(one, within) for one in value)
+            return replaced if any(map(operator.is_not, replaced, value)) else value
+        if type(value) is dict:
+            replaced = {name: self._replaced(one, within) for name, one in value.items()}
+            changed = any(map(operator.is_not, replaced.values(), value.values()))
+            return replaced if changed else value
+        if isinstance(value, MethodType) and isinstance(value.__self__, nn.Cell):
+            return MethodType(value.__func__, self._replaced(value.__self__, within))
         return value
 
 

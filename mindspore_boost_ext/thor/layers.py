@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -71,21 +72,24 @@ def layer_plans(
         (``"LayerNorm"`` for those with the rule of LayerNorm).
     """
     wanted = {id(parameter): parameter for parameter in trained}
+    cells = [cell for _, cell in network.cells_and_names()]
+    owned = [{id(one) for one in _compat.own_parameters(cell).values()} for cell in cells]
+    owners = Counter(key for keys in owned for key in keys)
     plans: dict[int, LayerPlan] = {}
     reasons = dict.fromkeys(wanted, "no layer that THOR preconditions")
-    for _, cell in network.cells_and_names():
+    for cell in cells:
         for parameter in _compat.own_parameters(cell).values():
             key = id(parameter)
             if key not in wanted:
                 continue
             plan, reason = _plan(cell, parameter, block)
-            if key in plans or (plan is not None and reasons[key] == "shared"):
-                plans.pop(key, None)  # two layers own one weight: no Kronecker factors for the sum
-                reasons[key] = "shared"
-            elif plan is not None:
-                plans[key] = plan
-            else:
+            if plan is None:
                 reasons[key] = reason
+            elif owners[key] == 1:
+                plans[key] = plan
+    for key in wanted:
+        if owners[key] > 1 and reasons[key] != LAYER_NORM:
+            reasons[key] = "shared"  # no Kronecker factors for the sum of two layers
     for parameter, name in _tables_read(network, plans.values()):
         plans.pop(id(parameter), None)  # no Kronecker factors for the sum here, either
         reasons[id(parameter)] = f"read by the code of {name}, too"

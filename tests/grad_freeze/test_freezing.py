@@ -311,35 +311,91 @@ def test_a_frozen_layer_may_call_the_construct_of_its_base(mode):
     assert len(losses) == 1
 
 
-def test_a_frozen_dropout_rests_however_it_is_reached(mode):
-    """Here through a list of layers, next to the Cell that holds them."""
+class Dropping(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.drop, self.f2 = nn.Dense(3, 3), nn.Dropout(p=0.5), nn.Dense(3, 3)
 
-    class Block(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.fc, self.drop, self.f2 = nn.Dense(3, 3), nn.Dropout(p=0.5), nn.Dense(3, 3)
+    def construct(self, x):
+        return self.f2(self.drop(self.fc(x)))
 
-        def construct(self, x):
-            return self.f2(self.drop(self.fc(x)))
 
-    class Net(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.a, self.head = Block(), nn.SequentialCell(nn.Dense(3, 3), nn.Dense(3, 3))
-            self.way = [self.a.fc, self.a.drop, self.a.f2]
-            nets.fill(self)
+class Reaching(nn.Cell):
+    """Calls the layers of its first part through an attribute next to it."""
 
-        def construct(self, x):
-            for layer in self.way:
-                x = layer(x)
-            return self.head(x)
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = Dropping(), nn.SequentialCell(nn.Dense(3, 3), nn.Dense(3, 3))
+        self.way = self.made()
+        nets.fill(self)
 
-    net = Net()
+    def construct(self, x):
+        return self.head(self.along(x))
+
+
+class ByList(Reaching):
+    def made(self):
+        return [self.a.fc, self.a.drop, self.a.f2]
+
+    def along(self, x):
+        for layer in self.way:
+            x = layer(x)
+        return x
+
+
+class ByPairs(ByList):
+    def made(self):
+        return [(self.a.fc, 0), (self.a.drop, 1), (self.a.f2, 2)]
+
+    def along(self, x):
+        for layer, _ in self.way:
+            x = layer(x)
+        return x
+
+
+class ByDict(ByList):
+    def made(self):
+        return {"a": self.a}
+
+    def along(self, x):
+        return self.way["a"](x)
+
+
+class ByMethod(Reaching):
+    def made(self):
+        return self.inner
+
+    def inner(self, x):
+        return self.a(x)
+
+    def along(self, x):
+        return self.way(x)
+
+
+class ByMethodOfAnother(ByMethod):
+    def made(self):
+        return self.a.construct
+
+
+@pytest.mark.parametrize("kind", [ByList, ByPairs, ByDict, ByMethod, ByMethodOfAnother])
+def test_a_frozen_dropout_rests_however_it_is_reached(mode, kind):
+    net = kind()
     settings = config(param_groups=2, schedule=[1, 1, 1, 1], eval_frozen=True)
     model = decaying(net, settings, nn.SGD(net.trainable_params(), 0.0))
     ((x, y),) = nets.batches(1)
     losses = {float(model.train_network(Tensor(x), Tensor(y)).asnumpy()) for _ in range(4)}
     assert len(losses) == 1
+
+
+def test_what_another_optimizer_trains_is_not_frozen(pynative_mode):
+    """As a discriminator in the step of its generator, while all of the generator trains."""
+    net = ByList()
+    net.head.append(nn.Dense(3, 3))  # enough for two groups
+    settings = config(param_groups=2, schedule=[0, 0, 0, 1], eval_frozen=True)
+    model = decaying(net, settings, nn.SGD(net.head.trainable_params(), 0.0))
+    ((x, y),) = nets.batches(1)
+    losses = {float(model.train_network(Tensor(x), Tensor(y)).asnumpy()) for _ in range(3)}
+    assert len(losses) > 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from models import model_of
 from mindspore_boost_ext import GradientFreeze
 from mindspore_boost_ext.grad_freeze.uses import in_order_of_last_use
 from mindspore_boost_ext.less_batch_normalization import CommonHeadLastFN
+from mindspore_boost_ext.thor.layers import layer_plans
 
 WORDS, WIDTH = 5, 4
 
@@ -51,7 +52,66 @@ class InTwoPlaces(nn.Cell):
         self.last = self.first
 
 
-@pytest.mark.parametrize("kind", [ReadByCode, HeldTwice])
+class ByAnotherName(Body):
+    def construct(self, x):
+        table = self.embedding
+        return ops.matmul(self.hidden(table(x)), table.embedding_table.T)
+
+
+class ByLoop(Body):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.CellList([self.embedding])
+
+    def construct(self, x):
+        for place, table in enumerate(self.tables):
+            x = table(x) + place
+        outputs = [ops.matmul(self.hidden(x), one.embedding_table.T) for one in self.tables]
+        return outputs[place]
+
+
+class ByIndex(ByLoop):
+    def construct(self, x):
+        outputs = []
+        for place in range(1):
+            outputs.append(self.tables[place].embedding_table.T)
+        return ops.matmul(self.hidden(self.embedding(x)), outputs[0])
+
+
+class FromTheEnd(ByLoop):
+    def construct(self, x):
+        return ops.matmul(self.hidden(self.embedding(x)), self.tables[-1].embedding_table.T)
+
+
+class ByKey(Body):
+    def __init__(self):
+        super().__init__()
+        self.parts = {"table": self.embedding}
+
+    def construct(self, x):
+        return ops.matmul(self.hidden(self.embedding(x)), self.parts["table"].embedding_table.T)
+
+
+class ByItems(ByKey):
+    def construct(self, x):
+        x = self.hidden(self.embedding(x))
+        for _, one in self.parts.items():
+            x = ops.matmul(x, one.embedding_table.T)
+        return x
+
+
+TIED = [ReadByCode, HeldTwice, ByAnotherName, ByLoop, ByIndex, FromTheEnd, ByKey, ByItems]
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_thor_leaves_a_tied_embedding_plain(kind):
+    plans, reasons = layer_plans(net := kind(), net.trainable_params(), 128)
+    assert "Embedding" not in [plan.kind for plan in plans]
+    reason = "shared" if kind is HeldTwice else f"read by the code of {kind.__name__}, too"
+    assert reasons[id(net.embedding.embedding_table)] == reason
+
+
+@pytest.mark.parametrize("kind", TIED)
 def test_a_tied_embedding_stands_where_the_output_is(kind):
     net = kind()
     assert in_order_of_last_use(net)[-1] is net.embedding.embedding_table

@@ -11,6 +11,7 @@ from mindspore import Tensor, nn, ops
 from thor_cases import DAMPING, RATE, Weighted, pairs, random, reference, train_layer
 
 from mindspore_boost_ext import BoostTrainOneStepCell, BoostWarning
+from mindspore_boost_ext.thor.layers import layer_plans
 from mindspore_boost_ext.thor.optimizer import THOR
 
 # float32 inverses of matrices with condition numbers up to 100, against float64: 1e-5 to 3e-5 seen.
@@ -244,6 +245,43 @@ class Tied(nn.Cell):
         if self.output is not None:
             return self.output(x)
         return ops.matmul(x, self.embedding.embedding_table.T)
+
+
+class Decoder(nn.Cell):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+
+    def construct(self, x):
+        return ops.matmul(x, self.weight)
+
+
+class Autoencoder(nn.Cell):
+    """Its Dense is used backwards, by a holder that stands in front of it or behind."""
+
+    def __init__(self, in_front, around):
+        super().__init__()
+        encoder = nn.Dense(4, 3)
+        if around:
+            self.weight = encoder.weight
+        elif in_front:
+            self.decoder = Decoder(encoder.weight)
+        self.encoder = encoder
+        if not (around or in_front):
+            self.decoder = Decoder(encoder.weight)
+
+    def construct(self, x):
+        x = self.encoder(x)
+        return self.decoder(x) if hasattr(self, "decoder") else ops.matmul(x, self.weight)
+
+
+@pytest.mark.parametrize(
+    ("in_front", "around"), [(True, False), (False, False), (False, True)], ids=str
+)
+def test_a_weight_that_another_cell_holds_keeps_its_plain_gradient(in_front, around):
+    net = Autoencoder(in_front, around)
+    plans, reasons = layer_plans(net, net.trainable_params(), 128)
+    assert (plans, reasons[id(net.encoder.weight)]) == ([], "shared")
 
 
 def test_a_weight_that_other_code_reads_keeps_its_plain_gradient(mode):
