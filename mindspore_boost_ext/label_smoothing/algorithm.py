@@ -10,7 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates
 from mindspore_boost_ext.base.cells import exchange, layers_of
 from mindspore_boost_ext.report import APPLIED, SKIPPED
-from mindspore_boost_ext.stages.labels import no_class_a_sample
+from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
@@ -57,7 +57,7 @@ class LabelSmoothingAlgorithm(Algorithm):
         losses = layers_of(step.network, (SmoothedLoss,)) if self.is_on(step) else []
         if not (losses and inputs):
             return
-        reason = self._idle(step) or no_class_a_sample(*inputs)
+        reason = self._idle(step) or no_class_a_sample(*inputs) or next_tokens(*inputs)
         if reason:
             self._unfit(step, reason)
             losses[0].share = 0.0

@@ -35,20 +35,22 @@ def next_tokens(*inputs: Any) -> str:
     Another input has the tokens of the first one, one place on. Places whose token comes twice do
     not count: padding, which masks and segments have there, too.
     """
-    if not _are_tokens(inputs[0]):
+    # Without an axis of samples a stream and its targets alone: more may be numbers of users.
+    axes = 1 if len(inputs) == 2 and getattr(inputs[0], "ndim", 2) == 1 else 2
+    if not _are_tokens(inputs[0], axes):
         return ""
     tokens = inputs[0].asnumpy()
-    moved = tokens[:, 1:] != tokens[:, :-1]
+    moved = tokens[..., 1:] != tokens[..., :-1]
     for place, one in enumerate(inputs[1:], 2):
-        if moved.any() and _are_tokens(one) and one.shape == tokens.shape:
-            same = one.asnumpy()[:, :-1] == tokens[:, 1:]
+        if moved.any() and _are_tokens(one, axes) and one.shape == tokens.shape:
+            same = one.asnumpy()[..., :-1] == tokens[..., 1:]
             if same[moved].mean() > _MOST:
                 return f"takes one class a sample, but input {place} has the tokens one place on"
     return ""
 
 
-def _are_tokens(thing: Any) -> bool:
-    return isinstance(thing, Tensor) and thing.ndim == 2 and thing.dtype in (ms.int32, ms.int64)
+def _are_tokens(thing: Any, axes: int) -> bool:
+    return isinstance(thing, Tensor) and thing.ndim == axes and thing.dtype in (ms.int32, ms.int64)
 
 
 def rows_of_places(*inputs: Any) -> str:

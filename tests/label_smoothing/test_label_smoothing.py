@@ -221,6 +221,13 @@ def test_a_language_model_is_refused_or_trains_as_ever(mode):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy(), err_msg=one.name)
 
 
+def test_a_stream_of_tokens_is_a_language_model_too(pynative_mode):
+    """A sequence by itself, without an axis of samples."""
+    stream = np.array([0, 2, 1, 1, 2, 0, 1], np.int32)
+    with pytest.raises(ValueError, match="input 2 has the tokens one place on"):
+        step_of(softmax_loss(True), EachPlace())[1](Tensor(stream[:-1]), Tensor(stream[1:]))
+
+
 @pytest.mark.parametrize(
     ("when", "rate", "refused"),
     [("shorter", [1.0, 0.5], ""), ("shorter", 1.0, "not made shorter"), ("always", 1.0, "")],

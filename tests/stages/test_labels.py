@@ -57,6 +57,8 @@ def one_place_on(words):
 
 @pytest.mark.parametrize(("inputs", "is_language_model"), [
     ((WORDS, one_place_on(WORDS), LENGTHS), True),
+    ((WORDS[0], one_place_on(WORDS)[0]), True),  # a stream
+    ((WORDS[0], WORDS[0] % 2), False),
     ((WORDS, LENGTHS, np.where(one_place_on(WORDS) > 0, one_place_on(WORDS), -100)), True),
     ((WORDS, WORDS, LENGTHS), False),
     ((WORDS, WORDS > 0, LENGTHS), False),  # a mask
