@@ -24,6 +24,7 @@ def batches_of_epoch(params: Mapping[str, Any]) -> int:
     return int(size())
 
 
-def is_last_of_epoch(params: Mapping[str, Any]) -> bool:
+def is_last_of_epoch(params: Mapping[str, Any], steps_before: int) -> bool:
     """Return whether the step that has ended is the last of an epoch of full length."""
-    return params.get("cur_step_num", 0) % batches_of_epoch(params) == 0
+    done: int = params.get("cur_step_num", 0) - steps_before
+    return done == batches_of_epoch(params)

@@ -29,6 +29,7 @@ class FlushAccumulation(Callback):
     def __init__(self) -> None:
         super().__init__()
         self._cell: Any = None
+        self._steps_before = 0  # the epoch; epochs may differ in length
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Find the step cell; log if there is nothing to flush."""
@@ -45,10 +46,16 @@ class FlushAccumulation(Callback):
                 "last update of an epoch: put it in front"
             )
 
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        """Note where the epoch begins."""
+        self._steps_before = run_context.original_args().get("cur_step_num", 0)
+
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Close the window after the last step of an epoch."""
         params = run_context.original_args()
-        if not params.get("dataset_sink_mode") and is_last_of_epoch(params):
+        if params.get("dataset_sink_mode"):
+            return
+        if is_last_of_epoch(params, self._steps_before):
             self.on_train_epoch_end(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:

@@ -23,7 +23,7 @@ from mindspore_boost_ext.callbacks.epoch import DONE, is_last_of_epoch
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.integration.model import EndOfTraining
 from mindspore_boost_ext.report import warn
-from mindspore_boost_ext.runtime.ranks import rank_and_count
+from mindspore_boost_ext.runtime.ranks import launched_rank, rank_and_count
 
 EPOCH = "epoch"
 _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
@@ -71,8 +71,9 @@ class BoostCheckpoint(Callback):
         check_all("BoostCheckpoint", epochs=(epochs, integer(1)))
         self.path = checkpoint_path(path, None)
         self.epochs = int(epochs)
-        folder = os.path.dirname(self.path) or "."
-        if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(self.path):
+        path = self.path.replace(_RANK, str(launched_rank()))
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
             raise ValueError(
                 f"path must name a file in a folder that can be written, got {self.path!r}"
             )
@@ -92,6 +93,7 @@ class BoostCheckpoint(Callback):
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Count on, where the call does not say at which epoch it begins."""
         run = run_context.original_args()
+        self._steps_before: int = run.get("cur_step_num", 0)
         if self._before is None:
             self._before = DONE.get(run.train_network, 0) if run.cur_epoch_num == 1 else 0
 
@@ -101,7 +103,9 @@ class BoostCheckpoint(Callback):
         network, done = run.train_network, (self._before or 0) + run.cur_epoch_num
         is_over = isinstance(network, BoostTrainOneStepCell) and EndOfTraining(network).is_now()
         # Epochs may differ in length: one that does not end where it should is no break alone.
-        is_broken = run_context.get_stop_requested() and not is_last_of_epoch(run)
+        is_broken = run_context.get_stop_requested() and not is_last_of_epoch(
+            run, self._steps_before
+        )
         if is_broken and not is_over:
             warn(f"epoch {done} was broken off: {self.path!r} is left as it was")
             return

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
-from collections.abc import Iterator, Mapping
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+logger = logging.getLogger("mindspore_boost_ext")
 _MEASURED = ("loss", "learning_rate", "samples_per_second", "seconds")
 _NUMBERS = itertools.count()  # of the files of this process
 
@@ -28,7 +33,7 @@ class TensorBoardWriter:
     def __init__(self, folder: str | os.PathLike[str], step: int = 0) -> None:
         path = os.fspath(folder)
         try:
-            from tensorboardX import SummaryWriter
+            from tensorboardX import record_writer
         except ImportError as error:
             raise ImportError(
                 f"tensorboard_dir={path!r} needs tensorboardX: "
@@ -36,27 +41,54 @@ class TensorBoardWriter:
             ) from error
         try:
             os.makedirs(path, exist_ok=True)
-            # The library names files by the second, and writes over one of that name.
-            ending = f".{os.getpid()}.{next(_NUMBERS)}"
-            self._writer: Any = SummaryWriter(path, filename_suffix=ending)
+            # Not the library's SummaryWriter: it names files by the second, and its thread dies of
+            # a full disk, whereupon the training waits for it.
+            name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
+            name += f".{os.getpid()}.{next(_NUMBERS)}"
+            self._file: Any = record_writer.RecordWriter(os.path.join(path, name))
         except OSError as error:
             raise ValueError(
                 f"tensorboard_dir must name a folder that can be written, got {path!r} "
                 f"({error.strerror or error})"
             ) from error
-        self._step = step
+        self.path, self._step = path, step
+        self._put(_event(file_version="brain.Event:2"))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Write the numbers of one record."""
+        """Write the numbers of one record. The first failure is logged and ends the writing."""
         self._step = record.get("step", self._step)
-        for name, value in _scalars(record):
-            self._writer.add_scalar(name, value, self._step)
+        self._put(_event(_scalars(record), step=self._step))
         if record["event"] != "step":
-            self._writer.flush()
+            self._try(lambda file: file.flush())
 
     def close(self) -> None:
         """Bring everything to the disk."""
-        self._writer.close()
+        self._try(lambda file: file.close())
+
+    def _put(self, event: Any) -> None:
+        self._try(lambda file: file.write(event.SerializeToString()))
+
+    def _try(self, do: Callable[[Any], object]) -> None:
+        if self._file is None:
+            return
+        try:
+            do(self._file)
+        except OSError as error:
+            file, self._file, why = self._file, None, error.strerror or error
+            logger.warning("Scalars in '%s' end here, training goes on: %s", self.path, why)
+            with contextlib.suppress(OSError):  # what could not be written, once more
+                file.close()
+
+
+def _event(scalars: Iterable[tuple[str, float]] = (), **fields: Any) -> Any:
+    """Return numbers, or other fields, in the form of TensorBoard."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.summary import scalar
+
+    event = Event(wall_time=time.time(), **fields)
+    for name, value in scalars:
+        event.summary.value.extend(scalar(name, value).value)
+    return event
 
 
 def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -41,7 +41,7 @@ class TrajectorySampler(Callback):
 
     Raises:
         ValueError: if an argument breaks its rule; when training begins, if the folder cannot be
-            used, or holds snapshots of this prefix while ``resume`` is False.
+            used, or holds snapshots of this prefix of another run while ``resume`` is False.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -94,6 +94,7 @@ class TrajectorySampler(Callback):
         self.initial, self.prefix, self.resume = initial, prefix, resume
         self._next = 0
         self._seen = 0  # steps at the last look, which in sink mode is several steps ago
+        self._steps = self._epochs = self._epochs_before = 0  # over all calls of train
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Look at the folder, and save the weights as they are before the first step."""
@@ -106,17 +107,24 @@ class TrajectorySampler(Callback):
             self._save(parameters.network)
         self._next = max(self._next, 1)
 
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
+        """Count on, where the call does not say at which epoch it begins."""
+        is_first = run_context.original_args().cur_epoch_num == 1
+        self._epochs_before = self._epochs if is_first else self._epochs_before
+
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Save after a step whose number is due."""
-        parameters = run_context.original_args()
-        before, self._seen = self._seen, parameters.cur_step_num
-        if self.unit == "step" and self._seen // self.every > before // self.every:
+        parameters, before = run_context.original_args(), self._steps
+        self._steps += parameters.cur_step_num - self._seen
+        self._seen = parameters.cur_step_num
+        if self.unit == "step" and self._steps // self.every > before // self.every:
             self._save(parameters.network)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Save after an epoch whose number is due."""
         parameters = run_context.original_args()
-        if self.unit == "epoch" and parameters.cur_epoch_num % self.every == 0:
+        self._epochs = self._epochs_before + parameters.cur_epoch_num
+        if self.unit == "epoch" and self._epochs % self.every == 0:
             self._save(parameters.network)
 
     def snapshots(self) -> list[str]:
@@ -132,7 +140,7 @@ class TrajectorySampler(Callback):
                 raise ValueError("it is a symbolic link: give the folder itself")
             os.makedirs(self.folder, exist_ok=True)
             there = self.snapshots()
-            if there and not self.resume:
+            if there and not (self.resume or self._next > 0):
                 raise ValueError(
                     f"it holds {len(there)} snapshots of another run: give an empty folder, or "
                     "resume=True when they belong to this run"

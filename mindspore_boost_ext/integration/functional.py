@@ -157,6 +157,7 @@ class TrainStep:
             callbacks += [end := EndOfTraining(self.train_network)]
             epochs = initial_epoch if end.was_before() else epochs
         state = _State(
+            network=self._network,
             train_network=self.train_network,
             optimizer=self.train_network.optimizer,
             train_dataset=dataset,

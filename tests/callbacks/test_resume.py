@@ -376,6 +376,13 @@ def test_a_file_that_is_too_large_is_an_os_error_of_either_kind(tmp_path, kind):
     assert path.read_bytes() == b"before"
 
 
+def test_the_rank_may_stand_in_the_name_of_the_folder(tmp_path):
+    (tmp_path / "rank0").mkdir()
+    train(accumulating(), 1, BoostCheckpoint(tmp_path / "rank{rank}" / "run.ckpt"))
+    assert (tmp_path / "rank0" / "run.ckpt").is_file()
+    assert restore(accumulating().train_network, tmp_path / "rank{rank}" / "run.ckpt") == 1
+
+
 def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
     with pytest.raises(ValueError, match=r"each of the 2 ranks .*run\.rank\{rank\}\.ckpt"):

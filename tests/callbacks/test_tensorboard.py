@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -75,6 +77,24 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_first_step(tmp_path
     for value, kind in ((3, TypeError), ("", ValueError)):
         with pytest.raises(kind, match="BoostMonitor: tensorboard_dir must"):
             BoostMonitor(tensorboard_dir=value)
+
+
+def test_a_full_disk_ends_the_scalars_and_not_the_training(tmp_path, caplog):
+    """A limit of the process stands in for the full disk."""
+    writer = TensorBoardWriter(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        for step in range(1, 1000):
+            writer.write({"event": "step", "step": step, "loss": 1.0})
+        writer.write({"event": "epoch", "step": 999, "loss": 1.0})
+        writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    (message,) = [one.message for one in caplog.records if "Scalars" in one.message]
+    assert "training goes on: File too large" in message
 
 
 def test_runs_of_one_second_have_a_file_each(tmp_path):

@@ -9,7 +9,7 @@ import nets
 import numpy as np
 import pytest
 
-from mindspore_boost_ext import BoostModel, TrajectorySampler
+from mindspore_boost_ext import BoostModel, TrajectorySampler, make_train_step
 from mindspore_boost_ext.dim_reduce.snapshots import layout_of, read_snapshots, snapshot_files
 
 
@@ -52,6 +52,33 @@ def test_the_first_and_the_last_weights_are_there(mode, format, tmp_path):
 def test_when_and_how_many(settings, numbers, tmp_path):
     train_sampled(TrajectorySampler(tmp_path, **settings))
     assert sorted(os.listdir(tmp_path)) == [f"snapshot-{number:05d}.ckpt" for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("settings", "numbers"), [({"every": 2}, 4), ({"every": 5, "unit": "step"}, 3)]
+)
+def test_epochs_and_steps_are_counted_over_several_calls(settings, numbers, tmp_path):
+    """6 epochs of 2 steps."""
+    net, sampler = nets.MLP(), TrajectorySampler(tmp_path, **settings)
+    model = BoostModel(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
+    for _ in range(6):
+        model.train(1, nets.dataset(2), callbacks=[sampler], dataset_sink_mode=False)
+    assert len(sampler.snapshots()) == numbers
+
+
+def test_the_epochs_of_a_run_that_goes_on_have_their_own_numbers(tmp_path):
+    net, sampler = nets.MLP(), TrajectorySampler(tmp_path, every=2, initial=False)
+    model = BoostModel(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
+    model.train(4, nets.dataset(2), [sampler], dataset_sink_mode=False, initial_epoch=1)
+    assert len(sampler.snapshots()) == 2  # after epochs 2 and 4
+
+
+def test_a_loop_of_ones_own_has_snapshots_too(tmp_path):
+    net, sampler = nets.MLP(), TrajectorySampler(tmp_path)
+    step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), level="O0")
+    for batch in step.over(nets.dataset(2), 3, sampler):
+        step(*batch)
+    assert len(sampler.snapshots()) == 4
 
 
 def test_a_second_run_is_refused_or_goes_on(tmp_path):

@@ -19,6 +19,7 @@ from mindspore_boost_ext import (
     FlushAccumulation,
     GradientAccumulation,
     NoEffectWarning,
+    make_train_step,
     read_history,
 )
 from mindspore_boost_ext.grad_accumulation.window import gradient_accumulation_op, gradient_clear_op
@@ -135,6 +136,32 @@ def test_a_sink_size_closes_no_window_in_mid_epoch():
         model.train(2, nets.dataset(4), [FlushAccumulation()], **sinking)
         weights.append(nets.weights(model.train_network))
     nets.assert_same(*weights)
+
+
+class Uneven:
+    """Epochs of 3, 6 and 4 batches; it says that they have 4."""
+
+    def __init__(self):
+        self.sizes = iter((3, 6, 4))
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return (tuple(map(Tensor, one)) for one in nets.batches(next(self.sizes)))
+
+
+def test_epochs_of_other_lengths_close_no_window_but_where_they_end_or_should(pynative_mode):
+    """Windows of 3: one, two and an early one of the fourth batch with those behind it, two."""
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config())
+    done = []
+    for batch in step.over(Uneven(), 3, FlushAccumulation()):
+        step(*batch)
+        done.append(int(optimizer.global_step.asnumpy().item()))
+    # After 3; at the fourth of the second epoch by the callback, too, and at its end; at the end.
+    assert done == [0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
 def test_the_window_is_flushed_before_a_checkpoint_and_a_validation_look(mode, tmp_path):
