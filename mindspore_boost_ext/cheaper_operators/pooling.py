@@ -32,9 +32,15 @@ class CheaperMaxPool(CheaperCell):
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the maxima, [N, C, H, W]."""
-        if self.is_plain(x) or (self.pads and self._pads_in_front(x.shape)):
+        if self.is_plain(x) or self._is_other(x.shape):
             return self.plain(x)
         return self.pool(x)[0]
+
+    def _is_other(self, shape: tuple[int, ...]) -> bool:
+        """Return whether MaxPoolWithArgmax gives something else: nothing for small images."""
+        if self.pads:
+            return self._pads_in_front(shape)
+        return shape[2] < self.kernel[0] or shape[3] < self.kernel[1]
 
     def _pads_in_front(self, shape: tuple[int, ...]) -> bool:
         """Return whether padding comes first: MaxPoolWithArgmax on CPU puts it all to the end."""

@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from mindspore.ops.function.clip_func import clip_by_global_norm as ORIGINAL
 
 from mindspore_boost_ext.base.sums import factor_to_norm, sum_of_squares
-from mindspore_boost_ext.runtime.compiling import is_known
+from mindspore_boost_ext.runtime.compiling import is_compiling, is_eager, is_known
 
 _each = ops.HyperMap()
 
@@ -24,7 +24,9 @@ def clip_by_global_norm(
     if not (_is_norm(clip_norm, use_norm) and isinstance(x, (tuple, list)) and _are_dense(x)):
         return ORIGINAL(x, clip_norm, use_norm)
     factor = factor_to_norm(_each(sum_of_squares, x), clip_norm)
-    return _each(ops.partial(ops.mul, factor), x)
+    clipped: Sequence[Tensor] = _each(ops.partial(ops.mul, factor), x)
+    # As MindSpore's, in GRAPH_MODE beside a graph.
+    return list(clipped) if isinstance(x, list) and _is_beside_a_graph() else clipped
 
 
 def _are_dense(gradients: Sequence[Tensor]) -> bool:
@@ -34,6 +36,10 @@ def _are_dense(gradients: Sequence[Tensor]) -> bool:
         dense = dense and isinstance(one, Tensor) and one.dtype == mstype.float32
         dense = dense and is_known(one.shape)
     return dense
+
+
+def _is_beside_a_graph() -> bool:
+    return not is_compiling() and not is_eager()
 
 
 @ops.constexpr(check=False)

@@ -287,6 +287,22 @@ def test_padded_pooling_is_mindspores_with_ties(graph_mode, kernel, stride, size
     np.testing.assert_array_equal(ms.grad(net)(Tensor(x)).asnumpy(), slope)
 
 
+@pytest.mark.parametrize(("kernel", "stride", "height"), [(4, 4, 1), (4, 3, 2), (2, 2, 1)])
+def test_pooling_of_an_image_smaller_than_the_window_is_mindspores(mode, kernel, stride, height):
+    """It clips the window, or refuses: MaxPoolWithArgmax gives nothing."""
+    x, net = Tensor(RNG.normal(size=(2, 3, height, 9)).astype("f")), Of(nn.Identity(), 1)
+    found = []
+    for exchanged in (False, True):
+        net.inner = nn.MaxPool2d(kernel, stride)
+        if exchanged:
+            assert dict(replaced(net).counts) == {"max_pool": 1}
+        try:
+            found.append(net.inner(x).asnumpy())
+        except ValueError as error:
+            found.append(np.array(str(error).split("\n")[0]))
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("rows", [16, 512])
 @pytest.mark.parametrize("name", ["nn.LayerNorm", "nn.Softmax", "nn.LogSoftmax"])
 def test_small_inputs_take_mindspores_gradient_bit_for_bit(graph_mode, monkeypatch, name, rows):

@@ -100,6 +100,13 @@ def test_mindspores_function_is_not_asked(pynative_mode, monkeypatch, kind):
     np.testing.assert_allclose(found.asnumpy(), [0.6, 0.8], rtol=1e-6)  # float32
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_the_result_is_of_the_kind_of_mindspores(mode, untuned, kind):
+    """Called by Python: in GRAPH_MODE a list, whose elements may be changed."""
+    found, expected = both(lambda: ops.clip_by_global_norm, kind(tensors([[3.0, 4.0]])))
+    assert type(found) is type(expected)
+
+
 class Slope(nn.Cell):
     def construct(self, x, y):
         clipped = ops.clip_by_global_norm((x, y), 1.0)
