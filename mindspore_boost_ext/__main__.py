@@ -22,7 +22,13 @@ from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.boost import record
 from mindspore_boost_ext.boost_cell_wrapper.train_step import FIRST_RUN
 from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
-from mindspore_boost_ext.cli.launcher import INTERRUPTED, file_of_module, run_module, run_script
+from mindspore_boost_ext.cli.launcher import (
+    INTERRUPTED,
+    file_of_module,
+    run_module,
+    run_script,
+    when_threads_have_ended,
+)
 from mindspore_boost_ext.config.page import page
 from mindspore_boost_ext.config.parse import LEVELS, SECTIONS, BoostConfig
 from mindspore_boost_ext.integration import install
@@ -224,22 +230,23 @@ def summary_of_script() -> Iterator[None]:
     built = Built()
     BUILT.append(built)
     FIRST_RUN.append(built.has_run)
+    ended_well = False
     try:
         yield
+        ended_well = True
     except SystemExit as end:
-        if not end.code and built.last is not None:
-            _say(built)
+        ended_well = not end.code and built.last is not None
         raise
-    else:
-        _say(built)
     finally:
-        BUILT.remove(built)
-        FIRST_RUN.remove(built.has_run)
+        when_threads_have_ended(lambda: _end(built, ended_well))
 
 
-def _say(built: Built) -> None:
-    if is_main_process():
-        print(f"mindspore_boost_ext: {built.summary()}", file=sys.stderr)
+def _end(built: Built, ended_well: bool) -> None:
+    BUILT.remove(built)
+    FIRST_RUN.remove(built.has_run)
+    if ended_well and is_main_process():
+        with contextlib.suppress(ValueError, OSError):  # the script may have closed it
+            print(f"mindspore_boost_ext: {built.summary()}", file=sys.stderr or sys.__stderr__)
 
 
 def _show(text: str) -> None:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +154,15 @@ def _problem(options: argparse.Namespace) -> str:
         return "name algorithms, or give --script SCRIPT, not both"
     if not options.script or not os.path.isfile(options.script[0]):
         return f"cannot open the script {' '.join(options.script[:1])!r}"
-    for path in options.configs or ():
-        try:
-            BoostConfig.parse("O1", path)
-        except ValueError as error:
-            return " ".join(str(error).split())
+    return "; ".join(filter(None, map(_problem_of, options.configs or ())))
+
+
+def _problem_of(path: str) -> str:
+    try:
+        BoostConfig.parse("O1", path)
+    except ValueError as error:
+        _, *several = str(error).splitlines()
+        return f"{path}: {'; '.join(map(str.strip, several)) or error}"
     return ""
 
 
@@ -222,7 +226,10 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
             return Outcome(trial.name, FAILED, "no step was seen: ms.Model trained nothing"), []
         written = folder / RESULT  # not there after os._exit
         result = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
-        return comparison.outcome(trial.name, history, result), history
+        found = comparison.outcome(trial.name, history, result)
+        is_idle = trial.level != "O0" and not found.note and comparison.changed_nothing(history)
+        note = comparison.why_nothing(history) if trial.script and is_idle else found.note
+        return replace(found, note=note), history
 
 
 def _unrunnable(trial: Trial) -> str:
@@ -302,7 +309,10 @@ def _last_line(path: Path) -> str:
     if any(_ADVICE.match(line) for line in said):
         begins = [number for number, line in enumerate(said) if line.startswith("Traceback (")]
         behind = said[begins[-1] + 1 :] if begins else said
-        return next((line for line in behind if not line.startswith(" ")), said[-1].strip())
+        error = [line for line in behind if not line.startswith(" ")][:3]
+        # "RuntimeError:" alone may be followed by a heading, and then by what is wrong.
+        taken = len(error) if error and error[0].rstrip().endswith(":") else 1
+        return " ".join(line.strip(" -") for line in error[:taken]) or said[-1].strip()
     return said[-1].strip() if said else ""
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import importlib.machinery
-import importlib.util
 import os
 import runpy
 import sys
+import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
 
@@ -19,38 +20,75 @@ def run_script(script: str, args: Sequence[str]) -> None:
     sys.argv[:] = [script, *args]
     script = os.path.abspath(script)
     # "python -m" put the working directory first; plain Python puts the script's folder there.
-    sys.path[0] = os.path.dirname(os.path.realpath(script))
+    _put_first(os.path.dirname(os.path.realpath(script)))
     _hide_launcher_frames(script)
     with open(script, "rb") as file:
         code = compile(file.read(), script, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
     module.__file__, module.__dict__["__cached__"] = script, None
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
-    module.__dict__["__builtins__"] = builtins
+    module.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = module
     exec(code, module.__dict__)  # the user's own script, as the user asked
 
 
+def _put_first(folder: str) -> None:
+    """Put a folder in the place of the first one that is searched, unless Python was given -P."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
 def file_of_module(name: str) -> str:
-    """Return the file that ``python -m name`` would run; raise a ``ValueError`` without one."""
-    sys.path[0] = os.getcwd()  # as for every module
-    try:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"cannot find the module {name!r}: {error}") from error
+    """Return the file that ``python -m name`` would run; raise a ``ValueError`` without one.
+
+    Nothing is imported: packages are, by ``run_module``, when everything is in its place.
+    """
+    _put_first(os.getcwd())  # as for every module
+    spec, whole = None, ""
+    for part in name.split("."):
+        whole = f"{whole}.{part}" if whole else part
+        spec = _spec_of(whole, spec)
+        if spec is None:
+            break
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _spec_of(f"{name}.__main__", spec)
     if spec is None or not spec.has_location or spec.origin is None:
-        raise ValueError(f"cannot find the module {name!r}, from {os.getcwd()}")
+        raise ValueError(
+            f"cannot find the module {name!r}, from {os.getcwd()}: No module named {whole!r}"
+        )
     return spec.origin
+
+
+def _spec_of(
+    name: str, package: importlib.machinery.ModuleSpec | None
+) -> importlib.machinery.ModuleSpec | None:
+    """Return where a module is, within a package but for one that stands alone."""
+    places = None if package is None else package.submodule_search_locations
+    if not name.rpartition(".")[2] or (package is not None and places is None):
+        return None
+    found = (finder.find_spec(name, places) for finder in sys.meta_path)
+    return next(filter(None, found), None)
 
 
 def run_module(name: str, args: Sequence[str]) -> None:
     """Run a module as ``python -m name args`` would."""
     file = file_of_module(name)
-    sys.argv[:] = [file, *args]
+    sys.argv[:] = ["-m", *args]  # what Python shows to the packages around it
     _hide_launcher_frames(file)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def when_threads_have_ended(do: Callable[[], object]) -> None:
+    """Do something at the end of a script: now, or when threads for which Python waits have ended.
+
+    Python waits for them at the end of the process. The threads of pools are such, too, and end
+    there alone: nothing may wait for them here.
+    """
+    others = [one for one in threading.enumerate() if one is not threading.current_thread()]
+    if any(not one.daemon for one in others):
+        atexit.register(do)
+    else:
+        do()
 
 
 def _hide_launcher_frames(script: str) -> None:

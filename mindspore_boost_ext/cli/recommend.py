@@ -152,7 +152,8 @@ def _race(
     trial = replace(base, name=racer.name, level=racer.level, config=racer.config)
     trial = replace(trial, most_seconds=seconds, most_steps=steps)
     outcome, history = run_trial(trial, racer.name, display)
-    return replace(racer, outcome=outcome, idle=changed_nothing(history)), history
+    idle = racer.level != "O0" and changed_nothing(history)
+    return replace(racer, outcome=outcome, idle=idle), history
 
 
 def _curve(history: Sequence[Record]) -> tuple[list[float], list[float]]:
@@ -191,7 +192,7 @@ def _words(racer: Racer) -> str:
     if racer.outcome.status != RAN:
         return f"failed: {racer.outcome.note}"
     if racer.idle:
-        return "changed nothing here: all of it was skipped"
+        return "changed nothing here: none of it was applied"
     if racer.reached is None and racer.outcome.stopped:
         return "did not reach plain's loss in its share of the minutes"
     if racer.reached is None:

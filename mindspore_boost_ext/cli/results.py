@@ -78,9 +78,9 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
             clocks.setdefault("loss", []).append(now)
         for key, value in (record.get("metrics") or {}).items():
             if isinstance(value, (int, float)):
-                curves.setdefault(key, []).append(float(value))
-                if key != "loss":  # whose clock is that of the loss itself
-                    clocks.setdefault(key, []).append(now)
+                name_of_metric = "validation loss" if key == "loss" else key
+                curves.setdefault(name_of_metric, []).append(float(value))
+                clocks.setdefault(name_of_metric, []).append(now)
     step_s, compile_s = step_and_compile_seconds(steps)
     return Outcome(
         name,
@@ -160,24 +160,36 @@ def applied(history: Sequence[Record]) -> str:
 
 
 def changed_nothing(history: Sequence[Record]) -> bool:
-    """Return whether all that was asked for was skipped in the end, in each training."""
+    """Return whether nothing that was asked for was applied in the end, in no training."""
     starts = [place for place, one in enumerate(history) if one.get("event") == "start"]
     trainings = [history[start:end] for start, end in zip(starts, [*starts[1:], len(history)])]
     rows = [row for one in trainings for row in _asked_for(one)]
-    return bool(rows) and all(row["status"] == SKIPPED for row in rows)
+    is_known = any("report" in record for record in history)
+    return is_known and all(row["status"] == SKIPPED for row in rows)
+
+
+def why_nothing(history: Sequence[Record]) -> str:
+    """Return why nothing of what was asked for is in the report, not even as skipped."""
+    (row,) = [row for row in _rows(history) if row.get("algorithm") == "step"] or [{}]
+    why = row.get("reason") or "the script's Models take no level and settings from outside"
+    return f"nothing was applied: {why}"
 
 
 def _asked_for(history: Sequence[Record]) -> list[dict[str, Any]]:
     """Return the rows of the last report of what was applied, and of what was skipped."""
-    report = next((one["report"] for one in reversed(history) if "report" in one), None)
-    rows: list[dict[str, Any]] = report.get("rows", []) if isinstance(report, dict) else []
     return [
         row
-        for row in rows
+        for row in _rows(history)
         # Others were asked for by nobody, or are a detail such as what became of one layer;
         # the tuning of the machine is alike in every run, and so are the seconds of compiling.
         if row.get("status") in (APPLIED, SKIPPED) and row.get("asked by") not in ("import", "-")
     ]
+
+
+def _rows(history: Sequence[Record]) -> list[dict[str, Any]]:
+    report = next((one["report"] for one in reversed(history) if "report" in one), None)
+    rows: list[dict[str, Any]] = report.get("rows", []) if isinstance(report, dict) else []
+    return rows
 
 
 def several_models(one: Outcome) -> str:

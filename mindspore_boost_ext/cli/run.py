@@ -26,7 +26,7 @@ from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.callbacks.monitor import BoostMonitor
-from mindspore_boost_ext.cli.launcher import run_script
+from mindspore_boost_ext.cli.launcher import run_script, when_threads_have_ended
 from mindspore_boost_ext.cli.trial_settings import (
     LENET,
     NETWORKS,
@@ -77,9 +77,13 @@ def run(path: Path) -> None:
         else:
             report = _run_bundled(trial, path.parent)
     finally:
-        seconds = time.perf_counter() - started
-        result = {"peak_mib": peak_mib(), "seconds": seconds, "report": report, **count}
-        (path.parent / RESULT).write_text(json.dumps(result), encoding="utf-8")
+        when_threads_have_ended(lambda: _write_result(path.parent, started, report, count))
+
+
+def _write_result(folder: Path, started: float, report: str, count: dict[str, int]) -> None:
+    seconds = time.perf_counter() - started
+    result = {"peak_mib": peak_mib(), "seconds": seconds, "report": report, **count}
+    (folder / RESULT).write_text(json.dumps(result), encoding="utf-8")
 
 
 def _run_bundled(trial: Trial, folder: Path) -> str:

@@ -133,6 +133,13 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
             NoEffectWarning,
         )
         return
+    if _compat.builds_own_step(model):
+        warn(
+            f"boost_level {boost.level} has no effect on a {type(model).__name__}, whose class "
+            "builds the training step itself: give the same to ms.Model",
+            NoEffectWarning,
+        )
+        return
     if not isinstance(parts.optimizer, nn.Cell):
         raise TypeError(
             f"boost_level {boost.level} takes one optimizer, got {shown(parts.optimizer)}: leave "
@@ -226,6 +233,7 @@ def boosted_build_train_network(
             f"optimizer must be one optimizer, got {shown(optimizer)}: give each network, or each "
             "part of one, a step of its own"
         )
+    own_level = boost_level is not None
     boost_level, boost_config_dict = level_and_settings(boost_level, boost_config_dict)
     boost = AutoBoost(boost_level, boost_config_dict, algorithms=algorithms)
     if boost.level == "O0" and AutoBoost.is_building():
@@ -234,7 +242,7 @@ def boosted_build_train_network(
     refused = any_optimizer and is_experimental  # by MindSpore's function
     if boost.level == "O0" and not (algorithms or refused) and thor_of(optimizer) is None:
         plain = original(network, optimizer, loss_fn, level, boost.level, **kwargs)
-        return take_down(network, with_report(plain))
+        return take_down(network, with_report(plain), own_level)
     is_own = "loss_scale_manager" in kwargs
     own = kwargs.pop("loss_scale_manager", None)
     manager: Any = own if is_own else _compat.default_loss_scale_manager(level)
@@ -247,7 +255,7 @@ def boosted_build_train_network(
         kwargs["loss_scale_manager"] = None
         accepted = nn.SGD(optimizer.parameters) if refused else optimizer
         plain = original(network, accepted, loss_fn, level, "O0", **kwargs)
-    return take_down(given, boosted_step(plain, optimizer, manager, boost))
+    return take_down(given, boosted_step(plain, optimizer, manager, boost), own_level)
 
 
 def compare_on_ranks(step: object) -> None:
@@ -348,7 +356,7 @@ class BoostModel(ms.Model):
             Default: none.
 
     Raises:
-        TypeError: if ``algorithms`` holds anything else.
+        TypeError: if ``algorithms`` holds anything else, or the level is no str.
         ValueError: for everything wrong with the level or the settings, all in one message.
 
     Supported Platforms:

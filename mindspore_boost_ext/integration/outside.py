@@ -19,7 +19,7 @@ from mindspore_boost_ext.runtime.machine import tuning
 
 LEVEL_VARIABLE = "MINDSPORE_BOOST_EXT_LEVEL"
 CONFIG_VARIABLE = "MINDSPORE_BOOST_EXT_CONFIG"
-_OWN_WORDS = {"boost_level", "boost_config_dict", "acc_level"}
+_LEVELS = {"boost_level", "acc_level"}
 
 
 def settings_from_outside() -> dict[str, str]:
@@ -48,21 +48,24 @@ class Built:
     """The Models and steps of this process, by names, for the summary of the launcher."""
 
     boosted: list[tuple[str, Report]] = field(default_factory=list)  # networks, and their reports
-    plain: list[str] = field(default_factory=list)  # networks that MindSpore's own step trains
+    # Networks that MindSpore's own step trains, and those of Models that build another step.
+    plain: list[str] = field(default_factory=list)
+    other_steps: list[str] = field(default_factory=list)
     own_steps: list[str] = field(default_factory=list)  # cells that the script has brought itself
     # Boosted networks whose Model has a level or settings from the script.
     own_levels: list[str] = field(default_factory=list)
     last: Any = None
 
-    def add(self, network: nn.Cell, step: nn.Cell, has_optimizer: bool) -> None:
-        """Take down what was built for a network, once."""
+    def add(self, network: nn.Cell, step: nn.Cell, has_optimizer: bool, own_level: bool) -> None:
+        """Take down what was built for a network, once; ``own_level`` is one of the script's."""
         if step is self.last or self._knows(step):
             return
         name, self.last = type(network).__name__, step
         if isinstance(step, BoostTrainOneStepCell):
             self.boosted.append((name, step.report()))
         elif has_optimizer:
-            self.plain.append(name)
+            is_other = not own_level and settings_from_outside().get("boost_level", "O0") != "O0"
+            (self.other_steps if is_other else self.plain).append(name)
         elif isinstance(network, nn.TrainOneStepCell):
             self.own_steps.append(name)
 
@@ -106,6 +109,11 @@ class Built:
     def _left_out(self) -> list[str]:
         """Return why networks were not boosted."""
         found = [self._why_plain()] if self.plain else []
+        if self.other_steps:
+            found.append(
+                f"the Model of {_names(self.other_steps)} trains with another step than the usual "
+                "one, which its class, or MindSpore for pipeline stages, has built"
+            )
         return found + ([own_step(_names(self.own_steps))] if self.own_steps else [])
 
     def _why_plain(self) -> str:
@@ -135,28 +143,31 @@ BUILT: list[Built] = []  # one, where the launcher wants a summary
 def construct_model(
     construct: Callable[..., None], model: ms.Model, *args: object, **kwargs: object
 ) -> None:
-    """Construct a Model as ``construct`` does; one without a level gets that from outside."""
+    """Construct a Model as ``construct`` does; one without a level gets that from outside.
+
+    Settings of its own it keeps where none are given there.
+    """
     given = inspect.signature(construct).bind_partial(model, *args, **kwargs).arguments
     trains = given.get("optimizer") is not None
-    own = bool(_OWN_WORDS & {*given, *given.get("kwargs", ())})
+    own = bool(_LEVELS & {*given, *given.get("kwargs", ())})
     if trains and not own:
-        kwargs.update(settings_from_outside())
+        kwargs.update({name: value for name, value in settings_from_outside().items() if value})
     construct(model, *args, **kwargs)
     for built in BUILT:
-        built.add(given["network"], model.train_network, trains)
+        built.add(given["network"], model.train_network, trains, own)
         if trains and own and isinstance(model.train_network, BoostTrainOneStepCell):
             built.own_levels.append(type(given["network"]).__name__)
 
 
-def take_down(network: nn.Cell, step: nn.Cell) -> nn.Cell:
+def take_down(network: nn.Cell, step: nn.Cell, own_level: bool) -> nn.Cell:
     """Take down a step that was built without a Model, and return it."""
     for built in BUILT:
-        built.add(network, step, True)
+        built.add(network, step, True, own_level)
     return step
 
 
 def level_and_settings(level: str | None, config: Any) -> tuple[str, Any]:
-    """Return level and settings of a call; those from outside if it gives neither."""
-    outside = {} if level is not None or config else settings_from_outside()
+    """Return level and settings of a call; those from outside if it gives no level."""
+    outside = settings_from_outside() if level is None else {}
     default = "O0" if level is None else level
-    return outside.get("boost_level", default), outside.get("boost_config_dict", config)
+    return outside.get("boost_level", default), outside.get("boost_config_dict") or config

@@ -57,6 +57,13 @@ def test_the_note_of_a_failed_run_is_its_error_and_not_the_advice_behind_it(tmp_
         "(See file 'analyze_fail.ir' for more details.)\n"
     )
     assert _last_line(output) == "ValueError: For 'Reshape', the shape does not fit"
+    output.write_text(
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3\n'
+        "RuntimeError: \n---------\n- Kernel select failed:\n---------\n"
+        "Unsupported op [X] on CPU\n\n---------\n- C++ Call Stack: (For framework developers)\n"
+    )
+    assert _last_line(output) == "RuntimeError: Kernel select failed: Unsupported op [X] on CPU"
     output.write_text("KeyError: 3\nDuring ...\nmine.Refused: bad data\n----\n")
     assert _last_line(output) == "mine.Refused: bad data"
 
@@ -93,6 +100,8 @@ def test_a_metric_of_the_name_loss_has_no_part_in_the_clock_of_the_loss():
         history.append({"event": "epoch", "loss": loss, "metrics": {"loss": loss + 1}})
     one = comparison.outcome("x", history, {})
     assert one.curve("loss") == ([1.0, 2.0, 3.0], [0.9, 0.5, 0.2])
+    assert one.curve("validation loss") == ([1.0, 2.0, 3.0], [1.9, 1.5, 1.2])
+    assert comparison.table([one]).splitlines()[0].startswith("| run | loss | validation loss |")
     assert comparison.times_to_accuracy([one]) == ("loss", [3.0])
 
 
@@ -218,7 +227,10 @@ def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
         (["--script"], "cannot open the script ''"),
         (["--script", "no.py"], "cannot open the script 'no.py'"),
         (["grad_freeze", "--script", __file__], "name algorithms, or give --script SCRIPT"),
-        (["--configs", "no.json", "--script", __file__], "there is no such file"),
+        (
+            ["--configs", "no.json", "none.json", "--script", __file__],
+            "check the path; none.json: cannot use the file 'none.json'",
+        ),
     ],
 )
 def test_wrong_words_are_explained(words, message, capsys):
@@ -319,6 +331,21 @@ def test_the_comparison_of_a_script(tmp_path, capsys):
     assert windows["note"] == "grad_accumulation"
     assert (freezing["status"], freezing["note"]) == ("failed", "a script may fail")
     assert "a script may fail" in capsys.readouterr().out
+
+
+OWN_STEP = {"algorithm": "step", "asked by": "-", "status": "inactive", "reason": "its own"}
+COMPILED = {"algorithm": "first steps", "asked by": "-", "status": "applied"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [([OWN_STEP, COMPILED], "its own"), ([COMPILED], "the script's Models take no level and")],
+)
+def test_a_script_that_takes_no_settings_is_no_better_than_plain(rows, why):
+    """As one whose Models have steps of their own: each run is a plain one."""
+    history = [{"event": "start", "report": {"rows": rows}}, step(1, 1.0)]
+    assert comparison.changed_nothing(history)
+    assert comparison.why_nothing(history).startswith(f"nothing was applied: {why}")
 
 
 def test_a_script_with_several_models_is_told():

@@ -55,6 +55,7 @@ def test_a_script_sees_what_it_sees_under_plain_python(tmp_path):
 
         print(json.dumps({
             "argv": sys.argv, "name": __name__, "file": __file__, "path": sys.path[0],
+            "annotations": __annotations__,
             "sibling": sibling.VALUE, "main": sys.modules["__main__"].__dict__ is globals(),
             "mean": statistics.MEAN, "hints": str(Local.method.__annotations__),
             "loader": type(__loader__).__name__,
@@ -72,7 +73,7 @@ def test_a_script_sees_what_it_sees_under_plain_python(tmp_path):
 
 @pytest.mark.parametrize("option", [["-m", "pkg.train"], ["-m", "pkg"], ["-mpkg.train"]])
 def test_a_module_sees_what_it_sees_under_plain_python(tmp_path, option):
-    write(tmp_path, "pkg/__init__.py", "")
+    write(tmp_path, "pkg/__init__.py", "import sys\n\nprint(sys.argv)\n")
     write(tmp_path, "pkg/sibling.py", "VALUE = 42\n")
     for file in ("train", "__main__"):
         write(
@@ -98,9 +99,26 @@ def test_a_module_sees_what_it_sees_under_plain_python(tmp_path, option):
     plain = run([sys.executable, *words], tmp_path)
     assert boosted.returncode == plain.returncode == 1
     assert boosted.stdout == plain.stdout
-    assert json.loads(boosted.stdout)["sibling"] == 42
+    assert json.loads(boosted.stdout.splitlines()[-1])["sibling"] == 42
     frames = plain.stderr.partition(f'  File "{tmp_path}')  # plain Python shows those of runpy
     assert boosted.stderr == "Traceback (most recent call last):\n" + "".join(frames[1:])
+
+
+def test_an_error_of_the_package_around_a_module_is_its_own(tmp_path):
+    write(tmp_path, "pkg/__init__.py", "raise ValueError('rate must be positive')\n")
+    write(tmp_path, "pkg/train.py", "")
+    result = run([*LAUNCHER, "-m", "pkg.train"], tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.endswith("ValueError: rate must be positive\n")
+
+
+def test_the_path_is_left_alone_where_python_is_asked_to_be_safe(tmp_path):
+    write(tmp_path, "library/helper.py", "VALUE = 42\n")
+    write(tmp_path, "train.py", "import helper\n\nprint(helper.VALUE)\n")
+    path = os.pathsep.join([str(tmp_path / "library"), *sys.path])
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
+    result = run([*LAUNCHER, "train.py"], tmp_path, env=environment)
+    assert result.stdout == "42\n", result.stderr
 
 
 @pytest.mark.parametrize(
@@ -270,8 +288,9 @@ def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, mes
     [
         (
             ["-m", "nobody.at.all"],
-            "cannot find the module 'nobody.at.all': No module named 'nobody'",
+            "cannot find the module 'nobody.at.all', from ",
         ),
+        (["-m", "email.nobody"], "No module named 'email.nobody'"),
         (["-m", "email"], "cannot find the module 'email', from "),  # a package without __main__
         (["-m", ".x"], "cannot find the module '.x'"),
         (["--explain", "thor", "-m", "json.tool"], "run no script, got 'json.tool'"),
@@ -336,6 +355,24 @@ SCRIPTS = {
     "loop": "gradient = ms.value_and_grad(net, None, optimizer.parameters)",
     "own settings": "ms.Model(net, loss, optimizer, boost_level='O1',\n"
     "         boost_config_dict={'boost': {'mode': 'disable_all'}}).train(1, data)",
+    "own settings alone": "ms.Model(net, loss, optimizer,\n"
+    "         boost_config_dict={'boost': {'mode': 'disable_all'}}).train(1, data)",
+    "own class": "class Own(ms.Model):\n"
+    "    def _build_train_network(self):\n"
+    "        return nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer).set_train()\n"
+    "Own(net, loss, optimizer).train(1, data)",
+    "own class of the usual step": "class Own(ms.Model):\n"
+    "    def _build_train_network(self):\n"
+    "        return super()._build_train_network()\n"
+    "Own(net, loss, optimizer).train(1, data)",
+    "thread": "import threading\n"
+    "def train():\n"
+    "    ms.Model(net, loss, optimizer).train(1, data)\n"
+    "threading.Thread(target=train).start()",
+    "closed": "import os\n"
+    "ms.Model(net, loss, optimizer).train(1, data)\n"
+    "sys.stderr = open(os.devnull, 'w')\n"
+    "sys.stderr.close()",
     "exit": "ms.Model(net, loss, optimizer).train(1, data)\nsys.exit(0)",
     "failure": "ms.Model(net, loss, optimizer)\nraise KeyError('lost')",
 }
@@ -380,6 +417,8 @@ def test_a_script_is_boosted_from_the_environment(launched, tmp_path):
     [
         ("Model", [], "the Model of SequentialCell has no boost_level: put --level O1 before"),
         ("own level", ["--level", "O1"], "gives the Model of SequentialCell boost_level='O0'"),
+        ("own settings alone", [], "the Model of SequentialCell has no boost_level"),
+        ("own class", ["--level", "O1"], "the Model of SequentialCell trains with another step"),
         ("Model", ["--level", "O0"], "O0, switches nothing on for the Model of SequentialCell"),
         ("own step", ["--level", "O1"], "has a step cell of its own, TrainOneStepCell: give ms.M"),
         ("by hand, O0", [], "has a step cell of its own, BoostTrainOneStepCell: give ms.Model"),
@@ -391,6 +430,39 @@ def test_a_script_that_is_not_boosted_is_told_why(launched, name, words, reason)
     assert result.returncode == 0, result.stderr
     assert "mindspore_boost_ext: nothing was boosted: the " in result.stderr
     assert reason in result.stderr
+
+
+def test_a_class_that_takes_the_usual_step_is_boosted(launched):
+    result = launched("own class of the usual step", "--config", "CONFIG")
+    assert "boost level O1, mode manual" in result.stderr
+
+
+def test_the_summary_waits_for_threads_that_train(tmp_path):
+    """The script's code has run when the training has only begun."""
+    write(tmp_path, "config.json", json.dumps(FREEZES))
+    write(tmp_path, "train.py", TRAINS + SCRIPTS["thread"])
+    result = run([*LAUNCHER, "--config", "config.json", "train.py"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("boost level O1, mode manual") == 1
+    assert "nothing was boosted" not in result.stderr
+
+
+def test_settings_of_a_script_without_a_level_get_one_from_outside(launched):
+    told = launched("own settings alone", "--level", "O1").stderr
+    assert "boost level O1, mode disable_all" in told
+    told = launched("own settings alone", "--config", "CONFIG").stderr
+    assert "boost level O1, mode manual" in told
+    assert "from outside" not in told
+
+
+def test_a_class_that_builds_its_own_step_is_left_alone_with_a_warning(launched):
+    """Its network would be rewritten, and its optimizer another one, without the step for them."""
+    told = launched("own class", "--level", "O1").stderr
+    assert "boost_level O1 has no effect on a Own, whose class builds the training step" in told
+
+
+def test_a_script_may_close_where_its_errors_go(launched):
+    assert launched("closed", "--config", "CONFIG").returncode == 0
 
 
 def test_what_is_not_boosted_is_named_beside_what_is(launched):
