@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from mindspore import nn
 
@@ -96,6 +97,7 @@ class AutoBoost:
         self._undoable: list[Callable[[], None]] = []
         self._regroupings: list[Callable[[Any], Any]] = []
         self.loss_fn: nn.Cell | None = None
+        self._seen: WeakKeyDictionary[nn.Cell, dict[str, Any]] = WeakKeyDictionary()
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         warn_of_idle_settings(self.config)
         record(self._report, self.plan())
@@ -240,6 +242,13 @@ class AutoBoost:
             if build.switches[algorithm.switch]:
                 algorithm.evaluate(network, build)
         return network
+
+    def seen_in_first_batch(self, step: nn.Cell) -> dict[str, Any]:
+        """Return what algorithms have seen in the first batch of a step, by their switches.
+
+        A file keeps it: later batches, and weights that have trained, may show something else.
+        """
+        return self._seen.setdefault(step, {})
 
     @contextlib.contextmanager
     def building(self) -> Iterator[AutoBoost]:

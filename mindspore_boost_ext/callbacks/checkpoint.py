@@ -18,6 +18,7 @@ from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import shown
 
 SETTINGS = "boost.settings"
+FIRST_BATCH = "first batch"  # what it has shown, among the settings
 
 
 def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any) -> None:
@@ -57,7 +58,7 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         raise TypeError("save_checkpoint takes no async_save: the file has to be whole on return")
     path = checkpoint_path(path, settings.get("format", "ckpt"))
     if isinstance(save_obj, nn.TrainOneStepCell):
-        in_force: Any = json.dumps(settings_of(save_obj))
+        in_force: Any = json.dumps({**settings_of(save_obj), **_seen_by(save_obj)})
         if kind_of(path) == "safetensors":  # holds tensors alone
             in_force = Tensor(np.frombuffer(in_force.encode(), np.uint8).copy())
         settings["append_dict"] = {**(settings.get("append_dict") or {}), SETTINGS: in_force}
@@ -110,13 +111,21 @@ def settings_of(train_network: nn.Cell) -> dict[str, str]:
     return boost.settings_in_force()
 
 
-def read_settings(saved: Mapping[str, Any]) -> dict[str, str] | None:
+def read_settings(saved: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the settings that :func:`save_checkpoint` has put into a file; None without any."""
     text = saved.get(SETTINGS)
     if isinstance(text, Tensor):
         text = text.asnumpy().tobytes().decode()
     settings = json.loads(text) if isinstance(text, str) else None
     return settings if isinstance(settings, dict) else None
+
+
+def _seen_by(train_network: nn.Cell) -> dict[str, Any]:
+    """Return what its algorithms have seen in the first batch; empty if nothing, or no step."""
+    if not isinstance(train_network, BoostTrainOneStepCell):
+        return {}
+    seen = train_network.auto_boost.seen_in_first_batch(train_network)
+    return {FIRST_BATCH: seen} if seen else {}
 
 
 def _flush(path: str) -> None:

@@ -12,6 +12,7 @@ from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.callbacks.checkpoint import (
+    FIRST_BATCH,
     SETTINGS,
     checkpoint_path,
     kind_of,
@@ -170,13 +171,17 @@ def restore(
     values = {name: one for name, one in saved.items() if isinstance(one, Parameter)}
     for name in _NOT_PARAMETERS:
         values.pop(name, None)
-    changed = _other_settings(train_network, read_settings(saved), path)
+    settings = read_settings(saved)
+    seen = {} if settings is None else settings.pop(FIRST_BATCH, {})
+    changed = _other_settings(train_network, settings, path)
     if changed and not allow_other_settings:
         raise ValueError(f"{changed}. Give them as before, or allow_other_settings=True")
     _check_parameters(train_network, values, path)
     if changed:
         warn(f"{changed}; training goes on with those of now")
     ms.load_param_into_net(train_network, values)
+    if seen and not changed and isinstance(train_network, BoostTrainOneStepCell):
+        train_network.auto_boost.seen_in_first_batch(train_network).update(seen)
     DONE[train_network] = epoch
     return epoch
 

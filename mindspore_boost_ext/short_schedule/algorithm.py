@@ -111,12 +111,11 @@ class ShortScheduleAlgorithm(Algorithm):
         reason = ""
         if settings.if_unfit == SKIP:
             reason = no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
-        parts = step.updates_per_batch
-        small = _samples(inputs[0]) < _FEWEST * parts
-        whole = reason or small or not _are_of_samples(inputs)
-        why = "" if parts == 1 or whole else _why_whole(step.network, parts, *inputs)
-        if parts > 1 and (whole or why):
-            self._leave_whole(step, why)
+        parts, seen = step.updates_per_batch, step.auto_boost.seen_in_first_batch(step)
+        if parts > 1 and self.switch not in seen:
+            seen[self.switch] = None if reason else _why_whole(step.network, parts, *inputs)
+        if parts > 1 and seen[self.switch] != "":
+            self._leave_whole(step, seen[self.switch] or "")
         if step.reducer_flag and (settings.parts > 1 or settings.if_unfit == SKIP):
             found = {"updates of a batch": str(step.updates_per_batch)}
             found["labels that are classes of samples"] = str(not reason)
@@ -196,8 +195,10 @@ class ShortScheduleAlgorithm(Algorithm):
         return is_over
 
 
-def _why_whole(network: nn.Cell, parts: int, *inputs: Any) -> str:
-    """Return why no part of a batch may be trained on alone; empty if one may."""
+def _why_whole(network: nn.Cell, parts: int, *inputs: Any) -> str | None:
+    """Return why no part of a batch may be trained on alone; empty if one may, None if few gain."""
+    if _samples(inputs[0]) < _FEWEST * parts or not _are_of_samples(inputs):
+        return None
     with on_trial(network) as run:
         try:
             run(*inputs)

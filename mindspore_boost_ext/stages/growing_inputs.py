@@ -121,11 +121,10 @@ class GrowingInputs(Algorithm):
         if not self.is_on(step):
             return
         settings, self._unseen = getattr(step.auto_boost.config, self.switch), False
-        reason = self._unfit(step, settings, *inputs)
-        firsts = [0] * (len(settings.phases) + 1)  # all is behind, but full size
-        if not reason:
-            # The batch may have shown that no update is saved, and shows the sizes.
-            firsts = _merged(self._firsts(step), self._sizes(settings, *inputs))
+        seen = step.auto_boost.seen_in_first_batch(step)
+        if self.switch not in seen:
+            seen[self.switch] = self._seen_in(step, settings, *inputs)
+        reason, firsts = seen[self.switch]
         if step.reducer_flag:
             status = SKIPPED if reason else APPLIED
             remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
@@ -133,12 +132,23 @@ class GrowingInputs(Algorithm):
             words = {"first updates of the sizes": str(firsts)}
             if differences_between_ranks(words, "the first batch"):
                 firsts = list(self._firsts(step))  # sizes that are alike on one rank alone
+                seen[self.switch] = reason, firsts
         self._begin_at(step, firsts)
         if reason:
             step.report().update(self.switch, SKIPPED, reason)
             return
         self._show(step, firsts)
         self.too_short.release()
+
+    def _seen_in(
+        self, step: BoostTrainOneStepCell, settings: Any, *inputs: object
+    ) -> tuple[str, list[int]]:
+        """Return why the network is left at full size, or empty; and where phases begin."""
+        reason = self._unfit(step, settings, *inputs)
+        if reason:
+            return reason, [0] * (len(settings.phases) + 1)  # all is behind, but full size
+        # The batch may have shown that no update is saved, and shows the sizes.
+        return "", _merged(self._firsts(step), self._sizes(settings, *inputs))
 
     def _unfit(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> str:
         """Return why a network is left at full size; raise where that is not asked for."""

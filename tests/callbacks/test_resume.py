@@ -27,6 +27,7 @@ from mindspore_boost_ext import (
     save_checkpoint,
 )
 from mindspore_boost_ext.callbacks import resume
+from mindspore_boost_ext.short_schedule import algorithm
 
 STEPS = 3  # in an epoch: a window of two is half full at its end
 
@@ -324,6 +325,64 @@ def test_a_window_of_the_other_weighting_is_refused_before_it_is_used(mode, one,
     with pytest.raises(ValueError, match=rf"1 micro-batches .*weighting='{other}'"):
         train(second, 1)
     assert second.train_network.accumulation.micro_steps() == 1
+
+
+# ---- what the first batch has shown ----
+
+
+class Shift(nn.Cell):
+    """Sequences [N, L] of numbers to one number each; the loss of a mean, whatever L is."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = ms.Parameter(Tensor([0.5], ms.float32), name="weight")
+
+    def construct(self, x, y):
+        return ((x * self.weight).mean(1) - y).mean()
+
+
+def of_numbers(**section):
+    rates = np.linspace(0.1, 0.0, 24, dtype=np.float32).tolist()
+    net = Shift()
+    config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, **section}
+    optimizer = nn.SGD(net.trainable_params(), rates)
+    return make_train_step(net, None, optimizer, level="O1", config=config)
+
+
+def numbers(samples, length):
+    return Tensor(np.ones((samples, length), np.float32)), Tensor(np.ones(samples, np.float32))
+
+
+def gone_on(folder, first, then, **section):
+    """Return the reports of a step after a batch, and of one that goes on with another batch."""
+    kind, path = next(iter(section)), folder / "run.ckpt"
+    whole, second = of_numbers(**section), of_numbers(**section)
+    whole(*first)
+    save_checkpoint(whole.train_network, path, append_dict={"epoch": 1})
+    restore(second.train_network, path)
+    second(*then)
+    return whole.report()[kind], second.report()[kind]
+
+
+def test_phases_are_those_of_the_first_batch_of_the_run_that_was_saved(mode, tmp_path):
+    """A shorter one, in which two sizes are one token, would merge them."""
+    phases = {"phases": [[0.34, 0.125], [0.34, 0.25]], "total_steps": 24}
+    long, short = numbers(4, 16), numbers(4, 3)
+    before, after = gone_on(tmp_path, long, short, seq_length_warmup=phases)
+    assert before == after
+    fresh = of_numbers(seq_length_warmup=phases)
+    fresh(*short)
+    assert fresh.report()["seq_length_warmup"] != before
+
+
+def test_batches_stay_whole_or_cut_as_in_the_run_that_was_saved(mode, tmp_path, monkeypatch):
+    """Weights that have trained may show something else: here the trial is not made again."""
+    whole = {"total_steps": 24, "share": 0.5, "parts": 2, "whole_share": 0.6, "if_unfit": "skip"}
+    batch, looks = numbers(64, 4), iter(["; batches stay whole, as they are", ""])
+    monkeypatch.setattr(algorithm, "_why_whole", lambda *_: next(looks))
+    before, after = gone_on(tmp_path, batch, batch, short_schedule=whole)
+    assert before == after
+    assert next(looks) == ""
 
 
 # ---- paths and ranks ----
