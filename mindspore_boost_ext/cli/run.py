@@ -69,20 +69,21 @@ class Trial:
 
 def run(path: Path) -> None:
     """Do the run that a file describes; its folder takes the results."""
-    started, report, count = time.perf_counter(), "", {"models": 0, "stopped": False}
+    started, report = time.perf_counter(), ""
     trial = Trial(**json.loads(path.read_text(encoding="utf-8")))
+    bound = Bound(trial.most_steps, trial.most_seconds)
     try:
         if trial.script:
-            _run_script(trial, path.parent, count)
+            _run_script(trial, path.parent, bound)
         else:
             report = _run_bundled(trial, path.parent)
     finally:
-        when_threads_have_ended(lambda: _write_result(path.parent, started, report, count))
+        when_threads_have_ended(lambda: _write_result(path.parent, started, report, bound))
 
 
-def _write_result(folder: Path, started: float, report: str, count: dict[str, int]) -> None:
-    seconds = time.perf_counter() - started
-    result = {"peak_mib": peak_mib(), "seconds": seconds, "report": report, **count}
+def _write_result(folder: Path, started: float, report: str, bound: Bound) -> None:
+    result = {"peak_mib": peak_mib(), "seconds": time.perf_counter() - started, "report": report}
+    result.update(models=bound.models, stopped=bound.stopped)
     (folder / RESULT).write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -121,18 +122,14 @@ def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.
     )
 
 
-def _run_script(trial: Trial, folder: Path, count: dict[str, int]) -> None:
-    """Run a script, and count the Models that it trains."""
+def _run_script(trial: Trial, folder: Path, bound: Bound) -> None:
+    """Run a script, whose trainings ``bound`` counts and may end."""
     install()
     # A script decides on its own models; here, in a process made for this, the run decides.
     ms.Model.__init__ = _with_settings(ms.Model.__init__, trial)
     ms.set_seed(trial.seed)  # else each run would begin at other weights; a script may set its own
-    bound = Bound(trial.most_steps, trial.most_seconds, lambda: count.update(stopped=True))
     for name in ("train", "fit", "eval"):
         setattr(ms.Model, name, _with_monitor(getattr(ms.Model, name), folder / HISTORY, bound))
-    known: WeakSet[ms.Model] = WeakSet()
-    for name in ("train", "fit"):
-        setattr(ms.Model, name, _counting(getattr(ms.Model, name), known, count))
     run_script(trial.script, trial.args)
 
 
@@ -156,16 +153,24 @@ class Bound(Callback):
     Args:
         steps (int): 0 for no bound.
         seconds (float): 0 for no bound.
-        late: is called where it is the seconds that end it.
+
+    Attributes:
+        models (int): how many Models it has seen train, by their steps.
+        stopped (bool): whether it was the seconds that have ended a training.
     """
 
-    def __init__(self, steps: int, seconds: float, late: Callable[[], object]) -> None:
+    def __init__(self, steps: int, seconds: float) -> None:
         super().__init__()
-        self.steps, self.seconds, self.late = steps, seconds, late
+        self.steps, self.seconds = steps, seconds
         self.done, self.began = 0, 0.0
+        self.models, self.stopped = 0, False
+        self._known: WeakSet[nn.Cell] = WeakSet()
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Look at the clock."""
+        """Count the Model, and look at the clock."""
+        step = run_context.original_args().train_network
+        self.models += step not in self._known
+        self._known.add(step)
         self.began = self.began or time.perf_counter()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
@@ -174,7 +179,7 @@ class Bound(Callback):
         if 0 < self.steps <= self.done:
             run_context.request_stop()
         elif time.perf_counter() - self.began >= self.seconds > 0:
-            self.late()
+            self.stopped = True
             run_context.request_stop()
 
 
@@ -201,20 +206,6 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
             _WATCHING.remove(monitor)
 
     return monitored
-
-
-def _counting(
-    method: Callable[..., Any], known: WeakSet[ms.Model], count: dict[str, int]
-) -> Callable[..., Any]:
-    """Return a method of ``ms.Model`` that counts each one that it is called for."""
-
-    @functools.wraps(method)
-    def counting(model: ms.Model, *args: object, **kwargs: object) -> object:
-        count["models"] += model not in known
-        known.add(model)
-        return method(model, *args, **kwargs)
-
-    return counting
 
 
 def peak_mib() -> float | None:

@@ -6,9 +6,10 @@ import json
 import math
 import pathlib
 import textwrap
-from weakref import WeakSet
 
 import pytest
+from mindspore import nn
+from mindspore.train import RunContext
 
 import mindspore_boost_ext
 from mindspore_boost_ext import AutoBoost, BoostConfig
@@ -19,9 +20,10 @@ from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli import trial_settings
 from mindspore_boost_ext.cli.compare import _last_line, _why, compare
 from mindspore_boost_ext.cli.results import NOT_RUN, RAN, Outcome
-from mindspore_boost_ext.cli.run import _counting
+from mindspore_boost_ext.cli.run import Bound
 from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS, Setup
 from mindspore_boost_ext.config.parse import ALGORITHMS
+from mindspore_boost_ext.integration.functional import _State as State
 
 
 def step(number, seconds, loss=1.0):
@@ -349,16 +351,12 @@ def test_a_script_that_takes_no_settings_is_no_better_than_plain(rows, why):
 
 
 def test_a_script_with_several_models_is_told():
-    class Model:
-        def train(self):
-            return self
-
-    count = {"models": 0}
-    train = _counting(Model.train, WeakSet(), count)
-    first, second = Model(), Model()
-    assert [train(first), train(first), train(second)] == [first, first, second]
-    assert count == {"models": 2}
-    told = comparison.table([Outcome("O0", "ran", "", **count), Outcome("O1", "ran", "less_bn")])
+    bound, steps = Bound(0, 0.0), [nn.Cell(), nn.Cell()]
+    for step in (steps[0], *steps):
+        bound.on_train_begin(RunContext(State(train_network=step)))
+    assert bound.models == 2
+    outcomes = [Outcome("O0", "ran", models=bound.models), Outcome("O1", "ran", "less_bn")]
+    told = comparison.table(outcomes)
     assert told.endswith("a script that trains one\n- O1: less_bn")
     assert "- O0: it trains 2 Models, whose steps are taken for one training here" in told
 

@@ -6,6 +6,7 @@ import json
 import textwrap
 
 import pytest
+from mindspore import nn
 from mindspore.train import RunContext
 
 from mindspore_boost_ext import BoostConfig
@@ -14,6 +15,7 @@ from mindspore_boost_ext.cli import recommend
 from mindspore_boost_ext.cli import run as cli_run
 from mindspore_boost_ext.cli.results import FAILED, RAN, Outcome
 from mindspore_boost_ext.cli.run import Bound
+from mindspore_boost_ext.integration.functional import _State as State
 
 STEPS = 40
 
@@ -101,18 +103,17 @@ def test_who_does_not_keep_the_loss_has_not_reached_it(race):
     [(1, 0.0, True, False), (0, 1e-9, True, True), (1, 1e-9, True, False), (9, 9e9, False, False)],
 )
 def test_what_ends_a_training(steps, seconds, stops, late):
-    calls, context = [], RunContext({})
-    bound = Bound(steps, seconds, lambda: calls.append("late"))
+    bound, context = Bound(steps, seconds), RunContext(State(train_network=nn.Cell()))
     bound.on_train_begin(context)
     bound.on_train_step_end(context)
     assert context.get_stop_requested() is stops
-    assert bool(calls) is late
+    assert bound.stopped is late
 
 
 def test_the_clock_of_a_script_goes_on_from_training_to_training(monkeypatch):
     now = iter([100.0, 103.0, 104.5])
     monkeypatch.setattr(cli_run.time, "perf_counter", lambda: next(now))
-    bound, context = Bound(0, 4.0, lambda: None), RunContext({})
+    bound, context = Bound(0, 4.0), RunContext(State(train_network=nn.Cell()))
     bound.on_train_begin(context)
     bound.on_train_step_end(context)
     assert not context.get_stop_requested()
