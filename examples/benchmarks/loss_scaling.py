@@ -2,7 +2,7 @@
 
     python examples/benchmarks/loss_scaling.py --seeds 3
 
-What their steps take is in ``loss_scaling_speed.py``.
+What their steps take is in ``step_cost.py``.
 
 **Four layers**: float16 layers whose gradients span 1e-10 to 1. By scheme and layer:
 the share of exact zeros in the gradient that leaves the backward pass, and its relative error in
