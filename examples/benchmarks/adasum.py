@@ -24,6 +24,7 @@ from networks import NETWORKS
 
 from mindspore_boost_ext.adasum import cell as module
 from mindspore_boost_ext.bundled import load_digits
+from mindspore_boost_ext.selftest.oracle import adasum
 
 RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 SAMPLES, HIDDEN, CLASSES, TARGET = 16, 32, 10, 0.35
@@ -71,20 +72,6 @@ def gradients(weights: Weights, images: np.ndarray, labels: np.ndarray) -> Weigh
     slope /= len(labels)
     below = slope @ weights[2].T * (hidden > 0)
     return [images.T @ below, below.sum(axis=0), hidden.T @ slope, slope.sum(axis=0)]
-
-
-def adasum(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the AdaSum of a power of two of tensors, in float64."""
-    while len(parts) > 1:
-        parts = [_pair(*parts[i : i + 2]) for i in range(0, len(parts), 2)]
-    return parts[0]
-
-
-def _pair(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    product = (first * second).sum()
-    squares = [(one * one).sum() for one in (first, second)]
-    shares = [product / (2 * square) if square else 0.0 for square in squares]
-    return (1 - shares[0]) * first + (1 - shares[1]) * second
 
 
 RULES: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {

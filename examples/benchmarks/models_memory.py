@@ -28,11 +28,10 @@ from soak import (
     model_of,
     resident_mib,
     set_up,
-    settings_of,
 )
 
 from mindspore_boost_ext._compat import compiled_graphs
-from mindspore_boost_ext.cli.trial_settings import LENET, PLAIN, runs
+from mindspore_boost_ext.cli.trial_settings import LENET, PLAIN, runs, settings_of
 
 STEPS = 2
 HEADINGS = "mode | run | KiB a Model | over plain | graphs left a Model"

@@ -35,12 +35,11 @@ from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.cli.trial_settings import (
     LENET,
     PLAIN,
-    TRIAL_SETTINGS,
     Setup,
-    TrialSettings,
     configuration,
     parts,
     runs,
+    settings_of,
 )
 
 ADASUM, RANKS = "adasum", 2
@@ -48,11 +47,6 @@ GROWTH_LIMIT = 0.02
 SNAPSHOTS = 40
 HEADINGS = "run | MiB after warm-up | MiB at the end | growth | step at first, ms"
 HEADINGS += " | step at last, ms | quartiles at first | graphs | graphs at the end | steady"
-
-
-def settings_of(name: str) -> TrialSettings:
-    """Return how a run is set up; plain training has no settings of its own."""
-    return TRIAL_SETTINGS.get(name, TrialSettings())
 
 
 def resident_mib() -> float:

@@ -172,9 +172,9 @@ def adasum(steps: Sequence[Array]) -> Array:
 
 def _pair(a: Array, b: Array) -> Array:
     product = (a * b).sum()
-    return np.asarray(
-        (1 - product / (2 * (a * a).sum())) * a + (1 - product / (2 * (b * b).sum())) * b
-    )
+    squares = [(one * one).sum() for one in (a, b)]
+    shares = [product / (2 * square) if square else 0.0 for square in squares]
+    return np.asarray((1 - shares[0]) * a + (1 - shares[1]) * b)
 
 
 def outside_span(movement: Array, snapshots: Array, components: int) -> float:
