@@ -3,9 +3,8 @@
     taskset -c 0 python examples/benchmarks/first_steps.py [--runs 5] [--network "small ResNet"]
 
 Each step is made anew and run as often as it has variants (THOR: one that refreshes its factors,
-then an ordinary one; freezing: its groups), batch 32; the seconds of these runs are those of
-compiling it, but for some hundredths. Plain steps and the others by turns, medians and ranges.
-Demanded of the first of ten groups: at most 2.5. Takes 8 minutes.
+then an ordinary one), batch 32; the seconds of these runs are those of compiling it, but for some
+hundredths. Plain steps and the others by turns, medians and ranges. Takes 6 minutes.
 """
 
 from __future__ import annotations
@@ -15,14 +14,11 @@ import statistics
 from typing import Any
 
 import mindspore as ms
-from freezing import GROUPS
 from harness import print_table, seconds
-from mindspore import Tensor, nn
+from mindspore import nn
 from networks import NETWORKS, grouped, ours, plain_step, waiting
 
 GROUPED = "a scale for each of two groups"
-CHOSEN = "grad_freeze, chosen in the graph"
-IN_TURN = {"grad_freeze": {"param_groups": GROUPS, "schedule": list(range(GROUPS))}}
 THOR = {"thor": {"damping": 0.1}}
 # Name -> the sections of the step's settings, and how many of its variants are run.
 CASES: dict[str, tuple[dict[str, Any], int]] = {
@@ -33,31 +29,16 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "accumulation": ({"grad_accumulation": {"grad_accumulation_step": 4}}, 1),
     "less_bn": ({"less_bn": {}}, 1),
     "grad_freeze, first variant": ({"grad_freeze": {"total_steps": 1000}}, 1),
-    "grad_freeze, all variants": (IN_TURN, GROUPS),
-    CHOSEN: (IN_TURN, 1),
     "THOR, refresh": (THOR, 1),
     "THOR, both variants": (THOR, 2),
 }
-
-
-class Within(nn.Cell):
-    """A Cell around a step, in whose graph the group is chosen."""
-
-    def __init__(self, step: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss."""
-        return self.step(images, labels)
 
 
 def make(network: str, case: str) -> nn.Cell:
     """Return the step of a case."""
     if case == GROUPED:
         return grouped(network)
-    step = ours(NETWORKS[network](), **CASES[case][0])
-    return Within(step) if case == CHOSEN else step
+    return ours(NETWORKS[network](), **CASES[case][0])
 
 
 def row(network: str, case: str, runs: int) -> str:
