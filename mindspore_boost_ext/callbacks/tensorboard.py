@@ -52,12 +52,12 @@ class TensorBoardWriter:
                 f"({error.strerror or error})"
             ) from error
         self.path, self._step = path, step
-        self._put(_event(file_version="brain.Event:2"))
+        self._put(file_version="brain.Event:2")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of one record. The first failure is logged and ends the writing."""
         self._step = record.get("step", self._step)
-        self._put(_event(_scalars(record), step=self._step))
+        self._put(_scalars(record), step=self._step)
         if record["event"] != "step":
             self._try(lambda file: file.flush())
 
@@ -65,7 +65,14 @@ class TensorBoardWriter:
         """Bring everything to the disk."""
         self._try(lambda file: file.close())
 
-    def _put(self, event: Any) -> None:
+    def _put(self, scalars: Iterable[tuple[str, float]] = (), **fields: object) -> None:
+        """Write numbers, or other fields, in the form of TensorBoard."""
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        event = Event(wall_time=time.time(), **fields)
+        for name, value in scalars:
+            event.summary.value.extend(scalar(name, value).value)
         self._try(lambda file: file.write(event.SerializeToString()))
 
     def _try(self, do: Callable[[Any], object]) -> None:
@@ -78,17 +85,6 @@ class TensorBoardWriter:
             logger.warning("Scalars in '%s' end here, training goes on: %s", self.path, why)
             with contextlib.suppress(OSError):  # what could not be written, once more
                 file.close()
-
-
-def _event(scalars: Iterable[tuple[str, float]] = (), **fields: Any) -> Any:
-    """Return numbers, or other fields, in the form of TensorBoard."""
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.summary import scalar
-
-    event = Event(wall_time=time.time(), **fields)
-    for name, value in scalars:
-        event.summary.value.extend(scalar(name, value).value)
-    return event
 
 
 def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

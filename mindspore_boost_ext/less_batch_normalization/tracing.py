@@ -381,7 +381,7 @@ def _listed(result: Any) -> object:
     return list(result) if type(result).__name__.endswith(("dict_values", "dict_items")) else result
 
 
-def _type_of(thing: Any, *others: Any) -> type:
+def _type_of(thing: object, *others: Any) -> type:
     """Return what ``type`` does, for a proxy the class of what it stands for."""
     return type(thing, *others) if others else thing.__class__
 
