@@ -26,7 +26,8 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
 
     Give it ``model.train_network`` to resume a run bit for bit: that holds weights, the optimizer's
     state, the state of every accelerator, and their settings. Load it with :func:`restore`, or
-    with ``ms.load_checkpoint`` and ``ms.load_param_into_net``; into a Model that has stepped, too.
+    with ``ms.load_checkpoint`` and ``ms.load_param_into_net``, as an encrypted one must be; into a
+    Model that has stepped, too.
 
     Args:
         save_obj (Union[Cell, list, dict]): what to save, as for ``ms.save_checkpoint``.
