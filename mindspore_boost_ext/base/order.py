@@ -32,7 +32,7 @@ def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:
         if kind.__module__.partition(".")[0] in ("mindspore", "builtins"):
             continue  # MindSpore's own Cells read no weights of others
         for node in _attributes_read(kind):
-            yield from _parameters(_reached(cell, node, bindings(kind)))
+            yield from _parameters(_reached(cell, node, _bindings(kind)))
 
 
 def _parameters(things: Iterable[Any]) -> list[Parameter]:
@@ -73,7 +73,7 @@ def _attributes(node: ast.AST) -> Iterator[ast.Attribute]:
 
 
 @functools.lru_cache(maxsize=1024)
-def bindings(code: type | Callable[..., Any]) -> Bindings:
+def _bindings(code: type | Callable[..., Any]) -> Bindings:
     """Return of each local name in some code the expressions that it may stand for."""
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(_source_of(code)):
@@ -109,6 +109,8 @@ def _element(iterable: ast.expr) -> ast.expr:
         if name in ("enumerate", "zip"):
             counter = [_ANY] if name == "enumerate" else []
             return ast.Tuple([*counter, *map(_element, iterable.args)])
+        if name in ("reversed", "list", "tuple") and iterable.args:
+            return _element(iterable.args[0])
     return ast.Subscript(iterable, _ANY)
 
 
@@ -180,7 +182,7 @@ class _Reader:
 
     def __init__(self, function: object, cell: nn.Cell, known: dict[object, list[Use]]) -> None:
         self.function, self.cell, self.known = function, cell, known
-        self.names = bindings(function)
+        self.names = _bindings(function)
         self.values: set[str] = set()  # what is made of the inputs
         self.made_of: dict[str, list[Use]] = {}  # what is made of parameters alone
         self.at_the_end: list[Use] = []

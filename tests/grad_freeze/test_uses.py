@@ -66,7 +66,8 @@ class ByLoop(Body):
     def construct(self, x):
         for place, table in enumerate(self.tables):
             x = table(x) + place
-        outputs = [ops.matmul(self.hidden(x), one.embedding_table.T) for one in self.tables]
+        hidden = self.hidden(x)
+        outputs = [ops.matmul(hidden, one.embedding_table.T) for one in reversed(self.tables)]
         return outputs[place]
 
 
