@@ -245,8 +245,9 @@ def _end(built: Built, ended_well: bool) -> None:
     BUILT.remove(built)
     FIRST_RUN.remove(built.has_run)
     if ended_well and is_main_process():
+        text = f"mindspore_boost_ext: {built.summary()}"
         with contextlib.suppress(ValueError, OSError):  # the script may have closed it
-            print(f"mindspore_boost_ext: {built.summary()}", file=sys.stderr or sys.__stderr__)
+            print(text, file=sys.stderr or sys.__stderr__)
 
 
 def _show(text: str) -> None:

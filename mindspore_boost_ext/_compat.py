@@ -6,7 +6,6 @@ Thin adapters: public names for what it keeps private, and where it holds its ow
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -58,14 +57,6 @@ def _alias(name: str, doc: str, *default: object) -> property:
         lambda self, value: setattr(self._model, name, value),
         doc=doc,
     )
-
-
-def builds_own_step(model: ms.Model) -> bool:
-    """Return whether the class of a Model builds the training step without MindSpore's method."""
-    method = getattr(type(model), BUILD_METHOD)
-    code = getattr(inspect.unwrap(method), "__code__", None)
-    calls = code is None or BUILD_METHOD in code.co_names  # that of ms.Model, by super()
-    return method is not vars(ms.Model)[BUILD_METHOD] and not calls
 
 
 class ModelUnderConstruction:

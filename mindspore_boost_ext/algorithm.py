@@ -142,6 +142,15 @@ class Algorithm:
         """
 
 
+def seen_in_first_batch(step: nn.Cell) -> dict[str, Any]:
+    """Return what algorithms have seen in the first batch of a step, by their switches.
+
+    A file keeps it: later batches, and weights that have trained, may show something else.
+    """
+    seen: dict[str, Any] = vars(step).setdefault("seen_in_first_batch", {})
+    return seen
+
+
 def fewest_updates(step: BoostTrainOneStepCell) -> int | None:
     """Return after how many updates algorithms end the training; None: the script does."""
     found = [one.updates_made(step) for one in step.auto_boost.algorithms]

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from mindspore import nn
 
@@ -97,7 +96,6 @@ class AutoBoost:
         self._undoable: list[Callable[[], None]] = []
         self._regroupings: list[Callable[[Any], Any]] = []
         self.loss_fn: nn.Cell | None = None
-        self._seen: WeakKeyDictionary[nn.Cell, dict[str, Any]] = WeakKeyDictionary()
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         warn_of_idle_settings(self.config)
         record(self._report, self.plan())
@@ -220,9 +218,13 @@ class AutoBoost:
         try:
             yield
         except BaseException:
-            while self._undoable:
-                self._undoable.pop()()
+            self.undo()
             raise
+
+    def undo(self) -> None:
+        """Give networks back as they were."""
+        while self._undoable:
+            self._undoable.pop()()
 
     def fit_groups(self, manager: Any) -> None:
         """Give the groups of a ``GroupLossScaleManager`` the rewritten network's parameters."""
@@ -242,13 +244,6 @@ class AutoBoost:
             if build.switches[algorithm.switch]:
                 algorithm.evaluate(network, build)
         return network
-
-    def seen_in_first_batch(self, step: nn.Cell) -> dict[str, Any]:
-        """Return what algorithms have seen in the first batch of a step, by their switches.
-
-        A file keeps it: later batches, and weights that have trained, may show something else.
-        """
-        return self._seen.setdefault(step, {})
 
     @contextlib.contextmanager
     def building(self) -> Iterator[AutoBoost]:

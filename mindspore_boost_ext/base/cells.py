@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any, cast
 
 from mindspore import Parameter, nn, ops
 
@@ -17,6 +17,17 @@ def layers_of(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:
     """Return the layers of some kinds, each once."""
     found = [cell for _, cell in network.cells_and_names() if is_a(cell, kinds)]
     return list(dict.fromkeys(found))
+
+
+def cells_in(thing: object) -> Iterator[nn.Cell]:
+    """Yield Cells, however nested in lists and dicts."""
+    if isinstance(thing, nn.Cell):
+        yield thing
+    elif type(thing) is dict:
+        yield from cells_in(list(thing.values()))
+    elif type(thing) in (list, tuple):
+        for one in cast(Iterable[object], thing):
+            yield from cells_in(one)
 
 
 def is_a(cell: nn.Cell, kinds: tuple[type, ...]) -> bool:

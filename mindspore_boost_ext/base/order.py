@@ -31,8 +31,8 @@ def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:
     for kind in type(cell).__mro__:
         if kind.__module__.partition(".")[0] in ("mindspore", "builtins"):
             continue  # MindSpore's own Cells read no weights of others
-        for node in _attributes_read(kind):
-            yield from _parameters(_reached(cell, node, _bindings(kind)))
+        for node, names in _attributes_read(kind):
+            yield from _parameters(_reached(cell, node, names))
 
 
 def _parameters(things: Iterable[Any]) -> list[Parameter]:
@@ -49,13 +49,17 @@ def _source_of(code: type | Callable[..., Any]) -> ast.AST:
 
 
 @functools.lru_cache(maxsize=1024)
-def _attributes_read(kind: type) -> list[ast.Attribute]:
-    """Return the attributes whose values the methods of a class use."""
+def _attributes_read(kind: type) -> list[tuple[ast.Attribute, Bindings]]:
+    """Return the attributes whose values the methods of a class use, with the local names there."""
     functions = [one for one in ast.walk(_source_of(kind)) if isinstance(one, ast.FunctionDef)]
     filling = _called_from("__init__", functions) - _called_from("construct", functions)
-    nodes = [node for one in functions if one.name not in filling for node in _attributes(one)]
-    aside = {id(one.value) for one in nodes if one.attr in _NO_VALUE}
-    return [one for one in nodes if id(one) not in aside]
+    found = []
+    for function in functions:
+        nodes = [] if function.name in filling else list(_attributes(function))
+        aside = {id(one.value) for one in nodes if one.attr in _NO_VALUE}
+        names = _bindings(function) if nodes else {}
+        found += [(one, names) for one in nodes if id(one) not in aside]
+    return found
 
 
 def _called_from(name: str, functions: Sequence[ast.FunctionDef]) -> set[str]:
@@ -72,14 +76,15 @@ def _attributes(node: ast.AST) -> Iterator[ast.Attribute]:
     return (one for one in ast.walk(node) if isinstance(one, ast.Attribute))
 
 
-@functools.lru_cache(maxsize=1024)
-def _bindings(code: type | Callable[..., Any]) -> Bindings:
+def _bindings(code: ast.AST) -> Bindings:
     """Return of each local name in some code the expressions that it may stand for."""
     found: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(_source_of(code)):
+    for node in ast.walk(code):
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 _bind(target, node.value, found)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            _bind(node.target, node.value, found)
         elif isinstance(node, (ast.For, ast.comprehension)):
             _bind(node.target, _element(node.iter), found)
         elif isinstance(node, ast.NamedExpr):
@@ -108,7 +113,8 @@ def _element(iterable: ast.expr) -> ast.expr:
             return ast.Tuple([_ANY, one]) if name == "items" else one
         if name in ("enumerate", "zip"):
             counter = [_ANY] if name == "enumerate" else []
-            return ast.Tuple([*counter, *map(_element, iterable.args)])
+            several = iterable.args[:1] if counter else iterable.args
+            return ast.Tuple([*counter, *map(_element, several)])
         if name in ("reversed", "list", "tuple") and iterable.args:
             return _element(iterable.args[0])
     return ast.Subscript(iterable, _ANY)
@@ -129,6 +135,10 @@ def _reached(cell: nn.Cell, node: ast.expr, names: Bindings, seen: tuple[str, ..
     if isinstance(node, ast.Name):
         known = () if node.id in seen else names.get(node.id, ())
         return [one for value in known for one in _reached(cell, value, names, (*seen, node.id))]
+    if isinstance(node, ast.IfExp):
+        return [
+            thing for one in (node.body, node.orelse) for thing in _reached(cell, one, names, seen)
+        ]
     if not isinstance(node, (ast.Attribute, ast.Subscript)):
         return []
     held = _reached(cell, node.value, names, seen)
@@ -146,6 +156,8 @@ def _elements(held: Any, index: ast.expr) -> Things:
     is_dict = isinstance(held, (dict, nn.CellDict))
     if not is_dict and not isinstance(held, (nn.SequentialCell, nn.CellList, list, tuple)):
         return []
+    if isinstance(index, ast.Slice):
+        return [held]  # some of them
     try:
         return [held[ast.literal_eval(index)]]
     except (ValueError, TypeError):  # no constant, or one of another kind
@@ -182,7 +194,7 @@ class _Reader:
 
     def __init__(self, function: object, cell: nn.Cell, known: dict[object, list[Use]]) -> None:
         self.function, self.cell, self.known = function, cell, known
-        self.names = _bindings(function)
+        self.names = _bindings(_source_of(function))
         self.values: set[str] = set()  # what is made of the inputs
         self.made_of: dict[str, list[Use]] = {}  # what is made of parameters alone
         self.at_the_end: list[Use] = []

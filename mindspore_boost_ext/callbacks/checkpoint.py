@@ -13,6 +13,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
+from mindspore_boost_ext.algorithm import seen_in_first_batch
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import shown
@@ -123,9 +124,7 @@ def read_settings(saved: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _seen_by(train_network: nn.Cell) -> dict[str, Any]:
     """Return what its algorithms have seen in the first batch; empty if nothing, or no step."""
-    if not isinstance(train_network, BoostTrainOneStepCell):
-        return {}
-    seen = train_network.auto_boost.seen_in_first_batch(train_network)
+    seen = seen_in_first_batch(train_network)
     return {FIRST_BATCH: seen} if seen else {}
 
 

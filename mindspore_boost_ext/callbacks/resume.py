@@ -10,6 +10,7 @@ import mindspore as ms
 from mindspore import Parameter, nn
 from mindspore.train import Callback, RunContext
 
+from mindspore_boost_ext.algorithm import seen_in_first_batch
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.callbacks.checkpoint import (
     FIRST_BATCH,
@@ -71,13 +72,11 @@ class BoostCheckpoint(Callback):
         super().__init__()
         check_all("BoostCheckpoint", epochs=(epochs, integer(1)))
         self.path = checkpoint_path(path, None)
-        self.epochs = int(epochs)
+        self.epochs, self._steps_before = int(epochs), 0
         path = self.path.replace(_RANK, str(launched_rank()))
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
-            raise ValueError(
-                f"path must name a file in a folder that can be written, got {self.path!r}"
-            )
+            raise ValueError(f"path must name a file in a folder that can be written, got {path!r}")
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Refuse one file for several ranks, and Parameters that no file could be restored with."""
@@ -94,7 +93,7 @@ class BoostCheckpoint(Callback):
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Count on, where the call does not say at which epoch it begins."""
         run = run_context.original_args()
-        self._steps_before: int = run.get("cur_step_num", 0)
+        self._steps_before = run.get("cur_step_num", 0)
         if self._before is None:
             self._before = DONE.get(run.train_network, 0) if run.cur_epoch_num == 1 else 0
 
@@ -180,8 +179,9 @@ def restore(
     if changed:
         warn(f"{changed}; training goes on with those of now")
     ms.load_param_into_net(train_network, values)
-    if seen and not changed and isinstance(train_network, BoostTrainOneStepCell):
-        train_network.auto_boost.seen_in_first_batch(train_network).update(seen)
+    if not changed:  # where a batch has been seen already, it has decided
+        now = seen_in_first_batch(train_network)
+        now.update({} if now else seen)
     DONE[train_network] = epoch
     return epoch
 

@@ -13,6 +13,7 @@ from typing import Any
 
 logger = logging.getLogger("mindspore_boost_ext")
 _MEASURED = ("loss", "learning_rate", "samples_per_second", "seconds")
+_FLUSHED_AFTER = 60.0  # seconds, in a long epoch
 _NUMBERS = itertools.count()  # of the files of this process
 
 
@@ -51,14 +52,15 @@ class TensorBoardWriter:
                 f"tensorboard_dir must name a folder that can be written, got {path!r} "
                 f"({error.strerror or error})"
             ) from error
-        self.path, self._step = path, step
+        self.path, self._step, self._flushed = path, step, time.monotonic()
         self._put(file_version="brain.Event:2")
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of one record. The first failure is logged and ends the writing."""
         self._step = record.get("step", self._step)
         self._put(_scalars(record), step=self._step)
-        if record["event"] != "step":
+        if record["event"] != "step" or time.monotonic() - self._flushed > _FLUSHED_AFTER:
+            self._flushed = time.monotonic()
             self._try(lambda file: file.flush())
 
     def close(self) -> None:

@@ -41,13 +41,16 @@ def _put_first(folder: str) -> None:
 def file_of_module(name: str) -> str:
     """Return the file that ``python -m name`` would run; raise a ``ValueError`` without one.
 
-    Nothing is imported: packages are, by ``run_module``, when everything is in its place.
+    Nothing is imported: packages are, by ``run_module``, when everything is in its place. Empty
+    where a package shows only then where its modules are.
     """
     _put_first(os.getcwd())  # as for every module
     spec, whole = None, ""
     for part in name.split("."):
-        whole = f"{whole}.{part}" if whole else part
-        spec = _spec_of(whole, spec)
+        whole, package = f"{whole}.{part}" if whole else part, spec
+        spec = _spec_of(whole, package)
+        if spec is None and package is not None and _may_look_elsewhere(package):
+            return ""
         if spec is None:
             break
     if spec is not None and spec.submodule_search_locations is not None:
@@ -66,15 +69,27 @@ def _spec_of(
     places = None if package is None else package.submodule_search_locations
     if not name.rpartition(".")[2] or (package is not None and places is None):
         return None
-    found = (finder.find_spec(name, places) for finder in sys.meta_path)
-    return next(filter(None, found), None)
+    try:
+        found = (finder.find_spec(name, places) for finder in sys.meta_path)
+        return next(filter(None, found), None)
+    except KeyError:  # of a folder without __init__ in another, which must have been imported
+        return None
+
+
+def _may_look_elsewhere(package: importlib.machinery.ModuleSpec) -> bool:
+    """Return whether a package may find modules where its own file does not stand."""
+    if package.origin is None or not package.has_location:
+        return True  # a folder without __init__
+    with open(package.origin, "rb") as file:
+        return b"__path__" in file.read()
 
 
 def run_module(name: str, args: Sequence[str]) -> None:
     """Run a module as ``python -m name args`` would."""
     file = file_of_module(name)
     sys.argv[:] = ["-m", *args]  # what Python shows to the packages around it
-    _hide_launcher_frames(file)
+    if file:
+        _hide_launcher_frames(file)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

@@ -170,8 +170,13 @@ def changed_nothing(history: Sequence[Record]) -> bool:
 
 def why_nothing(history: Sequence[Record]) -> str:
     """Return why nothing of what was asked for is in the report, not even as skipped."""
-    (row,) = [row for row in _rows(history) if row.get("algorithm") == "step"] or [{}]
-    why = row.get("reason") or "the script's Models take no level and settings from outside"
+    report = _last_report(history)
+    steps = [row for row in report.get("rows", []) if row.get("algorithm") == "step"]
+    why = "the settings switch nothing on"
+    if steps:
+        why = steps[0].get("reason", "")
+    elif str(report.get("title", "")).startswith("boost level O0"):
+        why = "the script's Models take no level and settings from outside"
     return f"nothing was applied: {why}"
 
 
@@ -179,17 +184,16 @@ def _asked_for(history: Sequence[Record]) -> list[dict[str, Any]]:
     """Return the rows of the last report of what was applied, and of what was skipped."""
     return [
         row
-        for row in _rows(history)
+        for row in _last_report(history).get("rows", [])
         # Others were asked for by nobody, or are a detail such as what became of one layer;
         # the tuning of the machine is alike in every run, and so are the seconds of compiling.
         if row.get("status") in (APPLIED, SKIPPED) and row.get("asked by") not in ("import", "-")
     ]
 
 
-def _rows(history: Sequence[Record]) -> list[dict[str, Any]]:
+def _last_report(history: Sequence[Record]) -> dict[str, Any]:
     report = next((one["report"] for one in reversed(history) if "report" in one), None)
-    rows: list[dict[str, Any]] = report.get("rows", []) if isinstance(report, dict) else []
-    return rows
+    return report if isinstance(report, dict) else {}
 
 
 def several_models(one: Outcome) -> str:

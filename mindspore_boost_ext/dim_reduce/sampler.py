@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import weakref
 
 import mindspore as ms
 from mindspore import nn
@@ -94,7 +95,9 @@ class TrajectorySampler(Callback):
         self.initial, self.prefix, self.resume = initial, prefix, resume
         self._next = 0
         self._seen = 0  # steps at the last look, which in sink mode is several steps ago
-        self._steps = self._epochs = self._epochs_before = 0  # over all calls of train
+        self._steps = self._epochs = 0  # over all calls of train
+        self._epochs_before: int | None = None
+        self._samples: weakref.ref[nn.Cell] | None = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Look at the folder, and save the weights as they are before the first step."""
@@ -102,7 +105,10 @@ class TrajectorySampler(Callback):
             return
         parameters = run_context.original_args()
         self._seen = int(parameters.get("cur_step_num", 0) or 0)
-        self._prepare_folder()
+        self._epochs_before = None
+        goes_on = self._samples is not None and self._samples() is parameters.network
+        self._prepare_folder(self.resume or goes_on)
+        self._samples = weakref.ref(parameters.network)
         if self.initial and self._next == 0:
             self._save(parameters.network)
         self._next = max(self._next, 1)
@@ -110,7 +116,8 @@ class TrajectorySampler(Callback):
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Count on, where the call does not say at which epoch it begins."""
         is_first = run_context.original_args().cur_epoch_num == 1
-        self._epochs_before = self._epochs if is_first else self._epochs_before
+        if self._epochs_before is None:
+            self._epochs_before = self._epochs if is_first else 0
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Save after a step whose number is due."""
@@ -123,7 +130,7 @@ class TrajectorySampler(Callback):
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Save after an epoch whose number is due."""
         parameters = run_context.original_args()
-        self._epochs = self._epochs_before + parameters.cur_epoch_num
+        self._epochs = (self._epochs_before or 0) + parameters.cur_epoch_num
         if self.unit == "epoch" and self._epochs % self.every == 0:
             self._save(parameters.network)
 
@@ -134,13 +141,13 @@ class TrajectorySampler(Callback):
         found.sort(key=lambda match: int(match[1]))
         return [os.path.join(self.folder, match[0]) for match in found]
 
-    def _prepare_folder(self) -> None:
+    def _prepare_folder(self, goes_on: bool) -> None:
         try:
             if os.path.islink(self.folder):
                 raise ValueError("it is a symbolic link: give the folder itself")
             os.makedirs(self.folder, exist_ok=True)
             there = self.snapshots()
-            if there and not (self.resume or self._next > 0):
+            if there and not goes_on:
                 raise ValueError(
                     f"it holds {len(there)} snapshots of another run: give an empty folder, or "
                     "resume=True when they belong to this run"

@@ -140,8 +140,8 @@ class TrainStep:
                 tuples of Tensors in each epoch anew and has a length.
             epochs (int): the last epoch, at least 1.
             callbacks (Union[Callback, Sequence[Callback]]): ``BoostMonitor``, ``BoostCheckpoint``,
-                ``FlushAccumulation``, or any callback that needs no more of ``ms.Model`` than
-                those. Default: none.
+                ``FlushAccumulation``, ``TrajectorySampler``, or any callback that needs no more of
+                ``ms.Model`` than those. Default: none.
             initial_epoch (int): how many epochs are done, as :func:`restore` returns. Default: 0.
 
         Raises:

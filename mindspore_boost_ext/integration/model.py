@@ -32,12 +32,11 @@ from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
 from mindspore_boost_ext.integration.outside import (
     construct_model,
     level_and_settings,
-    own_step,
     take_down,
+    with_report,
 )
 from mindspore_boost_ext.report import (
     APPLIED,
-    INACTIVE,
     LOGGER,
     SKIPPED,
     NoEffectWarning,
@@ -133,13 +132,6 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
             NoEffectWarning,
         )
         return
-    if _compat.builds_own_step(model):
-        warn(
-            f"boost_level {boost.level} has no effect on a {type(model).__name__}, whose class "
-            "builds the training step itself: give the same to ms.Model",
-            NoEffectWarning,
-        )
-        return
     if not isinstance(parts.optimizer, nn.Cell):
         raise TypeError(
             f"boost_level {boost.level} takes one optimizer, got {shown(parts.optimizer)}: leave "
@@ -168,21 +160,8 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
     manager = manager_of(parts.loss_scale_manager, parts.boost, parts.has_own_manager)
     step = boosted_step(plain, parts.optimizer, manager, parts.boost)
     release_with(model, step)
+    parts.boost = None  # it has its step
     return step
-
-
-def with_report(plain: nn.Cell, brought: bool = False) -> nn.Cell:
-    """Give MindSpore's own step a report of nothing done, so that scripts run at level O0 too.
-
-    The report says so where the script has brought the step itself. Other Cells stay as they are.
-    """
-    if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
-        boost = AutoBoost()
-        if brought:
-            reason = own_step(type(plain).__name__)
-            boost.report().put(Row("step", "-", INACTIVE, reason))
-        plain.report = boost.report
-    return plain
 
 
 def boosted_step(
@@ -233,7 +212,6 @@ def boosted_build_train_network(
             f"optimizer must be one optimizer, got {shown(optimizer)}: give each network, or each "
             "part of one, a step of its own"
         )
-    own_level = boost_level is not None
     boost_level, boost_config_dict = level_and_settings(boost_level, boost_config_dict)
     boost = AutoBoost(boost_level, boost_config_dict, algorithms=algorithms)
     if boost.level == "O0" and AutoBoost.is_building():
@@ -242,7 +220,7 @@ def boosted_build_train_network(
     refused = any_optimizer and is_experimental  # by MindSpore's function
     if boost.level == "O0" and not (algorithms or refused) and thor_of(optimizer) is None:
         plain = original(network, optimizer, loss_fn, level, boost.level, **kwargs)
-        return take_down(network, with_report(plain), own_level)
+        return take_down(network, with_report(plain), boost.level)
     is_own = "loss_scale_manager" in kwargs
     own = kwargs.pop("loss_scale_manager", None)
     manager: Any = own if is_own else _compat.default_loss_scale_manager(level)
@@ -255,7 +233,7 @@ def boosted_build_train_network(
         kwargs["loss_scale_manager"] = None
         accepted = nn.SGD(optimizer.parameters) if refused else optimizer
         plain = original(network, accepted, loss_fn, level, "O0", **kwargs)
-    return take_down(given, boosted_step(plain, optimizer, manager, boost), own_level)
+    return take_down(given, boosted_step(plain, optimizer, manager, boost), boost.level)
 
 
 def compare_on_ranks(step: object) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import Report
+from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, Report, Row, warn
 from mindspore_boost_ext.runtime.machine import tuning
 
 LEVEL_VARIABLE = "MINDSPORE_BOOST_EXT_LEVEL"
@@ -52,20 +54,19 @@ class Built:
     plain: list[str] = field(default_factory=list)
     other_steps: list[str] = field(default_factory=list)
     own_steps: list[str] = field(default_factory=list)  # cells that the script has brought itself
-    # Boosted networks whose Model has a level or settings from the script.
+    # Boosted networks whose Model has a level from the script.
     own_levels: list[str] = field(default_factory=list)
     last: Any = None
 
-    def add(self, network: nn.Cell, step: nn.Cell, has_optimizer: bool, own_level: bool) -> None:
-        """Take down what was built for a network, once; ``own_level`` is one of the script's."""
+    def add(self, network: nn.Cell, step: nn.Cell, has_optimizer: bool, level: str) -> None:
+        """Take down what was built for a network, once, where this level was asked for."""
         if step is self.last or self._knows(step):
             return
         name, self.last = type(network).__name__, step
         if isinstance(step, BoostTrainOneStepCell):
             self.boosted.append((name, step.report()))
         elif has_optimizer:
-            is_other = not own_level and settings_from_outside().get("boost_level", "O0") != "O0"
-            (self.other_steps if is_other else self.plain).append(name)
+            (self.plain if level == "O0" else self.other_steps).append(name)
         elif isinstance(network, nn.TrainOneStepCell):
             self.own_steps.append(name)
 
@@ -140,6 +141,20 @@ def own_step(names: str) -> str:
 BUILT: list[Built] = []  # one, where the launcher wants a summary
 
 
+def with_report(plain: nn.Cell, brought: bool = False) -> nn.Cell:
+    """Give MindSpore's own step a report of nothing done, so that scripts run at level O0 too.
+
+    The report says so where the script has brought the step itself. Other Cells stay as they are.
+    """
+    if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
+        boost = AutoBoost()
+        if brought:
+            reason = own_step(type(plain).__name__)
+            boost.report().put(Row("step", "-", INACTIVE, reason))
+        plain.report = boost.report
+    return plain
+
+
 def construct_model(
     construct: Callable[..., None], model: ms.Model, *args: object, **kwargs: object
 ) -> None:
@@ -147,22 +162,54 @@ def construct_model(
 
     Settings of its own it keeps where none are given there.
     """
-    given = inspect.signature(construct).bind_partial(model, *args, **kwargs).arguments
+    signature = inspect.signature(construct)
+    given = signature.bind_partial(model, *args, **kwargs).arguments
     trains = given.get("optimizer") is not None
     own = bool(_LEVELS & {*given, *given.get("kwargs", ())})
     if trains and not own:
         kwargs.update({name: value for name, value in settings_from_outside().items() if value})
     construct(model, *args, **kwargs)
+    parts = _compat.ModelUnderConstruction(model)
+    level, unused = parts.boost_level or "O0", parts.boost
+    if unused is not None and not isinstance(model.train_network, BoostTrainOneStepCell):
+        parts.boost = None
+        _leave_alone(unused, signature, construct, model, *args, **kwargs)
     for built in BUILT:
-        built.add(given["network"], model.train_network, trains, own)
+        built.add(given["network"], model.train_network, trains, level)
         if trains and own and isinstance(model.train_network, BoostTrainOneStepCell):
             built.own_levels.append(type(given["network"]).__name__)
 
 
-def take_down(network: nn.Cell, step: nn.Cell, own_level: bool) -> nn.Cell:
+def _leave_alone(
+    boost: AutoBoost,
+    signature: inspect.Signature,
+    construct: Callable[..., None],
+    model: ms.Model,
+    *args: object,
+    **kwargs: object,
+) -> None:
+    """Construct a Model once more, whose class has built a step without ms.Model's method.
+
+    What was done to its network is for a step of this package.
+    """
+    boost.undo()
+    warn(
+        f"boost_level {boost.level} has no effect on this {type(model).__name__}, whose class "
+        "builds the training step itself: give network, loss and optimizer to ms.Model",
+        NoEffectWarning,
+    )
+    plain = signature.bind_partial(model, *args, **kwargs)
+    for held in (plain.arguments, plain.arguments.get("kwargs", {})):
+        for name in _LEVELS & held.keys():
+            held[name] = "O0"
+    construct(*plain.args, **plain.kwargs)
+    with_report(model.train_network, True)
+
+
+def take_down(network: nn.Cell, step: nn.Cell, level: str) -> nn.Cell:
     """Take down a step that was built without a Model, and return it."""
     for built in BUILT:
-        built.add(network, step, True, own_level)
+        built.add(network, step, True, level)
     return step
 
 

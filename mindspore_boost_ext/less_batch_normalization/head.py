@@ -14,7 +14,7 @@ from mindspore.common.initializer import initializer
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import check, real, shown
-from mindspore_boost_ext.less_batch_normalization.tracing import names_in_code
+from mindspore_boost_ext.less_batch_normalization.names import names_in_code
 
 EPSILON = 1e-4
 
@@ -229,7 +229,7 @@ _FUNCTIONS_NOT_OVER_CLASSES = frozenset(
 )
 _OVER_CLASSES = frozenset(
     (
-        *("cross_entropy", "nll_loss", "log_softmax", "LogSoftmax"),
+        *("cross_entropy", "nll_loss", "softmax", "log_softmax", "Softmax", "LogSoftmax"),
         *("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
     )
 )
@@ -241,10 +241,13 @@ def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
     Cosines are bounded: a head of them cannot reach targets of any size, and where outputs do not
     compete as the classes of a softmax do, their lengths carry what is learned.
     """
-    roots = [network] if loss_fn is None else [network, loss_fn]
+    cells = [cell for _, cell in network.cells_and_names()]
+    if loss_fn is not None:  # else it is the network that computes it
+        cells = [cell for cell in cells if isinstance(cell, nn.LossBase)]
+        cells += [cell for _, cell in loss_fn.cells_and_names()]
     others: list[str] = []
-    for cell in (cell for root in roots for _, cell in root.cells_and_names()):
-        called = names_in_code(cell)
+    for cell in cells:
+        called = names_in_code(cell).union(one.name for one in _compat.primitives(cell).values())
         here = sorted(called & _FUNCTIONS_NOT_OVER_CLASSES)
         if isinstance(cell, _NOT_OVER_CLASSES):
             here = [type(cell).__name__]

@@ -8,12 +8,14 @@ import numbers
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
 
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.cells import cells_in
+from mindspore_boost_ext.less_batch_normalization.names import is_own, names_in_code, names_of
 from mindspore_boost_ext.runtime.machine import is_replacement
 
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
@@ -103,22 +105,13 @@ def _reaches_into(cell: nn.Cell, inner: nn.Cell) -> bool:
     return bool(parts - _compat.children(cell).keys())
 
 
-def names_in_code(cell: nn.Cell) -> set[str]:
-    """Return the names that the methods of a Cell's class look up, if it is the script's own."""
-    names: set[str] = set()
-    for kind in type(cell).__mro__:
-        for function in vars(kind).values():
-            own = isinstance(function, FunctionType) and not _is_own(kind.__module__)
-            if own and function.__name__ != "__init__":
-                names |= _names(function.__code__)
-    return names
-
-
 class _Tracer:
     """Runs one Cell on proxies and writes down what happens."""
 
     def __init__(self) -> None:
         self.graph = Graph()
+        self.type_stand_in = _TypeStandIn(self)
+        self._classes: dict[type, _ClassStandIn] = {}  # one for each, as code compares them
 
     def run(self, root: nn.Cell) -> Graph:
         arguments = [self.record("input") for _ in range(_arguments(root))]
@@ -155,13 +148,14 @@ class _Tracer:
 
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a Python function with proxies for what it finds in its surroundings."""
-        while hasattr(function, "__wrapped__") and _is_own(_module_of(function)):
+        while hasattr(function, "__wrapped__") and is_own(_module_of(function)):
             function = function.__wrapped__  # ms.jit and the like
         known = function.__globals__
-        own = {name: self.wrap(known[name]) for name in _names(function.__code__) if name in known}
+        own = {
+            name: self.wrap(known[name]) for name in names_of(function.__code__) if name in known
+        }
         own["__builtins__"] = known.get("__builtins__", __builtins__)
-        if "type" in function.__code__.co_names:
-            own["type"] = _type_of
+        own.update(type=self.type_stand_in, isinstance=_is_instance)
         if args and "super" in function.__code__.co_names:
             kind = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
             own["super"] = lambda *_: _SuperStandIn(kind["__class__"].cell_contents, args[0])
@@ -177,8 +171,8 @@ class _Tracer:
             held = cell.cell_contents
         except ValueError:  # still empty
             return cell
-        if isinstance(held, nn.Cell):
-            self.graph.fixed[id(held)] = "a function of the script's holds it"
+        for one in cells_in(held):
+            self.graph.fixed[id(one)] = "a function of the script's holds it"
         return CellType(self.wrap(held))
 
     def wrap(self, thing: Any) -> object:
@@ -192,8 +186,8 @@ class _Tracer:
         if isinstance(thing, ops.Primitive):
             return _Recorder(self, thing.name)
         if isinstance(thing, type):
-            layer = issubclass(thing, (nn.Cell, ops.Primitive)) and _is_own(thing.__module__)
-            return _ClassStandIn(self, thing) if layer else thing
+            layer = issubclass(thing, (nn.Cell, ops.Primitive)) and is_own(thing.__module__)
+            return self._classes.setdefault(thing, _ClassStandIn(self, thing)) if layer else thing
         if type(thing) in (list, tuple):
             return type(thing)(self.wrap(one) for one in thing)
         if type(thing) is dict:
@@ -208,14 +202,14 @@ class _Tracer:
         if isinstance(thing, (FunctionType, BuiltinFunctionType)):
             if is_replacement(thing):
                 return _Recorder(self, thing.__name__)
-            if _is_own(module) or _is_own(getattr(thing, "__name__", "")):
+            if is_own(module) or is_own(getattr(thing, "__name__", "")):
                 computes = module.startswith(("mindspore.ops", "mindspore.mint", "mindspore._c"))
                 return _Recorder(self, thing.__name__, None if computes else thing)
             is_opaque = module.partition(".")[0] in _OPAQUE_MODULES
             if is_opaque or isinstance(thing, BuiltinFunctionType):
                 return thing
             return lambda *args, **kwargs: self.call(thing, args, kwargs)
-        if callable(thing) and _is_own(type(thing).__module__):
+        if callable(thing) and is_own(type(thing).__module__):
             return _Recorder(self, getattr(thing, "name", None) or type(thing).__name__)
         return thing
 
@@ -299,6 +293,40 @@ class _ClassStandIn:
     def __instancecheck__(self, instance: object) -> bool:
         return isinstance(instance, self._kind)
 
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._kind, name)
+
+
+class _TypeStandIn(_ClassStandIn):
+    """Stands for ``type``, which names the class of what a proxy stands for."""
+
+    def __init__(self, tracer: _Tracer) -> None:
+        super().__init__(tracer, type)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        if len(args) > 1:
+            return cast(Callable[..., object], type)(*args, **kwargs)
+        return self._tracer.wrap(args[0].__class__)
+
+
+def _is_instance(thing: object, kinds: type | tuple[Any, ...]) -> bool:
+    """Return what ``isinstance`` does; note where it would not if another layer were there."""
+    if type(thing) is not _CellStandIn:
+        return isinstance(thing, kinds)
+    plain = tuple(_plain_kinds(kinds))
+    answer = isinstance(thing._real, plain)
+    if answer and not issubclass(nn.Cell, plain):
+        thing._asked()
+    return answer
+
+
+def _plain_kinds(kinds: type | tuple[Any, ...]) -> Iterator[type]:
+    if isinstance(kinds, tuple):
+        for one in kinds:
+            yield from _plain_kinds(one)
+    else:
+        yield kinds._kind if isinstance(kinds, _ClassStandIn) else kinds
+
 
 class _ModuleStandIn:
     """Stands for a module, so that what is taken from it is recorded."""
@@ -320,7 +348,7 @@ class _CellStandIn:
         self._tracer.graph.fixed[id(self._real)] = "the network's code asks for its class"
         return type(self._real)
 
-    __class__ = property(_asked)  # for isinstance
+    __class__ = property(_asked)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self._tracer.call_cell(self._real, args, kwargs)
@@ -381,11 +409,6 @@ def _listed(result: Any) -> object:
     return list(result) if type(result).__name__.endswith(("dict_values", "dict_items")) else result
 
 
-def _type_of(thing: object, *others: Any) -> type:
-    """Return what ``type`` does, for a proxy the class of what it stands for."""
-    return type(thing, *others) if others else thing.__class__
-
-
 def _values(thing: Any) -> Iterator[Value]:
     """Yield the proxies for tensors in arguments or results, however nested."""
     if type(thing) is Value:
@@ -397,22 +420,9 @@ def _values(thing: Any) -> Iterator[Value]:
             yield from _values(one)
 
 
-def _names(code: CodeType) -> set[str]:
-    """Return the names that code and the functions inside it may look up."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= _names(constant)
-    return found
-
-
 def _module_of(function: FunctionType) -> str:
     """Return where a function is written; by its other names a wrapper is what it wraps."""
     return str(function.__globals__.get("__name__", ""))  # what exec has made may have none
-
-
-def _is_own(module: str) -> bool:
-    return module.partition(".")[0] == "mindspore"
 
 
 def _is_leaf(cell: nn.Cell) -> bool:
@@ -420,7 +430,7 @@ def _is_leaf(cell: nn.Cell) -> bool:
     if getattr(cell, "one_step", False):
         return True
     owner = next(kind for kind in type(cell).__mro__ if "construct" in vars(kind))
-    if not _is_own(owner.__module__):
+    if not is_own(owner.__module__):
         return False
     layer = isinstance(cell, nn.Dense) or not any(True for _ in cell.cells())
     return layer and not isinstance(cell, (nn.SequentialCell, nn.CellList))

@@ -65,21 +65,24 @@ class _Copier:
             made.add_flags(training=False)
         return made
 
-    def _replaced(self, value: Any, within: bool) -> object:
-        """Return what an attribute holds, with copies in place of the Cells that have one."""
+    def _replaced(self, value: Any, within: bool, around: tuple[int, ...] = ()) -> object:
+        """Return what an attribute holds, with copies in place of the Cells that have one.
+
+        What holds none stays itself; ``around`` are the containers that it stands in.
+        """
         if isinstance(value, nn.Cell):
             here, elsewhere = _key(value, within), (id(value), not within)
             return self.done.get(here, self.done.get(elsewhere, value))
-        if type(value) in (list, tuple):
-            replaced = type(value)(self._replaced(one, within) for one in value)
-            return replaced if any(map(operator.is_not, replaced, value)) else value
-        if type(value) is dict:
-            replaced = {name: self._replaced(one, within) for name, one in value.items()}
-            changed = any(map(operator.is_not, replaced.values(), value.values()))
-            return replaced if changed else value
         if isinstance(value, MethodType) and isinstance(value.__self__, nn.Cell):
-            return MethodType(value.__func__, self._replaced(value.__self__, within))
-        return value
+            owner = self._replaced(value.__self__, within)
+            return value if owner is value.__self__ else MethodType(value.__func__, owner)
+        if type(value) not in (list, tuple, dict) or id(value) in around:
+            return value
+        held = list(value.values()) if type(value) is dict else value
+        replaced = [self._replaced(one, within, (*around, id(value))) for one in held]
+        if not any(map(operator.is_not, replaced, held)):
+            return value
+        return dict(zip(value, replaced)) if type(value) is dict else type(value)(replaced)
 
 
 def _key(cell: nn.Cell, within: bool) -> tuple[int, bool]:

@@ -9,7 +9,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.algorithm import Algorithm, seen_in_first_batch
 from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.mapping import call
@@ -111,7 +111,7 @@ class ShortScheduleAlgorithm(Algorithm):
         reason = ""
         if settings.if_unfit == SKIP:
             reason = no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
-        parts, seen = step.updates_per_batch, step.auto_boost.seen_in_first_batch(step)
+        parts, seen = step.updates_per_batch, seen_in_first_batch(step)
         if parts > 1 and self.switch not in seen:
             seen[self.switch] = None if reason else _why_whole(step.network, parts, *inputs)
         if parts > 1 and seen[self.switch] != "":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.algorithm import Algorithm, fewest_updates
+from mindspore_boost_ext.algorithm import Algorithm, fewest_updates, seen_in_first_batch
 from mindspore_boost_ext.base.cells import declared_shapes, is_open, layers_of
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
@@ -121,7 +121,7 @@ class GrowingInputs(Algorithm):
         if not self.is_on(step):
             return
         settings, self._unseen = getattr(step.auto_boost.config, self.switch), False
-        seen = step.auto_boost.seen_in_first_batch(step)
+        seen = seen_in_first_batch(step)
         if self.switch not in seen:
             seen[self.switch] = self._seen_in(step, settings, *inputs)
         reason, firsts = seen[self.switch]

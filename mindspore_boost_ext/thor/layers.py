@@ -73,7 +73,11 @@ def layer_plans(
     """
     wanted = {id(parameter): parameter for parameter in trained}
     cells = [cell for _, cell in network.cells_and_names()]
-    owned = [{id(one) for one in _compat.own_parameters(cell).values()} for cell in cells]
+    # Those in a ParameterTuple have a name with a dot: it may count or log them alone.
+    owned = [
+        {id(one) for name, one in _compat.own_parameters(cell).items() if "." not in name}
+        for cell in cells
+    ]
     owners = Counter(key for keys in owned for key in keys)
     plans: dict[int, LayerPlan] = {}
     reasons = dict.fromkeys(wanted, "no layer that THOR preconditions")

@@ -287,10 +287,12 @@ def test_padded_pooling_is_mindspores_with_ties(graph_mode, kernel, stride, size
     np.testing.assert_array_equal(ms.grad(net)(Tensor(x)).asnumpy(), slope)
 
 
-@pytest.mark.parametrize(("kernel", "stride", "height"), [(4, 4, 1), (4, 3, 2), (2, 2, 1)])
-def test_pooling_of_an_image_smaller_than_the_window_is_mindspores(mode, kernel, stride, height):
+@pytest.mark.parametrize(
+    ("kernel", "stride", "shape"), [(4, 4, (1, 9)), (4, 3, (2, 9)), (2, 2, (1, 9)), (4, 4, (9, 2))]
+)
+def test_pooling_of_an_image_smaller_than_the_window_is_mindspores(mode, kernel, stride, shape):
     """It clips the window, or refuses: MaxPoolWithArgmax gives nothing."""
-    x, net = Tensor(RNG.normal(size=(2, 3, height, 9)).astype("f")), Of(nn.Identity(), 1)
+    x, net = Tensor(RNG.normal(size=(2, 3, *shape)).astype("f")), Of(nn.Identity(), 1)
     found = []
     for exchanged in (False, True):
         net.inner = nn.MaxPool2d(kernel, stride)

@@ -345,9 +345,16 @@ COMPILED = {"algorithm": "first steps", "asked by": "-", "status": "applied"}
 )
 def test_a_script_that_takes_no_settings_is_no_better_than_plain(rows, why):
     """As one whose Models have steps of their own: each run is a plain one."""
-    history = [{"event": "start", "report": {"rows": rows}}, step(1, 1.0)]
+    report = {"title": "boost level O0, mode auto", "rows": rows}
+    history = [{"event": "start", "report": report}, step(1, 1.0)]
     assert comparison.changed_nothing(history)
     assert comparison.why_nothing(history).startswith(f"nothing was applied: {why}")
+
+
+def test_settings_that_switch_nothing_on_are_named():
+    report = {"title": "boost level O1, mode disable_all", "rows": [COMPILED]}
+    history = [{"event": "start", "report": report}, step(1, 1.0)]
+    assert comparison.why_nothing(history) == "nothing was applied: the settings switch nothing on"
 
 
 def test_a_script_with_several_models_is_told():

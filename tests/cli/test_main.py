@@ -10,11 +10,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import scripts
 
 from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext.cli import cards
 from mindspore_boost_ext.cli.cards import OTHER_NAMES
 from mindspore_boost_ext.config.parse import ALGORITHMS
 
@@ -112,10 +114,21 @@ def test_an_error_of_the_package_around_a_module_is_its_own(tmp_path):
     assert result.stderr.endswith("ValueError: rate must be positive\n")
 
 
+@pytest.mark.parametrize("folder", ["outer/inner", "pkg"])
+def test_a_module_is_run_that_shows_only_when_packages_are_imported(tmp_path, folder):
+    """In folders without __init__, and where a package looks elsewhere."""
+    write(tmp_path, "outer/inner/train.py", "print(__spec__.name)\n")
+    write(tmp_path, "pkg/__init__.py", "__path__.append('outer/inner')\n")
+    name = f"{folder.replace('/', '.')}.train"
+    result = run([*LAUNCHER, "-m", name], tmp_path)
+    assert result.stdout == f"{name}\n", result.stderr
+
+
 def test_the_path_is_left_alone_where_python_is_asked_to_be_safe(tmp_path):
     write(tmp_path, "library/helper.py", "VALUE = 42\n")
     write(tmp_path, "train.py", "import helper\n\nprint(helper.VALUE)\n")
-    path = os.pathsep.join([str(tmp_path / "library"), *sys.path])
+    root = str(Path(cards.__file__).parents[2])
+    path = os.pathsep.join([str(tmp_path / "library"), root])
     environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
     result = run([*LAUNCHER, "train.py"], tmp_path, env=environment)
     assert result.stdout == "42\n", result.stderr
@@ -365,6 +378,20 @@ SCRIPTS = {
     "    def _build_train_network(self):\n"
     "        return super()._build_train_network()\n"
     "Own(net, loss, optimizer).train(1, data)",
+    "own class by hand": "from mindspore.boost import BoostTrainOneStepCell\n"
+    "class Own(ms.Model):\n"
+    "    def _build_train_network(self):\n"
+    "        inner = nn.WithLossCell(self._network, self._loss_fn)\n"
+    "        return BoostTrainOneStepCell(inner, self._optimizer)\n"
+    "Own(net, loss, optimizer, boost_level='O1', boost_config_dict={\n"
+    "    'boost': {'mode': 'manual', 'less_bn': False},\n"
+    "    'grad_freeze': {'param_groups': 2, 'total_steps': 10}}).train(1, data)",
+    "own class with a level": "class Own(ms.Model):\n"
+    "    def _build_train_network(self):\n"
+    "        return nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer).set_train()\n"
+    "model = Own(net, loss, optimizer, boost_level='O1')\n"
+    "print(model._optimizer is optimizer, len(net.trainable_params()))\n"
+    "model.train(1, data)",
     "thread": "import threading\n"
     "def train():\n"
     "    ms.Model(net, loss, optimizer).train(1, data)\n"
@@ -437,6 +464,19 @@ def test_a_class_that_takes_the_usual_step_is_boosted(launched):
     assert "boost level O1, mode manual" in result.stderr
 
 
+def test_a_class_that_makes_our_step_by_hand_keeps_it(launched):
+    result = launched("own class by hand")
+    assert re.search(r"grad_freeze +FreezeOpt +applied", result.stderr)
+    assert "no effect" not in result.stderr
+
+
+def test_nothing_is_done_for_a_class_with_a_step_of_its_own(launched):
+    result = launched("own class with a level")
+    assert result.stdout == "True 6\n"
+    assert "the Model of SequentialCell trains with another step" in result.stderr
+    assert "boost_level O1 has no effect on this Own" in result.stderr
+
+
 def test_the_summary_waits_for_threads_that_train(tmp_path):
     """The script's code has run when the training has only begun."""
     write(tmp_path, "config.json", json.dumps(FREEZES))
@@ -458,7 +498,7 @@ def test_settings_of_a_script_without_a_level_get_one_from_outside(launched):
 def test_a_class_that_builds_its_own_step_is_left_alone_with_a_warning(launched):
     """Its network would be rewritten, and its optimizer another one, without the step for them."""
     told = launched("own class", "--level", "O1").stderr
-    assert "boost_level O1 has no effect on a Own, whose class builds the training step" in told
+    assert "boost_level O1 has no effect on this Own, whose class builds the training step" in told
 
 
 def test_a_script_may_close_where_its_errors_go(launched):

@@ -73,6 +73,23 @@ def test_the_epochs_of_a_run_that_goes_on_have_their_own_numbers(tmp_path):
     assert len(sampler.snapshots()) == 2  # after epochs 2 and 4
 
 
+def test_a_call_that_says_where_it_begins_is_counted_by_that(tmp_path):
+    net, sampler = nets.MLP(), TrajectorySampler(tmp_path, every=2, initial=False)
+    model = BoostModel(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
+    for epochs, first in ((1, 0), (2, 0), (6, 3)):  # 1; 2 and 3; 4, 5 and 6
+        model.train(
+            epochs, nets.dataset(2), [sampler], dataset_sink_mode=False, initial_epoch=first
+        )
+    assert len(sampler.snapshots()) == 3  # after 2, 4 and 6
+
+
+def test_another_network_is_another_run(tmp_path):
+    sampler = TrajectorySampler(tmp_path)
+    train_sampled(sampler, epochs=1)
+    with pytest.raises(ValueError, match="it holds 2 snapshots of another run"):
+        train_sampled(sampler, epochs=1)
+
+
 def test_a_loop_of_ones_own_has_snapshots_too(tmp_path):
     net, sampler = nets.MLP(), TrajectorySampler(tmp_path)
     step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), level="O0")

@@ -84,6 +84,15 @@ class FromTheEnd(ByLoop):
         return ops.matmul(self.hidden(self.embedding(x)), self.tables[-1].embedding_table.T)
 
 
+class ByPart(ByLoop):
+    def construct(self, x):
+        table: nn.Embedding = self.embedding
+        x = self.hidden(table(x))
+        for place, one in enumerate(self.tables[:1], 1):
+            x = ops.matmul(x, one.embedding_table.T) * place
+        return x
+
+
 class ByKey(Body):
     def __init__(self):
         super().__init__()
@@ -101,7 +110,7 @@ class ByItems(ByKey):
         return x
 
 
-TIED = [ReadByCode, HeldTwice, ByAnotherName, ByLoop, ByIndex, FromTheEnd, ByKey, ByItems]
+TIED = [ReadByCode, HeldTwice, ByAnotherName, ByLoop, ByIndex, FromTheEnd, ByPart, ByKey, ByItems]
 
 
 @pytest.mark.parametrize("kind", TIED)
@@ -204,6 +213,30 @@ class Filled(Body):
 
 def test_what_is_filled_is_not_used_there():
     assert in_order_of_last_use(Filled())[0].name == "embedding.embedding_table"
+
+
+class FilledByLoop(Body):
+    """The names of a method that fills weights are no names of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.output = nn.Dense(WIDTH, WIDTH)
+        self.fill()
+
+    def fill(self):
+        for layer in self.hidden:
+            layer.weight.set_data(initializer("ones", layer.weight.shape))
+
+    def construct(self, x):
+        layer = self.output
+        return ops.matmul(self.hidden(self.embedding(x)), layer.weight)
+
+
+def test_local_names_are_those_of_their_method():
+    net = FilledByLoop()
+    names = [one.name for one in in_order_of_last_use(net)]
+    assert names.index("hidden.1.weight") < names.index("output.bias")
+    assert names[-1] == "output.weight"
 
 
 class BiasFirst(nn.Cell):

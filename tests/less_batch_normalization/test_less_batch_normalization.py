@@ -103,6 +103,28 @@ class AsksType(Asks):
         return type(layer).__name__ == "BatchNorm2d"
 
 
+class AsksTypeWithin(Asks):
+    def asked(self, layer):
+        return [type(one).__name__ for one in (layer,)] == ["BatchNorm2d"]
+
+
+class AsksTypeItself(Asks):
+    def asked(self, layer):
+        return type(layer) is nn.BatchNorm2d
+
+
+class AsksOfOthers(Asks):
+    """The answers are the same of what takes the BatchNorm's place."""
+
+    def asked(self, layer):
+        return isinstance(layer, (nn.Cell, nn.Dense)) and not isinstance(layer, nn.Identity)
+
+
+class AsksForAClass(Asks):
+    def asked(self, layer):
+        return not isinstance(self.act, type)
+
+
 class AsksName(Asks):
     def asked(self, layer):
         return layer.cls_name == "BatchNorm2d"
@@ -110,6 +132,15 @@ class AsksName(Asks):
 
 def together(conv, norm):
     return lambda x: norm(conv(x))
+
+
+def one_after_the_other(*layers):
+    def run(x):
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    return run
 
 
 class Closure(zoo.Block):
@@ -121,6 +152,12 @@ class Closure(zoo.Block):
 
     def construct(self, x):
         return self.act(self.bn2(self.conv2(self.act(self.first(x)))) + x)
+
+
+class ClosureOfMany(Closure):
+    def __init__(self):
+        super().__init__()
+        self.first = one_after_the_other(self.conv1, self.bn1)
 
 
 class Parts(nn.Cell):
@@ -146,7 +183,10 @@ class Parts(nn.Cell):
         (Asks, "the network's code asks for its class"),
         (AsksType, "the network's code asks for its class"),
         (AsksName, "the network's code asks for its class"),
+        (AsksTypeWithin, "the network's code asks for its class"),
+        (AsksTypeItself, "the network's code asks for its class"),
         (Closure, "a function of the script's holds it"),
+        (ClosureOfMany, "a function of the script's holds it"),
         (Parts, "Parts uses parts of it, but Parts.construct was not understood"),
     ],
 )
@@ -159,6 +199,12 @@ def test_a_batch_norm_that_may_do_more_stays(kind, reason, training):
     assert reason in change.reason
     assert {name: type(cell) for name, cell in net.cells_and_names()} == before
     assert all(cell.training == training for _, cell in net.cells_and_names())
+
+
+@pytest.mark.parametrize("kind", [AsksOfOthers, AsksForAClass])
+def test_a_batch_norm_goes_where_the_answer_stays_the_same(kind):
+    (change,) = [one for one in less_bn(kind()).changes if one.name.endswith("bn1")]
+    assert change.done == "removed"
 
 
 class Penalty(nn.Cell):
@@ -381,6 +427,24 @@ class Both(nn.Cell):
         return ops.cross_entropy(outputs, labels) + ops.mse_loss(outputs, outputs * 0.0)
 
 
+class Operator(nn.LossBase):
+    def __init__(self):
+        super().__init__()
+        self.entropy = ops.SparseSoftmaxCrossEntropyWithLogits()
+
+    def construct(self, outputs, labels):
+        return self.entropy(outputs, labels) + ops.l1_loss(outputs, outputs * 0.0)
+
+
+class Static(nn.LossBase):
+    @staticmethod
+    def of(outputs, labels):
+        return ops.cross_entropy(outputs, labels)
+
+    def construct(self, outputs, labels):
+        return self.of(outputs, labels) + ops.l1_loss(outputs, outputs * 0.0)
+
+
 class Unknown(nn.LossBase):
     def construct(self, outputs, labels):
         return -(outputs * labels).sum()
@@ -394,6 +458,8 @@ class Unknown(nn.LossBase):
         (CallsToo, "l1_loss"),
         (lambda: Holds(nn.SoftmaxCrossEntropyWithLogits(sparse=True), nn.MSELoss()), ""),
         (Both, ""),
+        (Operator, ""),
+        (Static, ""),
         (Unknown, ""),
     ],
 )
@@ -402,6 +468,19 @@ def test_a_loss_is_known_by_what_it_holds_and_calls(make_loss, named):
     assert reason == (
         f"{named} is not over classes: the last Dense is no classifier" if named else ""
     )
+
+
+class Commits(nn.Cell):
+    """A network that computes one of its losses, or all of them."""
+
+    def construct(self, outputs, labels):
+        return ops.mse_loss(outputs, labels)
+
+
+def test_a_network_is_asked_for_losses_where_it_is_given_none():
+    assert no_classes(Commits(), nn.CrossEntropyLoss()) == ""
+    assert no_classes(Commits(), Unknown()) == ""
+    assert "mse_loss is not over classes" in no_classes(Commits(), None)
 
 
 @pytest.mark.parametrize("settings", [{"fn_flag": "False"}, {"keep_shortcut": "False"}])

@@ -15,6 +15,7 @@ NUMBERS = Tensor(np.ones((4, 8), np.float32))
 
 WORDS = np.array([[3, 1, 4, 1, 5, 9, 0, 0], [2, 6, 5, 3, 5, 0, 0, 0]], np.int32)  # 0: padding
 PADDED = np.pad(WORDS, ((0, 0), (0, 8)))
+STREAM = np.random.default_rng(0).permutation(40).astype(np.int32) % 11
 LENGTHS = Tensor(np.array([6, 5], np.int32))
 
 
@@ -57,8 +58,10 @@ def one_place_on(words):
 
 @pytest.mark.parametrize(("inputs", "is_language_model"), [
     ((WORDS, one_place_on(WORDS), LENGTHS), True),
-    ((WORDS[0], one_place_on(WORDS)[0]), True),  # a stream
-    ((WORDS[0], WORDS[0] % 2), False),
+    ((STREAM[:-1], STREAM[1:]), True),
+    ((STREAM[:-1], STREAM[:-1] % 2), False),
+    ((STREAM[:9], STREAM[1:10]), False),  # so few may be a feature and its classes
+    ((STREAM[:-1] % 2, STREAM[1:] % 2), False),  # and so may two kinds: one the other's opposite
     ((WORDS, LENGTHS, np.where(one_place_on(WORDS) > 0, one_place_on(WORDS), -100)), True),
     ((WORDS, WORDS, LENGTHS), False),
     ((WORDS, WORDS > 0, LENGTHS), False),  # a mask

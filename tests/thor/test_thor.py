@@ -7,7 +7,7 @@ import nets
 import numpy as np
 import pytest
 import thor_oracle as oracle
-from mindspore import Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 from thor_cases import DAMPING, RATE, Weighted, pairs, random, reference, train_layer
 
 from mindspore_boost_ext import BoostTrainOneStepCell, BoostWarning
@@ -282,6 +282,25 @@ def test_a_weight_that_another_cell_holds_keeps_its_plain_gradient(in_front, aro
     net = Autoencoder(in_front, around)
     plans, reasons = layer_plans(net, net.trainable_params(), 128)
     assert (plans, reasons[id(net.encoder.weight)]) == ([], "shared")
+
+
+class Penalised(nn.Cell):
+    """Holds its weights in a tuple, as for the norm of all."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm = nn.Dense(4, 3), nn.LayerNorm((3,))
+        self.all = ParameterTuple(self.trainable_params())
+
+    def construct(self, x):
+        return self.norm(self.dense(x))
+
+
+def test_a_tuple_of_weights_is_no_layer_that_shares_them():
+    net = Penalised()
+    plans, reasons = layer_plans(net, net.trainable_params(), 128)
+    assert [plan.weight for plan in plans] == [net.dense.weight]
+    assert reasons[id(net.norm.gamma)] == "LayerNorm"
 
 
 def test_a_weight_that_other_code_reads_keeps_its_plain_gradient(mode):
