@@ -242,6 +242,7 @@ def summary_of_script() -> Iterator[None]:
 
 
 def _end(built: Built, ended_well: bool) -> None:
+    """Take nothing more down, and say what was built if the script has ended well."""
     BUILT.remove(built)
     FIRST_RUN.remove(built.has_run)
     if ended_well and is_main_process():

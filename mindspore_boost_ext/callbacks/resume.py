@@ -179,9 +179,9 @@ def restore(
     if changed:
         warn(f"{changed}; training goes on with those of now")
     ms.load_param_into_net(train_network, values)
-    if not changed:  # where a batch has been seen already, it has decided
-        now = seen_in_first_batch(train_network)
-        now.update({} if now else seen)
+    now = seen_in_first_batch(train_network)
+    if not (changed or now):  # where a batch has been seen already, it has decided
+        now.update(seen)
     DONE[train_network] = epoch
     return epoch
 

@@ -41,8 +41,8 @@ def _put_first(folder: str) -> None:
 def file_of_module(name: str) -> str:
     """Return the file that ``python -m name`` would run; raise a ``ValueError`` without one.
 
-    Nothing is imported: packages are, by ``run_module``, when everything is in its place. Empty
-    where a package shows only then where its modules are.
+    Nothing is imported: ``run_module`` does that, when everything is in its place. The file is ""
+    where only an import shows in which folders a package looks for its modules.
     """
     _put_first(os.getcwd())  # as for every module
     spec, whole = None, ""

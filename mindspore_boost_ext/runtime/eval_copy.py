@@ -54,7 +54,7 @@ class _Copier:
         if not evaluates and not changed:
             return cell
         made: nn.Cell = _compat.shallow_copy(cell)
-        self.done[_key(cell, evaluates)] = made  # a method that it holds as an attribute is its own
+        self.done[_key(cell, evaluates)] = made  # methods of its own in a list find it
         for name, child in children.items():
             _compat.set_child(made, name, child)
         for name, value in _compat.own_attributes(made).items():

@@ -152,7 +152,7 @@ class Uneven:
 
 
 def test_epochs_of_other_lengths_close_no_window_but_where_they_end_or_should(pynative_mode):
-    """Windows of 3: one, two and an early one of the fourth batch with those behind it, two."""
+    """Windows of 3. Looked at before the callback, which closes the window behind the batch."""
     net = nets.MLP()
     optimizer = nets.momentum(net.trainable_params())
     step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config())
@@ -160,7 +160,8 @@ def test_epochs_of_other_lengths_close_no_window_but_where_they_end_or_should(py
     for batch in step.over(Uneven(), 3, FlushAccumulation()):
         step(*batch)
         done.append(int(optimizer.global_step.asnumpy().item()))
-    # After 3; at the fourth of the second epoch by the callback, too, and at its end; at the end.
+    # Full at the third of each epoch; closed behind the fourth, where the second should end, and
+    # at its real end.
     assert done == [0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 

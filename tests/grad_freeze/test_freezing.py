@@ -377,7 +377,18 @@ class ByMethodOfAnother(ByMethod):
         return self.a.construct
 
 
-@pytest.mark.parametrize("kind", [ByList, ByPairs, ByDict, ByMethod, ByMethodOfAnother])
+class ByMethodInAList(ByMethod):
+    def made(self):
+        return [self.inner]
+
+    def along(self, x):
+        return self.way[0](x)
+
+
+KINDS = [ByList, ByPairs, ByDict, ByMethod, ByMethodOfAnother, ByMethodInAList]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_frozen_dropout_rests_however_it_is_reached(mode, kind):
     net = kind()
     settings = config(param_groups=2, schedule=[1, 1, 1, 1], eval_frozen=True)
