@@ -115,7 +115,7 @@ class PairRule(nn.Cell):
         return ops.cast(ops.concat(both, 1), self.dtype)
 
     def sums(self, pair: Tensor) -> Tensor:
-        """Return float32 [count * columns]: |a|^2, <a, b>, |b|^2 of this range, and what scales them.
+        """Return float32 [count * columns]: |a|^2, <a, b>, |b|^2 of this range, and their scales.
 
         Collectives carry no float64, so a wide number goes as two float32 and a power of two.
         """
