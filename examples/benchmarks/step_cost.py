@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--side", type=int, default=32, help="height and width of the images")
     args = parser.parse_args(argv)
     if "grouped" in args.cases and not set(args.networks) <= set(networks.NETWORKS):
-        parser.error(f"the groups of layers are those of {', '.join(networks.NETWORKS)}")
+        known = " and ".join(networks.NETWORKS)
+        parser.error(f"of the cases, grouped is for {known} alone: give --cases without it")
     rows = []
     for mode in args.modes:
         ms.set_context(mode=MODES[mode])
