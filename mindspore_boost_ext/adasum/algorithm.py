@@ -69,3 +69,11 @@ class AdaSumAlgorithm(Algorithm):
         adasum = part.adasum
         step.update_part, step.adasum, step.enable_adasum = part, adasum, True
         report.update(self.switch, APPLIED, adasum.describe(), adasum.counts())
+
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+        """Refuse a subclass that updates by itself: its servers would never be combined."""
+        if step.enable_adasum and not (step.calls_update() or step.reaches("adasum_process")):
+            raise ValueError(
+                f"adasum cannot combine servers: {step.why_left_out()}: call it, or leave "
+                "adasum away"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import types
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from typing import Any
 
 from mindspore import nn
 
-from mindspore_boost_ext.report import NoEffectWarning, warn
+from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, Report, warn
 
+WAYS = ("construct", "_no_sens_impl")  # the second for a step without a sens
 # What a step that chooses among variants does not call: they are the library's steps.
 _NOT_IN_VARIANTS = (
     "gradient_accumulation_process",
@@ -26,11 +28,13 @@ class Overridable:
 
     choice_part: Any
     window_part: Any
+    sense_flag: bool
+    report: Callable[[], Report]
     update: Callable[..., object]
 
     def runs_our_construct(self) -> bool:
         """Return whether no subclass has put a ``construct`` of its own in place of ours."""
-        return not self.overridden("construct")
+        return not self.overridden(*WAYS)
 
     def overridden(self, *names: str) -> list[str]:
         """Return those of the names for which a subclass has a method of its own."""
@@ -41,8 +45,7 @@ class Overridable:
     def calls_update(self, *, clips: bool = False) -> bool:
         """Return whether the step ends in our ``update``, which clips and runs the update's part.
 
-        With ``clips`` the update's part, called past ``update``, does not count. What is no
-        function of Python's, and so has no code to look at, counts as one that does.
+        With ``clips`` the update's part, called past ``update``, does not count.
         """
         ends = {"update"} if clips else {"update", "update_part"}
         if self.overridden("update") and not ends & self._names_used(type(self).update):
@@ -50,27 +53,52 @@ class Overridable:
         ends.add("close_window")
         ends |= set() if self.window_part is None else {"gradient_accumulation_process"}
         ends |= set() if self.choice_part is None else {"gradient_freeze_process"}
-        for construct in self._constructs_above_ours():
-            names = self._names_used(construct)
-            if names and not ends & names:
-                if "construct" not in names:
+        return self.reaches(*ends)
+
+    def reaches(self, *names: str) -> bool:
+        """Return whether the step of a subclass uses, by its code, one of the names.
+
+        One that calls the library's has them all. What is no function of Python's, and so has no
+        code to look at, counts as one that uses them.
+        """
+        way = "construct" if self.sense_flag or self.overridden("construct") else "_no_sens_impl"
+        library_only = not self.sense_flag and not self.overridden("_no_sens_impl")
+        ends = {*names, "_no_sens_impl"} if library_only else {*names}
+        for method in self._above_ours(way):
+            used = self._names_used(method)
+            if used and not ends & used:
+                if way not in used:
                     return False
-                if not self._is_ours_in(names):
+                if not self._is_ours_in(used):
                     continue  # it calls that of the class below
             return True
         return True
 
-    def why_past_update(self) -> str:
-        """Return what to say where :meth:`calls_update` finds that it does not."""
+    def sets(self, name: str, method: str) -> bool:
+        """Return whether a subclass's own ``method``, by its code, assigns to an attribute."""
+        code = getattr(inspect.unwrap(getattr(type(self), method)), "__code__", None)
+        if code is None or not self.overridden(method):
+            return False
+        found = dis.get_instructions(code)
+        return any(one.opname == "STORE_ATTR" and one.argval == name for one in found)
+
+    def leave_out(self, row: str, asked_by: str, method: str = "update") -> None:
+        """Put into the report, and warn, that something has no effect for lack of a call."""
+        reason = self.why_left_out(method)
+        self.report().update(row, INACTIVE, reason)
+        warn(f"{asked_by} has no effect: {reason}", NoEffectWarning)
+
+    def why_left_out(self, method: str = "update") -> str:
+        """Return what to say where no way of a subclass to an update calls a method of ours."""
         return (
-            f"methods of {type(self).__name__}'s own, by their code, do not call update of "
+            f"methods of {type(self).__name__}'s own, by their code, do not call {method} of "
             "BoostTrainOneStepCell"
         )
 
     def warn_of_what_does_not_run(self) -> None:
         """Warn of methods of a subclass that the step does not call."""
         lost = self.overridden(*_NOT_IN_VARIANTS) if self.choice_part is not None else []
-        for way in self.overridden("construct", "gradient_freeze_process"):
+        for way in self.overridden(*WAYS, "gradient_freeze_process"):
             lost = [one for one in lost if one not in self._names_used(getattr(type(self), way))]
         if lost:
             warn(
@@ -80,9 +108,9 @@ class Overridable:
                 NoEffectWarning,
             )
 
-    def _constructs_above_ours(self) -> list[Callable[..., object]]:
+    def _above_ours(self, way: str) -> list[Callable[..., object]]:
         kinds = type(self).__mro__[: type(self).__mro__.index(self._library_class())]
-        return [vars(one)["construct"] for one in kinds if "construct" in vars(one)]
+        return [vars(one)[way] for one in kinds if way in vars(one)]
 
     def _is_ours_in(self, names: set[str]) -> bool:
         """Return whether a class of the library, whose construct is called, is among names."""

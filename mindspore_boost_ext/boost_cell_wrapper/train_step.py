@@ -26,9 +26,9 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, begin_together
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
-from mindspore_boost_ext.boost_cell_wrapper.overrides import Overridable
+from mindspore_boost_ext.boost_cell_wrapper.overrides import WAYS, Overridable
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
-from mindspore_boost_ext.report import APPLIED, INACTIVE, NoEffectWarning, Report, Row, warn
+from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.runtime.processes import PROGRESS
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.stages.choice import StepChoice
@@ -156,6 +156,9 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Train one step and return the loss."""
+        return call(self._trained if self.sense_flag else self._no_sens_impl, inputs)
+
+    def _trained(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         if self.choice_part is not None:
             return call(self.gradient_freeze_process, inputs)
         if self.batch_part is not None:
@@ -262,7 +265,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         compiled. Inside another Cell's graph, and in a subclass with a way of its own to the
         choice, the graph chooses.
         """
-        if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
+        if self.choice_part is None or self.overridden(*WAYS, "gradient_freeze_process"):
             self._count_batch()
             with self._refusing_what_is_forgotten(), self._timing_the_first():
                 compiled = self.graph_part is not None and not _graph_mode()
@@ -378,9 +381,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._host_writes = HostWrites(self._state)
         self.warn_of_what_does_not_run()
         if self.clip_norm is not None and not self.calls_update(clips=True):
-            reason = self.why_past_update()
-            self.report().update("gradient clipping", INACTIVE, reason)
-            warn(f"gradients.clip_norm has no effect: {reason}", NoEffectWarning)
+            self.leave_out("gradient clipping", "gradients.clip_norm")
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.

@@ -2,42 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from mindspore_boost_ext.base.mapping import call
 
-class StepNames:
-    """What upstream's step has and this one keeps elsewhere."""
+
+def _counter(step: Any) -> Tensor:
+    window = step.window_part
+    return Tensor(0, ms.int32) if window is None else window.counter
+
+
+def _position(step: Any) -> Tensor:
+    position = getattr(step.optimizer, "position", None)
+    return Tensor(0, ms.int32) if position is None else position
+
+
+def _buffers(step: Any) -> Any:
+    raise AttributeError(
+        f"{type(step).__name__} has no grad_accumulation: the window keeps its sums, and counts "
+        "and empties them; call super().gradient_accumulation_process(loss, grads, sens, *inputs)"
+    )
+
+
+# What is kept elsewhere: the window, or None; the micro-batches in it, int32 of shape (); updates
+# along the schedule of freezing, the same; the group of each of its steps, or None.
+_ELSEWHERE: dict[str, Callable[[Any], Any]] = {
+    "accumulation": lambda step: step.window_part,
+    "accumulation_step": _counter,
+    "step": _position,
+    "train_strategy": lambda step: getattr(step.optimizer, "train_strategy", None),
+    "grad_accumulation": _buffers,
+}
+
+
+class StepNames(nn.Cell):
+    """What upstream's step has and this one keeps elsewhere, unless a subclass sets it."""
 
     optimizer: Any
     window_part: Any
+    _trained: Callable[..., Any]
     enable_adasum: bool
     enable_dim_reduce: bool
 
-    @property
-    def accumulation(self) -> Any:
-        """The window, or None."""
-        return self.window_part
+    def __getattr__(self, name: str) -> Any:
+        """Read what is kept elsewhere."""
+        if name in _ELSEWHERE and name not in vars(self).get("_set_here", ()):
+            return _ELSEWHERE[name](self)
+        return super().__getattr__(name)
 
-    @property
-    def accumulation_step(self) -> Tensor:
-        """Micro-batches in the window: int32, shape ()."""
-        window = self.window_part
-        return Tensor(0, ms.int32) if window is None else window.counter
+    def __setattr__(self, name: str, value: object) -> None:
+        """Take note of names that are a subclass's own: MindSpore asks whether they are taken."""
+        if name in _ELSEWHERE:
+            vars(self).setdefault("_set_here", set()).add(name)
+        super().__setattr__(name, value)
 
-    @property
-    def step(self) -> Tensor:
-        """Updates along the schedule of freezing: int32, shape ()."""
-        position = getattr(self.optimizer, "position", None)
-        return Tensor(0, ms.int32) if position is None else position
-
-    @property
-    def train_strategy(self) -> Sequence[int] | None:
-        """The group of each step, as the optimizer has it; None without freezing."""
-        return getattr(self.optimizer, "train_strategy", None)
+    def _no_sens_impl(self, *inputs: Tensor) -> Any:
+        """Train one step and return the loss: what ``construct`` does without a ``sens``."""
+        return call(self._trained, inputs)
 
     def check_adasum_enable(self) -> bool:
         """Return whether the step combines the ranks by AdaSum."""

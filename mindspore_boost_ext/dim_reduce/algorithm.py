@@ -75,6 +75,13 @@ class DimReduceAlgorithm(Algorithm):
             step.dim_reduce, step.enable_dim_reduce = found, True
             step.weights_clone = step.weights
 
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+        """Refuse a subclass that updates by itself: its optimizer is one for a subspace."""
+        if step.enable_dim_reduce and not (step.calls_update() or step.reaches("dim_reduce")):
+            raise ValueError(
+                f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce away"
+            )
+
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
         """Return what the search counts."""
         return step.dim_reduce.observations() if step.enable_dim_reduce else {}

@@ -24,6 +24,9 @@ class AccumulationAlgorithm(Algorithm):
         step.max_accumulation_step = settings.grad_accumulation_step
         if not self.is_on(step) or settings.grad_accumulation_step == 1:
             return
+        if not step.reaches("gradient_accumulation_process", "close_window", "window_part"):
+            step.leave_out(self.switch, self.switch, "gradient_accumulation_process")
+            return
         check_dense(step.network, self.switch)
         step.use_grad_accumulation = True
         step.window_part = GradientAccumulation(

@@ -37,6 +37,14 @@ class FreezeAlgorithm(Algorithm):
         """Let the schedule choose among a step for each group."""
         if not isinstance(step.optimizer, FreezeOpt):
             return
+        if not step.reaches("gradient_freeze_process", "choice_part", "freeze_nets"):
+            step.leave_out(self.switch, self.switch, "gradient_freeze_process")
+            return
+        if step.sets("step", "gradient_freeze_process"):
+            raise ValueError(
+                f"gradient_freeze_process of {type(step).__name__} sets step, which the optimizer "
+                "of each group moves on: call super().gradient_freeze_process(*inputs) in it"
+            )
         step.freeze = True
         step.choose_first(self._choice)
         status, reason = SKIPPED, "every step of the schedule trains everything"

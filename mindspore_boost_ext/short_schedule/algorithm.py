@@ -104,7 +104,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if not self._is_applied(step) or not inputs:
             return
         if not step.calls_update():
-            warn(f"short_schedule has no effect: {step.why_past_update()}", NoEffectWarning)
+            step.leave_out(self.switch, self.switch)
         if settings.if_unfit == REFUSE:
             self._check_first_axis(step, inputs[0])
             return

@@ -207,4 +207,124 @@ def test_a_method_that_a_construct_of_a_subclass_calls_is_not_told():
     net = nets.Deep()
     weights = net.trainable_params()
     optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]], [0, 1])
-    OwnFreezeUpdate(nn.WithLossCell(net, nets.loss_fn()), optimizer)
+    with pytest.warns(NoEffectWarning, match="^grad_freeze has no effect") as told:
+        step = OwnFreezeUpdate(nn.WithLossCell(net, nets.loss_fn()), optimizer)
+    assert len(told) == 1
+    assert step.report()["grad_freeze"].status == "inactive"
+
+
+class UpstreamsForm(BoostTrainOneStepCell):
+    """The construct of subclasses that were written for mindspore.boost."""
+
+    def construct(self, *inputs):
+        if not self.sense_flag:
+            return self._no_sens_impl(*inputs)
+        loss = self.network(*inputs)
+        sens = ops.fill(loss.dtype, loss.shape, self.sens)
+        gradients = self.grad_reducer(self.grad(self.network, self.weights)(*inputs, sens))
+        if self.use_grad_accumulation:
+            return self.gradient_accumulation_process(loss, gradients, sens, *inputs)
+        return ops.depend(loss, self.optimizer(gradients))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {
+            "boost": {**OFF, "grad_accumulation": True},
+            "grad_accumulation": {"grad_accumulation_step": 2},
+        },
+        {"gradients": {"clip_norm": 0.01}},
+    ],
+    ids=["window", "clipping"],
+)
+def test_what_upstreams_construct_leaves_to_mindspore_without_a_sens_is_ours(mode, settings):
+    trained = {}
+    for kind in (UpstreamsForm, BoostTrainOneStepCell):
+        step = made(kind, settings)
+        for x, y in nets.batches(3):
+            step(Tensor(x), Tensor(y))
+        trained[kind] = nets.weights(step.network)
+    for name, value in trained[UpstreamsForm].items():
+        np.testing.assert_array_equal(value, trained[BoostTrainOneStepCell][name])
+
+
+class OwnWithoutSens(BoostTrainOneStepCell):
+    def _no_sens_impl(self, *inputs):
+        gradients = self.grad_no_sens(self.network, self.weights)(*inputs)
+        return ops.depend(self.network(*inputs), self.optimizer(gradients))
+
+
+def test_a_way_of_a_subclass_past_clipping_is_told_where_it_runs(recwarn):
+    with pytest.warns(NoEffectWarning, match="clip_norm has no effect: methods of OwnWithoutS"):
+        made(OwnWithoutSens, {"gradients": {"clip_norm": 0.01}})
+    recwarn.clear()
+    made(lambda *parts: OwnWithoutSens(*parts, 1.0), {"gradients": {"clip_norm": 0.01}})
+    assert list(recwarn) == []
+
+
+def test_a_window_that_a_construct_of_a_subclass_leaves_out_is_told():
+    settings = {"boost": {**OFF, "grad_accumulation": True}}
+    settings["grad_accumulation"] = {"grad_accumulation_step": 2}
+    with pytest.warns(NoEffectWarning, match="^grad_accumulation has no effect: methods of OwnCon"):
+        step = made(OwnConstruct, settings)
+    assert step.report()["grad_accumulation"].status == "inactive"
+    assert step.window() == 1
+
+
+def test_a_subspace_that_a_construct_of_a_subclass_leaves_out_is_refused(tmp_path):
+    size = sum(one.size for one in nets.MLP().trainable_params())
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(size, 2)))[0].T
+    np.save(tmp_path / "basis.npy", basis.astype(np.float32))
+    settings = {
+        "boost": {**OFF, "dim_reduce": True},
+        "dim_reduce": {"n_components": 2, "pca_mat_path": str(tmp_path / "basis.npy")},
+    }
+    x, y = (Tensor(one) for one in nets.batches(1)[0])
+    made(Wraps, settings)(x, y)
+    with pytest.raises(ValueError, match="methods of OwnConstruct's own.* do not call update of"):
+        made(OwnConstruct, settings)(x, y)
+
+
+class MovesOn(BoostTrainOneStepCell):
+    """Upstream's own way along a schedule."""
+
+    def gradient_freeze_process(self, *inputs):
+        loss = self.freeze_nets[self.step](*inputs)
+        self.step = (self.step + 1) % len(self.freeze_nets)
+        return loss
+
+
+def test_a_subclass_that_moves_the_schedule_of_freezing_is_refused():
+    net = nets.Deep()
+    weights = net.trainable_params()
+    optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]])
+    with pytest.raises(ValueError, match="MovesOn sets step, .* call super"):
+        MovesOn(nn.WithLossCell(net, nets.loss_fn()), optimizer)
+
+
+class Counts(BoostTrainOneStepCell):
+    """Has counts of its own under names that upstream's step has, too."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.step = counter("own_count")
+        self.accumulation = False
+
+    def construct(self, *inputs):
+        return ops.depend(super().construct(*inputs), ops.assign_add(self.step, 1))
+
+
+def test_a_subclass_may_set_names_that_are_kept_elsewhere(mode):
+    step = made(Counts, {})
+    for x, y in nets.batches(3):
+        step(Tensor(x), Tensor(y))
+    assert int(step.step.asnumpy()) == 3
+    assert step.accumulation is False
+    assert "own_count" in [one.name for one in step.get_parameters()]
+
+
+def test_buffers_that_the_window_keeps_are_not_handed_out():
+    step = made(BoostTrainOneStepCell, {})
+    with pytest.raises(AttributeError, match=r"call super\(\)\.gradient_accumulation_process"):
+        _ = step.grad_accumulation
