@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates
-from mindspore_boost_ext.base.cells import exchange, layers_of
+from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates, seen_in_first_batch
+from mindspore_boost_ext.base.cells import exchange, layers_of, take_precision
 from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample
 
@@ -57,7 +57,10 @@ class LabelSmoothingAlgorithm(Algorithm):
         losses = layers_of(step.network, (SmoothedLoss,)) if self.is_on(step) else []
         if not (losses and inputs):
             return
-        reason = self._idle(step) or no_class_a_sample(*inputs) or next_tokens(*inputs)
+        reason, seen = self._idle(step), seen_in_first_batch(step)
+        if not reason:
+            reason = seen.get(self.switch, no_class_a_sample(*inputs) or next_tokens(*inputs))
+            seen[self.switch] = reason
         if reason:
             self._unfit(step, reason)
             losses[0].share = 0.0
@@ -120,6 +123,7 @@ class SmoothedLoss(nn.Cell):
                 plain.weight, plain.ignore_index, plain.reduction, share
             )
         self.with_gradient_of = _WithGradientOf()
+        take_precision(plain, self)
 
     def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the labels."""

@@ -13,6 +13,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.cells import take_precision
 from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.less_batch_normalization.names import names_in_code
 
@@ -164,9 +165,12 @@ class CommonHeadLastFN(nn.Cell):
         start = Tensor([float(multiplier)], ms.float32)
         self.multiplier = Parameter(start, name="multiplier")
         self.activation = activation
+        self.precision: Any = None  # PYNATIVE_MODE casts no inputs of functions of ms.jit
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the scaled cosines between features and weights, activated."""
+        if self.precision is not None:
+            x = ops.cast(x, self.precision)
         rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
         # Plain Tensors: ms.jit compiles a function anew for each Parameter, and keeps that.
         weight = ops.reshape(self.weight, (self.out_channels, self.in_channels))
@@ -195,8 +199,7 @@ def in_place_of(dense: nn.Dense, multiplier: float) -> CommonHeadLastFN:
     )
     prefix, dot, _ = dense.weight.name.rpartition(".")
     head.multiplier.name = f"{prefix}{dot}multiplier"
-    precisions = ("fp16", "fp32", "bf16")
-    head.add_flags(**{name: on for name, on in dense.get_flags().items() if name in precisions})
+    head.precision = take_precision(dense, head)
     head.set_train(dense.training)
     return head
 

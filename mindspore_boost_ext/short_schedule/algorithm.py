@@ -108,14 +108,9 @@ class ShortScheduleAlgorithm(Algorithm):
         if settings.if_unfit == REFUSE:
             self._check_first_axis(step, inputs[0])
             return
-        reason = ""
-        if settings.if_unfit == SKIP:
-            reason = no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
-        parts, seen = step.updates_per_batch, seen_in_first_batch(step)
-        if parts > 1 and self.switch not in seen:
-            seen[self.switch] = None if reason else _why_whole(step.network, parts, *inputs)
-        if parts > 1 and seen[self.switch] != "":
-            self._leave_whole(step, seen[self.switch] or "")
+        reason, why_whole = self._seen(step, *inputs)
+        if step.updates_per_batch > 1 and why_whole != "":
+            self._leave_whole(step, why_whole or "")
         if step.reducer_flag and (settings.parts > 1 or settings.if_unfit == SKIP):
             found = {"updates of a batch": str(step.updates_per_batch)}
             found["labels that are classes of samples"] = str(not reason)
@@ -128,19 +123,43 @@ class ShortScheduleAlgorithm(Algorithm):
         else:
             self.other_length.release()
 
-    @staticmethod
-    def _check_first_axis(step: BoostTrainOneStepCell, first: object) -> None:
+    def _seen(self, step: BoostTrainOneStepCell, *inputs: object) -> tuple[str, str | None]:
+        """Return why the schedule stays, and why batches stay whole; what a file says goes first.
+
+        The first is empty where the schedule gets shorter; the second as of :func:`_why_whole`.
+        """
+        seen = seen_in_first_batch(step)
+        known = seen.get(self.switch)
+        if isinstance(known, list):
+            return known[0], known[1]
+        reason, why_whole = self._why_left_alone(step, *inputs), known
+        if step.updates_per_batch > 1 and not reason and self.switch not in seen:
+            why_whole = _why_whole(step.network, step.updates_per_batch, *inputs)
+        seen[self.switch] = [reason, why_whole]
+        return reason, why_whole
+
+    def _why_left_alone(self, step: BoostTrainOneStepCell, *inputs: object) -> str:
+        if layers_of(step, (FasterSchedule,))[0].is_left_alone():
+            return "is left alone, as in the run that this one goes on with"
+        if step.auto_boost.config.short_schedule.if_unfit != SKIP:
+            return ""
+        return no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
+
+    def _check_first_axis(self, step: BoostTrainOneStepCell, first: object) -> None:
         parts, samples = step.updates_per_batch, _samples(first)
         if parts > 1 and not samples:
             raise ValueError(
                 f"short_schedule.parts={parts} cuts batches along the first axis of the first "
                 f"input, got {shown(first)}: leave it away"
             )
-        if parts > 1 and samples < 2 * parts:
+        seen = seen_in_first_batch(step)  # a run that is gone on with may begin with a rest
+        if parts > 1 and samples < 2 * parts and self.switch not in seen:
             raise ValueError(
                 f"short_schedule.parts={parts} needs batches of at least {2 * parts} samples, two "
                 f"for each part, got {samples}: give fewer parts, or larger batches"
             )
+        if parts > 1:
+            seen.setdefault(self.switch, ["", ""])
 
     def _leave_whole(self, step: BoostTrainOneStepCell, why: str) -> None:
         """Cut no batches."""

@@ -385,6 +385,60 @@ def test_batches_stay_whole_or_cut_as_in_the_run_that_was_saved(mode, tmp_path, 
     assert next(looks) == ""
 
 
+class OfTokens(nn.Cell):
+    """The mean of an embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 3)
+
+    def construct(self, tokens):
+        return self.table(tokens).mean(1)
+
+
+def of_tokens():
+    ms.set_seed(1)
+    net = OfTokens()
+    rates = np.linspace(0.1, 0.0, 32, dtype=np.float32).tolist()
+    optimizer = nn.SGD(net.trainable_params(), rates)
+    section = {"total_steps": 32, "share": 0.5, "if_unfit": "skip"}
+    config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
+    config["short_schedule"] = section
+    config["label_smoothing"] = {"when": "shorter", "if_unfit": "skip"}
+    loss = nn.SoftmaxCrossEntropyWithLogits(reduction="mean")
+    return make_train_step(net, loss, optimizer, level="O1", config=config)
+
+
+@pytest.mark.parametrize("unfit_first", [True, False])
+def test_a_schedule_is_as_short_as_in_the_run_that_was_saved(tmp_path, unfit_first):
+    """Labels that exclude each other are classes; several of a sample are not."""
+    tokens = Tensor(np.arange(16, dtype=np.int32).reshape(4, 4) % 8)
+    classes = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
+    several = np.maximum(classes, [0, 0, 1]).astype(np.float32)
+    first, then = (several, classes) if unfit_first else (classes, several)
+    whole, second = of_tokens(), of_tokens()
+    whole(tokens, Tensor(first))
+    save_checkpoint(whole.train_network, tmp_path / "run.ckpt", append_dict={"epoch": 1})
+    whole(tokens, Tensor(then))
+    restore(second.train_network, tmp_path / "run.ckpt")
+    second(tokens, Tensor(then))
+    statuses = ("skipped",) * 2 if unfit_first else ("applied",) * 2
+    for step in (whole, second):
+        found = [step.report()[one].status for one in ("short_schedule", "label_smoothing")]
+        assert tuple(found) == statuses
+    position = whole.train_network.optimizer.global_step.asnumpy()
+    assert second.train_network.optimizer.global_step.asnumpy() == position
+    for name, value in nets.weights(whole.train_network).items():
+        np.testing.assert_array_equal(nets.weights(second.train_network)[name], value)
+
+
+def test_a_run_goes_on_with_a_batch_that_is_smaller_than_the_first(tmp_path):
+    """Which could not be the first: that is cut into parts of two samples each."""
+    cut = {"total_steps": 24, "share": 0.5, "parts": 3}
+    before, after = gone_on(tmp_path, numbers(8, 4), numbers(4, 4), short_schedule=cut)
+    assert before == after
+
+
 # ---- paths and ranks ----
 
 

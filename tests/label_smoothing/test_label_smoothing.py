@@ -321,3 +321,29 @@ def test_a_loss_that_the_network_holds_too_stays_the_users_there(mode, settings)
     step = make_train_step(network, loss, optimizer, level="O1", config=config)
     assert step.report()["label_smoothing"].status == "applied"
     assert not layers_of(network, (SmoothedLoss,))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda: nn.CrossEntropyLoss(),
+        lambda: nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+    ],
+    ids=["classes", "softmax"],
+)
+def test_it_computes_in_the_precision_that_the_loss_was_given(mode, loss):
+    """In float16 a gradient that is scaled by 131,072 is infinite."""
+    net = nn.Dense(4, 3).to_float(ms.float16)
+    optimizer = nn.SGD(net.trainable_params(), 1.0, loss_scale=131072.0)
+    before = net.weight.asnumpy().copy()
+    manager = ms.FixedLossScaleManager(131072.0, drop_overflow_update=False)
+    step = make_train_step(
+        *(net, loss().to_float(ms.float32), optimizer),
+        level="O1",
+        config=config_of(),
+        loss_scale_manager=manager,
+    )
+    step(Tensor(X), Tensor(SPARSE))
+    moved = net.weight.asnumpy() - before
+    assert np.isfinite(moved).all()
+    assert np.abs(moved).max() > 0

@@ -116,6 +116,13 @@ def test_it_takes_over_what_the_dense_has():
     assert float(layer.multiplier.asnumpy()[0]) == 3.0
 
 
+@pytest.mark.parametrize("dtypes", [(ms.float16, ms.float32), (ms.float32, ms.float16)], ids=str)
+def test_it_computes_in_the_precision_that_the_dense_was_given(mode, dtypes):
+    given, computed = dtypes
+    layer = in_place_of(nn.Dense(4, 2).to_float(computed), 3.0)
+    assert layer(Tensor(np.ones((3, 4)), given)).dtype == computed
+
+
 # ---- Which Dense ----
 
 
