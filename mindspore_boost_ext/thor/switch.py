@@ -15,7 +15,8 @@ _MOMENTUM = 0.9
 # these come in groups. Taken over as they are, so that every parameter keeps its group's settings.
 _TAKEN_OVER = (
     *("learning_rate", "dynamic_lr", "is_group", "is_group_lr", "is_group_params_ordered"),
-    *("weight_decay", "decay_flags", "dynamic_decay_flags", "exec_weight_decay"),
+    *("weight_decay", "dynamic_weight_decay", "decay_flags", "dynamic_decay_flags"),
+    "exec_weight_decay",
     *("loss_scale", "reciprocal_scale", "need_scale"),
 )
 _GROUPS = ("group_lr", "group_weight_decay", "group_params")

@@ -23,6 +23,7 @@ from mindspore_boost_ext import (
     ConvertModelUtils,
     FreezeOpt,
     GroupLossScaleManager,
+    make_train_step,
 )
 from mindspore_boost_ext.thor.algorithm import CAPTURING, ORDINARY
 from mindspore_boost_ext.thor.factors import CurvatureSettings
@@ -321,6 +322,42 @@ def test_a_section_is_all_it_takes(graph_mode):
     held = sum(one.nbytes for one in thor.curvature.get_parameters())
     assert report["thor"].counts["bytes"] == held
     assert report["first.weight"].status == "preconditioned"
+
+
+class Decay(nn.learning_rate_schedule.LearningRateSchedule):
+    """The weight decay of each step."""
+
+    def construct(self, step):
+        return 0.1 / (1 + step)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_weight_decay_that_changes_is_taken_over(mode, grouped):
+    """Against one that THOR is given itself."""
+
+    def trained(settings, make):
+        net = nets.MLP()
+        weights = net.trainable_params()
+        groups = [{"params": weights[:2], "weight_decay": Decay()}, {"params": weights[2:]}]
+        step = make_train_step(
+            *(net, nets.loss_fn(), make(net, groups if grouped else weights)),
+            level="O1",
+            config=settings,
+        )
+        for x, y in nets.batches(3):
+            step(Tensor(x), Tensor(y))
+        return nets.weights(net)
+
+    decay = 0.0 if grouped else Decay()
+    given = trained(
+        OFF, lambda net, params: THOR(net, 0.1, 0.03, 0.9, params=params, weight_decay=decay)
+    )
+    taken = trained(
+        {**contract.switched(thor=True), "thor": {"damping": 0.03}},
+        lambda net, params: nn.Momentum(params, 0.1, 0.9, weight_decay=decay),
+    )
+    for name, value in given.items():
+        np.testing.assert_array_equal(taken[name], value)
 
 
 def test_layers_that_mixed_precision_makes_anew_are_preconditioned(mode):
