@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
+from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_ranked
 
 _NEGLIGIBLE = 1e-12  # beside a variance of 1
 
@@ -31,7 +31,7 @@ class CheaperBatchNorm(CheaperCell):
         self, x: Tensor, gamma: Tensor, beta: Tensor, mean: Parameter, variance: Parameter
     ) -> tuple[Tensor, ...]:
         """Return the normalised features, of the shape of ``x``, and the other results."""
-        if x.ndim != 2 or self.is_plain(x):
+        if not is_ranked(x.shape) or x.ndim != 2 or self.is_plain(x):
             return self.plain(x, gamma, beta, mean, variance)
         signal = ops.expand_dims(ops.transpose(x, (1, 0)), 0)
         outputs = self.plain(signal, gamma, beta, mean, variance)

@@ -68,7 +68,8 @@ class StepGraph:
     def _check_hooks(self) -> None:
         """Raise a ``ValueError`` for a network with a hook, which MindSpore's graphs leave out."""
         for name, cell in self.step.network.cells_and_names():
-            if _compat.has_hooks(cell):
+            held = _compat.primitives(cell).values()
+            if _compat.has_hooks(cell) or any(isinstance(one, ops.HookBackward) for one in held):
                 raise ValueError(
                     f"{name or 'the network'} has a hook, which the graph of compiled_step would "
                     "not call: take it off, or leave compiled_step away"

@@ -13,7 +13,7 @@ from cheaper_cases import replaced
 from mindspore import Parameter, Tensor, nn, ops
 from models import loss_of, model_of
 
-from mindspore_boost_ext import Algorithm, AutoBoost
+from mindspore_boost_ext import Algorithm, AutoBoost, make_train_step
 from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_known
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
@@ -22,6 +22,7 @@ LEAST = {one.replacement.counted_as: one.replacement.least for one in KNOWN.valu
 
 pytestmark = pytest.mark.usefixtures("every_size")
 ON = contract.switched(cheaper_operators=True)
+OFF = contract.switched()
 NAME = "cheaper_operators"
 EPSILON = 1e-5
 RNG = np.random.default_rng(4)
@@ -563,6 +564,15 @@ def test_a_padding_of_any_rank(graph_mode):
     assert net(Tensor(np.ones((2, 3), np.float32))).shape == (2, 5)
 
 
+def test_features_of_any_rank(graph_mode):
+    net = nn.SequentialCell(nn.BatchNorm1d(3)).set_train()
+    assert replaced(net).status == "applied"
+    net.set_inputs(Tensor(shape=None, dtype=ms.float32))
+    inputs = np.array([[1, 2, 3], [3, 4, 7]], np.float32)
+    expected = np.sign(inputs - inputs.mean(0))  # of two samples
+    np.testing.assert_allclose(net(Tensor(inputs)).asnumpy(), expected, atol=1e-5)  # epsilon: 5e-6
+
+
 def test_a_softmax_of_nothing(mode):
     net = nn.SequentialCell(nn.Softmax(0))
     assert replaced(net).status == "applied"
@@ -743,20 +753,24 @@ def test_a_network_may_ask_for_class_and_settings_of_a_layer(mode):
             super().__init__()
             self.first, self.last = nn.Dense(3, 4), nn.Dense(4, nets.CLASSES)
             self.layers = nn.CellList([nn.LeakyReLU(0.3), nn.GELU()])
+            self.loss = nn.CrossEntropyLoss()
 
-        def construct(self, x):
+        def construct(self, x, labels):
             x = self.first(x)
             for one in self.layers:
                 if isinstance(one, nn.LeakyReLU):
                     x = one(x) * one.alpha
                 elif isinstance(one, nn.GELU):
                     x = one(x) * 3
-            return self.last(x)
+            loss = self.loss(self.last(x), labels)
+            return loss * 3 if isinstance(self.loss, nn.CrossEntropyLoss) else loss
 
     losses = []
-    for config in (ON, None):
+    for config in (ON, OFF):
         ms.set_seed(1)
-        step = model_of(Net(), config).train_network
+        net = Net()
+        optimizer = nets.momentum(net.trainable_params())
+        step = make_train_step(net, None, optimizer, level="O1", config=config)
         losses.append(loss_of(step(*map(Tensor, nets.batches(1)[0]))))
     np.testing.assert_allclose(*losses, rtol=1e-5)  # sums of four float32 values
 

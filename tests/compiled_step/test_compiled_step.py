@@ -8,7 +8,7 @@ import nets
 import numpy as np
 import pytest
 from contract import switched
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import AutoBoost, make_train_step
 from mindspore_boost_ext.compiled_step.algorithm import StepGraph
@@ -154,6 +154,14 @@ def test_a_network_with_a_hook_is_refused():
         step(X)
     handle.remove()
     step(X)
+
+
+def test_an_operator_that_hooks_gradients_is_refused():
+    """A graph would leave it out, too."""
+    net = MeanOfSquares()
+    net.hooks = ops.HookBackward(lambda gradients: gradients)
+    with pytest.raises(ValueError, match="the network has a hook, which the graph of compiled_"):
+        compiled(net)(X)
 
 
 @ms.jit
