@@ -25,6 +25,7 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
 )
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, begin_together
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
+from mindspore_boost_ext.boost_cell_wrapper.forgotten import refusing_what_is_forgotten
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.overrides import WAYS, Overridable
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
@@ -267,7 +268,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         """
         if self.choice_part is None or self.overridden(*WAYS, "gradient_freeze_process"):
             self._count_batch()
-            with self._refusing_what_is_forgotten(), self._timing_the_first():
+            forgetful = self._asks_for_less and self.runs_eagerly()
+            with refusing_what_is_forgotten(forgetful), self._timing_the_first():
                 compiled = self.graph_part is not None and not _graph_mode()
                 run = self.graph_part if compiled else super().__call__
                 return run(*inputs, **kwargs)
@@ -280,29 +282,6 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             variant.set_train(self.training)
         with self.choice_part.chooser.running(index):
             return self.choice_part.run(variant, *inputs, **kwargs)
-
-    @contextlib.contextmanager
-    def _refusing_what_is_forgotten(self) -> Iterator[None]:
-        """Refuse a network that MindSpore would train wrongly after this step.
-
-        What a function of ``ms.jit`` was not asked for when it was first differentiated in
-        PYNATIVE_MODE, MindSpore leaves out of all later steps.
-        """
-        if not (self._asks_for_less and self.runs_eagerly()):
-            yield
-            return
-        before = _compat.differentiated_functions()
-        yield
-        now = _compat.differentiated_functions()
-        found = sorted({function for key, function in now.items() if key not in before})
-        if found:
-            raise ValueError(
-                "in PYNATIVE_MODE a step that freezes weights, or refreshes no factors of THOR, is "
-                f"the first to run functions of ms.jit in the network ({', '.join(found)}) "
-                "on inputs of this shape. MindSpore would leave the gradients that it does not ask "
-                "for out of all later steps, too: take ms.jit away, or train in GRAPH_MODE, or "
-                "begin with a step that freezes nothing (group 0 of grad_freeze)"
-            )
 
     @contextlib.contextmanager
     def _timing_the_first(self) -> Iterator[None]:

@@ -11,17 +11,17 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext.base.mapping import call
 
 
-def _counter(step: Any) -> Tensor:
+def _counter(step: StepNames) -> Tensor:
     window = step.window_part
     return Tensor(0, ms.int32) if window is None else window.counter
 
 
-def _position(step: Any) -> Tensor:
+def _position(step: StepNames) -> Tensor:
     position = getattr(step.optimizer, "position", None)
     return Tensor(0, ms.int32) if position is None else position
 
 
-def _buffers(step: Any) -> Any:
+def _buffers(step: StepNames) -> None:
     raise AttributeError(
         f"{type(step).__name__} has no grad_accumulation: the window keeps its sums, and counts "
         "and empties them; call super().gradient_accumulation_process(loss, grads, sens, *inputs)"
@@ -30,7 +30,7 @@ def _buffers(step: Any) -> Any:
 
 # What is kept elsewhere: the window, or None; the micro-batches in it, int32 of shape (); updates
 # along the schedule of freezing, the same; the group of each of its steps, or None.
-_ELSEWHERE: dict[str, Callable[[Any], Any]] = {
+_ELSEWHERE: dict[str, Callable[[StepNames], Any]] = {
     "accumulation": lambda step: step.window_part,
     "accumulation_step": _counter,
     "step": _position,
@@ -57,10 +57,10 @@ class StepNames(nn.Cell):
     def __setattr__(self, name: str, value: object) -> None:
         """Take note of names that are a subclass's own: MindSpore asks whether they are taken."""
         if name in _ELSEWHERE:
-            vars(self).setdefault("_set_here", set()).add(name)
+            self.__dict__.setdefault("_set_here", set()).add(name)
         super().__setattr__(name, value)
 
-    def _no_sens_impl(self, *inputs: Tensor) -> Any:
+    def _no_sens_impl(self, *inputs: Tensor) -> object:
         """Train one step and return the loss: what ``construct`` does without a ``sens``."""
         return call(self._trained, inputs)
 

@@ -282,7 +282,7 @@ def test_a_subspace_that_a_construct_of_a_subclass_leaves_out_is_refused(tmp_pat
     }
     x, y = (Tensor(one) for one in nets.batches(1)[0])
     made(Wraps, settings)(x, y)
-    with pytest.raises(ValueError, match="methods of OwnConstruct's own.* do not call update of"):
+    with pytest.raises(ValueError, match=r"methods of OwnConstruct's own.* do not call update of"):
         made(OwnConstruct, settings)(x, y)
 
 
@@ -299,7 +299,7 @@ def test_a_subclass_that_moves_the_schedule_of_freezing_is_refused():
     net = nets.Deep()
     weights = net.trainable_params()
     optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]])
-    with pytest.raises(ValueError, match="MovesOn sets step, .* call super"):
+    with pytest.raises(ValueError, match=r"MovesOn sets step, .* call super"):
         MovesOn(nn.WithLossCell(net, nets.loss_fn()), optimizer)
 
 

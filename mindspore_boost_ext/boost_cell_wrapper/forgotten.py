@@ -1,0 +1,32 @@
+"""Refuses networks whose gradients MindSpore would leave out of later steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from mindspore_boost_ext import _compat
+
+
+@contextlib.contextmanager
+def refusing_what_is_forgotten(asks_for_less: bool) -> Iterator[None]:
+    """Refuse a network that MindSpore would train wrongly after this step.
+
+    What a function of ``ms.jit`` was not asked for when it was first differentiated in
+    PYNATIVE_MODE, MindSpore leaves out of all later steps.
+    """
+    if not asks_for_less:
+        yield
+        return
+    before = _compat.differentiated_functions()
+    yield
+    now = _compat.differentiated_functions()
+    found = sorted({function for key, function in now.items() if key not in before})
+    if found:
+        raise ValueError(
+            "in PYNATIVE_MODE a step that freezes weights, or refreshes no factors of THOR, is "
+            f"the first to run functions of ms.jit in the network ({', '.join(found)}) "
+            "on inputs of this shape. MindSpore would leave the gradients that it does not ask "
+            "for out of all later steps, too: take ms.jit away, or train in GRAPH_MODE, or "
+            "begin with a step that freezes nothing (group 0 of grad_freeze)"
+        )
