@@ -339,9 +339,9 @@ def _graph_api() -> ModuleType:
     return sys.modules[type(executor).__module__]
 
 
-def broadcast_parameters(cell: nn.Cell) -> None:
-    """Give all ranks the Parameters of rank 0 that a Cell names, as MindSpore does to compile."""
-    _graph_api()._parameter_broadcast(cell)
+def broadcast_parameters(parameters: dict[str, Parameter]) -> None:
+    """Give all ranks the Parameters of rank 0, by names, as MindSpore does to compile."""
+    _graph_api()._build_broadcast_graph(parameters, "_broadcast_subgraph")
 
 
 def compiled_graphs() -> int:

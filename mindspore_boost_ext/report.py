@@ -53,12 +53,14 @@ def is_main_process() -> bool:
     return os.environ.get("RANK_ID", "0") in ("", "0")
 
 
-def warn(message: str, category: type[BoostWarning] = BoostWarning) -> None:
-    """Issue a warning from rank 0 only, at the line of the user's own code that led to it.
+def warn(
+    message: str, category: type[BoostWarning] = BoostWarning, *, every_rank: bool = False
+) -> None:
+    """Issue a warning, from rank 0 unless ``every_rank``, at the line of the user's own code.
 
     Python's own filter keeps it to once for each cause and line.
     """
-    if is_main_process():
+    if every_rank or is_main_process():
         warnings.warn(message, category, stacklevel=_levels_to_user_code())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import warnings
 
 import mindspore as ms
@@ -10,7 +11,14 @@ import nets
 import numpy as np
 from mindspore import Tensor, experimental, nn
 
-from mindspore_boost_ext import BoostModel, BoostWarning, FreezeOpt, make_train_step
+from mindspore_boost_ext import (
+    BoostModel,
+    BoostWarning,
+    FreezeOpt,
+    make_train_step,
+    restore,
+    save_checkpoint,
+)
 
 OFF = {"boost": {"mode": "disable_all"}}
 
@@ -43,6 +51,9 @@ def settings(rank, name):
         config["boost"]["grad_freeze"] = True
         window = {"schedule": "adaptive", "adaptive_window": 1}
         config["grad_freeze"] = {"param_groups": 3, "prefix_fraction": 0.5, **window}
+    elif name == "broadcast place":
+        config["boost"]["grad_freeze"] = True
+        config["grad_freeze"] = {"param_groups": 3, "schedule": [0, 1], "total_steps": 2}
     elif name == "level" and rank == 1:
         level, config = "O0", None
     return {"boost_level": level, "boost_config_dict": config}
@@ -65,9 +76,11 @@ def model_of_rank(rank, name):
     ms.set_seed(rank if name in ("seed", "broadcast") or "own loop" in name else 7)
     hidden = 5 if name == "shape" and rank == 1 else 6
     net = nn.SequentialCell(nn.Dense(nets.FEATURES, hidden), nn.Dense(hidden, nets.CLASSES))
-    if name == "broadcast":
+    if name in ("broadcast", "broadcast place"):
         inner = [nn.Dense(hidden, hidden) for _ in range(4)]
         net = nn.SequentialCell(net[0], *inner, net[1])
+    if name == "broadcast files":
+        net = nn.SequentialCell(net[0], nn.BatchNorm1d(hidden), net[1])
     net = OverPlaces() if name in ("padding", "lengths") else net
     falling = [0.4, 0.3, 0.2, 0.1]
     rate = {
@@ -122,6 +135,8 @@ NAMES = (
     "loop",
     "alone",
     "broadcast",
+    "broadcast place",
+    "broadcast files",
     "order",
     "counter",
     "experimental",
@@ -163,6 +178,14 @@ def set_state(step, rank, name):
     elif name == "moments":
         moment = step.optimizer.moments[0]
         moment.set_data(Tensor(np.full(moment.shape, rank, np.float32)))
+    elif name == "broadcast place":  # as by a checkpoint that rank 0 alone has loaded
+        step.optimizer.position.set_data(Tensor(1 - rank, ms.int32))
+    elif name == "broadcast files":
+        mean = step.network.parameters_dict()["1.moving_mean"]
+        mean.set_data(Tensor(np.full(mean.shape, 100 * rank, np.float32)))
+        with tempfile.TemporaryDirectory() as folder:
+            save_checkpoint(step, f"{folder}/{rank}.ckpt", append_dict={"epoch": 1})
+            restore(step, f"{folder}/{{rank}}.ckpt")
     elif name == "micro-batches":
         step.window_part.counter.set_data(Tensor(rank, ms.int32))
 
@@ -177,7 +200,7 @@ def plain_loop(net, rate, **level):
 
 def outcome(rank, name):
     """Train a case; return what was raised or warned of, and whether a weight has moved."""
-    broadcast = {"parameter_broadcast": name == "broadcast"}
+    broadcast = {"parameter_broadcast": name.startswith("broadcast")}
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True, **broadcast)
     found, weights = [], None
     with warnings.catch_warnings(record=True) as warned:
@@ -209,6 +232,11 @@ def outcome(rank, name):
     result = {"messages": found, "moved": moved}
     if name == "broadcast":
         result["largest changes"] = model.train_network.optimizer.fastest.asnumpy().tolist()
+    if name == "broadcast place":
+        result["place"] = int(model.train_network.optimizer.position.asnumpy())
+        result["sums"] = [float(one.sum()) for one in nets.weights(net).values()]
+    if name == "broadcast files":
+        result["mean"] = nets.weights(net)["1.moving_mean"].tolist()
     if name == "lengths":
         result["begins"] = model.train_network.report()["seq_length_warmup"].reason
     return result

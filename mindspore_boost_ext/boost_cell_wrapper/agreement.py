@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.boost import AutoBoost
-from mindspore_boost_ext.boost_cell_wrapper.broadcast import broadcasts_weights
+from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, broadcasts_weights
 from mindspore_boost_ext.report import INACTIVE, Row, warn
 from mindspore_boost_ext.runtime.ranks import (
     check_equal_on_ranks,
@@ -94,12 +94,16 @@ def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
     """
     if not step.reducer_flag or step in _BEGUN:
         return
-    if not broadcasts_weights():
+    hands_out = broadcasts_weights()
+    if isinstance(step, BroadcastsWeights):
+        step.begin_together()
+    if not hands_out or isinstance(step, BroadcastsWeights):
         check_equal_on_ranks(
             _counters(step),
             "what the training goes on from",
             "To go on from checkpoints, load those of one step, into the step on every rank.",
         )
+    if not hands_out:
         _warn_of_unequal_values(step)
     _BEGUN.add(step)
 

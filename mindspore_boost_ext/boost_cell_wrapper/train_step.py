@@ -23,7 +23,7 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
     check_first_run_on_ranks,
     watch_or_report,
 )
-from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, begin_together
+from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
 from mindspore_boost_ext.boost_cell_wrapper.forgotten import refusing_what_is_forgotten
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
@@ -142,7 +142,9 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._state: tuple[Any, ...] = ()
         self._has_run = self._asks_for_less = False
         self._variant = "the step"
-        self._first_runs: list[str] = []  # one list for all variants
+        # One list each for all variants.
+        self._first_runs: list[str] = []
+        self._has_begun: list[bool] = []
         self._batch_numbers = itertools.count(1)  # one for all variants
         self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
         # The names under which subclasses written for mindspore.boost look for algorithms.
@@ -247,7 +249,6 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         """Run a step on the state that the host has set."""
         if not self._has_run:
             check_first_run_on_ranks(self)
-            begin_together(self)
             if self.runs_eagerly() and not self.compiles_end:
                 warn_of_idle_optimizer(self.optimizer)
             for algorithm in self.auto_boost.algorithms:

@@ -107,7 +107,7 @@ class BoostCheckpoint(Callback):
             run, self._steps_before
         )
         if is_broken and not is_over:
-            warn(f"epoch {done} was broken off: {self.path!r} is left as it was")
+            self._warn(f"epoch {done} was broken off: {self.path!r} is left as it was")
             return
         DONE[network] = done
         if done % self.epochs != 0 and not is_over:
@@ -116,7 +116,13 @@ class BoostCheckpoint(Callback):
             kind, path = kind_of(self.path), _path_of_rank(self.path)
             save_checkpoint(network, path, append_dict={EPOCH: done}, format=kind)
         except OSError as error:
-            warn(f"{error.strerror}; training goes on")
+            self._warn(f"{error.strerror}; training goes on")
+
+    @staticmethod
+    def _warn(message: str) -> None:
+        """Warn from every rank: each has a file of its own."""
+        rank, count = rank_and_count()
+        warn(f"rank {rank}: {message}" if count > 1 else message, every_rank=True)
 
 
 def restore(
@@ -183,6 +189,8 @@ def restore(
     if not (changed or now):  # where a batch has been seen already, it has decided
         now.update(seen)
     DONE[train_network] = epoch
+    if isinstance(train_network, BoostTrainOneStepCell):
+        train_network.was_restored = True
     return epoch
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import types
 
 import nets
+import numpy as np
 import pytest
 import unequal_worker
-from mindspore import Tensor, experimental, nn
+from mindspore import Parameter, Tensor, experimental, nn
 from models import model_of
 
-from mindspore_boost_ext import AutoBoost
+from mindspore_boost_ext import AutoBoost, _compat
 from mindspore_boost_ext.boost_cell_wrapper import agreement
 from mindspore_boost_ext.boost_cell_wrapper.agreement import _settings
+from mindspore_boost_ext.boost_cell_wrapper.broadcast import hand_out
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
 
 REFUSED = {
@@ -47,6 +49,8 @@ TRAINED = {
     "lengths",
     "alone",
     "broadcast",
+    "broadcast place",
+    "broadcast files",
 }
 
 
@@ -100,6 +104,39 @@ def test_weights_are_broadcast_before_an_algorithm_looks_at_them(ended):
     assert first == second
     assert first["moved"]
     assert max(first["largest changes"]) > 0
+
+
+def test_a_place_that_rank_0_alone_has_loaded_is_that_of_all_ranks(ended):
+    """Rank 1 would run another variant of the step, which reduces other gradients."""
+    _, results = ended(2, "graph")
+    first, second = (result["unequal"]["broadcast place"] for result in results)
+    assert first == second
+    assert (first["messages"], first["moved"], first["place"]) == ([], True, 3)
+
+
+def test_statistics_that_every_rank_has_restored_stay_its_own(ended):
+    _, results = ended(2, "graph")
+    for rank, result in enumerate(results):
+        found = result["unequal"]["broadcast files"]
+        assert (found["messages"], found["moved"]) == ([], True)
+        # Two steps of momentum 0.9 leave 81 of 100, and add a fifth of features below 10.
+        np.testing.assert_allclose(found["mean"], 81 * rank, atol=2)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_integers_arrive_whole_where_floats_are_sent(monkeypatch, dtype, shape):
+    """MindSpore sends float32 on CPU, which hold 24 bits."""
+    sent = []
+    monkeypatch.setattr(_compat, "broadcast_parameters", lambda named: sent.extend(named.values()))
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    values = np.array([least, -1, 2**24 + 1, most], dtype)
+    values = values if shape else np.array(values[2])
+    counter = Parameter(Tensor(values), name="counter")
+    hand_out([counter])
+    assert all((one.asnumpy().astype(np.float32) == one.asnumpy()).all() for one in sent)
+    np.testing.assert_array_equal(counter.asnumpy(), values)
+    assert (counter.shape, counter.asnumpy().dtype) == (shape, dtype)
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])

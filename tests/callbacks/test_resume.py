@@ -471,6 +471,15 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, monkeypatch):
     nets.assert_same(found, train(accumulating(), 1))
 
 
+def test_every_rank_tells_of_its_own_file(tmp_path, monkeypatch):
+    callback = BoostCheckpoint(tmp_path / "run{rank}.ckpt")
+    monkeypatch.setenv("RANK_ID", "1")
+    monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
+    monkeypatch.setattr(resume, "save_checkpoint", lambda *_, **__: (tmp_path / "no/run").open())
+    with pytest.warns(BoostWarning, match="^rank 1: No such file or directory; training goes on"):
+        train(accumulating(), 1, callback)
+
+
 @pytest.mark.parametrize("kind", ["ckpt", "safetensors"])
 def test_a_file_that_is_too_large_is_an_os_error_of_either_kind(tmp_path, kind):
     """A limit of the process stands in for the full disk."""
