@@ -7,16 +7,13 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import difflib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.boost import record
@@ -147,11 +144,13 @@ def _answer(options: argparse.Namespace) -> str:
 
         return describe()
     if options.recipe or options.total_steps is not None:
-        options.config = _written_recipe(options)
+        options.config = _settings_of_recipe(options)
     _check_words(options)
     level = options.level or "O1"
+    if options.explain:
+        return _explanation(level, options.explain)
     if options.explain is not None:
-        return _explanation(level, options.explain or options.config or "")
+        return explain(BoostConfig.parse(level, options.config))
     if options.check is not None:
         notices = BoostConfig.parse(level, options.check).notices()
         return "\n".join([*notices, f"{options.check}: valid"])
@@ -186,7 +185,9 @@ def _prepare(options: argparse.Namespace) -> None:
         raise ValueError(f"cannot open the script {options.script!r}{hint}")
     if options.level:
         os.environ[LEVEL_VARIABLE] = options.level
-    if options.config:
+    if options.recipe:
+        os.environ[CONFIG_VARIABLE] = json.dumps(options.config)
+    elif options.config:
         os.environ[CONFIG_VARIABLE] = os.path.abspath(options.config)
     settings_from_outside()  # raises if they cannot be used
 
@@ -208,20 +209,15 @@ def _takes_value(word: str) -> bool:
     return len(word) > len("--") and any(option.startswith(word) for option in _WITH_VALUE)
 
 
-def _written_recipe(options: argparse.Namespace) -> str:
-    """Return the path of a file with the settings of a recipe, for as long as this process runs."""
+def _settings_of_recipe(options: argparse.Namespace) -> dict[str, object]:
+    """Return the settings of the recipe that is asked for."""
     if options.recipe is None or options.total_steps is None or options.config:
         raise ValueError(
             "--recipe needs --total-steps, the updates of the whole training (epochs times batches "
             "of an epoch), and takes no --config beside it"
         )
     devices = int(os.environ.get("MS_WORKER_NUM") or 1)  # as msrun sets it
-    settings = recipe(options.recipe, options.total_steps, devices=devices)
-    file, path = tempfile.mkstemp(prefix="recipe-", suffix=".json")
-    atexit.register(Path(path).unlink, missing_ok=True)
-    with os.fdopen(file, "w", encoding="utf-8") as stream:
-        json.dump(settings, stream)
-    return path
+    return recipe(options.recipe, options.total_steps, devices=devices)
 
 
 @contextlib.contextmanager
@@ -261,13 +257,13 @@ def _show(text: str) -> None:
 
 
 def _explanation(level: str, source: str) -> str:
-    """Return all settings, a card, or what a configuration would do."""
+    """Return all settings, a card, or what the configuration in a file would do."""
     name = OTHER_NAMES.get(source, source)
     if name == "settings":
         return page()
     if name in CARDS:
         return card(name)
-    if source and not os.path.exists(source) and not source.endswith(".json"):
+    if not os.path.exists(source) and not source.endswith(".json"):
         raise ValueError(
             f"{source!r} is neither a file nor the name of a card; cards: {', '.join(CARDS)}; "
             "settings lists all settings"

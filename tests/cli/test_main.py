@@ -439,6 +439,36 @@ def test_a_script_is_boosted_from_the_environment(launched, tmp_path):
     assert re.search(r"grad_freeze +level O1 +applied", result.stderr)
 
 
+@pytest.mark.parametrize("words", [["-m", "mindspore_boost_ext", "train.py"], ["train.py"]])
+def test_a_path_of_the_environment_stays_that_of_the_beginning(tmp_path, words):
+    """A script may change its folder, where other settings may lie under the same name."""
+    write(tmp_path, "config.json", json.dumps(FREEZES))
+    write(tmp_path, "out/config.json", '{"boost": {"mode": "disable_all"}}')
+    before = "import os\nimport mindspore_boost_ext\nos.chdir('out')\n"
+    train = "model = ms.Model(net, loss, optimizer)\nmodel.train(1, data)\n"
+    write(tmp_path, "train.py", f"{before}{TRAINS}{train}print(model.train_network.report())")
+    environment = {**os.environ, "MINDSPORE_BOOST_EXT_CONFIG": "config.json"}
+    result = scripts.run(*words, cwd=tmp_path, env=environment)
+    assert re.search(r"grad_freeze +level O1 +applied", result.stdout), result.stderr
+
+
+def test_a_recipe_outlives_the_processes_that_a_script_forks(tmp_path):
+    """One that ends as Python does: whatever is registered for an end is done there, too."""
+    before = "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nos.wait()\n"
+    write(tmp_path, "train.py", before + TRAINS + SCRIPTS["Model"])
+    words = ["--recipe", "fp16", "--total-steps", "2", "train.py"]
+    result = run([*LAUNCHER, *words], tmp_path)
+    assert "SequentialCell: boost level O1, mode manual" in result.stderr
+
+
+def test_settings_of_the_environment_may_be_json_text(launched):
+    result = launched("Model", MINDSPORE_BOOST_EXT_CONFIG=json.dumps(FREEZES))
+    assert re.search(r"grad_freeze +level O1 +applied", result.stderr)
+    result = launched("Model", MINDSPORE_BOOST_EXT_CONFIG='{"less_bn": ')
+    assert result.returncode == 2
+    assert 'EXT_CONFIG={"less_bn": : no valid JSON: Expecting value: line 1' in result.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "words", "reason"),
     [
