@@ -12,7 +12,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 
 from mindspore_boost_ext._version import __version__
@@ -90,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(name: str) -> Callable[[Sequence[str], Callable[[str], None]], int]:
-    command: Callable[[Sequence[str], Callable[[str], None]], int]
+def _command(name: str) -> Callable[[Sequence[str], Callable[[str], object]], int]:
+    command: Callable[[Sequence[str], Callable[[str], object]], int]
     command = getattr(import_module(f"mindspore_boost_ext.{_COMMANDS[name]}"), name)
     return command
 
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = [*DEMO, *words[1:]]
     if words and words[0] in _COMMANDS:
         try:
-            return _command(words[0])(words[1:], print)
+            return _command(words[0])(words[1:], _show)
         except KeyboardInterrupt:
             print("broken off", file=sys.stderr)
             return INTERRUPTED
@@ -120,8 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     if answer:
-        _show(answer)
-        return 0
+        return int(not _show(answer))
     if not runs:
         parser.print_help()
         return 2
@@ -180,8 +179,7 @@ def _prepare(options: argparse.Namespace) -> None:
         commands = (*_COMMANDS, "demo")
         if options.script in commands:
             raise ValueError(f"the command {options.script!r} must come first, before its options")
-        near = difflib.get_close_matches(options.script[:100], commands, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
+        hint = _hint(options.script, commands)
         raise ValueError(f"cannot open the script {options.script!r}{hint}")
     if options.level:
         os.environ[LEVEL_VARIABLE] = options.level
@@ -190,6 +188,13 @@ def _prepare(options: argparse.Namespace) -> None:
     elif options.config:
         os.environ[CONFIG_VARIABLE] = os.path.abspath(options.config)
     settings_from_outside()  # raises if they cannot be used
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    """Return the name that a word may be meant for, as a question; empty if there is none."""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word[:100].lower(), names, n=1)
+    return f": did you mean {names[near[0]]!r}?" if near else ""
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -247,13 +252,24 @@ def _end(built: Built, ended_well: bool) -> None:
             print(text, file=sys.stderr or sys.__stderr__)
 
 
-def _show(text: str) -> None:
-    """Print an answer where letters may be missing, and where the reader, as head, may be gone."""
-    encoding = sys.stdout.encoding or "utf-8"
+def _show(text: str) -> bool:
+    """Print an answer where letters may be missing; return whether it could be written."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(text.encode(encoding, "replace").decode(encoding), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
+    except BrokenPipeError:  # the reader, as head, has seen enough
+        _say_no_more()
+    except OSError as error:
+        _say_no_more()
+        with contextlib.suppress(OSError):
+            print(f"cannot write to standard output: {error.strerror}", file=sys.stderr)
+        return False
+    return True
+
+
+def _say_no_more() -> None:
+    """Let what is printed from now on go nowhere, Python's own last flush included."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explanation(level: str, source: str) -> str:
@@ -264,10 +280,9 @@ def _explanation(level: str, source: str) -> str:
     if name in CARDS:
         return card(name)
     if not os.path.exists(source) and not source.endswith(".json"):
-        raise ValueError(
-            f"{source!r} is neither a file nor the name of a card; cards: {', '.join(CARDS)}; "
-            "settings lists all settings"
-        )
+        cards = f"; cards: {', '.join(CARDS)}; settings lists all settings"
+        hint = _hint(source, ("settings", *CARDS, *OTHER_NAMES)) or cards
+        raise ValueError(f"{source!r} is neither a file nor the name of a card{hint}")
     return explain(BoostConfig.parse(level, source))
 
 

@@ -55,25 +55,36 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
     """Run the command; ``write`` takes the lines for standard output.
 
     Returns:
-        int, the exit code: 0 when every run went well, 1 when one failed, 130 after Ctrl-C;
-        argparse leaves with 2.
+        int, the exit code: 0 when every run went well, 1 when one failed or a file could not be
+        written, 130 after Ctrl-C; argparse leaves with 2.
     """
     options = _options(argv)
     trials = _trials(options)
     outcomes = _outcomes(trials, options.progress)
     if not outcomes:
         return INTERRUPTED
-    write(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
+    # Files first: a table that cannot be printed costs nothing but itself.
+    text = _as_json(options, outcomes)
+    written = not options.json or saved(options.json, lambda path: path.write_text(text, "utf-8"))
+    drawn = not options.plot or saved(options.plot, lambda path: comparison.draw(outcomes, path))
     if options.report:
-        write("".join(f"\n{one.name}: {one.report}\n" for one in outcomes[1:] if one.report))
-    if options.json:
-        options.json.write_text(_as_json(options, outcomes), encoding="utf-8")
-    if options.plot:
-        comparison.draw(outcomes, options.plot)
+        write("".join(f"{one.name}: {one.report}\n\n" for one in outcomes[1:] if one.report))
+    write(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
+    if options.plot and drawn:
         write(f"\ndrawn: {options.plot}")
     if len(outcomes) < len(trials):
         return INTERRUPTED
-    return int(any(one.status == FAILED for one in outcomes))
+    return int(not (written and drawn) or any(one.status == FAILED for one in outcomes))
+
+
+def saved(path: Path, save: Callable[[Path], object]) -> bool:
+    """Write a file; where that fails, say why, and return False."""
+    try:
+        save(path)
+    except OSError as error:
+        print(f"cannot write {path}: {error.strerror or error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _outcomes(trials: Sequence[Trial], progress: int | None) -> list[Outcome]:

@@ -223,6 +223,13 @@ def test_an_answer_outlives_its_reader_and_letters_that_are_missing(words):
     assert (found.returncode, found.stderr) == (0, "")
 
 
+def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1():
+    command = f"{sys.executable} -m mindspore_boost_ext --explain thor > /dev/full"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr == "cannot write to standard output: No space left on device\n"
+
+
 def test_explain_shows_what_every_step_has(capsys):
     assert main(["--recipe", "fp16", "--total-steps", "10", "--explain"]) == 0
     assert "every step, loss_scale: LossScaleConfig(init=65536.0" in capsys.readouterr().out
@@ -289,6 +296,8 @@ def test_env_tells_versions_devices_and_convolution_speed(capsys):
         (["--check", "missing.json"], "there is no such file"),
         (["--explain", "missing.json"], "there is no such file"),
         (["--explain", "nobody"], "neither a file nor the name of a card; cards: less_bn, "),
+        (["--explain", "LESS_BN"], "the name of a card: did you mean 'less_bn'?"),
+        (["--explain", "setings"], "the name of a card: did you mean 'settings'?"),
     ],
 )
 def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, message):
