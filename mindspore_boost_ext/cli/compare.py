@@ -138,6 +138,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def _problem(options: argparse.Namespace) -> str:
     """Return what is wrong with the words taken together; empty if nothing."""
+    if several := in_several_processes("compare"):
+        return several
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         return '--plot needs matplotlib: pip install "mindspore_boost_ext[plot]"'
     if options.script is None:
@@ -163,9 +165,32 @@ def _problem(options: argparse.Namespace) -> str:
         )
     if options.algorithms:
         return "name algorithms, or give --script SCRIPT, not both"
-    if not options.script or not os.path.isfile(options.script[0]):
-        return f"cannot open the script {' '.join(options.script[:1])!r}"
+    if wrong := problem_of_script(options.script):
+        return wrong
     return "; ".join(filter(None, map(_problem_of, options.configs or ())))
+
+
+def in_several_processes(command: str) -> str:
+    """Return what is wrong where msrun runs a command in several processes; else nothing."""
+    ranks = int(os.environ.get("MS_WORKER_NUM") or 1)
+    if os.environ.get("MS_ROLE") != "MS_WORKER" or ranks < 2:
+        return ""
+    return (
+        f"run {command} in one process, without msrun: it starts the processes of its runs "
+        "itself, one for each"
+    )
+
+
+def problem_of_script(words: Sequence[str]) -> str:
+    """Return what is wrong with the words of a script; empty if nothing."""
+    if not words:
+        return "name a script to run, with its own arguments behind it"
+    if words[0].startswith("-m"):
+        return (
+            "-m is not taken, only the file of a script: for a module write one of two lines, "
+            "import runpy and runpy.run_module('package.module', run_name='__main__')"
+        )
+    return "" if os.path.isfile(words[0]) else f"cannot open the script {words[0]!r}"
 
 
 def _problem_of(path: str) -> str:

@@ -229,7 +229,8 @@ def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
         (["--epochs", "9", "--script", __file__], "--epochs: for the bundled networks only"),
         (["--report", "--script", __file__], "--report: for the bundled networks only"),
         (["--levels", "O1"], "--levels and --configs are for --script SCRIPT"),
-        (["--script"], "cannot open the script ''"),
+        (["--script"], "name a script to run"),
+        (["--script", "-m", "pkg.train"], "-m is not taken, only the file of a script"),
         (["--script", "no.py"], "cannot open the script 'no.py'"),
         (["grad_freeze", "--script", __file__], "name algorithms, or give --script SCRIPT"),
         (
@@ -243,6 +244,15 @@ def test_wrong_words_are_explained(words, message, capsys):
         compare(words, print)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["compare", "thor"], ["recommend", __file__]])
+def test_what_starts_processes_of_its_own_does_not_run_in_several(monkeypatch, capsys, words):
+    monkeypatch.setenv("MS_ROLE", "MS_WORKER")
+    monkeypatch.setenv("MS_WORKER_NUM", "2")
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert f"run {words[0]} in one process, without msrun" in capsys.readouterr().err
 
 
 def test_the_bundled_comparison(tmp_path, capsys):
