@@ -107,6 +107,7 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
         try:
             for racer in _race_all(options, display):
                 racers.append(racer)
+                display.line(f"{racer.name}: {_words(racer)}")
             ended = True
         except _NoGoalError as error:
             write(str(error))
@@ -136,9 +137,7 @@ def _race_all(options: argparse.Namespace, display: Display) -> Iterator[Racer]:
     share = seconds * (1 - _PLAIN_SHARE) / len(others)
     for one in others:
         racer, history = _race(base, one, share, plain.steps, display)
-        racer = replace(racer, reached=_reached(history, width, goal))
-        display.line(f"{one.name}: {_words(racer)}")
-        yield racer
+        yield replace(racer, reached=_reached(history, width, goal))
 
 
 def _goal(plain: Racer, history: Sequence[Record]) -> tuple[int, float]:
