@@ -65,26 +65,29 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
         return INTERRUPTED
     # Files first: a table that cannot be printed costs nothing but itself.
     text = _as_json(options, outcomes)
-    written = not options.json or saved(options.json, lambda path: path.write_text(text, "utf-8"))
-    drawn = not options.plot or saved(options.plot, lambda path: comparison.draw(outcomes, path))
+    unwritten = saved(options.json, lambda path: path.write_text(text, "utf-8"))
+    undrawn = saved(options.plot, lambda path: comparison.draw(outcomes, path))
     if options.report:
         write("".join(f"{one.name}: {one.report}\n\n" for one in outcomes[1:] if one.report))
     write(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
-    if options.plot and drawn:
+    if options.plot and not undrawn:
         write(f"\ndrawn: {options.plot}")
+    for problem in filter(None, (unwritten, undrawn)):
+        write(f"\n{problem}")
     if len(outcomes) < len(trials):
         return INTERRUPTED
-    return int(not (written and drawn) or any(one.status == FAILED for one in outcomes))
+    failed = any(one.status == FAILED for one in outcomes)
+    return int(failed or bool(unwritten or undrawn))
 
 
-def saved(path: Path, save: Callable[[Path], object]) -> bool:
-    """Write a file; where that fails, say why, and return False."""
+def saved(path: Path | None, save: Callable[[Path], object]) -> str:
+    """Write a file if one is asked for; return why that failed, or nothing."""
     try:
-        save(path)
+        if path:
+            save(path)
     except OSError as error:
-        print(f"cannot write {path}: {error.strerror or error}", file=sys.stderr)
-        return False
-    return True
+        return f"cannot write {path}: {error.strerror or error}"
+    return ""
 
 
 def _outcomes(trials: Sequence[Trial], progress: int | None) -> list[Outcome]:

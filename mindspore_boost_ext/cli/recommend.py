@@ -158,7 +158,8 @@ def _goal(plain: Racer, history: Sequence[Record]) -> tuple[int, float]:
 def _write(winner: Racer, path: Path, steps: int, write: Callable[[str], None]) -> bool:
     """Write the settings of the winner, and say so; return whether they could be written."""
     settings = json.dumps(winner.config or {"boost": {"mode": "disable_all"}}, indent=1) + "\n"
-    if not saved(path, lambda file: file.write_text(settings, "utf-8")):
+    if problem := saved(path, lambda file: file.write_text(settings, "utf-8")):
+        write(problem)
         return False
     write(f"written: {path} (python -m mindspore_boost_ext --config {path} ...)")
     if "total_steps" in settings:

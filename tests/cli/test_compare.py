@@ -478,7 +478,7 @@ def test_a_file_that_cannot_be_written_costs_nothing_else(at_once, monkeypatch, 
     shown = capsys.readouterr()
     assert "| plain | 0.2500 |" in shown.out
     assert f"drawn: {tmp_path / 'x.png'}" in shown.out
-    assert "cannot write /dev/full: No space left on device\n" in shown.err
+    assert "cannot write /dev/full: No space left on device\n" in shown.out
     assert (tmp_path / "x.png").read_text() == "a picture"
 
 

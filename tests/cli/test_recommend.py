@@ -198,7 +198,7 @@ def test_a_winner_that_cannot_be_written_is_one_line(race, capsys):
     shown = capsys.readouterr()
     assert "Plain training wins" in shown.out
     assert "written: " not in shown.out
-    assert "cannot write /dev/full: No space left on device\n" in shown.err
+    assert "cannot write /dev/full: No space left on device\n" in shown.out
 
 
 def test_no_winner_is_named_where_plain_training_diverges(race):
