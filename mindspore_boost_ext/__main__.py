@@ -7,16 +7,13 @@
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import difflib
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.boost import record
@@ -93,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(name: str) -> Callable[[Sequence[str], Callable[[str], None]], int]:
-    command: Callable[[Sequence[str], Callable[[str], None]], int]
+def _command(name: str) -> Callable[[Sequence[str], Callable[[str], object]], int]:
+    command: Callable[[Sequence[str], Callable[[str], object]], int]
     command = getattr(import_module(f"mindspore_boost_ext.{_COMMANDS[name]}"), name)
     return command
 
@@ -107,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = [*DEMO, *words[1:]]
     if words and words[0] in _COMMANDS:
         try:
-            return _command(words[0])(words[1:], print)
+            return _command(words[0])(words[1:], _show)
         except KeyboardInterrupt:
             print("broken off", file=sys.stderr)
             return INTERRUPTED
@@ -123,8 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     if answer:
-        _show(answer)
-        return 0
+        return int(not _show(answer))
     if not runs:
         parser.print_help()
         return 2
@@ -147,11 +143,13 @@ def _answer(options: argparse.Namespace) -> str:
 
         return describe()
     if options.recipe or options.total_steps is not None:
-        options.config = _written_recipe(options)
+        options.config = _settings_of_recipe(options)
     _check_words(options)
     level = options.level or "O1"
+    if options.explain:
+        return _explanation(level, options.explain)
     if options.explain is not None:
-        return _explanation(level, options.explain or options.config or "")
+        return explain(BoostConfig.parse(level, options.config))
     if options.check is not None:
         notices = BoostConfig.parse(level, options.check).notices()
         return "\n".join([*notices, f"{options.check}: valid"])
@@ -181,14 +179,22 @@ def _prepare(options: argparse.Namespace) -> None:
         commands = (*_COMMANDS, "demo")
         if options.script in commands:
             raise ValueError(f"the command {options.script!r} must come first, before its options")
-        near = difflib.get_close_matches(options.script[:100], commands, n=1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
+        hint = _hint(options.script, commands)
         raise ValueError(f"cannot open the script {options.script!r}{hint}")
     if options.level:
         os.environ[LEVEL_VARIABLE] = options.level
-    if options.config:
+    if options.recipe:
+        os.environ[CONFIG_VARIABLE] = json.dumps(options.config)
+    elif options.config:
         os.environ[CONFIG_VARIABLE] = os.path.abspath(options.config)
     settings_from_outside()  # raises if they cannot be used
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    """Return the name that a word may be meant for, as a question; empty if there is none."""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word[:100].lower(), names, n=1)
+    return f": did you mean {names[near[0]]!r}?" if near else ""
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
@@ -208,20 +214,15 @@ def _takes_value(word: str) -> bool:
     return len(word) > len("--") and any(option.startswith(word) for option in _WITH_VALUE)
 
 
-def _written_recipe(options: argparse.Namespace) -> str:
-    """Return the path of a file with the settings of a recipe, for as long as this process runs."""
+def _settings_of_recipe(options: argparse.Namespace) -> dict[str, object]:
+    """Return the settings of the recipe that is asked for."""
     if options.recipe is None or options.total_steps is None or options.config:
         raise ValueError(
             "--recipe needs --total-steps, the updates of the whole training (epochs times batches "
             "of an epoch), and takes no --config beside it"
         )
     devices = int(os.environ.get("MS_WORKER_NUM") or 1)  # as msrun sets it
-    settings = recipe(options.recipe, options.total_steps, devices=devices)
-    file, path = tempfile.mkstemp(prefix="recipe-", suffix=".json")
-    atexit.register(Path(path).unlink, missing_ok=True)
-    with os.fdopen(file, "w", encoding="utf-8") as stream:
-        json.dump(settings, stream)
-    return path
+    return recipe(options.recipe, options.total_steps, devices=devices)
 
 
 @contextlib.contextmanager
@@ -251,27 +252,37 @@ def _end(built: Built, ended_well: bool) -> None:
             print(text, file=sys.stderr or sys.__stderr__)
 
 
-def _show(text: str) -> None:
-    """Print an answer where letters may be missing, and where the reader, as head, may be gone."""
-    encoding = sys.stdout.encoding or "utf-8"
+def _show(text: str) -> bool:
+    """Print an answer where letters may be missing; return whether it could be written."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(text.encode(encoding, "replace").decode(encoding), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's own flush
+    except BrokenPipeError:  # the reader, as head, has seen enough
+        _say_no_more()
+    except OSError as error:
+        _say_no_more()
+        with contextlib.suppress(OSError):
+            print(f"cannot write to standard output: {error.strerror}", file=sys.stderr)
+        return False
+    return True
+
+
+def _say_no_more() -> None:
+    """Let what is printed from now on go nowhere, Python's own last flush included."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _explanation(level: str, source: str) -> str:
-    """Return all settings, a card, or what a configuration would do."""
+    """Return all settings, a card, or what the configuration in a file would do."""
     name = OTHER_NAMES.get(source, source)
     if name == "settings":
         return page()
     if name in CARDS:
         return card(name)
-    if source and not os.path.exists(source) and not source.endswith(".json"):
-        raise ValueError(
-            f"{source!r} is neither a file nor the name of a card; cards: {', '.join(CARDS)}; "
-            "settings lists all settings"
-        )
+    if not os.path.exists(source) and not source.endswith(".json"):
+        cards = f"; cards: {', '.join(CARDS)}; settings lists all settings"
+        hint = _hint(source, ("settings", *CARDS, *OTHER_NAMES)) or cards
+        raise ValueError(f"{source!r} is neither a file nor the name of a card{hint}")
     return explain(BoostConfig.parse(level, source))
 
 

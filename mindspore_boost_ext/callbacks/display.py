@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Union
 
 _REFRESH_SECONDS = 0.1
@@ -64,6 +66,7 @@ class RichDisplay:
         )
         self._task: Any = None
         self._drawn = 0.0
+        self._gone = False  # the terminal
 
     def begin_run(self, title: str) -> None:
         """Say that a run begins, whose first epoch may be long in coming."""
@@ -71,6 +74,9 @@ class RichDisplay:
 
     def begin_epoch(self, title: str, steps: int | None) -> None:
         """Start an epoch of so many steps, under a title."""
+        self._draw(lambda: self._begin(title, steps))
+
+    def _begin(self, title: str, steps: int | None) -> None:
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(title, total=steps, text="")
@@ -80,16 +86,31 @@ class RichDisplay:
         """Show that so many steps of the epoch are done, with a text."""
         now = time.perf_counter()
         due = now - self._drawn >= _REFRESH_SECONDS
-        self._progress.update(self._task, completed=step, text=text, refresh=due)
+        self._draw(
+            lambda: self._progress.update(self._task, completed=step, text=text, refresh=due)
+        )
         self._drawn = now if due else self._drawn
 
     def line(self, text: str) -> None:
         """Write a line that stays."""
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        write = self._progress.console.print
+        self._draw(lambda: write(text, markup=False, highlight=False, soft_wrap=True))
 
     def close(self) -> None:
         """Take the display away."""
-        self._progress.stop()
+        self._draw(self._progress.stop)
+
+    def _draw(self, draw: Callable[[], object]) -> None:
+        """Draw, as long as there is a terminal: training matters more."""
+        if self._gone:
+            return
+        try:
+            draw()
+        except (OSError, ValueError):
+            self._gone = True
+            # Lets the user's own prints go; one that could not start ends with an IndexError.
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                self._progress.stop()
 
 
 Display = Union[PlainDisplay, RichDisplay]

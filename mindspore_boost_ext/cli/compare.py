@@ -55,25 +55,39 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
     """Run the command; ``write`` takes the lines for standard output.
 
     Returns:
-        int, the exit code: 0 when every run went well, 1 when one failed, 130 after Ctrl-C;
-        argparse leaves with 2.
+        int, the exit code: 0 when every run went well, 1 when one failed or a file could not be
+        written, 130 after Ctrl-C; argparse leaves with 2.
     """
     options = _options(argv)
     trials = _trials(options)
     outcomes = _outcomes(trials, options.progress)
     if not outcomes:
         return INTERRUPTED
-    write(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
+    # Files first: a table that cannot be printed costs nothing but itself.
+    text = _as_json(options, outcomes)
+    unwritten = saved(options.json, lambda path: path.write_text(text, "utf-8"))
+    undrawn = saved(options.plot, lambda path: comparison.draw(outcomes, path))
     if options.report:
-        write("".join(f"\n{one.name}: {one.report}\n" for one in outcomes[1:] if one.report))
-    if options.json:
-        options.json.write_text(_as_json(options, outcomes), encoding="utf-8")
-    if options.plot:
-        comparison.draw(outcomes, options.plot)
+        write("".join(f"{one.name}: {one.report}\n\n" for one in outcomes[1:] if one.report))
+    write(f"{comparison.table(outcomes)}\n\n{comparison.CAUTION}")
+    if options.plot and not undrawn:
         write(f"\ndrawn: {options.plot}")
+    for problem in filter(None, (unwritten, undrawn)):
+        write(f"\n{problem}")
     if len(outcomes) < len(trials):
         return INTERRUPTED
-    return int(any(one.status == FAILED for one in outcomes))
+    failed = any(one.status == FAILED for one in outcomes)
+    return int(failed or bool(unwritten or undrawn))
+
+
+def saved(path: Path | None, save: Callable[[Path], object]) -> str:
+    """Write a file if one is asked for; return why that failed, or nothing."""
+    try:
+        if path:
+            save(path)
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror or error}"
+    return ""
 
 
 def _outcomes(trials: Sequence[Trial], progress: int | None) -> list[Outcome]:
@@ -127,6 +141,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def _problem(options: argparse.Namespace) -> str:
     """Return what is wrong with the words taken together; empty if nothing."""
+    if several := in_several_processes("compare"):
+        return several
     if options.plot and importlib.util.find_spec("matplotlib") is None:
         return '--plot needs matplotlib: pip install "mindspore_boost_ext[plot]"'
     if options.script is None:
@@ -152,9 +168,32 @@ def _problem(options: argparse.Namespace) -> str:
         )
     if options.algorithms:
         return "name algorithms, or give --script SCRIPT, not both"
-    if not options.script or not os.path.isfile(options.script[0]):
-        return f"cannot open the script {' '.join(options.script[:1])!r}"
+    if wrong := problem_of_script(options.script):
+        return wrong
     return "; ".join(filter(None, map(_problem_of, options.configs or ())))
+
+
+def in_several_processes(command: str) -> str:
+    """Return what is wrong where msrun runs a command in several processes; else nothing."""
+    ranks = int(os.environ.get("MS_WORKER_NUM") or 1)
+    if os.environ.get("MS_ROLE") != "MS_WORKER" or ranks < 2:
+        return ""
+    return (
+        f"run {command} in one process, without msrun: it starts the processes of its runs "
+        "itself, one for each"
+    )
+
+
+def problem_of_script(words: Sequence[str]) -> str:
+    """Return what is wrong with the words of a script; empty if nothing."""
+    if not words:
+        return "name a script to run, with its own arguments behind it"
+    if words[0].startswith("-m"):
+        return (
+            "-m is not taken, only the file of a script: for a module write one of two lines, "
+            "import runpy and runpy.run_module('package.module', run_name='__main__')"
+        )
+    return "" if os.path.isfile(words[0]) else f"cannot open the script {words[0]!r}"
 
 
 def _problem_of(path: str) -> str:

@@ -13,13 +13,23 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mindspore_boost_ext.callbacks.display import Display, make_display
 from mindspore_boost_ext.callbacks.history import Record
-from mindspore_boost_ext.cli.compare import PROGRESS_HELP, count, run_trial, writable
+from mindspore_boost_ext.cli.compare import (
+    PROGRESS_HELP,
+    count,
+    in_several_processes,
+    problem_of_script,
+    run_trial,
+    saved,
+    writable,
+)
+from mindspore_boost_ext.cli.launcher import INTERRUPTED
 from mindspore_boost_ext.cli.results import (
     NOT_RUN,
     RAN,
@@ -53,6 +63,7 @@ class Racer:
     level: str  # what the script's Models are given, as ``config``
     config: dict[str, Any]
     outcome: Outcome = Outcome("", NOT_RUN)  # of the run, or that there was none yet
+    steps: int = 0  # that it made
     reached: float | None = None  # seconds, with compilation, to the plain run's loss; None: never
     idle: bool = False  # whether nothing could be applied: it was plain training once more
 
@@ -78,49 +89,85 @@ def candidates(updates: int, eager: bool = False) -> list[Racer]:
     ]
 
 
+class _NoGoalError(ValueError):
+    """Plain training has come to no loss that others could reach."""
+
+
 def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
     """Run the command; ``write`` takes the lines for standard output.
 
     Returns:
-        int, the exit code: 0 with a recommendation, 1 if the plain run failed.
+        int, the exit code: 0 with a recommendation, 1 if the plain run failed or the file could not
+        be written, 130 after Ctrl-C.
     """
     options = _options(argv)
+    racers: list[Racer] = []
+    ended = False
+    with contextlib.closing(make_display(options.progress)) as display:
+        try:
+            for racer in _race_all(options, display):
+                racers.append(racer)
+                display.line(f"{racer.name}: {_words(racer)}")
+            ended = True
+        except _NoGoalError as error:
+            write(str(error))
+            return 1
+        except KeyboardInterrupt:
+            if not racers:
+                raise
+            display.line(f"broken off after {len(racers)} runs")
+    winner, told = _winner(racers), "" if ended else "Broken off; of these runs alone: "
+    write(f"{_table(racers)}\n\n{told}{_sentence(winner, racers[0])}\n{CAUTION}")
+    # That plain wins is not known before the end.
+    has_winner = ended or winner is not racers[0]
+    written = has_winner and _write(winner, options.json, racers[0].steps, write)
+    return int(not written) if ended else INTERRUPTED
+
+
+def _race_all(options: argparse.Namespace, display: Display) -> Iterator[Racer]:
+    """Run plain, then all others, and yield each with how it did."""
     script, *args = options.script
     base = Trial(PLAIN, seed=options.seed, script=os.path.abspath(script), args=args)
     seconds = options.minutes * 60
-    with contextlib.closing(make_display(options.progress)) as display:
-        plain, history = _race(base, Racer(PLAIN, "O0", {}), seconds * _PLAIN_SHARE, 0, display)
-        losses = _curve(history)[1]
-        steps = len(losses)
-        if plain.outcome.status != RAN or not losses:
-            write(f"the plain run of the script failed: {plain.outcome.note}")
-            return 1
-        width = max(1, round(steps * _SMOOTHED))
-        goal = _smoothed(losses, width)[-1]
-        if not math.isfinite(goal):
-            write(f"the plain run of the script ends with the loss {goal}: mend that first")
-            return 1
-        if told := several_models(plain.outcome):
-            write(f"the script: {told}")
-        racers = [replace(plain, reached=_reached(history, width, goal))]
-        eager = any(record.get("mode") == "PYNATIVE_MODE" for record in history)
-        others = candidates(steps, eager)
-        for one in others:
-            share = seconds * (1 - _PLAIN_SHARE) / len(others)
-            racer, history = _race(base, one, share, steps, display)
-            racers.append(replace(racer, reached=_reached(history, width, goal)))
-            display.line(f"{one.name}: {_words(racers[-1])}")
-    winner = _winner(racers)
-    write(f"{_table(racers)}\n\n{_sentence(winner, racers[0])}\n{CAUTION}")
-    settings = json.dumps(winner.config or {"boost": {"mode": "disable_all"}}, indent=1)
-    options.json.write_text(settings + "\n", encoding="utf-8")
-    write(f"written: {options.json} (python -m mindspore_boost_ext --config {options.json} ...)")
+    plain, history = _race(base, Racer(PLAIN, "O0", {}), seconds * _PLAIN_SHARE, 0, display)
+    width, goal = _goal(plain, history)
+    yield replace(plain, reached=_reached(history, width, goal))
+    eager = any(record.get("mode") == "PYNATIVE_MODE" for record in history)
+    others = candidates(plain.steps, eager)
+    share = seconds * (1 - _PLAIN_SHARE) / len(others)
+    for one in others:
+        racer, history = _race(base, one, share, plain.steps, display)
+        yield replace(racer, reached=_reached(history, width, goal))
+
+
+def _goal(plain: Racer, history: Sequence[Record]) -> tuple[int, float]:
+    """Return the loss to be reached, behind the number of steps of which it is the mean."""
+    if plain.outcome.status != RAN or not plain.steps:
+        raise _NoGoalError(f"the plain run of the script failed: {plain.outcome.note}")
+    width = max(1, round(plain.steps * _SMOOTHED))
+    goal = _smoothed(_curve(history)[1], width)[-1]
+    if not math.isfinite(goal):
+        raise _NoGoalError(
+            f"the plain run of the script ends with the loss {goal}: mend that first"
+        )
+    if told := several_models(plain.outcome):
+        raise _NoGoalError(f"the script: {told}")
+    return width, goal
+
+
+def _write(winner: Racer, path: Path, steps: int, write: Callable[[str], None]) -> bool:
+    """Write the settings of the winner, and say so; return whether they could be written."""
+    settings = json.dumps(winner.config or {"boost": {"mode": "disable_all"}}, indent=1) + "\n"
+    if problem := saved(path, lambda file: file.write_text(settings, "utf-8")):
+        write(problem)
+        return False
+    write(f"written: {path} (python -m mindspore_boost_ext --config {path} ...)")
     if "total_steps" in settings:
         write(
             f"its total_steps is {steps}, the steps of the plain run here: set it to the "
             "updates of your whole training if there are more"
         )
-    return 0
+    return True
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -134,10 +181,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--seed", type=int, default=0, help="for ms.set_seed in front of the script (0)")
     add("--progress", type=count, metavar="STEPS", help=PROGRESS_HELP)
     add("--json", type=writable, default="recommended.json", metavar="FILE", help="the winner")
+    add("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # says what to do
     add("script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]", help="all that follows is its")
     options = parser.parse_args(argv)
-    if not options.script or not os.path.isfile(options.script[0]):
-        parser.error(f"cannot open the script {' '.join(options.script[:1])!r}")
+    words = options.script if options.module is None else ["-m"]
+    if problem := in_several_processes("recommend") or problem_of_script(words):
+        parser.error(problem)
     if not 0 < options.minutes <= 10_000:
         parser.error(f"--minutes must be in (0, 10000], got {options.minutes:g}")
     if not 0 <= options.seed < 2**32:
@@ -153,7 +202,7 @@ def _race(
     trial = replace(trial, most_seconds=seconds, most_steps=steps)
     outcome, history = run_trial(trial, racer.name, display)
     idle = racer.level != "O0" and changed_nothing(history)
-    return replace(racer, outcome=outcome, idle=idle), history
+    return replace(racer, outcome=outcome, steps=len(_curve(history)[1]), idle=idle), history
 
 
 def _curve(history: Sequence[Record]) -> tuple[list[float], list[float]]:

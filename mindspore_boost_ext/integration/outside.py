@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import mindspore as ms
 from mindspore import nn
@@ -14,7 +16,7 @@ from mindspore import nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
-from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
+from mindspore_boost_ext.config.parse import LEVELS, BoostConfig, ConfigSource
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, Report, Row, warn
 from mindspore_boost_ext.runtime.machine import tuning
@@ -24,10 +26,30 @@ CONFIG_VARIABLE = "MINDSPORE_BOOST_EXT_CONFIG"
 _LEVELS = {"boost_level", "acc_level"}
 
 
-def settings_from_outside() -> dict[str, str]:
-    """Return what the environment says: arguments of ``ms.Model``; empty if it says nothing.
+class Outside(TypedDict, total=False):
+    """Arguments of ``ms.Model``."""
 
-    A configuration without a level means level O1.
+    boost_level: str
+    boost_config_dict: ConfigSource
+
+
+def keep_path() -> None:
+    """Make the path in the environment absolute: a script may change its folder later."""
+    config = os.environ.get(CONFIG_VARIABLE, "")
+    if config and not _is_text(config):
+        with contextlib.suppress(OSError):  # the folder may be gone
+            os.environ[CONFIG_VARIABLE] = os.path.abspath(config)
+
+
+def _is_text(config: str) -> bool:
+    """Return whether it is JSON text, as for a recipe: no file has to outlive the processes."""
+    return config.startswith("{")
+
+
+def settings_from_outside() -> Outside:
+    """Return what the environment says; empty if it says nothing.
+
+    A configuration, the path of a file or JSON text, without a level means level O1.
 
     Raises:
         ValueError: naming the variable, if it cannot be used.
@@ -39,10 +61,12 @@ def settings_from_outside() -> dict[str, str]:
     if level not in LEVELS:
         raise ValueError(f"{LEVEL_VARIABLE} must be one of {', '.join(LEVELS)}, got {shown(level)}")
     try:
-        BoostConfig.parse(level, config)
+        source = json.loads(config) if _is_text(config) else config
+        BoostConfig.parse(level, source)
     except ValueError as error:
-        raise ValueError(f"--config or {CONFIG_VARIABLE}={config}: {error}") from error
-    return {"boost_level": level, "boost_config_dict": config}
+        invalid = "no valid JSON: " if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"--config or {CONFIG_VARIABLE}={config}: {invalid}{error}") from error
+    return {"boost_level": level, "boost_config_dict": source}
 
 
 @dataclass

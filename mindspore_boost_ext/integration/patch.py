@@ -29,7 +29,7 @@ from mindspore_boost_ext.integration.model import (
     prepare_model,
     train_model,
 )
-from mindspore_boost_ext.integration.outside import construct_model
+from mindspore_boost_ext.integration.outside import construct_model, keep_path
 from mindspore_boost_ext.runtime.machine import is_tuned, tune_machine
 
 INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
@@ -141,6 +141,7 @@ def _plug_in() -> None:
     if _session is not None:
         return
     _session = _Session()
+    keep_path()
     try:
         _replace_all(_session)
     except BaseException:

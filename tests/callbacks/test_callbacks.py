@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -468,6 +469,37 @@ def test_rich_bar_on_a_terminal(monkeypatch):
     assert "3/3" in shown
     assert "epoch 1/2  loss " in shown
     assert "epoch 2/2  loss " in shown
+
+
+class Terminal(io.StringIO):
+    """One that goes away after so many writes."""
+
+    def __init__(self, writes):
+        super().__init__()
+        self.writes, self.refused = writes, 0
+
+    def write(self, text):
+        if not self.writes:
+            self.refused += 1
+            raise OSError(errno.EIO, "Input/output error")
+        self.writes -= 1
+        return super().write(text)
+
+
+@pytest.mark.parametrize("writes", [0, 1, 4])
+def test_training_outlives_its_terminal(tmp_path, monkeypatch, writes):
+    rich_console = pytest.importorskip("rich.console")
+    screen = Terminal(writes)
+    terminal = rich_console.Console(file=screen, force_terminal=True, _environ={"TERM": "xterm"})
+    monkeypatch.setattr("rich.console.Console", lambda stderr: terminal)
+    monkeypatch.setattr(_display, "_REFRESH_SECONDS", 0.0)
+    own = io.StringIO()
+    own.isatty = lambda: True  # so that rich puts its own in the place of it
+    monkeypatch.setattr(sys, "stdout", own)
+    train_monitored(tmp_path / "h", progress=True, epochs=2)
+    assert sys.stdout is own
+    assert screen.refused > 0
+    assert len(events(tmp_path / "h", "step")) == 2 * STEPS
 
 
 def test_plain_lines_when_rich_has_no_terminal(capsys):

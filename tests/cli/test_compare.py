@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import math
 import pathlib
+import sys
 import textwrap
 
 import pytest
@@ -226,7 +229,8 @@ def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
         (["--epochs", "9", "--script", __file__], "--epochs: for the bundled networks only"),
         (["--report", "--script", __file__], "--report: for the bundled networks only"),
         (["--levels", "O1"], "--levels and --configs are for --script SCRIPT"),
-        (["--script"], "cannot open the script ''"),
+        (["--script"], "name a script to run"),
+        (["--script", "-m", "pkg.train"], "-m is not taken, only the file of a script"),
         (["--script", "no.py"], "cannot open the script 'no.py'"),
         (["grad_freeze", "--script", __file__], "name algorithms, or give --script SCRIPT"),
         (
@@ -240,6 +244,15 @@ def test_wrong_words_are_explained(words, message, capsys):
         compare(words, print)
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["compare", "thor"], ["recommend", __file__]])
+def test_what_starts_processes_of_its_own_does_not_run_in_several(monkeypatch, capsys, words):
+    monkeypatch.setenv("MS_ROLE", "MS_WORKER")
+    monkeypatch.setenv("MS_WORKER_NUM", "2")
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert f"run {words[0]} in one process, without msrun" in capsys.readouterr().err
 
 
 def test_the_bundled_comparison(tmp_path, capsys):
@@ -276,11 +289,13 @@ def test_the_demo_shows_the_boost_and_its_report(capsys):
     """The README's first command, with an epoch of LeNet in place of ten of a ResNet."""
     words = ["--network", "lenet", "--epochs", "1", "--batch-size", "200"]
     assert main(["demo", *words]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    report, _, table = capsys.readouterr().out.partition("| run | loss |")
+    row = next(line for line in report.splitlines() if line.startswith("short_schedule "))
+    assert "applied" in row
+    # The table comes last: a terminal has 24 lines.
+    lines = table.splitlines()
     assert "| time to accuracy, s | time ratio |" in lines[0]
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| plain", "| fast"]
-    row = next(line for line in lines if line.startswith("short_schedule "))
-    assert "applied" in row
 
 
 SCRIPT = """
@@ -417,6 +432,54 @@ def test_what_is_done_is_shown_when_the_rest_is_broken_off(monkeypatch, capsys):
     assert "| plain | 0.2500 |" in shown.out
     assert "broken off after 1 of 2 runs" in shown.err
     assert main(["compare", "thor"]) == 130  # before anything is done
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Put runs that are there at once in the place of processes; one metric has a Chinese name."""
+
+    def trial(one, title, display):
+        return Outcome(one.name, RAN, loss=0.25, metrics={"准确率": 0.5}), []
+
+    monkeypatch.setattr(comparing, "run_trial", trial)
+
+
+class Full(io.TextIOWrapper):
+    """Standard output on a full disk; to be written as ASCII."""
+
+    def flush(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_figures_outlive_a_table_that_cannot_be_printed(
+    at_once, monkeypatch, tmp_path, capsys, has_room
+):
+    output = tmp_path / "out"
+    with open(output, "wb") as raw:
+        stream = (io.TextIOWrapper if has_room else Full)(raw, encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", stream)
+        code = main(["compare", "thor", "--json", str(tmp_path / "x.json")])
+        monkeypatch.undo()
+    runs = json.loads((tmp_path / "x.json").read_text())["runs"]
+    assert [one["metrics"] for one in runs] == [{"准确率": 0.5}] * 2
+    said = capsys.readouterr().err
+    if has_room:
+        assert code == 0
+        assert "| run | loss | ??? |" in output.read_text()
+    else:
+        assert said.count("cannot write to standard output: No space left on device\n") == 1
+
+
+def test_a_file_that_cannot_be_written_costs_nothing_else(at_once, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(comparison, "draw", lambda outcomes, path: path.write_text("a picture"))
+    words = ["compare", "thor", "--plot", str(tmp_path / "x.png"), "--json", "/dev/full"]
+    assert main(words) == 1
+    shown = capsys.readouterr()
+    assert "| plain | 0.2500 |" in shown.out
+    assert f"drawn: {tmp_path / 'x.png'}" in shown.out
+    assert "cannot write /dev/full: No space left on device\n" in shown.out
+    assert (tmp_path / "x.png").read_text() == "a picture"
 
 
 @pytest.mark.parametrize("command", ["recommend", "selftest"])

@@ -223,6 +223,13 @@ def test_an_answer_outlives_its_reader_and_letters_that_are_missing(words):
     assert (found.returncode, found.stderr) == (0, "")
 
 
+def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1():
+    command = f"{sys.executable} -m mindspore_boost_ext --explain thor > /dev/full"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr == "cannot write to standard output: No space left on device\n"
+
+
 def test_explain_shows_what_every_step_has(capsys):
     assert main(["--recipe", "fp16", "--total-steps", "10", "--explain"]) == 0
     assert "every step, loss_scale: LossScaleConfig(init=65536.0" in capsys.readouterr().out
@@ -289,6 +296,8 @@ def test_env_tells_versions_devices_and_convolution_speed(capsys):
         (["--check", "missing.json"], "there is no such file"),
         (["--explain", "missing.json"], "there is no such file"),
         (["--explain", "nobody"], "neither a file nor the name of a card; cards: less_bn, "),
+        (["--explain", "LESS_BN"], "the name of a card: did you mean 'less_bn'?"),
+        (["--explain", "setings"], "the name of a card: did you mean 'settings'?"),
     ],
 )
 def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, message):
@@ -437,6 +446,36 @@ def test_a_script_without_a_level_is_boosted_from_the_command_line(launched, nam
 def test_a_script_is_boosted_from_the_environment(launched, tmp_path):
     result = launched("Model", MINDSPORE_BOOST_EXT_CONFIG=str(tmp_path / "config.json"))
     assert re.search(r"grad_freeze +level O1 +applied", result.stderr)
+
+
+@pytest.mark.parametrize("words", [["-m", "mindspore_boost_ext", "train.py"], ["train.py"]])
+def test_a_path_of_the_environment_stays_that_of_the_beginning(tmp_path, words):
+    """A script may change its folder, where other settings may lie under the same name."""
+    write(tmp_path, "config.json", json.dumps(FREEZES))
+    write(tmp_path, "out/config.json", '{"boost": {"mode": "disable_all"}}')
+    before = "import os\nimport mindspore_boost_ext\nos.chdir('out')\n"
+    train = "model = ms.Model(net, loss, optimizer)\nmodel.train(1, data)\n"
+    write(tmp_path, "train.py", f"{before}{TRAINS}{train}print(model.train_network.report())")
+    environment = {**os.environ, "MINDSPORE_BOOST_EXT_CONFIG": "config.json"}
+    result = scripts.run(*words, cwd=tmp_path, env=environment)
+    assert re.search(r"grad_freeze +level O1 +applied", result.stdout), result.stderr
+
+
+def test_a_recipe_outlives_the_processes_that_a_script_forks(tmp_path):
+    """One that ends as Python does: whatever is registered for an end is done there, too."""
+    before = "import os, sys\nif os.fork() == 0:\n    sys.exit(0)\nos.wait()\n"
+    write(tmp_path, "train.py", before + TRAINS + SCRIPTS["Model"])
+    words = ["--recipe", "fp16", "--total-steps", "2", "train.py"]
+    result = run([*LAUNCHER, *words], tmp_path)
+    assert "SequentialCell: boost level O1, mode manual" in result.stderr
+
+
+def test_settings_of_the_environment_may_be_json_text(launched):
+    result = launched("Model", MINDSPORE_BOOST_EXT_CONFIG=json.dumps(FREEZES))
+    assert re.search(r"grad_freeze +level O1 +applied", result.stderr)
+    result = launched("Model", MINDSPORE_BOOST_EXT_CONFIG='{"less_bn": ')
+    assert result.returncode == 2
+    assert 'EXT_CONFIG={"less_bn": : no valid JSON: Expecting value: line 1' in result.stderr
 
 
 @pytest.mark.parametrize(

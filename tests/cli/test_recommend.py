@@ -192,6 +192,15 @@ def test_a_plain_run_that_fails_is_said(race):
     assert "the plain run of the script failed: a script may fail" in printed
 
 
+def test_a_winner_that_cannot_be_written_is_one_line(race, capsys):
+    race(plain=history(2, 1.0, falling))  # puts its own runs in the place of processes
+    assert main(["recommend", "--json", "/dev/full", str(race.folder / "train.py")]) == 1
+    shown = capsys.readouterr()
+    assert "Plain training wins" in shown.out
+    assert "written: " not in shown.out
+    assert "cannot write /dev/full: No space left on device\n" in shown.out
+
+
 def test_no_winner_is_named_where_plain_training_diverges(race):
     code, settings, printed = race(plain=history(2, 1.0, lambda step: float("nan")))
     assert (code, settings) == (1, None)
@@ -217,7 +226,9 @@ def test_every_candidate_is_a_configuration_without_idle_settings():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "cannot open the script ''"),
+        ([], "name a script to run"),
+        (["-m", "pkg.train", "--epochs", "3"], "-m is not taken, only the file of a script"),
+        (["--minutes", "5", "-mpkg.train"], "-m is not taken, only the file of a script"),
         (["none.py"], "cannot open the script 'none.py'"),
         (["--minutes", "0", __file__], "--minutes must be in (0, 10000], got 0"),
         (["--seed", "-1", __file__], "--seed must be in 0..2**32-1, got -1"),
@@ -227,6 +238,33 @@ def test_wrong_words_are_explained(words, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["recommend", *words])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_what_is_done_is_shown_when_the_rest_is_broken_off(race, monkeypatch, capsys, done):
+    half = history(5, 0.5, falling)
+    race(
+        plain=history(2, 1.0, falling), cheaper=half
+    )  # puts its own runs in the place of processes
+    run, runs = recommend.run_trial, []
+
+    def broken_off(one, title, display):
+        if len(runs) == done:
+            raise KeyboardInterrupt
+        runs.append(one.name)
+        return run(one, title, display)
+
+    monkeypatch.setattr(recommend, "run_trial", broken_off)
+    written = race.folder / "x.json"
+    assert main(["recommend", "--json", str(written), str(race.folder / "train.py")]) == 130
+    shown = capsys.readouterr()
+    assert "broken off" in shown.err
+    assert [
+        line.split(" | ")[0][2:] for line in shown.out.splitlines()[2:] if line[:1] == "|"
+    ] == runs
+    assert ("Recommended: cheaper operators" in shown.out) is (done == 3)
+    assert ("Broken off; of these runs alone: " in shown.out) is (done > 0)
+    assert written.exists() is (done == 3)  # that plain wins is not known yet
 
 
 @pytest.mark.slow
