@@ -6,6 +6,7 @@ Thin adapters: public names for what it keeps private, and where it holds its ow
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -348,6 +349,20 @@ def compiled_graphs() -> int:
     """Return how many graphs this process holds compiled: of Cells, and of ``ms.jit`` functions."""
     api = _graph_api()
     return len(api.ms_compile_cache) + sum(len(one) for one in api.cells_compile_cache.values())
+
+
+def keeps_graphs() -> bool:
+    """Return whether MindSpore writes graphs to files, and takes them from there."""
+    return os.environ.get("MS_COMPILER_CACHE_ENABLE") == "1" or bool(
+        ms.get_context("enable_compile_cache")
+    )
+
+
+def set_entry_script(file: str) -> None:
+    """Tell MindSpore which file runs, where it was imported before: the cache of graphs asks."""
+    api = _graph_api()
+    if hasattr(api, "entry_script_path"):
+        vars(api)["entry_script_path"] = os.path.realpath(file)
 
 
 def differentiated_functions() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from mindspore import Parameter, nn
@@ -236,32 +236,25 @@ class OptimizerProcess:
             centralize them.
         """
         groups = parameters if is_grouped(parameters) else _grouped(list(parameters))
-        result: list[Group] = []
-        for group in groups:
-            if ORDER in group:
-                result.append(group)
-                continue
-            members = list(group["params"])
-            # By the mark MindSpore's optimizer keeps axis 0, which a transposed convolution has
-            # for its inputs; UNTOUCHED is another number, too.
-            chosen = [one for one in members if output_axis_of(one, params_dict.get(id(one))) == 0]
-            others = [one for one in members if not _holds(chosen, one)]
-            if chosen:
-                result.append({**group, "params": chosen, "grad_centralization": True})
-            if others:
-                result.append({**group, "params": others})
-        return result
+        return _marked(groups, lambda one: output_axis_of(one, params_dict.get(id(one))) == 0)
 
     def add_grad_centralization(self, network: nn.Cell, exclude: Iterable[str] = ()) -> None:
         """Centralize the gradients of a network's weights in the new optimizer.
 
         Args:
             network (Cell): the network: it knows which convolutions are grouped or transposed, and
-                which Dense is the normalised head.
+                which Dense is the normalised head. A subclass with its own
+                ``generate_new_optimizer`` finds the marks of :meth:`build_gc_params_group` in
+                ``origin_params``, if these are groups.
             exclude (Iterable[str]): patterns of names to leave out as well, as for ``fnmatch``.
                 Default: none.
         """
         self._output_axes = output_axes(network, exclude)
+        own = type(self).generate_new_optimizer is not OptimizerProcess.generate_new_optimizer
+        if own and is_grouped(self.origin_params):  # which reads the marks of groups
+            self.origin_params = _marked(
+                self.origin_params, lambda one: self._output_axes.get(one.name) == 0
+            )
         if not any(one.name in self._output_axes for one in members_of(self.origin_params)):
             warn(
                 "gradient centralization has no effect: the optimizer trains no weight of the "
@@ -363,6 +356,27 @@ class ParameterProcess:
             self._fusion_group += place in points
             parameter.comm_fusion = self._fusion_group
         return parameters
+
+
+def _marked(groups: Sequence[Group], is_chosen: Callable[[Parameter], bool]) -> list[Group]:
+    """Split groups into those to centralize, marked so, and the others.
+
+    By the mark MindSpore's optimizer keeps axis 0, which a transposed convolution has for its
+    inputs; UNTOUCHED is another number, too.
+    """
+    result: list[Group] = []
+    for group in groups:
+        if ORDER in group:
+            result.append(group)
+            continue
+        members = list(group["params"])
+        chosen = [one for one in members if is_chosen(one)]
+        others = [one for one in members if not _holds(chosen, one)]
+        if chosen:
+            result.append({**group, "params": chosen, "grad_centralization": True})
+        if others:
+            result.append({**group, "params": others})
+    return result
 
 
 def _split_points(given: int | Sequence[int] | None) -> set[int]:

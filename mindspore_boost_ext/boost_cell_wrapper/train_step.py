@@ -30,11 +30,16 @@ from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.overrides import WAYS, Overridable
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.report import APPLIED, Report, Row
+from mindspore_boost_ext.runtime.compiling import warn_of_kept_graphs
 from mindspore_boost_ext.runtime.processes import PROGRESS
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.gradients import check_dense, clipped, filled_like
-from mindspore_boost_ext.stages.loss_scale import check_sens, warn_of_unequal_scales
+from mindspore_boost_ext.stages.loss_scale import (
+    check_sens,
+    warn_of_idle_section,
+    warn_of_unequal_scales,
+)
 from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
 from mindspore_boost_ext.stages.update import Update, look_at_optimizer, warn_of_idle_optimizer
@@ -104,6 +109,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         super().__init__(network, optimizer, sens)
         self.auto_boost = AutoBoost.current(optimizer)
         watch_or_report(self)
+        warn_of_idle_section(self.auto_boost)
         self._empty_places()
         self._use_clipping()
         self.auto_boost.look_for_unavailable(own_only=True)
@@ -254,6 +260,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             for algorithm in self.auto_boost.algorithms:
                 algorithm.check_state(self, *inputs)
             self._has_run = True
+            if not self.runs_eagerly():
+                warn_of_kept_graphs(self.auto_boost)
             for told in FIRST_RUN:
                 told(self)
         self.update_part.before_step(*inputs)

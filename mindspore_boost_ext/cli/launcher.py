@@ -12,6 +12,8 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 
+from mindspore_boost_ext import _compat
+
 INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
 
 
@@ -22,6 +24,7 @@ def run_script(script: str, args: Sequence[str]) -> None:
     # "python -m" put the working directory first; plain Python puts the script's folder there.
     _put_first(os.path.dirname(os.path.realpath(script)))
     _hide_launcher_frames(script)
+    _compat.set_entry_script(script)
     with open(script, "rb") as file:
         code = compile(file.read(), script, "exec", dont_inherit=True)
     module = types.ModuleType("__main__")
@@ -90,6 +93,7 @@ def run_module(name: str, args: Sequence[str]) -> None:
     sys.argv[:] = ["-m", *args]  # what Python shows to the packages around it
     if file:
         _hide_launcher_frames(file)
+        _compat.set_entry_script(file)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

@@ -276,6 +276,8 @@ class GroupLossScaleManager(nn.Cell):
 
 
 def _number(name: str, value: object) -> float:
+    if isinstance(value, Tensor) and value.size == 1:
+        value = value.asnumpy().item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise TypeError(
             f"GroupLossScaleManager: {name} must be a finite number, got {shown(value)}"

@@ -51,13 +51,12 @@ from mindspore_boost_ext.runtime.threads import (
     is_starting,
     start_of_training,
 )
+from mindspore_boost_ext.stages.loss_scale import SECTION
 from mindspore_boost_ext.thor.optimizer import thor_of
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
     from mindspore.dataset import Dataset
-
-LOSS_SCALE = "loss_scale"
 
 
 def make_step_cell(
@@ -95,14 +94,14 @@ def manager_of(
 
     ``given`` is the script's (``is_own``), or the one that its amp level brings.
     """
-    if LOSS_SCALE not in boost.config.given or boost.level == "O0":
+    if SECTION not in boost.config.given or boost.level == "O0":
         return given
-    asked_by, section = f"section {LOSS_SCALE}", boost.config.loss_scale
+    asked_by, section = f"section {SECTION}", boost.config.loss_scale
     if given is not None and is_own:
         reason = "the script has a loss-scale manager of its own"
-        boost.report().put(Row(LOSS_SCALE, asked_by, SKIPPED, reason))
+        boost.report().put(Row(SECTION, asked_by, SKIPPED, reason))
         return given
-    boost.report().put(Row(LOSS_SCALE, asked_by, APPLIED, f"dynamic, from {section.init:g} on"))
+    boost.report().put(Row(SECTION, asked_by, APPLIED, f"dynamic, from {section.init:g} on"))
     return ms.amp.DynamicLossScaleManager(section.init, section.factor, section.window)
 
 

@@ -27,12 +27,16 @@ def _filled(value: float, output: Tensor) -> Tensor:
 def multiplied(factor: Tensor, gradient: Tensor) -> Tensor:
     """Return a gradient, dense or row-sparse, times a float32 scalar, in its own dtype.
 
-    Multiplied in float32: one over a large loss scale is 0 in float16.
+    Multiplied in float32 at least: one over a large loss scale is 0 in float16.
     """
     if isinstance(gradient, Tensor):
-        return ops.cast(ops.cast(gradient, ms.float32) * factor, gradient.dtype)
-    values = ops.cast(ops.cast(gradient.values, ms.float32) * factor, gradient.values.dtype)
+        return ops.cast(_wide(gradient) * factor, gradient.dtype)
+    values = ops.cast(_wide(gradient.values) * factor, gradient.values.dtype)
     return RowTensor(gradient.indices, values, gradient.dense_shape)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == ms.float64 else ops.cast(values, ms.float32)
 
 
 def unscaled_all(gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
@@ -45,7 +49,7 @@ def unscaled_all(gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
 
 
 def _squared(gradient: Tensor) -> Tensor:
-    return sum_of_squares(ops.cast(gradient, ms.float32))
+    return ops.cast(sum_of_squares(_wide(gradient)), ms.float32)
 
 
 def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:

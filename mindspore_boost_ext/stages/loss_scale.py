@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
 import numpy as np
@@ -13,10 +13,14 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import warn
+from mindspore_boost_ext.report import SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.stages.gradients import unscaled_all
 from mindspore_boost_ext.stages.overflow import OverflowDetector
 
+if TYPE_CHECKING:
+    from mindspore_boost_ext.boost import AutoBoost
+
+SECTION = "loss_scale"
 # Growth of a scale stops here: one doubling more would leave float32.
 _LARGEST_SCALE = 2.0**127
 # What a loss is multiplied by at most: one over more is no normal float32, and 0 on CPU.
@@ -118,6 +122,20 @@ def warn_of_unequal_scales(sens: float, optimizer: nn.Cell) -> None:
         f"the backward pass multiplies gradients by sens={sens}, but the optimizer divides them "
         f"by its loss_scale={own}: {', or '.join(remedies)}"
     )
+
+
+def warn_of_idle_section(boost: AutoBoost) -> None:
+    """Warn of section ``loss_scale`` where the script has made the step cell itself."""
+    if SECTION not in boost.config.given or boost.level == "O0":
+        return
+    if all(row.algorithm != SECTION for row in boost.report()):
+        reason = "a step cell that the script makes itself takes the scale as an argument"
+        boost.report().put(Row(SECTION, f"section {SECTION}", SKIPPED, reason))
+        warn(
+            f"{SECTION} has no effect: {reason}. Make the step by make_train_step, or give a "
+            "BoostTrainOneStepWithLossScaleCell an nn.DynamicLossScaleUpdateCell",
+            NoEffectWarning,
+        )
 
 
 def check_sens(sens: object) -> None:

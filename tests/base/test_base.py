@@ -433,6 +433,19 @@ def test_groups_leave_transposed_convolutions_alone():
     np.testing.assert_allclose(steps[1], gradients[1], atol=1e-6)
 
 
+class OwnOptimizer(OptimizerProcess):
+    def generate_new_optimizer(self):
+        return nn.SGD(self.origin_params, 0.1)
+
+
+def test_a_process_with_an_optimizer_of_its_own_finds_the_marks_in_its_groups():
+    net = conv_and_norm()
+    conv, *rest = net.trainable_params()
+    process = OwnOptimizer(nn.SGD([{"params": [conv], "lr": 0.5}, {"params": rest}], 0.1))
+    process.add_grad_centralization(net, exclude=("3.*",))
+    assert process.generate_new_optimizer().grad_centralization_flags == (True, *[False] * 4)
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_process_centralizes(grouped, mode):
     net = conv_and_norm()

@@ -409,6 +409,8 @@ SCRIPTS = {
     "ms.Model(net, loss, optimizer).train(1, data)\n"
     "sys.stderr = open(os.devnull, 'w')\n"
     "sys.stderr.close()",
+    "graph": "ms.set_context(mode=ms.GRAPH_MODE)\n"
+    "ms.Model(net, loss, optimizer).train(1, data, dataset_sink_mode=False)",
     "exit": "ms.Model(net, loss, optimizer).train(1, data)\nsys.exit(0)",
     "failure": "ms.Model(net, loss, optimizer)\nraise KeyError('lost')",
 }
@@ -441,6 +443,16 @@ def test_a_script_without_a_level_is_boosted_from_the_command_line(launched, nam
     assert "mindspore_boost_ext: SequentialCell: boost level O1, mode manual" in result.stderr
     assert re.search(r"grad_freeze +level O1 +applied", result.stderr)
     assert "machine: oneDNN instruction set" in result.stderr
+
+
+def test_a_cache_of_graphs_finds_the_script_and_is_warned_of(launched, tmp_path):
+    """MindSpore keeps graphs by the script's text, which settings from outside do not change."""
+    folder = str(tmp_path / "graphs")
+    cache = {"MS_COMPILER_CACHE_ENABLE": "1", "MS_COMPILER_CACHE_PATH": folder}
+    result = launched("graph", "--config", "CONFIG", **cache)
+    assert result.returncode == 0, result.stderr
+    assert "MindSpore's compile cache is on" in result.stderr
+    assert "train.py:" in result.stderr.partition("MindSpore's compile cache is on")[0]
 
 
 def test_a_script_is_boosted_from_the_environment(launched, tmp_path):

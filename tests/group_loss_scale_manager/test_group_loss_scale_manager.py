@@ -437,6 +437,8 @@ def test_scales_are_read_and_set_by_upstreams_names():
     assert [float(one.asnumpy()) for one in manager.dynamic_loss_scale] == [1, 8, 4, 1]
     assert float(manager.update_loss_scale_status(1, 0.5).asnumpy()) == 2.0
     assert manager.group_scales() == [8.0, 2.0]
+    manager.set_loss_scale_status(2, [Tensor(32.0), 4.0])
+    assert manager.group_scales() == [32.0, 4.0]
     manager.set_loss_scale_status(2, 16.0)
     assert manager.group_scales() == [16.0, 16.0]
     for call, message in (

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext import AutoBoost, make_train_step, recipe
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
+    NoEffectWarning,
+    make_train_step,
+    recipe,
+)
 
 SECTION = {"init": 256.0, "factor": 4, "window": 2}
 OVERFLOWS = 3
@@ -103,6 +110,22 @@ def test_level_o0_scales_nothing():
             boost_config_dict={"loss_scale": SECTION},
         )
     assert type(model.train_network) is nn.TrainOneStepCell
+
+
+@pytest.mark.parametrize(
+    ("cell", "scale"),
+    [(BoostTrainOneStepCell, ()), (BoostTrainOneStepWithLossScaleCell, (Tensor(2.0, ms.float32),))],
+)
+def test_step_cells_of_the_scripts_own_are_warned_of(cell, scale):
+    """Their scale is an argument."""
+    net = nets.MLP()
+    boost = AutoBoost("O1", config_of(loss_scale=SECTION))
+    parts = boost.network_auto_process_train(
+        nn.WithLossCell(net, nets.loss_fn()), nets.momentum(net.trainable_params())
+    )
+    with pytest.warns(NoEffectWarning, match="loss_scale has no effect: .* make_train_step"):
+        step = cell(*parts, *scale)
+    assert step.report()["loss_scale"].status == "skipped"
 
 
 class Faint(nn.Cell):
