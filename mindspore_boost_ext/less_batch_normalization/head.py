@@ -245,6 +245,8 @@ def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
     compete as the classes of a softmax do, their lengths carry what is learned.
     """
     cells = [cell for _, cell in network.cells_and_names()]
+    if not any(isinstance(cell, (nn.Dense, CommonHeadLastFN)) for cell in cells):
+        return ""  # which is said elsewhere
     if loss_fn is not None:  # else it is the network that computes it
         cells = [cell for cell in cells if isinstance(cell, nn.LossBase)]
         cells += [cell for _, cell in loss_fn.cells_and_names()]
