@@ -474,8 +474,12 @@ def test_a_loss_is_known_by_what_it_holds_and_calls(make_loss, named):
 class Commits(nn.Cell):
     """A network that computes one of its losses, or all of them."""
 
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(2, 2)
+
     def construct(self, outputs, labels):
-        return ops.mse_loss(outputs, labels)
+        return ops.mse_loss(self.dense(outputs), labels)
 
 
 def test_a_network_is_asked_for_losses_where_it_is_given_none():
