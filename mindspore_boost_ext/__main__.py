@@ -104,7 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = [*DEMO, *words[1:]]
     if words and words[0] in _COMMANDS:
         try:
-            return _command(words[0])(words[1:], _show)
+            shown: list[bool] = []
+            code = _command(words[0])(words[1:], lambda text: shown.append(_show(text)))
+            return code or int(not all(shown))
         except KeyboardInterrupt:
             print("broken off", file=sys.stderr)
             return INTERRUPTED

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -149,6 +150,19 @@ def seen_in_first_batch(step: nn.Cell) -> dict[str, Any]:
     """
     seen: dict[str, Any] = vars(step).setdefault("seen_in_first_batch", {})
     return seen
+
+
+@contextlib.contextmanager
+def deciding(step: nn.Cell) -> Iterator[None]:
+    """Forget what a first batch has shown that is refused: another may come."""
+    seen = seen_in_first_batch(step)
+    before = dict(seen)
+    try:
+        yield
+    except Exception:
+        seen.clear()
+        seen.update(before)
+        raise
 
 
 def fewest_updates(step: BoostTrainOneStepCell) -> int | None:

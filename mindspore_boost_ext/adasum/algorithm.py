@@ -72,7 +72,7 @@ class AdaSumAlgorithm(Algorithm):
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Refuse a subclass that updates by itself: its servers would never be combined."""
-        if step.enable_adasum and not (step.calls_update() or step.reaches("adasum_process")):
+        if step.enable_adasum and step.updates_past("adasum_process"):
             raise ValueError(
                 f"adasum cannot combine servers: {step.why_left_out()}: call it, or leave "
                 "adasum away"

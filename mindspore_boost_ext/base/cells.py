@@ -7,11 +7,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from mindspore import Parameter, nn, ops
-from mindspore import dtype as mstype
 
 from mindspore_boost_ext import _compat
 
-_PRECISIONS = {"fp16": mstype.float16, "fp32": mstype.float32, "bf16": mstype.bfloat16}
 _REWRITTEN = re.compile(r"Opt(_\d+)+$")  # of a module, such as NetOpt_140110865456912
 
 
@@ -57,16 +55,6 @@ def copy_settings(source: object, target: nn.Cell) -> None:
         is_setting = not name.startswith("_") and not isinstance(value, ops.Primitive)
         if is_setting and not hasattr(target, name):
             setattr(target, name, value)
-
-
-def take_precision(source: nn.Cell, target: nn.Cell) -> mstype.Type | None:
-    """Let a Cell compute in what ``source.to_float`` has set; return that dtype, or None."""
-    flags = source.get_flags()
-    for flag, dtype in _PRECISIONS.items():
-        if flags.get(flag):
-            target.to_float(dtype)
-            return dtype
-    return None
 
 
 def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] = ()) -> None:

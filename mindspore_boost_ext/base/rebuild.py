@@ -207,6 +207,8 @@ class OptimizerProcess:
         self.origin_params: list[Any] = groups_of(opt)
         self._opt = opt
         self._output_axes: dict[str, int] = {}
+        self._marked_groups: list[Any] | None = None
+        self._whole_groups: list[Any] = []
 
     @staticmethod
     def build_params_dict(network: nn.Cell) -> dict[int, nn.Cell]:
@@ -252,7 +254,8 @@ class OptimizerProcess:
         self._output_axes = output_axes(network, exclude)
         own = type(self).generate_new_optimizer is not OptimizerProcess.generate_new_optimizer
         if own and is_grouped(self.origin_params):  # which reads the marks of groups
-            self.origin_params = _marked(
+            self._whole_groups = self.origin_params
+            self._marked_groups = self.origin_params = _marked(
                 self.origin_params, lambda one: self._output_axes.get(one.name) == 0
             )
         if not any(one.name in self._output_axes for one in members_of(self.origin_params)):
@@ -274,8 +277,11 @@ class OptimizerProcess:
             TypeError: if the arguments of the optimizer cannot be known.
             ValueError: if ``origin_params`` is empty.
         """
-        is_grouped(self.origin_params)
-        return _made(self._opt, self.origin_params, self._output_axes, carry_state)
+        params = self.origin_params
+        if params is self._marked_groups:  # only a method of a subclass needs the marks
+            params = self._whole_groups
+        is_grouped(params)
+        return _made(self._opt, params, self._output_axes, carry_state)
 
 
 class ParameterProcess:

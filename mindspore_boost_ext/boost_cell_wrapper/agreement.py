@@ -94,10 +94,9 @@ def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
     """
     if not step.reducer_flag or step in _BEGUN:
         return
-    hands_out = broadcasts_weights()
-    if isinstance(step, BroadcastsWeights):
-        step.begin_together()
-    if not hands_out or isinstance(step, BroadcastsWeights):
+    is_ours = isinstance(step, BroadcastsWeights)
+    hands_out = step.begin_together() if is_ours else broadcasts_weights()
+    if is_ours or not hands_out:
         check_equal_on_ranks(
             _counters(step),
             "what the training goes on from",

@@ -12,6 +12,9 @@ from mindspore import Parameter, Tensor
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime.ranks import differences_between_ranks
 
+# MindSpore sends float32, on CPU.
+_HELD_BY_FLOAT32 = (ms.float32, ms.float16, ms.bfloat16, ms.bool_, ms.int8, ms.uint8)
+
 
 def broadcasts_weights() -> bool:
     """Return whether MindSpore gives all ranks what rank 0 begins with: in GRAPH_MODE alone."""
@@ -20,26 +23,20 @@ def broadcasts_weights() -> bool:
 
 
 def hand_out(parameters: Iterable[Parameter]) -> None:
-    """Give all ranks the values of rank 0; integers by 16 bits, as MindSpore sends float32."""
+    """Give all ranks the values of rank 0; what float32 cannot hold goes in pieces of 16 bits."""
     kept = list(parameters)
-    numbers = [one for one in kept if one.dtype in (ms.int32, ms.int64)]
-    digits = {one.name: _digits(one) for one in numbers}
-    sent = [one for one in kept if one.name not in digits]
-    sent += [digit for several in digits.values() for digit in several]
-    _compat.broadcast_parameters({one.name: one for one in sent})
-    for one in numbers:
-        several = [digit.asnumpy().astype(np.int64) for digit in digits[one.name]]
-        whole = np.sum([digit << 16 * place for place, digit in enumerate(several)], 0)
-        one.set_data(Tensor(np.array(whole, one.asnumpy().dtype)))
+    pieces = {one.name: _in_pieces(one) for one in kept if one.dtype not in _HELD_BY_FLOAT32}
+    _compat.broadcast_parameters({one.name: pieces.get(one.name, one) for one in kept})
+    for one in kept:
+        if one.name in pieces:
+            bits = pieces[one.name].asnumpy().astype(np.uint16).tobytes()
+            values = np.frombuffer(bits, one.asnumpy().dtype).reshape(one.shape)
+            one.set_data(Tensor(values.copy()))
 
 
-def _digits(parameter: Parameter) -> list[Parameter]:
-    values = parameter.asnumpy()
-    places = range(values.dtype.itemsize // 2)
-    digits = [Tensor(np.asarray(values >> 16 * place & 0xFFFF), ms.int32) for place in places]
-    return [
-        Parameter(digit, name=f"{parameter.name}.{place}") for place, digit in enumerate(digits)
-    ]
+def _in_pieces(parameter: Parameter) -> Parameter:
+    bits = np.frombuffer(parameter.asnumpy().tobytes(), np.uint16)
+    return Parameter(Tensor(bits.astype(np.int32)), name=parameter.name)
 
 
 class BroadcastsWeights:
@@ -59,19 +56,22 @@ class BroadcastsWeights:
     _first_runs: list[str]
     _has_begun: list[bool]
 
-    def begin_together(self) -> None:
-        """Give all ranks what rank 0 begins with, once, before an algorithm looks at it.
+    def begin_together(self) -> bool:
+        """Give all ranks what rank 0 begins with, once; return whether that was done now.
 
-        Ranks that go on from files of their own have each its own statistics of BatchNorm.
+        It comes before an algorithm looks at it. Ranks that go on from files of their own have
+        each its own statistics of BatchNorm.
         """
         if self._has_begun or not (self.reducer_flag and broadcasts_weights()):
-            return
+            return False
         restored = {"restored from a file": str(self.was_restored)}
         # All ranks ask, also those that know the answer: the others wait for them.
         differs = differences_between_ranks(restored, "the start")
-        if differs or not self.was_restored:
+        hands_out = bool(differs) or not self.was_restored
+        if hands_out:
             hand_out(self.parameters_broadcast_dict().values())
         self._has_begun.append(True)
+        return hands_out
 
     def parameters_broadcast_dict(self, recurse: bool = True) -> dict[str, Parameter]:
         """Return what begins a training, also from a checkpoint; later the weights it trains."""

@@ -78,6 +78,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         (16.0, False, 1024.0)
     """
 
+    scales_loss = True
     is_complete_at_once = False  # the variants need what is set up here
 
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, scale_sense: Tensor | nn.Cell) -> None:

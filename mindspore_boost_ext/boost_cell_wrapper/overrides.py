@@ -12,7 +12,6 @@ from mindspore import nn
 
 from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, Report, warn
 
-WAYS = ("construct", "_no_sens_impl")  # the second for a step without a sens
 # What a step that chooses among variants does not call: they are the library's steps.
 _NOT_IN_VARIANTS = (
     "gradient_accumulation_process",
@@ -20,6 +19,7 @@ _NOT_IN_VARIANTS = (
     "update",
     "_get_overflow_status",
     "_process_loss_scale",
+    "_no_sens_impl",
 )
 
 
@@ -29,12 +29,13 @@ class Overridable:
     choice_part: Any
     window_part: Any
     sense_flag: bool
+    scales_loss = False  # by a part of its own, whatever sens is
     report: Callable[[], Report]
     update: Callable[..., object]
 
     def runs_our_construct(self) -> bool:
         """Return whether no subclass has put a ``construct`` of its own in place of ours."""
-        return not self.overridden(*WAYS)
+        return not self.overridden("construct")
 
     def overridden(self, *names: str) -> list[str]:
         """Return those of the names for which a subclass has a method of its own."""
@@ -61,9 +62,13 @@ class Overridable:
         One that calls the library's has them all. What is no function of Python's, and so has no
         code to look at, counts as one that uses them.
         """
-        way = "construct" if self.sense_flag or self.overridden("construct") else "_no_sens_impl"
-        library_only = not self.sense_flag and not self.overridden("_no_sens_impl")
-        ends = {*names, "_no_sens_impl"} if library_only else {*names}
+        own = self.overridden("construct", "_no_sens_impl")
+        if "construct" not in own and "gradient_freeze_process" in names:
+            return True
+        without_sens = not (self.sense_flag or self.scales_loss)
+        way = "_no_sens_impl" if own == ["_no_sens_impl"] and without_sens else "construct"
+        handed_on = without_sens and "_no_sens_impl" not in own
+        ends = {*names, "_no_sens_impl"} if handed_on else {*names}
         for method in self._above_ours(way):
             used = self._names_used(method)
             if used and not ends & used:
@@ -74,13 +79,19 @@ class Overridable:
             return True
         return True
 
-    def sets(self, name: str, method: str) -> bool:
-        """Return whether a subclass's own ``method``, by its code, assigns to an attribute."""
-        code = getattr(inspect.unwrap(getattr(type(self), method)), "__code__", None)
-        if code is None or not self.overridden(method):
-            return False
-        found = dis.get_instructions(code)
-        return any(one.opname == "STORE_ATTR" and one.argval == name for one in found)
+    def updates_past(self, method: str) -> bool:
+        """Return whether the step calls the optimizer itself, neither ``update`` nor a method."""
+        ways = self.overridden("construct", "_no_sens_impl", "update")
+        calls = any("optimizer" in self._names_used(getattr(type(self), way)) for way in ways)
+        return calls and not (self.calls_update() or self.reaches(method))
+
+    def moves_schedule(self) -> bool:
+        """Return whether a subclass, by its code, moves ``step`` on as upstream's step does."""
+        for name in self.overridden("construct", "gradient_freeze_process"):
+            code = getattr(inspect.unwrap(getattr(type(self), name)), "__code__", None)
+            if code is not None and "freeze_nets" in code.co_names and _sets_own(code, "step"):
+                return True
+        return False
 
     def leave_out(self, row: str, asked_by: str, method: str = "update") -> None:
         """Put into the report, and warn, that something has no effect for lack of a call."""
@@ -98,7 +109,7 @@ class Overridable:
     def warn_of_what_does_not_run(self) -> None:
         """Warn of methods of a subclass that the step does not call."""
         lost = self.overridden(*_NOT_IN_VARIANTS) if self.choice_part is not None else []
-        for way in self.overridden(*WAYS, "gradient_freeze_process"):
+        for way in self.overridden("construct", "gradient_freeze_process"):
             lost = [one for one in lost if one not in self._names_used(getattr(type(self), way))]
         if lost:
             warn(
@@ -126,9 +137,8 @@ class Overridable:
             fresh = _names_in(one) - found
             found |= fresh
             mine = [*self.overridden(*fresh - {"construct"}), *filter(self._is_new, fresh)]
-            around = getattr(one, "__globals__", {})
-            several = [getattr(type(self), name) for name in mine]
-            several += [around[name] for name in fresh if _is_users(around.get(name))]
+            several = [function for name in mine for function in self._above_ours(name)]
+            several += _users_functions(one, fresh)
             asked += [each for each in several if id(each) not in seen]
         return found
 
@@ -152,6 +162,38 @@ def _names_in(function: Callable[..., object]) -> set[str]:
             names |= set(code.co_names)
             codes += code.co_consts
     return names
+
+
+def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Callable[..., Any]]:
+    """Return the user's functions that a function may call: around it, in modules and classes."""
+    around = dict(getattr(function, "__globals__", {}))
+    near = [around.get(name) for name in names]
+    cells = getattr(function, "__closure__", None) or ()
+    near += [cell.cell_contents for cell in cells if _is_filled(cell)]
+    inside = [
+        getattr(one, name, None)
+        for one in near
+        if inspect.ismodule(one) or inspect.isclass(one)
+        for name in names
+    ]
+    found: list[Any] = [getattr(one, "__func__", one) for one in (*near, *inside)]
+    return [one for one in found if _is_users(one)]
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _sets_own(code: types.CodeType, name: str) -> bool:
+    """Return whether a method assigns to an attribute of its object."""
+    steps = list(dis.get_instructions(code))
+    return any(
+        one.opname == "STORE_ATTR" and one.argval == name and before.argval == code.co_varnames[0]
+        for before, one in zip(steps, steps[1:])
+    )
 
 
 def _is_users(value: object) -> bool:

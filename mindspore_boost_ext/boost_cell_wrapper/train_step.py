@@ -17,6 +17,7 @@ import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.algorithm import deciding
 from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.agreement import (
@@ -27,7 +28,7 @@ from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
 from mindspore_boost_ext.boost_cell_wrapper.forgotten import refusing_what_is_forgotten
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
-from mindspore_boost_ext.boost_cell_wrapper.overrides import WAYS, Overridable
+from mindspore_boost_ext.boost_cell_wrapper.overrides import Overridable
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.runtime.compiling import warn_of_kept_graphs
@@ -37,7 +38,7 @@ from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.gradients import check_dense, clipped, filled_like
 from mindspore_boost_ext.stages.loss_scale import (
     check_sens,
-    warn_of_idle_section,
+    note_idle_section,
     warn_of_unequal_scales,
 )
 from mindspore_boost_ext.stages.parts import joined_losses
@@ -109,7 +110,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         super().__init__(network, optimizer, sens)
         self.auto_boost = AutoBoost.current(optimizer)
         watch_or_report(self)
-        warn_of_idle_section(self.auto_boost)
+        note_idle_section(self.auto_boost, self.scales_loss)
         self._empty_places()
         self._use_clipping()
         self.auto_boost.look_for_unavailable(own_only=True)
@@ -165,11 +166,11 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Train one step and return the loss."""
+        if self.choice_part is not None:
+            return call(self.gradient_freeze_process, inputs)
         return call(self._trained if self.sense_flag else self._no_sens_impl, inputs)
 
     def _trained(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        if self.choice_part is not None:
-            return call(self.gradient_freeze_process, inputs)
         if self.batch_part is not None:
             inputs = call(self.batch_part, inputs)
         loss = call(self.network, inputs)
@@ -257,8 +258,9 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             check_first_run_on_ranks(self)
             if self.runs_eagerly() and not self.compiles_end:
                 warn_of_idle_optimizer(self.optimizer)
-            for algorithm in self.auto_boost.algorithms:
-                algorithm.check_state(self, *inputs)
+            with deciding(self):
+                for algorithm in self.auto_boost.algorithms:
+                    algorithm.check_state(self, *inputs)
             self._has_run = True
             if not self.runs_eagerly():
                 warn_of_kept_graphs(self.auto_boost)
@@ -275,7 +277,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         compiled. Inside another Cell's graph, and in a subclass with a way of its own to the
         choice, the graph chooses.
         """
-        if self.choice_part is None or self.overridden(*WAYS, "gradient_freeze_process"):
+        if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
             self._count_batch()
             forgetful = self._asks_for_less and self.runs_eagerly()
             with refusing_what_is_forgotten(forgetful), self._timing_the_first():

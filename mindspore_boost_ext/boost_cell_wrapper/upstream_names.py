@@ -44,6 +44,8 @@ class StepNames(nn.Cell):
 
     optimizer: Any
     window_part: Any
+    choice_part: Any
+    gradient_freeze_process: Callable[..., Any]
     _trained: Callable[..., Any]
     enable_adasum: bool
     enable_dim_reduce: bool
@@ -62,6 +64,8 @@ class StepNames(nn.Cell):
 
     def _no_sens_impl(self, *inputs: Tensor) -> object:
         """Train one step and return the loss: what ``construct`` does without a ``sens``."""
+        if self.choice_part is not None:
+            return call(self.gradient_freeze_process, inputs)
         return call(self._trained, inputs)
 
     def check_adasum_enable(self) -> bool:

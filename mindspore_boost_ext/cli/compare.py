@@ -41,6 +41,7 @@ from mindspore_boost_ext.cli.trial_settings import (
     settings_of,
 )
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
+from mindspore_boost_ext.config.rules import described
 
 BUNDLED = {"network": LENET, "epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
 _CHOICES = {"mode": MODES, "network": NETWORKS}
@@ -85,8 +86,8 @@ def saved(path: Path | None, save: Callable[[Path], object]) -> str:
     try:
         if path:
             save(path)
-    except OSError as error:
-        return f"cannot write {path}: {error.strerror or error}"
+    except Exception as error:  # a library that draws may raise anything
+        return f"cannot write {path}: {getattr(error, 'strerror', None) or described(error)}"
     return ""
 
 

@@ -106,6 +106,8 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
     with contextlib.closing(make_display(options.progress)) as display:
         try:
             for racer in _race_all(options, display):
+                if not racers and (several := several_models(racer.outcome)):
+                    write(f"the script: {several}")
                 racers.append(racer)
                 display.line(f"{racer.name}: {_words(racer)}")
             ended = True
@@ -115,7 +117,7 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
         except KeyboardInterrupt:
             if not racers:
                 raise
-            display.line(f"broken off after {len(racers)} runs")
+            display.line(f"broken off after {len(racers)} of the runs")
     winner, told = _winner(racers), "" if ended else "Broken off; of these runs alone: "
     write(f"{_table(racers)}\n\n{told}{_sentence(winner, racers[0])}\n{CAUTION}")
     # That plain wins is not known before the end.
@@ -150,8 +152,6 @@ def _goal(plain: Racer, history: Sequence[Record]) -> tuple[int, float]:
         raise _NoGoalError(
             f"the plain run of the script ends with the loss {goal}: mend that first"
         )
-    if told := several_models(plain.outcome):
-        raise _NoGoalError(f"the script: {told}")
     return width, goal
 
 

@@ -77,7 +77,7 @@ class DimReduceAlgorithm(Algorithm):
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Refuse a subclass that updates by itself: its optimizer is one for a subspace."""
-        if step.enable_dim_reduce and not (step.calls_update() or step.reaches("dim_reduce")):
+        if step.enable_dim_reduce and step.updates_past("dim_reduce"):
             raise ValueError(
                 f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce away"
             )

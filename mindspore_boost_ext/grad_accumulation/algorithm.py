@@ -26,7 +26,6 @@ class AccumulationAlgorithm(Algorithm):
             return
         if not step.reaches("gradient_accumulation_process", "close_window", "window_part"):
             step.leave_out(self.switch, self.switch, "gradient_accumulation_process")
-            return
         check_dense(step.network, self.switch)
         step.use_grad_accumulation = True
         step.window_part = GradientAccumulation(

@@ -37,13 +37,10 @@ class FreezeAlgorithm(Algorithm):
         """Let the schedule choose among a step for each group."""
         if not isinstance(step.optimizer, FreezeOpt):
             return
-        if not step.reaches("gradient_freeze_process", "choice_part", "freeze_nets"):
-            step.leave_out(self.switch, self.switch, "gradient_freeze_process")
-            return
-        if step.sets("step", "gradient_freeze_process"):
+        if step.moves_schedule():
             raise ValueError(
-                f"gradient_freeze_process of {type(step).__name__} sets step, which the optimizer "
-                "of each group moves on: call super().gradient_freeze_process(*inputs) in it"
+                f"{type(step).__name__} sets step, which the optimizer of each group moves on: "
+                "call super().gradient_freeze_process(*inputs)"
             )
         step.freeze = True
         step.choose_first(self._choice)
@@ -54,6 +51,8 @@ class FreezeAlgorithm(Algorithm):
         asked_by = report[self.switch].asked_by
         asked_by = "FreezeOpt" if asked_by == "-" else asked_by
         report.put(Row(self.switch, asked_by, status, reason, step.optimizer.counts()))
+        if not step.reaches("gradient_freeze_process", "choice_part", "freeze_nets"):
+            step.leave_out(self.switch, self.switch, "gradient_freeze_process")
 
     def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
         """Return the steps of the groups; equal groups share one."""

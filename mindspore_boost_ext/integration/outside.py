@@ -43,7 +43,7 @@ def keep_path() -> None:
 
 def _is_text(config: str) -> bool:
     """Return whether it is JSON text, as for a recipe: no file has to outlive the processes."""
-    return config.startswith("{")
+    return config.lstrip().startswith("{")
 
 
 def settings_from_outside() -> Outside:

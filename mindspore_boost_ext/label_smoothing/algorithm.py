@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates, seen_in_first_batch
-from mindspore_boost_ext.base.cells import exchange, layers_of, take_precision
+from mindspore_boost_ext.base.cells import exchange, layers_of
 from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample
 
@@ -123,7 +124,7 @@ class SmoothedLoss(nn.Cell):
                 plain.weight, plain.ignore_index, plain.reduction, share
             )
         self.with_gradient_of = _WithGradientOf()
-        take_precision(plain, self)
+        self.in_float32 = bool(plain.get_flags().get("fp32"))
 
     def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the labels."""
@@ -133,7 +134,9 @@ class SmoothedLoss(nn.Cell):
         return self.with_gradient_of(loss, self.smoothed(loss, logits, labels))
 
     def smoothed(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of smoothed labels."""
+        """Return the loss of smoothed labels; in float32 where ``plain.to_float`` asks for it."""
+        if self.in_float32:
+            logits = ops.cast(logits, ms.float32)
         if self.of_shares is not None:
             return self.of_shares(logits, labels)
         shares = ops.log_softmax(logits, -1)

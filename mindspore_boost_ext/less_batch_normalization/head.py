@@ -13,7 +13,6 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.cells import take_precision
 from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.less_batch_normalization.names import names_in_code
 
@@ -165,12 +164,17 @@ class CommonHeadLastFN(nn.Cell):
         start = Tensor([float(multiplier)], ms.float32)
         self.multiplier = Parameter(start, name="multiplier")
         self.activation = activation
-        self.precision: Any = None  # PYNATIVE_MODE casts no inputs of functions of ms.jit
+        self.fp16 = self.bf16 = self.fp32 = False  # to_float sets them, now or later
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the scaled cosines between features and weights, activated."""
-        if self.precision is not None:
-            x = ops.cast(x, self.precision)
+        # PYNATIVE_MODE casts no inputs of functions of ms.jit.
+        if self.fp16:
+            x = ops.cast(x, ms.float16)
+        elif self.bf16:
+            x = ops.cast(x, ms.bfloat16)
+        elif self.fp32:
+            x = ops.cast(x, ms.float32)
         rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
         # Plain Tensors: ms.jit compiles a function anew for each Parameter, and keeps that.
         weight = ops.reshape(self.weight, (self.out_channels, self.in_channels))
@@ -199,7 +203,8 @@ def in_place_of(dense: nn.Dense, multiplier: float) -> CommonHeadLastFN:
     )
     prefix, dot, _ = dense.weight.name.rpartition(".")
     head.multiplier.name = f"{prefix}{dot}multiplier"
-    head.precision = take_precision(dense, head)
+    precisions = ("fp16", "fp32", "bf16")
+    head.add_flags(**{name: on for name, on in dense.get_flags().items() if name in precisions})
     head.set_train(dense.training)
     return head
 

@@ -152,14 +152,12 @@ class ShortScheduleAlgorithm(Algorithm):
                 f"short_schedule.parts={parts} cuts batches along the first axis of the first "
                 f"input, got {shown(first)}: leave it away"
             )
-        seen = seen_in_first_batch(step)  # a run that is gone on with may begin with a rest
-        if parts > 1 and samples < 2 * parts and self.switch not in seen:
+        # A run that is gone on with may begin with the rest of its data.
+        if parts > 1 and samples < 2 * parts and not step.was_restored:
             raise ValueError(
                 f"short_schedule.parts={parts} needs batches of at least {2 * parts} samples, two "
                 f"for each part, got {samples}: give fewer parts, or larger batches"
             )
-        if parts > 1:
-            seen.setdefault(self.switch, ["", ""])
 
     def _leave_whole(self, step: BoostTrainOneStepCell, why: str) -> None:
         """Cut no batches."""

@@ -124,18 +124,22 @@ def warn_of_unequal_scales(sens: float, optimizer: nn.Cell) -> None:
     )
 
 
-def warn_of_idle_section(boost: AutoBoost) -> None:
-    """Warn of section ``loss_scale`` where the script has made the step cell itself."""
+def note_idle_section(boost: AutoBoost, scales_loss: bool) -> None:
+    """Put a row for section ``loss_scale`` where the script has made the step cell itself.
+
+    With a warning, if that scales no loss.
+    """
     if SECTION not in boost.config.given or boost.level == "O0":
         return
     if all(row.algorithm != SECTION for row in boost.report()):
         reason = "a step cell that the script makes itself takes the scale as an argument"
         boost.report().put(Row(SECTION, f"section {SECTION}", SKIPPED, reason))
-        warn(
-            f"{SECTION} has no effect: {reason}. Make the step by make_train_step, or give a "
-            "BoostTrainOneStepWithLossScaleCell an nn.DynamicLossScaleUpdateCell",
-            NoEffectWarning,
-        )
+        if not scales_loss:
+            warn(
+                f"{SECTION} has no effect: {reason}. Make the step by make_train_step, or make a "
+                "BoostTrainOneStepWithLossScaleCell with an nn.DynamicLossScaleUpdateCell",
+                NoEffectWarning,
+            )
 
 
 def check_sens(sens: object) -> None:

@@ -446,6 +446,21 @@ def test_a_process_with_an_optimizer_of_its_own_finds_the_marks_in_its_groups():
     assert process.generate_new_optimizer().grad_centralization_flags == (True, *[False] * 4)
 
 
+class Handed(OptimizerProcess):
+    def generate_new_optimizer(self):
+        return super().generate_new_optimizer()
+
+
+def test_a_group_stays_whole_where_the_library_makes_the_optimizer():
+    """Its learning rate is one Parameter then."""
+    net = conv_and_norm()
+    process = Handed(nn.SGD([{"params": net.trainable_params(), "lr": 0.5}], 0.1))
+    process.add_grad_centralization(net)
+    optimizer = process.generate_new_optimizer()
+    assert len({id(one) for one in optimizer.learning_rate}) == 1
+    assert any(optimizer.grad_centralization_flags)
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_process_centralizes(grouped, mode):
     net = conv_and_norm()

@@ -123,14 +123,14 @@ def test_statistics_that_every_rank_has_restored_stay_its_own(ended):
         np.testing.assert_allclose(found["mean"], 81 * rank, atol=2)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
 @pytest.mark.parametrize("shape", [(), (4,)])
 def test_integers_arrive_whole_where_floats_are_sent(monkeypatch, dtype, shape):
     """MindSpore sends float32 on CPU, which hold 24 bits."""
     sent = []
     monkeypatch.setattr(_compat, "broadcast_parameters", lambda named: sent.extend(named.values()))
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
-    values = np.array([least, -1, 2**24 + 1, most], dtype)
+    values = np.array([least, 1, 2**24 + 1, most], dtype)
     values = values if shape else np.array(values[2])
     counter = Parameter(Tensor(values), name="counter")
     hand_out([counter])

@@ -1,8 +1,11 @@
 """Methods that a subclass of a step cell has of its own: called as upstream calls them, or told."""
 
+import types
+
 import mindspore as ms
 import nets
 import numpy as np
+import override_helpers
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
@@ -13,6 +16,7 @@ from mindspore_boost_ext import (
     FreezeOpt,
     NoEffectWarning,
 )
+from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
 
 OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
 
@@ -262,7 +266,6 @@ def test_a_window_that_a_construct_of_a_subclass_leaves_out_is_told():
     with pytest.warns(NoEffectWarning, match="^grad_accumulation has no effect: methods of OwnCon"):
         step = made(OwnConstruct, settings)
     assert step.report()["grad_accumulation"].status == "inactive"
-    assert step.window() == 1
 
 
 def test_a_subspace_that_a_construct_of_a_subclass_leaves_out_is_refused(tmp_path):
@@ -277,6 +280,26 @@ def test_a_subspace_that_a_construct_of_a_subclass_leaves_out_is_refused(tmp_pat
     made(Wraps, settings)(x, y)
     with pytest.raises(ValueError, match=r"methods of OwnConstruct's own.* do not call update of"):
         made(OwnConstruct, settings)(x, y)
+
+
+class CombinesServers(OwnConstruct):
+    def construct(self, *inputs):
+        loss = self.network(*inputs)
+        gradients = self.grad_no_sens(self.network, self.weights)(*inputs)
+        if self.enable_adasum:
+            return self.adasum_process(loss, gradients)
+        return ops.depend(loss, self.optimizer(gradients))
+
+
+def test_servers_that_a_construct_of_a_subclass_never_combines_are_refused():
+    for kind in (OwnConstruct, CombinesServers, Wraps):
+        step = made(kind, {})
+        step.enable_adasum = True
+        if kind is OwnConstruct:
+            with pytest.raises(ValueError, match="adasum cannot combine servers: methods of OwnC"):
+                AdaSumAlgorithm().check_state(step)
+        else:
+            AdaSumAlgorithm().check_state(step)
 
 
 class MovesOn(BoostTrainOneStepCell):
@@ -321,3 +344,92 @@ def test_buffers_that_the_window_keeps_are_not_handed_out():
     step = made(BoostTrainOneStepCell, {})
     with pytest.raises(AttributeError, match=r"call super\(\)\.gradient_accumulation_process"):
         _ = step.grad_accumulation
+
+
+class Notes(BoostTrainOneStepCell):
+    """Sets ``step`` of something else."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.notes = types.SimpleNamespace()
+
+    def gradient_freeze_process(self, *inputs):
+        self.notes.step = 1
+        return super().gradient_freeze_process(*inputs)
+
+
+def test_a_step_of_something_else_may_be_set():
+    net = nets.Deep()
+    weights = net.trainable_params()
+    optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]])
+    step = Notes(nn.WithLossCell(net, nets.loss_fn()), optimizer)
+    assert step.report()["grad_freeze"].status == "applied"
+
+
+def decorated(function):
+    def inner(*arguments):
+        return function(*arguments)
+
+    return inner
+
+
+class Decorated(BoostTrainOneStepCell):
+    @decorated
+    def construct(self, *inputs):
+        return override_helpers.through_the_window(self, *inputs)
+
+
+class OwnFinish(BoostTrainOneStepCell):
+    def construct(self, *inputs):
+        return self.finish_step(*inputs)
+
+    def finish_step(self, *inputs):
+        return override_helpers.Finish.through_the_window(self, *inputs)
+
+
+class OtherFinish(OwnFinish):
+    def finish_step(self, *inputs):
+        return super().finish_step(*inputs)
+
+
+@pytest.mark.parametrize("kind", [Decorated, OwnFinish, OtherFinish])
+def test_what_helpers_of_other_modules_call_is_seen(pynative_mode, kind, recwarn):
+    settings = {"boost": {**OFF, "grad_accumulation": True}}
+    settings["grad_accumulation"] = {"grad_accumulation_step": 2}
+    step = made(kind, settings)
+    assert step.report()["grad_accumulation"].status == "applied"
+    x, y = (Tensor(one) for one in nets.batches(1)[0])
+    step(x, y)
+    assert step.accumulation.micro_steps() == 1
+    assert list(recwarn) == []
+
+
+def test_an_own_way_without_a_sens_runs_there_alone(mode):
+    x, y = (Tensor(one) for one in nets.batches(1)[0])
+    for sens, moved in ((None, False), (1.0, True)):
+        step = made(lambda *parts, sens=sens: Rests(*parts, sens), {})
+        before = nets.weights(step.network)
+        step(x, y)
+        after = nets.weights(step.network)
+        assert any((after[name] != value).any() for name, value in before.items()) == moved
+
+
+class Rests(BoostTrainOneStepCell):
+    def _no_sens_impl(self, *inputs):
+        return self.network(*inputs)
+
+
+def test_a_way_without_a_sens_is_not_that_of_a_frozen_or_a_scaled_step(recwarn):
+    net = nets.Deep()
+    weights = net.trainable_params()
+    optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]])
+    step = Rests(nn.WithLossCell(net, nets.loss_fn()), optimizer, 1.0)
+    assert step.report()["grad_freeze"].status == "applied"
+
+    class Scaled(BoostTrainOneStepWithLossScaleCell):
+        _no_sens_impl = Rests._no_sens_impl
+
+    recwarn.clear()
+    step = made(lambda *parts: Scaled(*parts, Tensor(2.0)), {"gradients": {"clip_norm": 1.0}})
+    assert step.report()["gradient clipping"].status == "applied"
+    assert list(recwarn) == []

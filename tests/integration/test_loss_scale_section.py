@@ -12,7 +12,6 @@ from mindspore_boost_ext import (
     AutoBoost,
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
-    NoEffectWarning,
     make_train_step,
     recipe,
 )
@@ -112,20 +111,25 @@ def test_level_o0_scales_nothing():
     assert type(model.train_network) is nn.TrainOneStepCell
 
 
-@pytest.mark.parametrize(
-    ("cell", "scale"),
-    [(BoostTrainOneStepCell, ()), (BoostTrainOneStepWithLossScaleCell, (Tensor(2.0, ms.float32),))],
-)
-def test_step_cells_of_the_scripts_own_are_warned_of(cell, scale):
-    """Their scale is an argument."""
-    net = nets.MLP()
-    boost = AutoBoost("O1", config_of(loss_scale=SECTION))
-    parts = boost.network_auto_process_train(
-        nn.WithLossCell(net, nets.loss_fn()), nets.momentum(net.trainable_params())
-    )
-    with pytest.warns(NoEffectWarning, match="loss_scale has no effect: .* make_train_step"):
-        step = cell(*parts, *scale)
-    assert step.report()["loss_scale"].status == "skipped"
+def test_a_step_cell_of_the_scripts_own_is_warned_of_unless_it_scales(recwarn):
+    """Its scale is an argument."""
+    manager = nn.DynamicLossScaleUpdateCell(2.0, 2, 2)
+    for level, cell, warned in (
+        ("O1", lambda *parts: BoostTrainOneStepWithLossScaleCell(*parts, manager), False),
+        ("O1", BoostTrainOneStepCell, True),
+        ("O0", BoostTrainOneStepCell, False),
+    ):
+        net = nets.MLP()
+        boost = AutoBoost(level, config_of(loss_scale=SECTION))
+        parts = boost.network_auto_process_train(
+            nn.WithLossCell(net, nets.loss_fn()), nets.momentum(net.trainable_params())
+        )
+        recwarn.clear()
+        step = cell(*parts)
+        told = [str(one.message) for one in recwarn if "make_train_step" in str(one.message)]
+        assert bool(told) == warned
+        found = [row.status for row in step.report() if row.algorithm == "loss_scale"]
+        assert found == (["skipped"] if level == "O1" else [])
 
 
 class Faint(nn.Cell):

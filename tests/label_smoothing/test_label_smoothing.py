@@ -347,3 +347,12 @@ def test_it_computes_in_the_precision_that_the_loss_was_given(mode, loss):
     moved = net.weight.asnumpy() - before
     assert np.isfinite(moved).all()
     assert np.abs(moved).max() > 0
+
+
+def test_a_batch_that_was_refused_decides_nothing(mode):
+    net, step = step_of(softmax_loss(True))
+    with pytest.raises(ValueError, match="label_smoothing"):
+        step(Tensor(np.ones((6, 5, 4), np.float32)), Tensor(np.zeros((6, 5), np.int32)))
+    before = net.weight.asnumpy().copy()
+    step(Tensor(X), Tensor(SPARSE))
+    assert (net.weight.asnumpy() != before).any()

@@ -121,6 +121,8 @@ def test_it_computes_in_the_precision_that_the_dense_was_given(mode, dtypes):
     given, computed = dtypes
     layer = in_place_of(nn.Dense(4, 2).to_float(computed), 3.0)
     assert layer(Tensor(np.ones((3, 4)), given)).dtype == computed
+    later = in_place_of(nn.Dense(4, 2).to_float(given), 3.0).to_float(computed)
+    assert later(Tensor(np.ones((3, 4)), given)).dtype == computed
 
 
 # ---- Which Dense ----
