@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore as ms
 from mindspore import nn
 
-from mindspore_boost_ext._compat import ModelUnderConstruction, built_in_thor
+from mindspore_boost_ext._compat import built_in_thor
 from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import check, integer, optional
 from mindspore_boost_ext.integration.model import BoostModel
@@ -87,7 +87,7 @@ class ConvertModelUtils:
         if is_step:
             return BoostModel(_own_step(network))
         settings: dict[str, Any] = {}
-        boost = ModelUnderConstruction(model).boost
+        boost = getattr(model.train_network, "auto_boost", None)  # of a step of this package
         if boost is not None:
             settings = {"boost_level": boost.level, "boost_config_dict": boost.boost_config_dict}
         if loss_scale_manager is not None:

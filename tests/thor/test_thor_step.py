@@ -451,6 +451,21 @@ def test_a_step_of_its_own_is_refused():
         ConvertModelUtils().convert_to_thor_model(ms.Model(foreign), foreign)
 
 
+def test_level_and_settings_of_a_converted_model_stay_in_force():
+    net = nets.MLP()
+    thor = THOR(net, 0.1, 0.1, 0.9)
+    model = model_of(net, {**OFF, "gradients": {"clip_norm": 1.0}}, thor)
+    converted = ConvertModelUtils().convert_to_thor_model(
+        model, net, nets.loss_fn(), thor, frequency=2
+    )
+    assert converted.train_network.report()["gradient clipping"].status == "applied"
+    assert converted.train_network.clip_norm == 1.0
+    plain = ConvertModelUtils().convert_to_thor_model(
+        ms.Model(net, nets.loss_fn(), thor), net, nets.loss_fn(), thor
+    )
+    assert plain.train_network.clip_norm is None
+
+
 def test_a_step_cell_that_brings_no_factors_is_told(mode):
     net = nets.MLP()
     foreign = nn.TrainOneStepCell(nn.WithLossCell(net, nets.loss_fn()), THOR(net, 0.1, 0.1, 0.9))
