@@ -3,6 +3,11 @@
 from mindspore import ops
 
 
+def unchanged(*inputs):
+    """Return a batch as it is."""
+    return inputs
+
+
 def through_the_window(step, *inputs):
     """Hand a batch on to the window of a step."""
     loss = step.network(*inputs)

@@ -134,11 +134,12 @@ class Overridable:
         while asked:
             one = inspect.unwrap(asked.pop())
             seen.add(id(one))
-            fresh = _names_in(one) - found
+            here = _names_in(one)
+            fresh = here - found
             found |= fresh
             mine = [*self.overridden(*fresh - {"construct"}), *filter(self._is_new, fresh)]
             several = [function for name in mine for function in self._above_ours(name)]
-            several += _users_functions(one, fresh)
+            several += _users_functions(one, here)
             asked += [each for each in several if id(each) not in seen]
         return found
 
@@ -166,7 +167,7 @@ def _names_in(function: Callable[..., object]) -> set[str]:
 
 def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Callable[..., Any]]:
     """Return the user's functions that a function may call: around it, in modules and classes."""
-    around = dict(getattr(function, "__globals__", {}))
+    around = getattr(function, "__globals__", {})
     near = [around.get(name) for name in names]
     cells = getattr(function, "__closure__", None) or ()
     near += [cell.cell_contents for cell in cells if _is_filled(cell)]

@@ -28,10 +28,10 @@ from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
 from mindspore_boost_ext.boost_cell_wrapper.forgotten import refusing_what_is_forgotten
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
+from mindspore_boost_ext.boost_cell_wrapper.kept_graphs import warn_of_kept_graphs
 from mindspore_boost_ext.boost_cell_wrapper.overrides import Overridable
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.report import APPLIED, Report, Row
-from mindspore_boost_ext.runtime.compiling import warn_of_kept_graphs
 from mindspore_boost_ext.runtime.processes import PROGRESS
 from mindspore_boost_ext.runtime.threads import ONE_AT_A_TIME
 from mindspore_boost_ext.stages.choice import StepChoice

@@ -381,7 +381,7 @@ class Decorated(BoostTrainOneStepCell):
 
 class OwnFinish(BoostTrainOneStepCell):
     def construct(self, *inputs):
-        return self.finish_step(*inputs)
+        return self.finish_step(*override_helpers.unchanged(*inputs))
 
     def finish_step(self, *inputs):
         return override_helpers.Finish.through_the_window(self, *inputs)

@@ -410,7 +410,7 @@ def of_tokens():
 
 
 @pytest.mark.parametrize("unfit_first", [True, False])
-def test_a_schedule_is_as_short_as_in_the_run_that_was_saved(tmp_path, unfit_first):
+def test_a_schedule_is_as_short_as_in_the_run_that_was_saved(mode, tmp_path, unfit_first):
     """Labels that exclude each other are classes; several of a sample are not."""
     tokens = Tensor(np.arange(16, dtype=np.int32).reshape(4, 4) % 8)
     classes = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]

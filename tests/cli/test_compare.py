@@ -464,11 +464,23 @@ def test_figures_outlive_a_table_that_cannot_be_printed(
     runs = json.loads((tmp_path / "x.json").read_text())["runs"]
     assert [one["metrics"] for one in runs] == [{"准确率": 0.5}] * 2
     said = capsys.readouterr().err
+    assert code == int(not has_room)
     if has_room:
-        assert code == 0
         assert "| run | loss | ??? |" in output.read_text()
     else:
         assert said.count("cannot write to standard output: No space left on device\n") == 1
+
+
+def test_a_picture_that_cannot_be_drawn_costs_nothing_else(at_once, monkeypatch, tmp_path, capsys):
+    def draw(outcomes, path):
+        raise ValueError("no such backend")
+
+    monkeypatch.setattr(comparison, "draw", draw)
+    assert main(["compare", "thor", "--plot", str(tmp_path / "x.png")]) == 1
+    shown = capsys.readouterr().out
+    assert "| plain | 0.2500 |" in shown
+    assert "x.png: " in shown
+    assert "no such backend" in shown
 
 
 def test_a_file_that_cannot_be_written_costs_nothing_else(at_once, monkeypatch, tmp_path, capsys):

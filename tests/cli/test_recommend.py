@@ -49,6 +49,7 @@ def race(tmp_path, monkeypatch, capsys):
             found = histories[name]
             compiled = found[-STEPS]["seconds"] - found[-1]["seconds"]
             figures = {"step_ms": 1.0, "compile_s": compiled, "peak_mib": 3.0}
+            figures["models"] = run.models
             return Outcome(one.name, RAN, stopped=run.stopped, **figures), found
 
         monkeypatch.setattr(recommend, "run_trial", trial)
@@ -59,8 +60,16 @@ def race(tmp_path, monkeypatch, capsys):
         run.progress = shown.err.splitlines()
         return code, settings, shown.out
 
-    run.folder, run.stopped = tmp_path, False
+    run.folder, run.stopped, run.models = tmp_path, False, 1
     return run
+
+
+def test_a_script_of_several_models_is_told_and_raced(race):
+    race.models = 2
+    code, settings, printed = race(plain=history(2, 1.0, falling), half=history(5, 0.5, falling))
+    assert code == 0
+    assert "the script: it trains 2 Models" in printed
+    assert settings["grad_freeze"]
 
 
 def test_the_first_at_plains_loss_wins_and_is_a_configuration(race):
