@@ -1,26 +1,30 @@
-"""AdaSum against the mean and the sum: rounds to a loss, bytes and collectives.
+"""AdaSum against the mean and the sum: rounds to a loss, bytes and collectives, time.
 
-    python examples/benchmarks/adasum.py                       # both parts
-    python examples/benchmarks/adasum.py --parts rounds        # simulated workers, NumPy only
-    python examples/benchmarks/adasum.py --plot rounds.png     # needs matplotlib
+    python examples/benchmarks/adasum.py                       # rounds and cost
+    python examples/benchmarks/adasum.py --parts processes     # rounds of real processes
+    python examples/benchmarks/adasum.py --parts speed --pairs 100
 
 The task is a perceptron 64-32-10 on the bundled digits, 16 samples a worker and round, plain SGD.
 The learning rate is the one of a grid that gives ONE worker the lowest loss after one epoch.
 *rounds*: until the loss over all digits is below the target, for N simulated workers (the rule in
 float64). *cost*: what a rank sends, by AdaSum's own account, over the least that any all-reduce can
-send. Real processes are in ``adasum_processes.py``.
+send. *processes*: rounds of 4 processes through ``ms.Model`` and ``msrun``. *speed*: AdaSum of a
+network's parameters over a plain all-reduce of them between 4 processes, by paired timing.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from unittest import mock
 
+import mindspore as ms
 import numpy as np
-from harness import drawn, print_table
+from harness import paired, print_table
+from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore.communication import get_group_size, get_rank
 from networks import NETWORKS
+from processes import apart
 
 from mindspore_boost_ext.adasum import cell as module
 from mindspore_boost_ext.bundled import load_digits
@@ -28,10 +32,8 @@ from mindspore_boost_ext.selftest.oracle import adasum
 
 RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 SAMPLES, HIDDEN, CLASSES, TARGET = 16, 32, 10, 0.35
+PROCESSES = 4
 Weights = list[np.ndarray]
-
-
-# ---- The task, in NumPy ----
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
@@ -79,8 +81,7 @@ RULES: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
     "AdaSum": adasum,
     "sum": sum,  # type: ignore[dict-item]
 }
-HOW = tuple(RULES)
-COLUMNS = " | ".join([*HOW, "AdaSum / average"])
+COLUMNS = " | ".join([*RULES, "AdaSum / average"])
 
 
 def train(how: str, workers: int, rate: float, seed: int) -> Iterator[Weights]:
@@ -118,48 +119,33 @@ def tuned_rate(rates: Sequence[float], seeds: int, rounds: int = 112) -> float:
 
 
 def simulated(args: argparse.Namespace) -> None:
-    """Print the rounds of simulated workers; draw them if asked."""
+    """Print the rounds of simulated workers."""
     rate = tuned_rate(RATES, args.seeds)
 
     def mean_rounds(workers: int, rate: float) -> dict[str, float]:
         seeds = range(args.seeds)
         return {
             how: np.mean([rounds_to_target(how, workers, rate, one, args.most) for one in seeds])
-            for how in HOW
+            for how in RULES
         }
 
-    table = {workers: mean_rounds(workers, rate) for workers in args.workers}
     print_table(
         f"Rounds to loss {TARGET} at the rate tuned for one worker ({rate:g}), "
         f"mean of {args.seeds} seeds",
         f"workers | {COLUMNS}",
-        (_row(workers, rounds) for workers, rounds in table.items()),
+        (f"{workers} | {columns(mean_rounds(workers, rate))}" for workers in args.workers),
     )
     largest = max(args.workers)
-    others = (_row(one, mean_rounds(largest, one)) for one in RATES)
+    others = (f"{one} | {columns(mean_rounds(largest, one))}" for one in RATES)
     print_table(f"The same with {largest} workers at other rates", f"rate | {COLUMNS}", others)
-    if args.plot:
-        draw(args.plot, table)
 
 
-def _row(first: float, rounds: dict[str, float]) -> str:
+def columns(rounds: dict[str, float]) -> str:
+    """Return the rounds of each rule and their ratio, where they may never have been enough."""
     cells = [f"{one:.1f}" if np.isfinite(one) else "never" for one in rounds.values()]
-    return " | ".join([str(first), *cells, ratio(rounds["AdaSum"], rounds["average"])])
-
-
-def ratio(value: float, reference: float) -> str:
-    """Return a ratio in words, of what may never have been reached."""
-    return f"{value / reference:.2f}" if np.isfinite(reference) else "-"
-
-
-def draw(path: Path, table: dict[int, dict[str, float]]) -> None:
-    """Draw rounds over workers."""
-    with drawn(path, width=6) as (axes,):
-        for how in HOW:
-            axes.plot([*table], [rounds[how] for rounds in table.values()], marker="o", label=how)
-        axes.set(xlabel="workers", ylabel=f"rounds to loss {TARGET}", xscale="log", ylim=(0, None))
-        axes.set_xticks([*table], [str(one) for one in table])
-        axes.legend()
+    average = rounds["average"]
+    cells.append(f"{rounds['AdaSum'] / average:.2f}" if np.isfinite(average) else "-")
+    return " | ".join(cells)
 
 
 def cost(_: argparse.Namespace) -> None:
@@ -191,18 +177,116 @@ def cost(_: argparse.Namespace) -> None:
     )
 
 
-PARTS = {"rounds": simulated, "cost": cost}
+def real_rounds(how: str, rate: float, most: int) -> int | None:
+    """Train through ms.Model on this rank's samples; return the rounds to the target."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    images, labels = digits()
+    generator = np.random.default_rng(0)
+    weights = first_weights(generator)
+    net = nn.SequentialCell(nn.Dense(64, HIDDEN), nn.ReLU(), nn.Dense(HIDDEN, CLASSES))
+    for parameter, value in zip(net.trainable_params(), weights):
+        parameter.set_data(Tensor(np.float32(value.T)))
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=how != "sum")
+    switches = {"less_bn": False, "grad_freeze": False, "adasum": how == "AdaSum"}
+    model = ms.Model(
+        net,
+        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        nn.SGD(net.trainable_params(), rate),
+        boost_level="O2",
+        boost_config_dict={"boost": {"mode": "manual", **switches}, "common": {"device_number": 1}},
+    )
+    for number in range(1, most + 1):
+        own = generator.integers(0, len(labels), (get_group_size(), SAMPLES))[get_rank()]
+        model.train_network(Tensor(np.float32(images[own])), Tensor(labels[own]))
+        now = [np.float64(one.asnumpy()).T for one in net.trainable_params()]
+        if loss_of(now, images, labels) < TARGET:
+            return number
+    return None
+
+
+def real(args: argparse.Namespace) -> None:
+    """Print the rounds of real processes."""
+    rate = tuned_rate(RATES, args.seeds)
+    found = {
+        how: apart(real_rounds, how, rate, args.most, ranks=PROCESSES) or np.inf for how in RULES
+    }
+    title = f"Rounds to loss {TARGET} with {PROCESSES} processes under msrun, rate {rate:g}, seed 0"
+    print_table(title, COLUMNS, [columns(found)])
+
+
+def speed_of(network: str, pairs: int) -> list[str]:
+    """Time AdaSum over a plain all-reduce of a network's parameters, on this rank; return rows."""
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ranks = get_group_size()
+    parameters = NETWORKS[network]().trainable_params()
+    cell = module.AdaSum(get_rank(), 1, ranks, parameters, equal_in_server=True)
+    ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+
+    class Combine(nn.Cell):
+        """A snapshot, a change, and the combination of all changes."""
+
+        def __init__(self) -> None:
+            super().__init__(auto_prefix=False)
+            self.adasum = cell
+
+        def construct(self, old: Tensor) -> Tensor:
+            return self.adasum.update_since(old)[0]
+
+    class Reduce(nn.Cell):
+        """The plain all-reduce of the same tensors: one by one, or as one buffer."""
+
+        def __init__(self, fused: bool) -> None:
+            super().__init__(auto_prefix=False)
+            self.fused, self.packing = fused, cell.packing
+            self.parameters = ParameterTuple(parameters)
+            self.all_reduce = ops.AllReduce()
+            self.reducer = nn.DistributedGradReducer(parameters, True, ranks)
+
+        def construct(self, old: Tensor) -> Tensor:
+            if self.fused:
+                mean = self.all_reduce(self.packing.pack(self.parameters)) / ranks
+                return self.packing.write(mean, self.parameters)[0]
+            total = ()
+            for one in self.reducer(self.packing.unpack(old)):  # all, or the compiler drops them
+                total += (one.reshape(-1)[:1],)
+            return ops.concat(total)
+
+    combine, fused, single = Combine(), Reduce(True), Reduce(False)
+    old = Tensor(cell.snapshot().asnumpy() + 1)
+    size = f"{sum(one.size for one in parameters)} in {len(parameters)}"
+    rows = []
+    for name, reference in (("one buffer", fused), ("tensor by tensor", single)):
+        timed = paired(
+            lambda: combine(old).asnumpy(),
+            lambda reference=reference: reference(old).asnumpy(),  # type: ignore[misc]
+            pairs,
+        )
+        rows.append(f"{network} | {size} | {name} | {timed.row}")
+    return rows
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Print the time of AdaSum over that of a plain all-reduce."""
+    found = [apart(speed_of, network, args.pairs, ranks=PROCESSES) for network in NETWORKS]
+    print_table(
+        f"AdaSum over a plain all-reduce of the same parameters, {PROCESSES} processes, GRAPH mode",
+        "network | values in tensors | all-reduce | all-reduce, ms | ratio | quartiles",
+        [row for rows in found for row in rows],
+    )
+
+
+PARTS = {"rounds": simulated, "cost": cost, "processes": real, "speed": speed}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    add("--parts", nargs="+", choices=PARTS, default=["rounds", "cost"])
     add("--workers", nargs="+", type=int, default=[2, 4, 8], help="simulated; powers of two")
-    add("--seeds", type=int, default=5)
+    add("--seeds", type=int, default=5, help="of the rounds; by which the rate is tuned")
     add("--most", type=int, default=400, help="rounds after which a run has failed")
-    add("--plot", type=Path, metavar="FILE.png")
+    add("--pairs", type=int, default=40, help="of the speed")
     args = parser.parse_args(argv)
     for part in args.parts:
         PARTS[part](args)
