@@ -1,13 +1,15 @@
 """What cheaper operators save: each alone, forward and backward, and in a training step.
 
     taskset -c 0 python examples/benchmarks/cheaper_operators.py
+    taskset -c 0 python examples/benchmarks/cheaper_operators.py --only clip_by_global_norm
     taskset -c 0 python examples/benchmarks/cheaper_operators.py --mode PYNATIVE --pairs 10
     taskset -c 0 python examples/benchmarks/cheaper_operators.py --only none --mindcv swin_tiny
     python examples/benchmarks/cheaper_operators.py --only none --mindcv swinv2_tiny_window8 \
         --size 256 --pairs 2
     python examples/benchmarks/cheaper_operators.py --only "step of transformer" --memory O1
 
-Both kinds take turns in one process. Prints medians of the ratios, and MindSpore's own time. With
+Both kinds take turns in one process. Prints medians of the ratios, and MindSpore's own time; also
+of ``clip_by_global_norm``, the import's, alone on gradients of a network's shapes. With
 ``--memory`` prints what steps at level O1 (cheaper operators) or O0 (MindSpore's own) add to the
 peak of the process: each is a run of its own.
 """
@@ -17,7 +19,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -25,9 +29,14 @@ from harness import MODES, added_mib, paired, print_table
 from mindspore import Parameter, Tensor, nn, ops
 from tasks import TASKS, Task, Transformer, loss_of
 
-from mindspore_boost_ext import make_train_step
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from resnets import resnet18
 
-ON = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, "cheaper_operators": {}}
+from mindspore_boost_ext import make_train_step
+from mindspore_boost_ext.cli.trial_settings import only
+from mindspore_boost_ext.runtime import clipping
+
+ON = only("cheaper_operators")
 HIDDEN, SCORES, IMAGES, ROWS = (16, 128, 512), (16, 4, 128, 128), (32, 6, 28, 28), (64, 512)
 MAPS = (16, 32, 28, 28)
 SEQUENCES = (32, 32, 64)  # steps, samples, features
@@ -130,6 +139,26 @@ def of_loss(name: str) -> Steps:
     return steps(lambda: One(nn.Identity(), (rows, classes)), nn.CrossEntropyLoss, hardly, inputs)
 
 
+class Clipped(nn.Cell):
+    """Clips gradients to a norm of at most 1, by one of the functions."""
+
+    def __init__(self, function: Callable[..., Sequence[Tensor]]) -> None:
+        super().__init__()
+        self.function = function
+
+    def construct(self, *gradients: Tensor) -> Sequence[Tensor]:
+        """Return the clipped gradients."""
+        return self.function(gradients, 1.0)
+
+
+def of_clipping(network: Callable[[], nn.Cell]) -> Steps:
+    """Return this package's clipping and MindSpore's, of gradients of a network's shapes."""
+    random, weights = np.random.default_rng(0), network().trainable_params()
+    gradients = [Tensor(random.normal(size=one.shape), ms.float32) for one in weights]
+    ours, theirs = Clipped(clipping.clip_by_global_norm), Clipped(clipping.ORIGINAL)
+    return lambda: ours(*gradients)[-1].asnumpy(), lambda: theirs(*gradients)[-1].asnumpy()
+
+
 class Called(nn.Cell):
     """Calls a function that the transformer otherwise has as a layer."""
 
@@ -192,6 +221,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     text = TASKS["transformer, text"]
     tasks["a transformer of functions"] = dataclasses.replace(text, network=of_functions)
     made |= {f"step of {name}": (training, task) for name, task in tasks.items()}
+    clipped = {"LeNet": tasks["LeNet, digits"].network, "transformer": text.network}
+    clipped["ResNet-18"] = resnet18
+    made |= {f"clip_by_global_norm, {name}": (of_clipping, net) for name, net in clipped.items()}
     made = {title: one for title, one in made.items() if title.startswith(options.only)}
     sized = functools.partial(of_mindcv, size=options.size)
     made |= {f"step of {name}": (sized, name) for name in options.mindcv}
