@@ -2,6 +2,7 @@
 
     python examples/benchmarks/machine.py
     python examples/benchmarks/machine.py --cores 1 --rounds 3 LeNet
+    python examples/benchmarks/machine.py --compiled --over-graph LeNet ResNet-20
 
 Each run is a process of its own: plain MindSpore, without this package, and the same with
 ``import mindspore_boost_ext`` in front, by turns. Prints the median of the ratios (tuned over
@@ -9,7 +10,9 @@ plain): of the whole training of 40 steps for the CNN script, of the median step
 train by ``ms.Model``, but those whose step is a function of ``ms.jit``, in a loop of their own.
 ``--by-hand`` sets the same in the plain process (``ONEDNN_MAX_CPU_ISA``, ``launch_blocking``)
 instead of the import; ``--isa AVX2`` sets the first in both, so that the others are measured
-alone. With AVX-512 a plain run of the large ResNet takes more than eight minutes: name the others.
+alone. ``--compiled`` compiles the steps of PYNATIVE_MODE by this package; ``--over-graph`` compares
+with the import in GRAPH_MODE in place of plain, which runs more steps, so that weights differ. With
+AVX-512 a plain run of the large ResNet takes more than eight minutes: name the others.
 """
 
 from __future__ import annotations
@@ -199,9 +202,7 @@ def one(task: str, how: str, cores: int, isa: str, script: str) -> dict[str, flo
     return {"seconds": seconds, "weights": weights}
 
 
-def in_own_process(
-    task: str, how: str, cores: int, *, isa: str = "", script: str = "machine"
-) -> dict[str, float]:
+def in_own_process(task: str, how: str, cores: int, isa: str, script: str) -> dict[str, float]:
     """Run ``one`` in a process that may use so many cores, with an instruction set if given."""
     try:
         return apart(one, task, how, cores, isa, script, quiet=True)
@@ -209,14 +210,16 @@ def in_own_process(
         raise SystemExit(f"{task}, {how}: {str(error)[-2000:]}") from error
 
 
-def row(task: str, candidate: str, options: Any, cores: int, script: str) -> str:
-    """Return what a line holds: plain seconds, the other's, and the median of the ratios."""
+Run = tuple[str, str]  # a task, and how it is run
+
+
+def row(candidate: Run, reference: Run, options: Any, cores: int, script: str) -> str:
+    """Return what a line holds: seconds of the reference, the other's, the median of the ratios."""
     pairs = []
     for number in range(options.rounds):
-        order = ("plain", candidate) if number % 2 else (candidate, "plain")
-        where = {"isa": options.isa, "script": script}
-        results = {how: in_own_process(task, how, cores, **where) for how in order}
-        pairs.append((results["plain"], results[candidate]))
+        order = (reference, candidate) if number % 2 else (candidate, reference)
+        results = {run: in_own_process(*run, cores, options.isa, script) for run in order}
+        pairs.append((results[reference], results[candidate]))
     ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
     plain, theirs = (statistics.median(pair[i]["seconds"] for pair in pairs) for i in (0, 1))
     change = max(abs(b["weights"] / a["weights"] - 1) for a, b in pairs)
@@ -234,8 +237,11 @@ def main(argv: Sequence[str] | None = None, script: str = "machine") -> None:
     parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
     parser.add_argument("--by-hand", action="store_true", help="see above")
     parser.add_argument("--isa", default="", help="oneDNN's instruction set in both processes")
+    parser.add_argument("--compiled", action="store_true", help="a compiled step")
+    parser.add_argument("--over-graph", action="store_true", help="over GRAPH_MODE, not plain")
     options = parser.parse_args(argv)
-    unknown = sorted(set(options.tasks) - set(known))
+    suffix, reference = (" in GRAPH_MODE", "tuned") if options.over_graph else ("", "plain")
+    unknown = sorted({*options.tasks, *(task + suffix for task in options.tasks)} - set(known))
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
     from harness import print_table
@@ -244,14 +250,16 @@ def main(argv: Sequence[str] | None = None, script: str = "machine") -> None:
 
     for cure in tune_machine():
         print(f"{cure.algorithm}: {cure.status}, {cure.reason}")
-    candidate = "by hand" if options.by_hand else "tuned"
+    candidate = "by hand" if options.by_hand else "compiled" if options.compiled else "tuned"
     rows = (
-        f"{task}, {known[task][2]} | {row(task, candidate, options, cores, script)}"
+        f"{task}, {known[task][2]} | "
+        f"{row((task, candidate), (task + suffix, reference), options, cores, script)}"
         for task in options.tasks
         for cores in options.cores
     )
-    headings = f"task | cores | plain, ms | {candidate}, ms | ratio | range | weights differ"
-    print_table(f"{candidate} over plain, {options.rounds} rounds", headings, rows)
+    other = reference + suffix
+    headings = f"task | cores | {other}, ms | {candidate}, ms | ratio | range | weights differ"
+    print_table(f"{candidate} over {other}, {options.rounds} rounds", headings, rows)
 
 
 if __name__ == "__main__":

@@ -49,12 +49,19 @@ def test_its_docstring_says_how_to_start_it_and_its_help_lists_the_options(
     assert "--help" in capsys.readouterr().out
 
 
-def test_the_compiled_step_starts_its_processes_as_machine_takes_them(capsys, monkeypatch):
-    compiled_step = load("compiled_step")
-    seconds = mock.create_autospec(compiled_step.in_own_process, return_value={"seconds": 1.0})
-    monkeypatch.setattr(compiled_step, "in_own_process", seconds)
-    compiled_step.main(["--networks", "LeNet", "--rounds", "2", "--isa", "AVX2"])
-    assert "| LeNet | 1000.0 | 1000.0 | 1000.0 | 1.000 |" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("option", "reference"),
+    [([], ("LeNet", "plain")), (["--over-graph"], ("LeNet in GRAPH_MODE", "tuned"))],
+)
+def test_a_compiled_step_runs_by_turns_with_its_reference(option, reference, capsys, monkeypatch):
+    machine = load("machine")
+    result = {"seconds": 1.0, "weights": 1.0}
+    process = mock.create_autospec(machine.in_own_process, return_value=result)
+    monkeypatch.setattr(machine, "in_own_process", process)
+    machine.main(["--compiled", *option, "LeNet", "--cores", "1", "--rounds", "2", "--isa", "AVX2"])
+    assert "| LeNet, step | 1 | 1000.0 | 1000.0 | 1.000 |" in capsys.readouterr().out
+    runs = [("LeNet", "compiled"), reference, reference, ("LeNet", "compiled")]
+    assert process.mock_calls == [mock.call(*run, 1, "AVX2", "machine") for run in runs]
 
 
 def test_adasum_counts_rounds_and_cost(capsys, monkeypatch):
