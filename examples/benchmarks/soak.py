@@ -2,12 +2,17 @@
 
     python examples/benchmarks/soak.py                        # every algorithm, 20,000 steps
     python examples/benchmarks/soak.py grad_freeze plain --steps 3000 --mode pynative
+    python examples/benchmarks/soak.py --models 30            # are Models that are dropped freed?
 
 LeNet-5 on the bundled digits, each algorithm in a process of its own, AdaSum in two under msrun.
 Demanded: resident memory grows by no more than 2 % after the warm-up (the first tenth), the number
 of compiled graphs does not grow, and the step time drifts by less than it varies: the medians of
 the first and of the last fifth after the warm-up differ by less than the quartiles of the first lie
 apart. Prints a Markdown table; the exit code is 1 if a demand is not met.
+
+With ``--models`` a Model trains two steps and is dropped, again and again, and after each the
+garbage is collected. The growth of resident memory over the second half, per Model, is compared
+with plain training's, AdaSum's with that of plain training in two processes.
 """
 
 from __future__ import annotations
@@ -47,6 +52,8 @@ GROWTH_LIMIT = 0.02
 SNAPSHOTS = 40
 HEADINGS = "run | MiB after warm-up | MiB at the end | growth | step at first, ms"
 HEADINGS += " | step at last, ms | quartiles at first | graphs | graphs at the end | steady"
+MODELS_STEPS = 2
+MODELS_HEADINGS = "run | KiB a Model | over plain | graphs left a Model"
 
 
 def resident_mib() -> float:
@@ -124,7 +131,38 @@ def soak(name: str, steps: int, mode: str) -> tuple[str, bool]:
     return row, steady
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def left_by_models(name: str, mode: str, models: int) -> tuple[float, float]:
+    """Make and drop Models; return KiB and compiled graphs that each of the second half left."""
+    set_up(mode)
+    data, half = batches()[:MODELS_STEPS], models // 2
+    with tempfile.TemporaryDirectory(prefix="models-") as folder:
+        if settings_of(name).snapshots:
+            leave_snapshots(folder, data)
+        for number in range(models):
+            if number == half:
+                memory, graphs = resident_mib(), compiled_graphs()
+            model = model_of(name, MODELS_STEPS, folder)
+            for batch in data:
+                wait(model.train_network(*batch))
+            del model
+            gc.collect()
+    count = models - half
+    return (resident_mib() - memory) * 1024 / count, (compiled_graphs() - graphs) / count
+
+
+def rows_of_models(names: Sequence[str], mode: str, models: int) -> Iterator[str]:
+    """Yield the row of each run, measured in a process of its own, or on rank 0 of several."""
+    plain = {1: apart(left_by_models, PLAIN, mode, models)}
+    for name in (one for one in names if mode in settings_of(one).modes):
+        ranks = RANKS if name == ADASUM else 1
+        if ranks not in plain:
+            plain[ranks] = apart(left_by_models, PLAIN, mode, models, ranks=ranks)
+            yield f"plain, {ranks} ranks | {plain[ranks][0]:.0f} | 1.00 | {plain[ranks][1]:.1f}"
+        left = plain[1] if name == PLAIN else apart(left_by_models, name, mode, models, ranks=ranks)
+        yield f"{name} | {left[0]:.0f} | {left[0] / plain[ranks][0]:.2f} | {left[1]:.1f}"
+
+
+def main() -> int:
     """Soak the chosen algorithms and print the table."""
     suited = [
         PLAIN,
@@ -134,10 +172,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--steps", type=int, default=20_000, help="at least 50")
     parser.add_argument("--mode", choices=("graph", "pynative"), default="graph")
-    options = parser.parse_args(argv)
+    parser.add_argument("--models", type=int, help="at least 4, in place of the long runs")
+    options = parser.parse_args()
     unknown = sorted(set(options.names) - set(suited))
-    if unknown or options.steps < 50:
-        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--steps must be at least 50")
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}")
+    if options.steps < 50 or (options.models and options.models < 4):
+        parser.error("--steps must be at least 50, --models at least 4")
+    if options.models:
+        title = f"{options.models} Models of LeNet, {MODELS_STEPS} steps each, {options.mode}"
+        lines = rows_of_models(options.names, options.mode, options.models)
+        print_table(title, MODELS_HEADINGS, lines)
+        return 0
     steady: list[bool] = []
 
     def rows() -> Iterator[str]:
