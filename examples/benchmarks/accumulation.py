@@ -1,7 +1,6 @@
 """What accumulation is for: the memory of one update from a large batch, and the time it takes.
 
     python examples/benchmarks/accumulation.py
-    python examples/benchmarks/accumulation.py --batch 256 --windows 4 16
 
 The small ResNet of width 16 with momentum in GRAPH mode: one update from the whole batch, and from
 the same batch in micro-batches. Memory is what the process's peak grows by from the first step on,
@@ -19,46 +18,42 @@ from harness import added_mib, paired, print_table
 from networks import SmallResNet, batch, ours, plain, waiting
 from processes import apart
 
-WIDTH = 16
+WIDTH, SAMPLES, WINDOWS = 16, 512, (4, 16)
 HEADINGS = "micro-batches | of | memory, MiB | of the whole batch's | update / large step"
 
 
-def update(samples: int, window: int) -> Callable[[], object]:
-    """Return a function that makes one update from so many samples in ``window`` micro-batches."""
+def update(window: int) -> Callable[[], object]:
+    """Return a function that makes one update in ``window`` micro-batches."""
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
     net, accumulation = SmallResNet(WIDTH), {"grad_accumulation_step": window}
     step = plain(net) if window == 1 else ours(net, grad_accumulation=accumulation)
-    run = waiting(step, batch(samples // window))
+    run = waiting(step, batch(SAMPLES // window))
     return lambda: [run() for _ in range(window)]
 
 
-def memory_mib(samples: int, window: int) -> float:
+def memory_mib(window: int) -> float:
     """Return what the peak of this process grows by when it makes three updates."""
-    return added_mib(update(samples, window))
+    return added_mib(update(window))
 
 
-def rows(samples: int, windows: list[int]) -> Iterator[str]:
+def rows() -> Iterator[str]:
     """Measure; yield the table's rows."""
-    whole = apart(memory_mib, samples, 1)
-    yield f"1 | {samples} | {whole:.0f} | 1.00 | 1"
-    for window in windows:
-        memory = apart(memory_mib, samples, window)
-        time = paired(update(samples, window), update(samples, 1), pairs=10, steps=1, warm_up=2)
+    whole = apart(memory_mib, 1)
+    yield f"1 | {SAMPLES} | {whole:.0f} | 1.00 | 1"
+    for window in WINDOWS:
+        memory = apart(memory_mib, window)
+        time = paired(update(window), update(1), pairs=10, steps=1, warm_up=2)
         shown = f"{time.median:.2f} ({time.low:.2f} to {time.high:.2f})"
-        yield f"{window} | {samples // window} | {memory:.0f} | {memory / whole:.2f} | {shown}"
+        yield f"{window} | {SAMPLES // window} | {memory:.0f} | {memory / whole:.2f} | {shown}"
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Measure the memory that accumulation saves.")
-    parser.add_argument("--batch", type=int, default=512, help="samples of an update")
-    parser.add_argument("--windows", type=int, nargs="+", default=[4, 16], help="micro-batches")
-    options = parser.parse_args()
-    if any(window < 2 or options.batch % window for window in options.windows):
-        parser.error(f"--windows must be at least 2 and divide the {options.batch} samples")
-    title = f"One update from {options.batch} images, small ResNet of width {WIDTH}, GRAPH mode"
-    print_table(title, HEADINGS, rows(options.batch, options.windows))
+    parser.parse_args()
+    title = f"One update from {SAMPLES} images, small ResNet of width {WIDTH}, GRAPH mode"
+    print_table(title, HEADINGS, rows())
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """What compiling each method costs: first steps over MindSpore's own, in GRAPH_MODE on one core.
 
-    taskset -c 0 python examples/benchmarks/first_steps.py [--runs 5] [--network "small ResNet"]
+    taskset -c 0 python examples/benchmarks/first_steps.py [--runs 5]
 
-Each step is made anew and run as often as it has variants (THOR: one that refreshes its factors,
-then an ordinary one), batch 32; the seconds of these runs are those of compiling it, but for some
-hundredths. Plain steps and the others by turns, medians and ranges. Takes 6 minutes.
+Each step of LeNet and the small ResNet is made anew and run as often as it has variants (THOR: one
+that refreshes its factors, then an ordinary one), batch 32; the seconds of these runs are those of
+compiling it, but for some hundredths. Plain steps and the others by turns, medians and ranges.
+Takes 6 minutes.
 """
 
 from __future__ import annotations
@@ -58,14 +59,12 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="What compiling each method costs.")
     parser.add_argument("--runs", type=int, default=5, help="of each step (5)")
-    parser.add_argument("--network", choices=list(NETWORKS), help="one of them (all)")
     options = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
-    names = [options.network] if options.network else list(NETWORKS)
-    for name in names:
+    for name in NETWORKS:
         seconds(plain_step(NETWORKS[name]()))  # the very first one also loads what all share
     headings = "network | step | plain, s | here, s | ratio | range"
-    lines = (row(name, case, options.runs) for name in names for case in CASES)
+    lines = (row(name, case, options.runs) for name in NETWORKS for case in CASES)
     print_table("First steps over the plain one", headings, lines)
 
 

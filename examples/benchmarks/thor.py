@@ -173,7 +173,7 @@ PROBLEMS = {
 }
 
 
-def methods(problem: Problem, frequency: int) -> list[Method]:
+def methods(problem: Problem) -> list[Method]:
     """Return the optimizers of the comparison."""
 
     def second(**settings: Any) -> Callable[[nn.Cell], nn.Cell]:
@@ -188,7 +188,7 @@ def methods(problem: Problem, frequency: int) -> list[Method]:
         Method("momentum", first, lambda net: nn.Momentum(net.trainable_params(), 0.1, 0.9)),
         Method("Adam", adam, lambda net: nn.Adam(net.trainable_params(), 0.1)),
         Method(EVERY_STEP, thor, second(frequency=1)),
-        Method(f"THOR, frequency {frequency}", thor, second(frequency=frequency)),
+        Method("THOR, frequency 20", thor, second(frequency=20)),
         *traced,
         Method("THOR, every step, pi", thor, second(frequency=1, pi_damping=True)),
     ]
@@ -256,26 +256,22 @@ def tuned(trainer: Trainer, grid: Sequence[float], limit: int) -> float:
     return best
 
 
-def compare(
-    problem: Problem, seeds: int, limit: int, frequency: int, names: Sequence[str]
-) -> Iterator[Result]:
+def compare(problem: Problem, seeds: int, limit: int) -> Iterator[Result]:
     """Tune the methods and run them on all seeds.
 
     The trace rule wants smaller steps than fresh factors do, so its inversions are also compared
     with those of every step at the trace rule's own rate, where that is another: the last row.
     """
     chosen = [seed for seed in range(seeds + 1) if seed != TUNING_SEED][:seeds]
-    rates, every_step = {}, None
-    for method in methods(problem, frequency):
-        if not any(name in method.name for name in names):
-            continue
+    rates = {}
+    for method in methods(problem):
         trainer = Trainer(problem, method)
         rate = rates[method.name] = tuned(trainer, method.grid, limit)
         yield Result(method.name, rate, [trainer.run(rate, seed, limit) for seed in chosen])
         if method.name == EVERY_STEP:
             every_step = trainer
     others = {rate for name, rate in rates.items() if name.startswith(TRACE_RULE)}
-    for rate in others - {rates.get(EVERY_STEP)} if every_step else ():
+    for rate in others - {rates[EVERY_STEP]}:
         outcomes = [every_step.run(rate, seed, limit) for seed in chosen]
         yield Result(f"{EVERY_STEP}, at {rate:g}", rate, outcomes)
 
@@ -317,18 +313,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", nargs="*", choices=PROBLEMS, default=["ill-conditioned"])
-    parser.add_argument("--methods", nargs="*", default=[""], help="parts of their names")
     parser.add_argument("--seeds", type=int, default=3, help="runs of every method")
     parser.add_argument("--max-steps", type=int, default=1000, help="where a run gives up")
-    parser.add_argument("--frequency", type=int, default=20, help="of 'THOR, frequency'")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the steps")
     args = parser.parse_args(argv)
     ms.set_context(mode=ms.GRAPH_MODE)
     found = {}
     for name in args.problems:
         problem = PROBLEMS[name]
-        settings = args.seeds, args.max_steps, args.frequency, args.methods
-        found[problem.name] = print_results(problem, compare(problem, *settings), args.seeds)
+        results = compare(problem, args.seeds, args.max_steps)
+        found[problem.name] = print_results(problem, results, args.seeds)
     if args.plot and found:
         plot(args.plot, found)
 

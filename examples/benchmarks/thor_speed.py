@@ -1,7 +1,6 @@
 """What THOR's steps cost: over momentum, over a model of their flops and bytes, and in memory.
 
-    python examples/benchmarks/thor_speed.py
-    python examples/benchmarks/thor_speed.py --networks LeNet --pairs 20
+    python examples/benchmarks/thor_speed.py --pairs 20
 
 The model of a refresh counts flops of matrix products and inverses and bytes that im2col moves, and
 divides them by the rates that the same operators reach here on arrays of the same sizes. The second
@@ -80,11 +79,10 @@ def machine_rates(size: int = 256) -> tuple[float, float, float]:
     return product, inverse, moving
 
 
-def speed(names: Sequence[str], pairs: int) -> None:
+def speed(pairs: int) -> None:
     """Print the cost of THOR's steps over plain momentum, and of a refresh over its model."""
     rows, shares = [], []
-    for name in names:
-        network = networks.NETWORKS[name]
+    for name, network in networks.NETWORKS.items():
         batch = networks.batch()
         plain = networks.plain(network())
         own = network()
@@ -150,12 +148,10 @@ def memory_ratio(step: nn.Cell, plain: nn.Cell, optimizer: THOR) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = list(networks.NETWORKS)
-    parser.add_argument("--networks", nargs="*", choices=names, default=names)
     parser.add_argument("--pairs", type=int, default=40, help="pairs of the timing")
     args = parser.parse_args(argv)
     ms.set_context(mode=ms.GRAPH_MODE)
-    speed(args.networks, args.pairs)
+    speed(args.pairs)
 
 
 if __name__ == "__main__":

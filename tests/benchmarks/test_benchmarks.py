@@ -90,7 +90,7 @@ def test_thor_needs_fewer_steps_than_momentum(graph_mode):
     """The claim of THOR's card, at the best rates of the benchmark's grids."""
     thor = load("thor")
     problem = thor.PROBLEMS["ill-conditioned"]
-    methods = {one.name: one for one in thor.methods(problem, 20)}
+    methods = {one.name: one for one in thor.methods(problem)}
     momentum = thor.Trainer(problem, methods["momentum"]).run(1.0, 0, 200)
     second_order = thor.Trainer(problem, methods[thor.EVERY_STEP]).run(0.1, 0, 200)
     assert momentum.reached
