@@ -29,6 +29,8 @@ from mindspore.train import Callback
 
 from mindspore_boost_ext import BoostModel, TrajectorySampler
 from mindspore_boost_ext.bundled import load_digits, stratified_split
+from mindspore_boost_ext.cli.compare import count
+from mindspore_boost_ext.cli.trial_settings import only
 from mindspore_boost_ext.dim_reduce.basis import Basis, save_basis
 
 NOISE = 0.3
@@ -143,9 +145,7 @@ def train(
 
 def settings(source: dict[str, Any], plan: Plan, **more: Any) -> dict[str, Any]:
     """Return a configuration with dim_reduce alone."""
-    off = dict.fromkeys(("less_bn", "grad_freeze", "adasum"), False)
-    section = {"n_components": plan.directions, **source, **more}
-    return {"boost": {"mode": "manual", **off, "dim_reduce": True}, "dim_reduce": section}
+    return only("dim_reduce", dim_reduce={"n_components": plan.directions, **source, **more})
 
 
 def random_basis(path: Path, plan: Plan, seed: int) -> None:
@@ -237,11 +237,9 @@ def all_races(plan: Plan, seeds: int) -> dict[str, list[dict[str, Run]]]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print the table, and draw it where that was asked for."""
     parser = argparse.ArgumentParser(description="Measure training in a subspace.")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each training (default: 3)")
+    parser.add_argument("--seeds", type=count, default=3, help="runs of each training (default: 3)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the runs")
     args = parser.parse_args(argv)
-    if args.seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {args.seeds}")
     results = all_races(plan := Plan(), args.seeds)
     run_table(results, plan)
     if args.plot:

@@ -35,12 +35,13 @@ from networks import LeNet5, marked
 
 from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell, GroupLossScaleManager
 from mindspore_boost_ext.bundled import digits_datasets
+from mindspore_boost_ext.cli.compare import count
+from mindspore_boost_ext.cli.trial_settings import only
 
 LAYERS, WIDTH, BATCH = 4, 64, 256
 GAIN = 1e-3  # from one layer's gradient to the next lower one's
 SETTLING_STEPS = 2000
 EPOCHS, BATCH_SIZE, LEARNING_RATE = 20, 32, 0.03  # those of examples/lenet.py
-OFF = {"less_bn": False, "grad_freeze": False, "adasum": False, "grad_accumulation": False}
 
 
 # ------------------------------------------------------------------------------------ four layers
@@ -226,7 +227,7 @@ def train_lenet(scheme: str, seed: int) -> float:
         amp_level=level,
         loss_scale_manager=manager,
         boost_level="O1",
-        boost_config_dict={"boost": {"mode": "manual", **OFF, "loss_scale_group": grouped}},
+        boost_config_dict=only("loss_scale_group") if grouped else only(),
     )
     model.fit(EPOCHS, train, test)
     return float(model.eval(test)["accuracy"])
@@ -268,10 +269,8 @@ def print_accuracies(final: dict[str, list[float]]) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description="Measure what loss scales save.")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each training (default: 3)")
+    parser.add_argument("--seeds", type=count, default=3, help="runs of each training (default: 3)")
     args = parser.parse_args(argv)
-    if args.seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {args.seeds}")
     ms.set_context(mode=ms.GRAPH_MODE)
     case = four_layer_case()
     outcomes = {scheme: run_scheme(case, make()) for scheme, make in SCHEMES.items()}

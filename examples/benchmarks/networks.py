@@ -10,6 +10,7 @@ from mindspore import Tensor, nn
 
 from mindspore_boost_ext import GroupLossScaleManager, make_train_step
 from mindspore_boost_ext.bundled import CLASSES, LeNet5, SmallResNet
+from mindspore_boost_ext.cli.trial_settings import only
 
 NETWORKS: dict[str, Callable[[], nn.Cell]] = {"LeNet": LeNet5, "small ResNet": SmallResNet}
 
@@ -20,9 +21,9 @@ def with_loss(network: nn.Cell) -> nn.Cell:
     return nn.WithLossCell(network, loss)
 
 
-def momentum(network: nn.Cell, **settings: object) -> nn.Cell:
+def momentum(network: nn.Cell) -> nn.Cell:
     """Return the optimizer of all benchmarks: momentum 0.9 at a rate that keeps weights finite."""
-    return nn.Momentum(network.trainable_params(), learning_rate=1e-3, momentum=0.9, **settings)
+    return nn.Momentum(network.trainable_params(), learning_rate=1e-3, momentum=0.9)
 
 
 def batch(
@@ -60,13 +61,12 @@ def ours(
     network: nn.Cell, optimizer: nn.Cell | None = None, manager: Any = None, **sections: Any
 ) -> nn.Cell:
     """Return this package's step, with the methods of these sections of the settings alone."""
-    off = {"less_bn": False, "grad_freeze": False}
-    switches = {"mode": "manual", **off, **dict.fromkeys(sections.keys() - {"gradients"}, True)}
+    given = {name: one for name, one in sections.items() if one}
     step = make_train_step(
         network,
         nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
         momentum(network) if optimizer is None else optimizer,
-        config={"boost": switches, **{name: one for name, one in sections.items() if one}},
+        config=only(*sections, **given),
         loss_scale_manager=manager,
     )
     return step.train_network.set_train()
