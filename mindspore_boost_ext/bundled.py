@@ -146,7 +146,8 @@ def load_digits(path: Path = DIGITS_FILE) -> Labelled:
         content = Path(path).read_bytes()
     except OSError as error:
         raise DatasetError(
-            f"{path} cannot be read ({reason_of(error)}): restore it from the source repository"
+            f"{path} cannot be read ({error.strerror or error}): "
+            "restore it from the source repository"
         ) from error
     if hashlib.sha256(content).hexdigest() != DIGITS_SHA256:
         raise DatasetError(
@@ -242,9 +243,11 @@ def digits_datasets(
         split_seed (int): Seed of the split; apart from the seed of training, so that runs with
             different training seeds are tested on the same images. Default: ``0``.
         order (Callable[[int], ds.Sampler] | None): From the number of training images to their
-            order. Default: None, MindSpore's shuffle.
+            order. Default: None, MindSpore's shuffle, which changes with every epoch.
         most (int | None): Use this many images of each part at the most. Default: None, all.
-        shard (Shard): The part for this process, where there is no ``order``. Default: everything.
+        shard (Shard): The part for this process, where there is no ``order``: for training, parts
+            of one length of images shuffled alike (a few images may be in two parts); for testing,
+            every ``ranks``-th image. Default: everything.
 
     Returns:
         Two datasets of (float32 ``[batch, channels, side, side]`` in [0, 1], int32 ``[batch]``).
@@ -257,48 +260,24 @@ def digits_datasets(
     pixels = np.repeat(pixels[:, None], channels, axis=1)
     labels = digits.labels.astype(np.int32)
     train, test = (part[spread(len(part), most)] for part in stratified_split(labels, split_seed))
-    check_batch_size(batch_size, len(train) // shard.ranks)
-    chosen = order and order(len(train))
-    return (
-        array_dataset(
-            pixels[train], labels[train], batch_size, training=True, order=chosen, shard=shard
-        ),
-        array_dataset(pixels[test], labels[test], batch_size, training=False, shard=shard),
-    )
+    available = len(train) // shard.ranks
+    if batch_size > available:  # every epoch would be empty
+        raise DatasetError(
+            f"batch size must be at most {available}, the number of training images, "
+            f"got {batch_size}"
+        )
 
+    def dataset(part: np.ndarray, **how: Any) -> ds.Dataset:
+        return ds.NumpySlicesDataset({"image": pixels[part], "label": labels[part]}, **how)
 
-def array_dataset(
-    images: np.ndarray,
-    labels: np.ndarray,
-    batch_size: int,
-    *,
-    training: bool,
-    order: ds.Sampler | None = None,
-    shard: Shard = WHOLE,
-) -> ds.Dataset:
-    """Wraps arrays in a pipeline; reshuffles every epoch when training, with MindSpore's seed.
-
-    Args:
-        images (np.ndarray): float32 ``[n, channels, height, width]``.
-        labels (np.ndarray): int32 ``[n]``.
-        batch_size (int): Images per batch.
-        training (bool): Shuffle, and drop the last incomplete batch so that all steps have one
-            shape; otherwise keep order and every image.
-        order (ds.Sampler | None): The order, in place of MindSpore's shuffle. Default: None.
-        shard (Shard): The part for this process: when training, parts of one length of images
-            shuffled alike (a few images may be in two parts); otherwise every ``ranks``-th image.
-
-    Returns:
-        Dataset with the columns ``image`` and ``label``.
-    """
-    if not training:
-        images, labels = (one[shard.rank :: shard.ranks] for one in (images, labels))
-    columns = {"image": images, "label": labels}
-    how: dict[str, Any] = {"sampler": order} if order is not None else {"shuffle": training}
-    if training and shard.ranks > 1:
+    how: dict[str, Any] = {"shuffle": True} if order is None else {"sampler": order(len(train))}
+    if shard.ranks > 1:
         how.update(num_shards=shard.ranks, shard_id=shard.rank)
-    dataset = ds.NumpySlicesDataset(columns, **how)
-    return dataset.batch(batch_size, drop_remainder=training)
+    # Without the last incomplete batch all steps have one shape.
+    return (
+        dataset(train, **how).batch(batch_size, drop_remainder=True),
+        dataset(test[shard.rank :: shard.ranks], shuffle=False).batch(batch_size),
+    )
 
 
 def spread(count: int, most: int | None) -> np.ndarray:
@@ -306,17 +285,3 @@ def spread(count: int, most: int | None) -> np.ndarray:
     if most is None or most >= count:
         return np.arange(count)
     return np.arange(most) * count // most
-
-
-def check_batch_size(batch_size: int, available: int) -> None:
-    """Refuses a batch larger than the training set: every epoch would be empty."""
-    if batch_size > available:
-        raise DatasetError(
-            f"batch size must be at most {available}, the number of training images, "
-            f"got {batch_size}"
-        )
-
-
-def reason_of(error: Exception) -> str:
-    """Returns what went wrong without the file name, which the caller's message carries."""
-    return getattr(error, "strerror", None) or str(error)
