@@ -6,41 +6,34 @@ from pathlib import Path
 
 import mindspore_boost_ext
 
-# Where the card of an algorithm stands, beside its code; then what else that is called: by a
-# setting, a class, a run of compare.
-_CARDS: dict[str, tuple[str, ...]] = {
-    "less_bn": ("less_batch_normalization/README.md", "LessBN"),
-    "normalised_head": ("less_batch_normalization/head.md", "fn_flag", "CommonHeadLastFN"),
-    "gradient_centralization": (
-        "gradient_centralization/README.md",
-        "gc_flag",
-        "OptimizerProcess",
-    ),
-    "grad_freeze": ("grad_freeze/README.md", "GradientFreeze", "FreezeOpt"),
-    "adasum": ("adasum/README.md", "AdaSum"),
-    "grad_accumulation": (
-        "grad_accumulation/README.md",
-        "GradientAccumulation",
-        "FlushAccumulation",
-    ),
-    "dim_reduce": ("dim_reduce/README.md", "DimReduce"),
-    "loss_scale": (
-        "boost_cell_wrapper/README.md",
-        "DynamicLossScaleManager",
-        "FixedLossScaleManager",
-        "dynamic_loss_scale",
-    ),
-    "loss_scale_group": ("group_loss_scale_manager/README.md", "GroupLossScaleManager"),
-    "thor": ("thor/README.md", "THOR"),
-    "progressive_resizing": ("progressive_resizing/README.md", "ResizedImages"),
-    "seq_length_warmup": ("seq_length_warmup/README.md", "ShortSequences"),
-    "short_schedule": ("short_schedule/README.md", "FasterSchedule"),
-    "label_smoothing": ("label_smoothing/README.md", "SmoothedLoss"),
-    "compiled_step": ("compiled_step/README.md",),
-    "cheaper_operators": ("cheaper_operators/README.md",),
+# What else a method is called: by a setting, a class, a run of compare.
+_OTHERS: dict[str, tuple[str, ...]] = {
+    "less_bn": ("LessBN",),
+    "normalised_head": ("fn_flag", "CommonHeadLastFN"),
+    "gradient_centralization": ("gc_flag", "OptimizerProcess"),
+    "grad_freeze": ("GradientFreeze", "FreezeOpt"),
+    "adasum": ("AdaSum",),
+    "grad_accumulation": ("GradientAccumulation", "FlushAccumulation"),
+    "dim_reduce": ("DimReduce",),
+    "loss_scale": ("DynamicLossScaleManager", "FixedLossScaleManager", "dynamic_loss_scale"),
+    "loss_scale_group": ("GroupLossScaleManager",),
+    "thor": ("THOR",),
+    "progressive_resizing": ("ResizedImages",),
+    "seq_length_warmup": ("ShortSequences",),
+    "short_schedule": ("FasterSchedule",),
+    "label_smoothing": ("SmoothedLoss",),
+    "compiled_step": (),
+    "cheaper_operators": (),
 }
-CARDS = {name: path for name, (path, *_) in _CARDS.items()}
-OTHER_NAMES = {other: name for name, (_, *others) in _CARDS.items() for other in others}
+# Cards that are not the README.md of a folder of the method's name.
+_ELSEWHERE = {
+    "less_bn": "less_batch_normalization/README.md",
+    "normalised_head": "less_batch_normalization/head.md",
+    "loss_scale": "boost_cell_wrapper/README.md",
+    "loss_scale_group": "group_loss_scale_manager/README.md",
+}
+CARDS = {name: _ELSEWHERE.get(name, f"{name}/README.md") for name in _OTHERS}
+OTHER_NAMES = {other: name for name, others in _OTHERS.items() for other in others}
 
 
 def card(name: str) -> str:
