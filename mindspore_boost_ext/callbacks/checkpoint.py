@@ -60,7 +60,9 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         raise TypeError("save_checkpoint takes no async_save: the file has to be whole on return")
     path = checkpoint_path(path, settings.get("format", "ckpt"))
     if isinstance(save_obj, nn.TrainOneStepCell):
-        in_force: Any = json.dumps({**settings_of(save_obj), **_seen_by(save_obj)})
+        seen = seen_in_first_batch(save_obj)
+        seen = {FIRST_BATCH: seen} if seen else {}
+        in_force: Any = json.dumps({**settings_of(save_obj), **seen})
         if kind_of(path) == "safetensors":  # holds tensors alone
             in_force = Tensor(np.frombuffer(in_force.encode(), np.uint8).copy())
         settings["append_dict"] = {**(settings.get("append_dict") or {}), SETTINGS: in_force}
@@ -120,12 +122,6 @@ def read_settings(saved: Mapping[str, Any]) -> dict[str, Any] | None:
         text = text.asnumpy().tobytes().decode()
     settings = json.loads(text) if isinstance(text, str) else None
     return settings if isinstance(settings, dict) else None
-
-
-def _seen_by(train_network: nn.Cell) -> dict[str, Any]:
-    """Return what its algorithms have seen in the first batch; empty if nothing, or no step."""
-    seen = seen_in_first_batch(train_network)
-    return {FIRST_BATCH: seen} if seen else {}
 
 
 def _flush(path: str) -> None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Union
 
+from mindspore_boost_ext.report import LOGGER
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-logger = logging.getLogger("mindspore_boost_ext")
 
 PathLike = Union[str, "os.PathLike[str]"]
 Record = dict[str, Any]
@@ -81,7 +80,7 @@ class HistoryWriter:
             if self._file.write(line) != len(line):
                 raise OSError("only a part of the line was written")
         except OSError as error:
-            logger.warning(
+            LOGGER.warning(
                 "History '%s' ends here, training goes on: %s", self.path, error.strerror or error
             )
             self.close()
@@ -94,7 +93,7 @@ class HistoryWriter:
         try:
             file.close()
         except OSError as error:
-            logger.warning("History '%s' could not be closed: %s", self.path, error)
+            LOGGER.warning("History '%s' could not be closed: %s", self.path, error)
 
 
 def _check_regular(path: str) -> None:
@@ -138,7 +137,7 @@ def _mend_tail(path: str) -> None:
         with open(path, "ab") as file:
             file.write(b"\n")
         return
-    logger.warning("History '%s': removed its last line, which was cut short.", path)
+    LOGGER.warning("History '%s': removed its last line, which was cut short.", path)
     os.truncate(path, whole)
 
 

@@ -21,8 +21,6 @@ from mindspore_boost_ext.base.learning_rate import host_array, read_learning_rat
 from mindspore_boost_ext.callbacks.display import Display, PlainDisplay, make_display
 from mindspore_boost_ext.callbacks.epoch import DONE, batches_of_epoch
 from mindspore_boost_ext.callbacks.history import HistoryWriter, PathLike, Record
-from mindspore_boost_ext.callbacks.history import plot_history as plot_history
-from mindspore_boost_ext.callbacks.history import read_history as read_history
 from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
 from mindspore_boost_ext.runtime.ranks import launched_rank

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-logger = logging.getLogger("mindspore_boost_ext")
+from mindspore_boost_ext.report import LOGGER
+
 _MEASURED = ("loss", "learning_rate", "samples_per_second", "seconds")
 _FLUSHED_AFTER = 60.0  # seconds, in a long epoch
 _NUMBERS = itertools.count()  # of the files of this process
@@ -84,7 +84,7 @@ class TensorBoardWriter:
             do(self._file)
         except OSError as error:
             file, self._file, why = self._file, None, error.strerror or error
-            logger.warning("Scalars in '%s' end here, training goes on: %s", self.path, why)
+            LOGGER.warning("Scalars in '%s' end here, training goes on: %s", self.path, why)
             with contextlib.suppress(OSError):  # what could not be written, once more
                 file.close()
 
