@@ -340,16 +340,21 @@ def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator > 0 else None
 
 
+def versions() -> dict[str, str]:
+    """Return what a run depends on: name -> version."""
+    return {
+        "mindspore_boost_ext": __version__,
+        "mindspore": ms.__version__,
+        "python": platform.python_version(),
+    }
+
+
 def _start_record(params: RunContext, run: _Run) -> Record:
     mode = ms.get_context("mode")
     return {
         "event": "start",
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {
-            "mindspore_boost_ext": __version__,
-            "mindspore": ms.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
         "mode": "GRAPH_MODE" if mode == ms.GRAPH_MODE else "PYNATIVE_MODE",
         "device": ms.get_context("device_target"),
         "batch_size": run.batch_size,

@@ -23,12 +23,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import mindspore as ms
-
-from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.callbacks.display import Display, make_display
 from mindspore_boost_ext.callbacks.history import PICTURES, Record, read_history, strict_json
+from mindspore_boost_ext.callbacks.monitor import versions
 from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli.launcher import INTERRUPTED
 from mindspore_boost_ext.cli.results import FAILED, NOT_RUN, Outcome
@@ -359,11 +357,7 @@ def _last_line(path: Path) -> str:
 def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
     names = BUNDLED if options.script is None else ["script"]
     document = {
-        "versions": {
-            "mindspore_boost_ext": __version__,
-            "mindspore": ms.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
         "machine": f"{platform.platform()}, {os.cpu_count()} cores",
         "settings": {name: getattr(options, name) for name in names},
         "runs": [asdict(one) for one in outcomes],

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mindspore_boost_ext._version import __version__
+from mindspore_boost_ext.callbacks.monitor import versions
 from mindspore_boost_ext.cli.compare import count, writable
 from mindspore_boost_ext.cli.results import markdown
 from mindspore_boost_ext.report import APPLIED
@@ -155,10 +155,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _surroundings(options: argparse.Namespace) -> dict[str, Any]:
     return {
-        "mindspore_boost_ext": __version__,
-        "mindspore": version("mindspore"),
+        **versions(),
         "numpy": version("numpy"),
-        "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "device": options.device,
