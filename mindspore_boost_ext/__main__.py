@@ -91,9 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(name: str) -> Callable[[Sequence[str], Callable[[str], object]], int]:
-    command: Callable[[Sequence[str], Callable[[str], object]], int]
-    command = getattr(import_module(f"mindspore_boost_ext.{_COMMANDS[name]}"), name)
-    return command
+    return getattr(import_module(f"mindspore_boost_ext.{_COMMANDS[name]}"), name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -217,7 +215,6 @@ def _takes_value(word: str) -> bool:
 
 
 def _settings_of_recipe(options: argparse.Namespace) -> dict[str, object]:
-    """Return the settings of the recipe that is asked for."""
     if options.recipe is None or options.total_steps is None or options.config:
         raise ValueError(
             "--recipe needs --total-steps, the updates of the whole training (epochs times batches "

@@ -1,8 +1,6 @@
 """Bundled networks and data: LeNet-5, a small ResNet, 1,797 digits, for examples and ``compare``.
 
-Plain functions from the file to NumPy arrays and on to a MindSpore pipeline of ``(image, label)``
-batches: image float32 ``[batch, channels, height, width]`` in [0, 1], label int32 ``[batch]``. The
-file is checked before it is used. Source and licence of the data: ``data/README.md``.
+Source and licence of the data: ``data/README.md``.
 
 References: E. Alpaydin and C. Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine
 Learning Repository; Y. LeCun, L. Bottou, Y. Bengio, P. Haffner (1998), Gradient-based learning

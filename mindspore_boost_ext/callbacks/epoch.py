@@ -26,5 +26,4 @@ def batches_of_epoch(params: Mapping[str, Any]) -> int:
 
 def is_last_of_epoch(params: Mapping[str, Any], steps_before: int) -> bool:
     """Return whether the step that has ended is the last of an epoch of full length."""
-    done: int = params.get("cur_step_num", 0) - steps_before
-    return done == batches_of_epoch(params)
+    return params.get("cur_step_num", 0) - steps_before == batches_of_epoch(params)

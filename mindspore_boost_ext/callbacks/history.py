@@ -307,7 +307,6 @@ def _panels(runs: Iterable[list[Record]]) -> list[tuple[str, str]]:
 
 
 def _draw(axes: Axes, run: list[Record], group: str, key: str, color: str, label: str) -> None:
-    """Draw one run on one panel."""
     # Without a label of its own a thin line stays out of the legend.
     event = "epoch" if group == "metrics" else "step"
     marker = "o" if group == "metrics" else None

@@ -47,7 +47,6 @@ _POLL_SECONDS = 0.1
 # What MindSpore prints behind the error of a graph.
 _ADVICE = re.compile(r"- (The Traceback of Net Construct Code|C\+\+ Call Stack)|.*analyze_fail\.ir")
 PROGRESS_HELP = "without a terminal, a line every STEPS, beside those of a run"
-_PROGRAM = "python -m mindspore_boost_ext compare"
 
 
 def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
@@ -105,7 +104,7 @@ def _outcomes(trials: Sequence[Trial], progress: int | None) -> list[Outcome]:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_PROGRAM,
+        prog="python -m mindspore_boost_ext compare",
         description="Train with each algorithm and without; compare loss, accuracy, time, memory.",
         epilog=f"Algorithms of this version: {', '.join(runs())}.",
     )

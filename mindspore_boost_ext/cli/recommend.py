@@ -44,7 +44,6 @@ from mindspore_boost_ext.cli.run import Trial
 from mindspore_boost_ext.cli.trial_settings import PLAIN, only
 from mindspore_boost_ext.recipes import recipe
 
-_PROGRAM = "python -m mindspore_boost_ext recommend"
 _SMOOTHED = 0.05  # share of the plain run's steps over which a loss is averaged
 _PLAIN_SHARE = 0.11  # of the minutes: the others share the rest, and each gets more than plain
 _SAME = 0.02  # a loss that is nearer to the plain one's than this counts as reached
@@ -172,7 +171,7 @@ def _write(winner: Racer, path: Path, steps: int, write: Callable[[str], None]) 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_PROGRAM,
+        prog="python -m mindspore_boost_ext recommend",
         description="Run a script plain and with sensible settings; say what reaches plain's loss "
         "first, compilation counted, and write that as a configuration.",
     )

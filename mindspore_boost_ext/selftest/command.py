@@ -28,7 +28,6 @@ from mindspore_boost_ext.selftest import worker
 from mindspore_boost_ext.selftest.checks import CHECKS
 from mindspore_boost_ext.selftest.worker import FAILED, MODES, PASSED
 
-_PROGRAM = "python -m mindspore_boost_ext selftest"
 _END = 2000  # characters of what a process that died has said last
 
 
@@ -62,7 +61,7 @@ def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog=_PROGRAM,
+        prog="python -m mindspore_boost_ext selftest",
         description="Train small networks by every algorithm in both modes on a device, and "
         "compare with NumPy in float64.",
     )

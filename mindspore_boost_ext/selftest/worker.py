@@ -15,23 +15,22 @@ from typing import Any
 import mindspore as ms
 from mindspore.communication import init
 
+from mindspore_boost_ext.cli.run import MODES
 from mindspore_boost_ext.runtime.ranks import rank_and_count
 from mindspore_boost_ext.selftest.checks import CHECKS, NotPossible
 
 PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible here"
-MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 # How far a weight may be off, as a share of its way. On CPU float32 sums of at most 40 products,
 # and inverses of condition 10 at most, are off by some 1e-6; the kernels of accelerators may
 # multiply in shorter types by default, while a step more or less is off by 0.1 and more.
-TOLERANCES = {"CPU": 1e-4}
-_OF_ACCELERATORS = 2e-2
+_ON_CPU, _ON_ACCELERATORS = 1e-4, 2e-2
 
 
 def work(order: Path) -> None:
     """Do what an order says: ``device``, ``ranks``, ``modes`` and ``checks``."""
     wanted = json.loads(order.read_text(encoding="utf-8"))
     missing = _use(wanted["device"], wanted["ranks"])
-    tolerance = TOLERANCES.get(wanted["device"], _OF_ACCELERATORS)
+    tolerance = _ON_CPU if wanted["device"] == "CPU" else _ON_ACCELERATORS
     rank, _ = rank_and_count()
     absent = {"status": NOT_POSSIBLE, "reason": missing, "seconds": 0.0}
     # By lines, so that each is there at once.
