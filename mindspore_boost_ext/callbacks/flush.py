@@ -53,9 +53,8 @@ class FlushAccumulation(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Close the window after the last step of an epoch."""
         params = run_context.original_args()
-        if params.get("dataset_sink_mode"):
-            return
-        if is_last_of_epoch(params, self._steps_before):
+        sinks = params.get("dataset_sink_mode")
+        if not sinks and is_last_of_epoch(params, self._steps_before):
             self.on_train_epoch_end(run_context)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:

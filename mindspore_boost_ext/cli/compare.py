@@ -249,9 +249,10 @@ def _trials(options: argparse.Namespace) -> list[Trial]:
 
 def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list[Record]]:
     """Do one run in a process of its own; return what it came to, its history."""
-    reason = "" if trial.script else _unrunnable(trial)
-    if reason:
-        return Outcome(trial.name, NOT_RUN, reason), []
+    settings = settings_of(trial.name)
+    suits = trial.network in settings.networks and trial.mode in settings.modes
+    if not (trial.script or suits):
+        return Outcome(trial.name, NOT_RUN, settings.unsuited), []
     with tempfile.TemporaryDirectory(prefix="compare-") as name:
         folder = Path(name)
         display.begin_run(title)
@@ -267,12 +268,6 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
         is_idle = trial.level != "O0" and not found.note and comparison.changed_nothing(history)
         note = comparison.why_nothing(history) if trial.script and is_idle else found.note
         return replace(found, note=note), history
-
-
-def _unrunnable(trial: Trial) -> str:
-    settings = settings_of(trial.name)
-    suits = trial.network in settings.networks and trial.mode in settings.modes
-    return "" if suits else settings.unsuited
 
 
 def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:

@@ -103,10 +103,6 @@ class TrialSettings:
     window: int = 1  # steps for one update
 
 
-def _recipe(name: str) -> TrialSettings:
-    return TrialSettings(lambda setup: recipe(name, setup.steps))
-
-
 def _freezing(setup: Setup) -> Mapping[str, Any]:
     """Return upstream's schedule for LeNet-5; on the ResNet half is frozen early, for good."""
     if setup.network == LENET:
@@ -156,8 +152,8 @@ TRIAL_SETTINGS: dict[str, TrialSettings] = {
         parts=_grouped_parts, networks=(LENET,), unsuited="its markers are in the bundled LeNet-5"
     ),
     "dynamic_loss_scale": TrialSettings(parts=_dynamic_parts),
-    "fast": _recipe("fast"),
-    "fastest": _recipe("fastest"),
+    "fast": TrialSettings(lambda setup: recipe("fast", setup.steps)),
+    "fastest": TrialSettings(lambda setup: recipe("fastest", setup.steps)),
 }
 
 
