@@ -8,6 +8,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any, Union
 
 from mindspore import Parameter, nn
@@ -21,6 +22,15 @@ _NO_VALUE = (
     *("set_data", "init_data", "requires_grad", "asnumpy"),
     *("name", "shape", "dtype", "size", "ndim"),
 )
+
+
+def names_of(code: CodeType) -> set[str]:
+    """Return the names that code and the functions inside it may look up."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= names_of(constant)
+    return found
 
 
 def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mindspore import nn
 
+from mindspore_boost_ext.base.order import names_of
 from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, Report, warn
 
 # What a step that chooses among variants does not call: they are the library's steps.
@@ -134,7 +135,8 @@ class Overridable:
         while asked:
             one = inspect.unwrap(asked.pop())
             seen.add(id(one))
-            here = _names_in(one)
+            code = getattr(one, "__code__", None)
+            here = names_of(code) if isinstance(code, types.CodeType) else set[str]()
             fresh = here - found
             found |= fresh
             mine = [*self.overridden(*fresh - {"construct"}), *filter(self._is_new, fresh)]
@@ -152,17 +154,6 @@ class Overridable:
         """Return the class of this package that the object is of, not the user's subclass."""
         own = __name__.partition(".")[0]
         return next(kind for kind in type(self).__mro__ if kind.__module__.startswith(own))
-
-
-def _names_in(function: Callable[..., object]) -> set[str]:
-    """Return the names in a function's code, and in those of the functions inside."""
-    codes, names = [getattr(inspect.unwrap(function), "__code__", None)], set[str]()
-    while codes:
-        code = codes.pop()
-        if isinstance(code, types.CodeType):
-            names |= set(code.co_names)
-            codes += code.co_consts
-    return names
 
 
 def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Callable[..., Any]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from types import CodeType, FunctionType
+from types import FunctionType
 
 from mindspore import nn
+
+from mindspore_boost_ext.base.order import names_of
 
 
 def names_in_code(cell: nn.Cell) -> set[str]:
@@ -17,15 +19,6 @@ def names_in_code(cell: nn.Cell) -> set[str]:
             if own and function.__name__ != "__init__":
                 names |= names_of(function.__code__)
     return names
-
-
-def names_of(code: CodeType) -> set[str]:
-    """Return the names that code and the functions inside it may look up."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found |= names_of(constant)
-    return found
 
 
 def is_own(module: str) -> bool:

@@ -15,7 +15,8 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import cells_in
-from mindspore_boost_ext.less_batch_normalization.names import is_own, names_in_code, names_of
+from mindspore_boost_ext.base.order import names_of
+from mindspore_boost_ext.less_batch_normalization.names import is_own, names_in_code
 from mindspore_boost_ext.runtime.machine import is_replacement
 
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
