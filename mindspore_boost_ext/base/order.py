@@ -93,12 +93,10 @@ def _bindings(code: ast.AST) -> Bindings:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 _bind(target, node.value, found)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
             _bind(node.target, node.value, found)
         elif isinstance(node, (ast.For, ast.comprehension)):
             _bind(node.target, _element(node.iter), found)
-        elif isinstance(node, ast.NamedExpr):
-            _bind(node.target, node.value, found)
     return found
 
 
