@@ -11,7 +11,7 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LOGGER = logging.getLogger("mindspore_boost_ext")
@@ -164,6 +164,12 @@ class Report:
         ]
         lines.insert(1, "  ".join("-" * width for width in widths))
         return "\n".join([self.title, *(line.rstrip() for line in lines)])
+
+
+def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _lines(cells: tuple[str, ...]) -> list[tuple[str, ...]]:

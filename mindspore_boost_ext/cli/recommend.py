@@ -36,13 +36,13 @@ from mindspore_boost_ext.cli.results import (
     Outcome,
     changed_nothing,
     for_good,
-    markdown,
     number,
     several_models,
 )
 from mindspore_boost_ext.cli.run import Trial
 from mindspore_boost_ext.cli.trial_settings import PLAIN, only
 from mindspore_boost_ext.recipes import recipe
+from mindspore_boost_ext.report import markdown
 
 _SMOOTHED = 0.05  # share of the plain run's steps over which a loss is averaged
 _PLAIN_SHARE = 0.11  # of the minutes: the others share the rest, and each gets more than plain

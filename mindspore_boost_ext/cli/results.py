@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspore_boost_ext.callbacks.history import Record
-from mindspore_boost_ext.report import APPLIED, SKIPPED
+from mindspore_boost_ext.report import APPLIED, SKIPPED, markdown
 
 _COMPILES_TIMES, _COMPILES_SECONDS = 5.0, 0.05
 RAN, FAILED, NOT_RUN = "ran", "failed", "not run"
@@ -241,12 +241,6 @@ def _ratios(values: Sequence[float | None]) -> list[float | None]:
     """Return each as a multiple of the first that there is."""
     first = next(filter(None, values), None)
     return [value / first if first and value else None for value in values]
-
-
-def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def number(value: float | None, form: str = ".4g") -> str:

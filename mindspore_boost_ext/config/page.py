@@ -7,6 +7,7 @@ import json
 
 from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, MODES, SECTIONS, STRICT_VARIABLE
 from mindspore_boost_ext.config.section import Section
+from mindspore_boost_ext.report import markdown
 
 _MODES = {
     "auto": "follows the level",
@@ -43,6 +44,7 @@ def page() -> str:
 
 
 def _boost() -> list[str]:
+    modes = ["`boost.mode`", "switched on (at level O0 nothing, whatever the mode)"]
     rows = [[f"`{mode}`", _MODES[mode]] for mode in MODES]
     levels = [
         [f"`{level}`", ", ".join(f"`{one}`" for one in ALGORITHMS if one in wanted) or "nothing"]
@@ -52,8 +54,8 @@ def _boost() -> list[str]:
     switches = [f"**`{one}`**" if one in by_section else f"`{one}`" for one in ALGORITHMS]
     return [
         "## `boost`: levels, modes and switches\n",
-        *_table(["level", "switched on"], levels),
-        *_table(["`boost.mode`", "switched on (at level O0 nothing, whatever the mode)"], rows),
+        f"{markdown(['level', 'switched on'], levels)}\n",
+        f"{markdown(modes, rows)}\n",
         f"Switches, true or false: {', '.join(switches)}. A section of a name in bold switches",
         "that on, too, unless the switch is false.\n",
     ]
@@ -72,14 +74,9 @@ def _of(section: type[Section]) -> list[str]:
         ]
         for one in dataclasses.fields(section)
     ]
-    settings = _table(["setting", "default", "must be", "meaning"], rows)
+    settings = markdown(["setting", "default", "must be", "meaning"], rows)
     return [
         f"## `{section.path}`\n",
         f"{title[:1].upper()}{title[1:]}\n",
-        *(settings if rows else ["It has no settings: `{}`.\n"]),
+        f"{settings if rows else 'It has no settings: `{}`.'}\n",
     ]
-
-
-def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return [*(f"| {' | '.join(line)} |" for line in lines), ""]

@@ -21,8 +21,7 @@ from typing import Any
 
 from mindspore_boost_ext.callbacks.monitor import versions
 from mindspore_boost_ext.cli.compare import count, writable
-from mindspore_boost_ext.cli.results import markdown
-from mindspore_boost_ext.report import APPLIED
+from mindspore_boost_ext.report import APPLIED, markdown
 from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.selftest import worker
 from mindspore_boost_ext.selftest.checks import CHECKS
