@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from mindspore import Parameter, nn, ops
 
 from mindspore_boost_ext import _compat
 
+_CONTAINERS = (list, tuple, dict)  # a class of the script's may be made by other arguments
 _REWRITTEN = re.compile(r"Opt(_\d+)+$")  # of a module, such as NetOpt_140110865456912
 
 
@@ -68,23 +70,26 @@ def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] 
             if id(inner) in table and id(cell) not in spared:
                 _compat.set_child(cell, name, table[id(inner)])
         for name, held in list(vars(cell).items()):
-            if id(cell) not in spared and type(held) in (list, tuple, dict) and _holds(held, table):
-                setattr(cell, name, _exchanged(held, table))
+            if id(cell) not in spared and type(held) in _CONTAINERS:
+                fresh = exchanged(held, lambda one: table.get(id(one), one))
+                if fresh is not held:
+                    setattr(cell, name, fresh)
 
 
-def _holds(thing: Any, table: Mapping[int, Any]) -> bool:
-    if type(thing) in (list, tuple, dict):
-        inner = thing.values() if isinstance(thing, dict) else thing
-        return any(_holds(one, table) for one in inner)
-    return id(thing) in table
+def exchanged(thing: Any, change: Callable[[Any], Any], around: tuple[int, ...] = ()) -> Any:
+    """Return lists, tuples and dicts, however nested, with what ``change`` makes of what they hold.
 
-
-def _exchanged(thing: Any, table: Mapping[int, Any]) -> object:
-    if type(thing) is dict:
-        return {name: _exchanged(one, table) for name, one in thing.items()}
-    if type(thing) in (list, tuple):  # a class of the script's may be made by other arguments
-        return type(thing)(_exchanged(one, table) for one in thing)
-    return table.get(id(thing), thing)
+    One that holds nothing new stays itself; ``around`` are those that it stands in.
+    """
+    if type(thing) not in _CONTAINERS:
+        return change(thing)
+    if id(thing) in around:
+        return thing
+    held = list(thing.values()) if type(thing) is dict else thing
+    made = [exchanged(one, change, (*around, id(thing))) for one in held]
+    if not any(map(operator.is_not, made, held)):
+        return thing
+    return dict(zip(thing, made)) if type(thing) is dict else type(thing)(made)
 
 
 def declared_shapes(cell: nn.Cell) -> list[tuple[int | None, ...]]:

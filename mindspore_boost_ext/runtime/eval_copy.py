@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Iterable
 from types import MethodType
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.cells import exchanged
 
 
 def eval_copy(
@@ -58,31 +58,22 @@ class _Copier:
         for name, child in children.items():
             _compat.set_child(made, name, child)
         for name, value in _compat.own_attributes(made).items():
-            vars(made)[name] = self._replaced(value, evaluates)
+            vars(made)[name] = exchanged(value, lambda one: self._replaced(one, evaluates))
         if evaluates:
             # No subclass: super() in a method would find the method itself, in a graph.
             vars(made)["add_flags"] = functools.partial(_add_flags, made)
             made.add_flags(training=False)
         return made
 
-    def _replaced(self, value: Any, within: bool, around: tuple[int, ...] = ()) -> object:
-        """Return what an attribute holds, with copies in place of the Cells that have one.
-
-        What holds none stays itself; ``around`` are the containers that it stands in.
-        """
+    def _replaced(self, value: Any, within: bool) -> object:
+        """Return the copy of a Cell that has one, or a method of that; else the value itself."""
         if isinstance(value, nn.Cell):
             here, elsewhere = _key(value, within), (id(value), not within)
             return self.done.get(here, self.done.get(elsewhere, value))
         if isinstance(value, MethodType) and isinstance(value.__self__, nn.Cell):
             owner = self._replaced(value.__self__, within)
             return value if owner is value.__self__ else MethodType(value.__func__, owner)
-        if type(value) not in (list, tuple, dict) or id(value) in around:
-            return value
-        held = list(value.values()) if type(value) is dict else value
-        replaced = [self._replaced(one, within, (*around, id(value))) for one in held]
-        if not any(map(operator.is_not, replaced, held)):
-            return value
-        return dict(zip(value, replaced)) if type(value) is dict else type(value)(replaced)
+        return value
 
 
 def _key(cell: nn.Cell, within: bool) -> tuple[int, bool]:
