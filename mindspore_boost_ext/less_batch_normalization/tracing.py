@@ -111,7 +111,7 @@ class _Tracer:
 
     def __init__(self) -> None:
         self.graph = Graph()
-        self.type_stand_in = _TypeStandIn(self)
+        self.type_stand_in = _TypeStandIn(self, type)
         self._classes: dict[type, _ClassStandIn] = {}  # one for each, as code compares them
 
     def run(self, root: nn.Cell) -> Graph:
@@ -149,7 +149,8 @@ class _Tracer:
 
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a Python function with proxies for what it finds in its surroundings."""
-        while hasattr(function, "__wrapped__") and is_own(_module_of(function)):
+        # By its other names a wrapper is what it wraps; what exec has made may have no module.
+        while hasattr(function, "__wrapped__") and is_own(function.__globals__.get("__name__", "")):
             function = function.__wrapped__  # ms.jit and the like
         known = function.__globals__
         own = {
@@ -240,9 +241,6 @@ class Value:
     def __setitem__(self, key: object, value: object) -> None:
         raise NotUnderstoodError("it writes into a tensor")
 
-    def __hash__(self) -> int:
-        return id(self)
-
 
 def _add_operators() -> None:
     """Give ``Value`` Python's operators, under the names of MindSpore's."""
@@ -291,18 +289,12 @@ class _ClassStandIn:
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self._tracer.wrap(self._kind(*args, **kwargs))
 
-    def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, self._kind)
-
     def __getattr__(self, name: str) -> object:
         return getattr(self._kind, name)
 
 
 class _TypeStandIn(_ClassStandIn):
     """Stands for ``type``, which names the class of what a proxy stands for."""
-
-    def __init__(self, tracer: _Tracer) -> None:
-        super().__init__(tracer, type)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if len(args) > 1:
@@ -312,9 +304,9 @@ class _TypeStandIn(_ClassStandIn):
 
 def _is_instance(thing: object, kinds: type | tuple[Any, ...]) -> bool:
     """Return what ``isinstance`` does; note where it would not if another layer were there."""
-    if type(thing) is not _CellStandIn:
-        return isinstance(thing, kinds)
     plain = tuple(_plain_kinds(kinds))
+    if type(thing) is not _CellStandIn:
+        return isinstance(thing, plain)
     answer = isinstance(thing._real, plain)
     if answer and not issubclass(nn.Cell, plain):
         thing._asked()
@@ -419,11 +411,6 @@ def _values(thing: Any) -> Iterator[Value]:
     elif type(thing) in (list, tuple):
         for one in thing:
             yield from _values(one)
-
-
-def _module_of(function: FunctionType) -> str:
-    """Return where a function is written; by its other names a wrapper is what it wraps."""
-    return str(function.__globals__.get("__name__", ""))  # what exec has made may have none
 
 
 def _is_leaf(cell: nn.Cell) -> bool:
