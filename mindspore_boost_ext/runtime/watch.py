@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mindspore_boost_ext.runtime.processes import (
     PROGRESS,
@@ -68,15 +68,6 @@ class _Rank:
         return updates_in(self.progress)
 
 
-@dataclass
-class _Waiting:
-    """The update in which this rank is, since when, and whether that was said."""
-
-    update: int = 0
-    since: float = field(default_factory=time.monotonic)
-    was_named: bool = False
-
-
 class Watch(threading.Thread):
     """A thread that looks at other ranks, given by their process ids, until all have ended."""
 
@@ -85,7 +76,8 @@ class Watch(threading.Thread):
         self._poll = select.poll()
         self._alive: dict[int, _Rank] = {}
         self._ended_well: list[_Rank] = []
-        self._waiting = _Waiting()
+        # The update in which this rank is, since when, and whether that was said.
+        self._update, self._since, self._was_said = 0, time.monotonic(), False
         for number, pid in others.items():
             with contextlib.suppress(ProcessLookupError):
                 handle = os.pidfd_open(pid)
@@ -153,16 +145,16 @@ class Watch(threading.Thread):
     def _look_at_waiting(self) -> None:
         """Say once which rank is behind when this one stays in an update."""
         now = time.monotonic()
-        if PROGRESS.updates != self._waiting.update:
-            self._waiting = _Waiting(PROGRESS.updates, now)
-        if self._waiting.was_named or now - self._waiting.since < WAITING_NOTICE:
+        if PROGRESS.updates != self._update:
+            self._update, self._since, self._was_said = PROGRESS.updates, now, False
+        if self._was_said or now - self._since < WAITING_NOTICE:
             return
         for rank in self._alive.values():
             updates = rank.updates()
-            if updates is not None and updates < self._waiting.update and not rank.stopped_since:
-                self._waiting.was_named = True
+            if updates is not None and updates < self._update and not rank.stopped_since:
+                self._was_said = True
                 _say(
-                    f"this rank has been in update {self._waiting.update} for "
+                    f"this rank has been in update {self._update} for "
                     f"{WAITING_NOTICE:g} seconds, and {rank} has begun {updates}: if it does not "
                     "train any more, it has had fewer batches"
                 )
