@@ -8,10 +8,9 @@ from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from mindspore.ops.function.clip_func import clip_by_global_norm as ORIGINAL
 
+from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.base.sums import factor_to_norm, sum_of_squares
 from mindspore_boost_ext.runtime.compiling import is_compiling, is_eager, is_known
-
-_each = ops.HyperMap()
 
 
 def clip_by_global_norm(
@@ -23,8 +22,8 @@ def clip_by_global_norm(
     """
     if not (_is_norm(clip_norm, use_norm) and isinstance(x, (tuple, list)) and _are_dense(x)):
         return ORIGINAL(x, clip_norm, use_norm)
-    factor = factor_to_norm(_each(sum_of_squares, x), clip_norm)
-    clipped: Sequence[Tensor] = _each(ops.partial(ops.mul, factor), x)
+    factor = factor_to_norm(each(sum_of_squares, x), clip_norm)
+    clipped: Sequence[Tensor] = each(ops.partial(ops.mul, factor), x)
     # As MindSpore's, in GRAPH_MODE beside a graph.
     return list(clipped) if isinstance(x, list) and _is_beside_a_graph() else clipped
 
