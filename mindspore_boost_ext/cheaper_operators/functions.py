@@ -126,15 +126,12 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    if not (_is_ours(input) and is_ranked(input.shape) and by_import.fits(input, target)):
-        return by_import.cross_entropy(
-            input, target, weight, ignore_index, reduction, label_smoothing
-        )
-    known = weight is None and reduction in ("mean", "sum") and _is_int(ignore_index)
-    smoothed = isinstance(label_smoothing, float) and 0 <= label_smoothing <= 1
-    if known and smoothed and _note("cross_entropy"):
+    ours = _is_ours(input) and is_ranked(input.shape) and by_import.fits(input, target)
+    ours = ours and weight is None and reduction in ("mean", "sum") and _is_int(ignore_index)
+    ours = ours and isinstance(label_smoothing, float) and 0 <= label_smoothing <= 1
+    if ours and _note("cross_entropy"):
         return loss_of(*by_import.in_rows(input, target), ignore_index, reduction, label_smoothing)
-    return by_import.ORIGINAL(input, target, weight, ignore_index, reduction, label_smoothing)
+    return by_import.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
 
 
 def _l2_normalize(axis: int = 0, epsilon: float = 1e-4) -> Any:
