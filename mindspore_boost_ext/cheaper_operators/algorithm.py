@@ -69,13 +69,7 @@ def _exchanged(network: nn.Cell, eager: bool) -> dict[int, CheaperCell]:
 def _outcome(
     network: nn.Cell, eager: bool, called: Collection[str] | None = None
 ) -> tuple[str, str, Counter[str]]:
-    """Return status, reason and counts.
-
-    Args:
-        network (Cell): the network.
-        eager (bool): whether Python runs it.
-        called (Collection, optional): the functions that it calls. Default: None, not known yet.
-    """
+    """Return status, reason and counts; ``called`` is None until the first step has shown it."""
     found = layers_of(network, (CheaperCell,))
     used = [one for one in found if not (one.fp16 or one.bf16)]
     counts = Counter(one.counted_as for one in used)  # mixed precision may have wrapped ``plain``

@@ -26,13 +26,7 @@ class GradientCentralizationAlgorithm(Algorithm):
 
 
 def centralized_weights(build: Build, row: str, asked_by: str) -> dict[str, int]:
-    """Return whose gradients are to be centralized, with their output axes, and put a row for it.
-
-    Args:
-        build (Build): the Model under construction.
-        row (str): name of the row.
-        asked_by (str): what asks for it.
-    """
+    """Return whose gradients are to be centralized, with output axes, and put a row for it."""
     names = {parameter.name for parameter in getattr(build.optimizer, "parameters", ())}
     axes = output_axes(build.network)
     found = {name: axis for name, axis in axes.items() if name in names}
