@@ -38,12 +38,9 @@ class CheaperMaxPool(CheaperCell):
 
     def _is_other(self, shape: tuple[int, ...]) -> bool:
         """Return whether MaxPoolWithArgmax gives something else: nothing for small images."""
-        if self.pads:
-            return self._pads_in_front(shape)
-        return shape[2] < self.kernel[0] or shape[3] < self.kernel[1]
-
-    def _pads_in_front(self, shape: tuple[int, ...]) -> bool:
-        """Return whether padding comes first: MaxPoolWithArgmax on CPU puts it all to the end."""
+        if not self.pads:
+            return shape[2] < self.kernel[0] or shape[3] < self.kernel[1]
+        # Of more than one row or column some come first; on CPU it puts them all to the end.
         rows = _padding(shape[2], self.kernel[0], self.strides[0])
         columns = _padding(shape[3], self.kernel[1], self.strides[1])
         return rows > 1 or columns > 1
