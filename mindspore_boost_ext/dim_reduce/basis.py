@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 import stat
-import uuid
+import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, BinaryIO
+from typing import IO, BinaryIO
 
 import numpy as np
 
@@ -206,11 +206,17 @@ def save_basis(path: str | os.PathLike[str], basis: Basis) -> None:
         raise ValueError(f"a basis is saved as .npz or .npy, got {shown(path)}")
     if os.path.islink(path):
         raise ValueError(f"{path} is a symbolic link: give the file itself")
-    with atomic_file(path) as file:
-        if path.endswith(".npy"):
-            np.lib.format.write_array(file, basis.components, allow_pickle=False)
-        else:
-            np.savez(file, **_members(basis))
+    folder, name = os.path.split(path)
+    # Not by mkstemp, of whose files other accounts, as those of ranks, may read nothing.
+    with tempfile.TemporaryDirectory(prefix=".basis-", dir=folder) as scratch:
+        with open(os.path.join(scratch, name), "xb") as file:
+            if path.endswith(".npy"):
+                np.lib.format.write_array(file, basis.components, allow_pickle=False)
+            else:
+                np.savez(file, **_members(basis))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(file.name, path)
 
 
 def _members(basis: Basis) -> dict[str, np.ndarray]:
@@ -220,23 +226,6 @@ def _members(basis: Basis) -> dict[str, np.ndarray]:
     if basis.layout is not None:
         members["layout"] = np.frombuffer(json.dumps(basis.layout).encode(), np.uint8)
     return members
-
-
-@contextlib.contextmanager
-def atomic_file(path: str) -> Iterator[Any]:
-    """Open a file for writing that takes the place of ``path`` when all went well."""
-    # Not by mkstemp, of whose files other accounts, as those of ranks, may read nothing.
-    scratch = os.path.join(os.path.dirname(path), f".basis-{uuid.uuid4().hex}")
-    try:
-        with open(scratch, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(scratch)
-        raise
 
 
 def load_basis(
