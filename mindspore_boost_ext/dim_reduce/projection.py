@@ -141,16 +141,8 @@ class ProjectedGradient(Subspace):
         super().__init__(**subspace)
         self.optimizer = optimizer
 
-    def construct(
-        self,
-        loss: Tensor,
-        old_grad: tuple[Tensor, ...],
-        loss_scale: Tensor,
-        weight: Sequence[Parameter],
-        weight_clone: Sequence[Tensor],
-        *inputs: Tensor,
-    ) -> Tensor:
-        """Project the gradient and run the optimizer."""
+    def construct(self, loss: Tensor, old_grad: tuple[Tensor, ...], *others: object) -> Tensor:
+        """Project the gradient and run the optimizer; neither weights nor inputs are asked for."""
         return ops.depend(loss, self.optimizer(self.parts(self._inside(self.flat(old_grad)))))
 
     @ms.jit
