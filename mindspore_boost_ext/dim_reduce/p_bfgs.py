@@ -12,7 +12,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.sections import DimReduceConfig
-from mindspore_boost_ext.dim_reduce.projection import PREFIX, Subspace, state
+from mindspore_boost_ext.dim_reduce.projection import Subspace, state
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 P_BFGS, TWA = "p-bfgs", "twa"
@@ -137,11 +137,11 @@ class DimReduce(Subspace):
         self.last_gradient = state("last_gradient", np.zeros((k, 1)))
         self.last_step = state("last_step", np.zeros((k, 1)))
         self.residual = state("residual", np.zeros((n, 1)))
-        self.updates = _counter("updates")
-        self.failures_in_a_row = _counter("failures_in_a_row")
-        self.accepted_steps = _counter("accepted_steps")
-        self.failed_searches = _counter("failed_searches")
-        self.trials_run = _counter("trials_run")
+        self.updates = state("updates", 0, np.int32)
+        self.failures_in_a_row = state("failures_in_a_row", 0, np.int32)
+        self.accepted_steps = state("accepted_steps", 0, np.int32)
+        self.failed_searches = state("failed_searches", 0, np.int32)
+        self.trials_run = state("trials_run", 0, np.int32)
         self.step_length = state("step_length", 0.0)
 
     def _make_scratch(self) -> None:
@@ -346,7 +346,3 @@ def _copied(after: Tensor, target: Parameter, source: Parameter) -> Tensor:
 def _replaced(accepted: Tensor, place: Parameter, new: Tensor) -> Tensor:
     """Write the new value where the step was accepted."""
     return ops.assign(place, ops.where(accepted, new, place))
-
-
-def _counter(name: str) -> Parameter:
-    return Parameter(Tensor(0, ms.int32), PREFIX + name, requires_grad=False)

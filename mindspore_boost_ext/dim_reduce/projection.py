@@ -15,8 +15,6 @@ from mindspore_boost_ext.config.rules import check_all, integer, shown
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.basis import rows_of_rank
 
-PREFIX = "boost.dim_reduce."
-
 
 class Subspace(nn.Cell):
     """What P-BFGS and P-SGD have in common: this rank's rows of the basis, and projections.
@@ -193,6 +191,7 @@ def _checked_rows(
     return rows
 
 
-def state(name: str, value: np.ndarray | float) -> Parameter:
-    """Return a float32 Parameter that training changes but no optimizer does."""
-    return Parameter(Tensor(np.asarray(value, np.float32)), PREFIX + name, requires_grad=False)
+def state(name: str, value: np.ndarray | float, dtype: type = np.float32) -> Parameter:
+    """Return a Parameter that training changes but no optimizer does."""
+    name = f"boost.dim_reduce.{name}"
+    return Parameter(Tensor(np.asarray(value, dtype)), name, requires_grad=False)

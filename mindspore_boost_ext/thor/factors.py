@@ -39,7 +39,8 @@ class CurvatureSettings:
     moving_average: float = 0.0
 
 
-def _state(name: str, values: np.ndarray | float, requires_grad: bool = False) -> Parameter:
+def state(name: str, values: np.ndarray, requires_grad: bool = False) -> Parameter:
+    """Return a Parameter that checkpoints keep under the name of THOR."""
     return Parameter(Tensor(values), name=f"boost.thor.{name}", requires_grad=requires_grad)
 
 
@@ -90,10 +91,10 @@ class LayerFactors(nn.Cell):
         self.settings, self.inverse = settings, inverse_for_device()
         name, a, g = plan.weight.name, plan.a_shape, plan.g_shape
         # Gradients with respect to these two bring the factors out of the backward pass.
-        self.a = _state(f"{name}.a", np.zeros(a, np.float32), requires_grad=True)
-        self.g = _state(f"{name}.g", np.zeros(g, np.float32), requires_grad=True)
-        self.a_inverse = _state(f"{name}.a_inverse", _identity(a))
-        self.g_inverse = _state(f"{name}.g_inverse", _identity(g))
+        self.a = state(f"{name}.a", np.zeros(a, np.float32), requires_grad=True)
+        self.g = state(f"{name}.g", np.zeros(g, np.float32), requires_grad=True)
+        self.a_inverse = state(f"{name}.a_inverse", _identity(a))
+        self.g_inverse = state(f"{name}.g_inverse", _identity(g))
 
     def renew(
         self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, usable: Tensor, wanted: Tensor
@@ -196,12 +197,12 @@ class Curvature(nn.Cell):
         self.g_sizes = Tensor([float(plan.g_size) for plan in plans], ms.float32)
         self.places = tuple(range(2 * len(plans)))  # of the factors
         count = max(len(plans), 1)
-        self.kept_trace = _state("kept_trace", np.zeros(count, np.float32))
-        self.change = _state("change", np.zeros(count, np.float32))
-        self.stopped = _state("stopped", np.zeros(count, np.bool_))
+        self.kept_trace = state("kept_trace", np.zeros(count, np.float32))
+        self.change = state("change", np.zeros(count, np.float32))
+        self.stopped = state("stopped", np.zeros(count, np.bool_))
         # Rows: refreshes seen, inversions made, dampings raised, refreshes that kept the old ones,
         # refreshes in which the layer's own construct had not run.
-        self.counters = _state("tally", np.zeros((5, count), np.int32))
+        self.counters = state("tally", np.zeros((5, count), np.int32))
         self.reducer: Any = None
 
     def use_ranks(self, degree: int, split_indices: Iterable[int] | None) -> None:

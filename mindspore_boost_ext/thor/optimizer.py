@@ -14,7 +14,7 @@ from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
-from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
+from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings, state
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
 PRECONDITIONED = "preconditioned"
@@ -179,9 +179,7 @@ class THOR(nn.Optimizer):
         self.layer_of = tuple(number.get(id(one), -1) for one in self.parameters)
         reasons = [self._reasons.get(id(one), "") for one in self.parameters]
         self.normed = tuple(reason == LAYER_NORM for reason in reasons)
-        self.next_refresh = Parameter(
-            Tensor(0, ms.int32), name="boost.thor.next_refresh", requires_grad=False
-        )
+        self.next_refresh = state("next_refresh", np.array(0, np.int32))
         self._warned: set[tuple[str, str]] = set()
         # Runs when the update is compiled, on the host; True, so that the graph has a use for it.
         self.look_for_taps = ops.constexpr(self._warn_without_taps, reuse_result=False)
