@@ -64,13 +64,10 @@ class SendReceiveSwap(nn.Cell):
 
 
 def make_swap(rank: int, partner: int, shape: tuple[int, ...], tag: int) -> nn.Cell:
-    """Return the swap between two ranks in the form that the device has.
+    """Return the swap of pieces of a shape with another rank, in the form that the device has.
 
-    Args:
-        rank (int): this rank.
-        partner (int): the other rank, which calls its own swap with this one.
-        shape (tuple(int)): the shape of every piece.
-        tag (int): sets this swap apart from others between the same ranks.
+    The partner calls a swap of its own with the same ``tag``, which sets it apart from others
+    between the two.
     """
     if ms.get_context("device_target") == "CPU":
         return AllReduceSwap(rank, partner)

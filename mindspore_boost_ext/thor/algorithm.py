@@ -48,10 +48,7 @@ class FactorCaptures(nn.Cell):
     def prepared(
         self, captured: tuple[Tensor, ...], scales: Tensor | tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Return gradients of :attr:`parameters` as :meth:`use` takes them in.
-
-        They are without the loss scale, or that of each layer, and averaged over ranks.
-        """
+        """Return gradients of :attr:`parameters` as :meth:`use` takes them in."""
         return self.thor.curvature.prepared(captured, scales)
 
     def use(self, captured: tuple[Tensor, ...]) -> Tensor:

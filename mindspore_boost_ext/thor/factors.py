@@ -99,19 +99,10 @@ class LayerFactors(nn.Cell):
     def renew(
         self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, usable: Tensor, wanted: Tensor
     ) -> Tensor:
-        """Take in the factors A and G, and invert them if that is wanted.
+        """Take in the factors A and G where they are usable, and invert them where that is wanted.
 
-        Args:
-            a: factor A.
-            g: factor G.
-            for_a: what is added to the diagonal of A: float32 [].
-            for_g: the same of G.
-            usable: whether the factors may be kept: bool [].
-            wanted: whether they shall be inverted: bool [].
-
-        Returns:
-            Tensor of float32 [3]: what was added to the diagonals of A and of G, and 1 if both were
-            inverted and kept, else 0.
+        ``for_a`` and ``for_g``, float32 [], are added to their diagonals; the last two are bool [].
+        Returns float32 [3]: what was added at last, and 1 if both were inverted and kept, else 0.
         """
         if self.settings.trace_rule is None:
             used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
@@ -233,14 +224,9 @@ class Curvature(nn.Cell):
     def refresh(
         self, factor_gradients: tuple[Tensor, ...], damping: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Take in new factors, as :meth:`prepared` returns them.
+        """Take in new factors, as :meth:`prepared` returns them, with the damping λ, float32 [].
 
-        Args:
-            factor_gradients: A and G of each layer in turn.
-            damping: λ, float32 [].
-
-        Returns:
-            Tensors: the counters, when all is done; bool [layers], those that the rule has stopped.
+        Returns the counters, when all is done, and bool [layers], those that the rule has stopped.
         """
         first = self.kept_trace <= 0.0
         a, g = factor_gradients[::2], factor_gradients[1::2]
@@ -302,11 +288,7 @@ class Curvature(nn.Cell):
 class MeanOverRanks(nn.Cell):
     """Averages the two tensors of each layer over all ranks, one AllReduce for a group of layers.
 
-    Args:
-        degree (int): number of ranks.
-        split_indices (Iterable[int], optional): numbers of the layers that end a group; None for
-            one group of all.
-        layers (int): number of layers.
+    ``split_indices`` are the numbers of the layers that end a group; None for one group of all.
     """
 
     def __init__(self, degree: int, split_indices: Iterable[int] | None, layers: int) -> None:

@@ -26,20 +26,13 @@ _KEY = "thor"
 def thor_in_place_of(
     optimizer: nn.Optimizer, network: nn.Cell, settings: ThorConfig
 ) -> tuple[nn.Optimizer, str]:
-    """Return THOR over the optimizer's parameters, with its learning rate and weight decay.
+    """Return THOR over the user's optimizer's parameters, with its settings, and a sentence on it.
 
-    Args:
-        optimizer: the user's; its rates and its count of steps become those of THOR. A THOR is
-            returned as it is.
-        network: where its layers are looked for.
-        settings: section ``thor`` of the configuration.
-
-    Returns:
-        The optimizer, and one sentence on what took its place: the THOR that an earlier Model has
-        put there, if it was made alike.
+    Its rates and its count of steps become those of THOR. A THOR is returned as it is, and so is
+    one that an earlier Model has put in the optimizer's place, if it was made alike.
 
     Raises:
-        ValueError: if the optimizer wraps another one.
+        ValueError: if the optimizer wraps another one, or computes its own rate.
     """
     if thor_of(optimizer) is not None:
         return optimizer, "the optimizer is THOR already, with settings of its own"
