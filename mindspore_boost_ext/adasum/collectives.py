@@ -1,8 +1,4 @@
-"""What ranks send each other: half a buffer with a partner, small vectors with everybody.
-
-Only MindSpore's own collectives are used. The one thing that devices do differently is the swap of
-two equal pieces between two ranks, so that alone has two forms (:func:`make_swap`).
-"""
+"""What ranks send each other: half a buffer with a partner, small vectors with everybody."""
 
 from __future__ import annotations
 
