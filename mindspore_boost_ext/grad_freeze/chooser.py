@@ -13,12 +13,7 @@ from mindspore import Tensor, ops
 from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.grad_freeze.schedule import HOLD
-from mindspore_boost_ext.grad_freeze.sequences import (
-    AT_ONCE,
-    FunctionGroups,
-    GroupSequence,
-    PrefixGroups,
-)
+from mindspore_boost_ext.grad_freeze.sequences import AT_ONCE, FunctionGroups, PrefixGroups
 from mindspore_boost_ext.stages.choice import Chooser
 
 _LONGEST_TABLE = 2**24  # steps; 64 MiB of a graph
@@ -39,57 +34,37 @@ def group_chooser(optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> Grou
 
     ``variant_of_group`` has the number of the variant that trains each group.
     """
-    groups = optimizer.schedule.groups
+    has_first_steps = isinstance(optimizer.schedule.groups, PrefixGroups)
+    kind = FirstStepsChooser if has_first_steps else GroupChooser
+    return kind(optimizer, variant_of_group)
+
+
+def _refusal(optimizer: FreezeOpt, length: int) -> str:
+    """Return why no graph can look up a schedule that repeats itself after ``length`` steps."""
     if isinstance(optimizer, AdaptiveFreezeOpt):
-        return GroupChooser(optimizer, variant_of_group, _NO_LOOK)
-    if isinstance(groups, PrefixGroups):
-        return FirstStepsChooser(optimizer, variant_of_group)
+        return _NO_LOOK
     # A function that is asked as the steps come up cannot be asked in the graph.
-    longest = AT_ONCE if isinstance(groups, FunctionGroups) else _LONGEST_TABLE
-    if _period(groups) <= longest:
-        return TableChooser(optimizer, variant_of_group)
-    return GroupChooser(optimizer, variant_of_group, _TOO_LONG.format(_period(groups)))
-
-
-def _period(groups: Sequence[int]) -> int:
-    return groups.period if isinstance(groups, GroupSequence) else len(groups)
+    is_function = isinstance(optimizer.schedule.groups, FunctionGroups)
+    longest = AT_ONCE if is_function else _LONGEST_TABLE
+    return _TOO_LONG.format(length) if length > longest else ""
 
 
 class GroupChooser(Chooser):
-    """Chooses by the schedule of a ``FreezeOpt``, on the host; ``refusal`` is why no graph can."""
+    """Chooses by the schedule of a ``FreezeOpt``: asked on the host, as a table in the graph."""
 
-    def __init__(
-        self, optimizer: FreezeOpt, variant_of_group: Sequence[int], refusal: str = ""
-    ) -> None:
+    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
         super().__init__()
-        self.refusal = refusal
         self.variant_of_group = tuple(variant_of_group)
         self.position = optimizer.position
         self.__dict__.update(next_group=optimizer.next_group, groups=optimizer.schedule.groups)
         self.steps, self.holds = len(self.groups), optimizer.schedule.at_end == HOLD
+        self.length = getattr(self.groups, "period", self.steps)
+        self.refusal = _refusal(optimizer, self.length)
 
     def now(self) -> int:
         """Ask the optimizer."""
         group: int = self.next_group()
         return self.variant_of_group[group]
-
-    def place(self) -> Tensor:
-        """Return, in the graph, where in the sequence the position lies."""
-        if self.holds:
-            return ops.minimum(self.position, self.steps - 1)
-        return self.position % self.steps
-
-    def index(self) -> Tensor:
-        """Say what is possible instead."""
-        raise ValueError(self.refusal)
-
-
-class TableChooser(GroupChooser):
-    """Has a table of the steps in the graph."""
-
-    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
-        super().__init__(optimizer, variant_of_group)
-        self.length = _period(self.groups)
 
     @functools.cached_property  # read when a graph is compiled: the host needs no table
     def table(self) -> Tensor:
@@ -98,8 +73,16 @@ class TableChooser(GroupChooser):
         groups = np.fromiter(entries, np.int32, self.length)
         return Tensor(np.array(self.variant_of_group, np.int32)[groups])
 
+    def place(self) -> Tensor:
+        """Return, in the graph, where in the sequence the position lies."""
+        if self.holds:
+            return ops.minimum(self.position, self.steps - 1)
+        return self.position % self.steps
+
     def index(self) -> Tensor:
-        """Look the position up in the table."""
+        """Look the position up in the table, or say what is possible instead."""
+        if self.refusal != "":
+            raise ValueError(self.refusal)
         return self.table[self.place() % self.length]
 
 
@@ -109,9 +92,9 @@ class FirstStepsChooser(GroupChooser):
     def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
         super().__init__(optimizer, variant_of_group)
         self.first_steps = Tensor(self.groups.first_steps.astype(np.int32))
-        self.table = Tensor(self.variant_of_group, ms.int32)
+        self.variants = Tensor(self.variant_of_group, ms.int32)
 
     def index(self) -> Tensor:
         """Count the groups that have begun."""
         begun = ops.cast(self.place() >= self.first_steps, ms.int32)
-        return self.table[ops.cast(ops.sum(begun), ms.int32) - 1]
+        return self.variants[ops.cast(ops.sum(begun), ms.int32) - 1]
