@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor
+from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime.ranks import differences_between_ranks
@@ -39,22 +38,14 @@ def _in_pieces(parameter: Parameter) -> Parameter:
     return Parameter(Tensor(bits.astype(np.int32)), name=parameter.name)
 
 
-class BroadcastsWeights:
+class BroadcastsWeights(nn.Cell):
     """Hands out what all ranks have in common, and no state of a rank's own.
 
     MindSpore broadcasts whenever a Cell is compiled. A variant of the step, a new shape and a flush
     compile in the middle of a training, where windows and, under AdaSum, moments differ by rank.
     """
 
-    weights: Any
-    network: Any
-    window_part: Any
-    enable_adasum: bool
-    get_parameters: Callable[[], Iterable[Parameter]]
-    reducer_flag: bool
     was_restored = False  # from a file of this rank's own
-    _first_runs: list[str]
-    _has_begun: list[bool]
 
     def begin_together(self) -> bool:
         """Give all ranks what rank 0 begins with, once; return whether that was done now.

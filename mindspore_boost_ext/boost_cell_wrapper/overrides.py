@@ -11,7 +11,7 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext.base.order import names_of
-from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, Report, warn
+from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, warn
 
 # What a step that chooses among variants does not call: they are the library's steps.
 _NOT_IN_VARIANTS = (
@@ -24,15 +24,10 @@ _NOT_IN_VARIANTS = (
 )
 
 
-class Overridable:
+class Overridable(nn.Cell):
     """Asks which of the library's methods are still those that run."""
 
-    choice_part: Any
-    window_part: Any
-    sense_flag: bool
     scales_loss = False  # by a part of its own, whatever sens is
-    report: Callable[[], Report]
-    update: Callable[..., object]
 
     def runs_our_construct(self) -> bool:
         """Return whether no subclass has put a ``construct`` of its own in place of ours."""

@@ -383,7 +383,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             optimizer (Cell): the optimizer of these parameters.
             positions (tuple(int)): where they stand in ``weights``.
         """
-        step: BoostTrainOneStepCell = _compat.shallow_copy(self, self._library_class())
+        step: Any = _compat.shallow_copy(self, self._library_class())
         step.choice_part, step._prepared = None, set()
         step.weights, step.optimizer = optimizer.parameters, optimizer
         step.update_part = self.update_part.restricted(optimizer, positions)

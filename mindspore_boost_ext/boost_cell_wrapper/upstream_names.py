@@ -16,11 +16,6 @@ def _counter(step: StepNames) -> Tensor:
     return Tensor(0, ms.int32) if window is None else window.counter
 
 
-def _position(step: StepNames) -> Tensor:
-    position = getattr(step.optimizer, "position", None)
-    return Tensor(0, ms.int32) if position is None else position
-
-
 def _buffers(step: StepNames) -> None:
     raise AttributeError(
         f"{type(step).__name__} has no grad_accumulation: the window keeps its sums, and counts "
@@ -33,7 +28,7 @@ def _buffers(step: StepNames) -> None:
 _ELSEWHERE: dict[str, Callable[[StepNames], Any]] = {
     "accumulation": lambda step: step.window_part,
     "accumulation_step": _counter,
-    "step": _position,
+    "step": lambda step: getattr(step.optimizer, "position", Tensor(0, ms.int32)),
     "train_strategy": lambda step: getattr(step.optimizer, "train_strategy", None),
     "grad_accumulation": _buffers,
 }
@@ -41,14 +36,6 @@ _ELSEWHERE: dict[str, Callable[[StepNames], Any]] = {
 
 class StepNames(nn.Cell):
     """What upstream's step has and this one keeps elsewhere, unless a subclass sets it."""
-
-    optimizer: Any
-    window_part: Any
-    choice_part: Any
-    gradient_freeze_process: Callable[..., Any]
-    _trained: Callable[..., Any]
-    enable_adasum: bool
-    enable_dim_reduce: bool
 
     def __getattr__(self, name: str) -> Any:
         """Read what is kept elsewhere."""
@@ -77,11 +64,8 @@ class StepNames(nn.Cell):
         return self.enable_dim_reduce
 
 
-class OverflowNames:
+class OverflowNames(nn.Cell):
     """Parts of a loss-scaled step under MindSpore's names, for a ``construct`` of the user's."""
-
-    detector: Any
-    scale_part: Any
 
     def start_overflow_check(self, pre_cond: Tensor, compute_input: Any) -> tuple[Tensor, Any]:
         """Begin to look for overflow behind ``pre_cond``; return a status, and the input."""
