@@ -104,13 +104,9 @@ _late_non_finite = ops.MultitypeFuncGraph("boost_late_non_finite")
 
 
 @_late_non_finite.register("Tensor", "Tensor")
-def _late_dense(so_far: Tensor, gradient: Tensor) -> Tensor:
-    return ops.logical_or(so_far, ops.logical_not(_finite_flags((gradient,))))
-
-
 @_late_non_finite.register("Tensor", "RowTensor")
-def _late_row_sparse(so_far: Tensor, gradient: Tensor) -> Tensor:
-    return ops.logical_or(so_far, ops.logical_not(_finite_flags((gradient.values,))))
+def _late_flag(so_far: Tensor, gradient: Tensor) -> Tensor:
+    return ops.logical_or(so_far, ops.logical_not(_finite_flags((_values(gradient),))))
 
 
 def _late_any_non_finite(gradients: tuple[Any, ...]) -> Tensor:
@@ -181,9 +177,7 @@ class RegisterDetector(OverflowDetector):
 
     The register is sticky and knows no order of its own, so ``depend`` gives it one. The clear is
     tied to ``sens`` and not to the inputs of the network, which would run the forward pass twice.
-
-    Supported Platforms:
-        ``Ascend`` (written, its graph checked; not run)
+    Written, its graph checked; not run.
     """
 
     name = "ascend_register"
@@ -234,8 +228,7 @@ class FiniteDetector(OverflowDetector):
 class InfNanDetector(FiniteDetector):
     """Ascend in inf/nan mode: AllFinite as one kernel for all gradients, else IsFinite.
 
-    Supported Platforms:
-        ``Ascend`` (written, its graph checked; not run)
+    Written, its graph checked; not run.
     """
 
     name = "ascend_infnan"
@@ -254,10 +247,9 @@ class InfNanDetector(FiniteDetector):
 
 
 class FloatStatusDetector(FiniteDetector):
-    """FloatStatus: float32[1] for each tensor, 1.0 where it holds inf or nan.
+    """GPU, FloatStatus: float32[1] for each tensor, 1.0 where it holds inf or nan.
 
-    Supported Platforms:
-        ``GPU`` (written, its graph checked; not run)
+    Written, its graph checked; not run.
     """
 
     name = "gpu_float_status"
@@ -275,11 +267,7 @@ class FloatStatusDetector(FiniteDetector):
 
 
 class CPUFiniteDetector(FiniteDetector):
-    """IsFinite, compiled into one graph in both modes.
-
-    Supported Platforms:
-        ``CPU``
-    """
+    """CPU: IsFinite, compiled into one graph in both modes."""
 
     name = "cpu_finite"
 
