@@ -15,13 +15,9 @@ from mindspore_boost_ext.stages.overflow import FiniteDetector, OverflowDetector
 
 
 class GroupedScale(OneScale):
-    """A loss scale for each group of layers.
+    """A loss scale for each group of layers, which a ``GroupLossScaleManager`` has and sets.
 
-    Args:
-        manager (GroupLossScaleManager): has the groups, and sets the scales.
-        detector (FiniteDetector): finds what is not finite.
-        weights (Sequence[Parameter]): the weights of the step.
-        layers (Sequence[Parameter]): the weight of each layer that captures. Default: none.
+    ``weights`` are those of the step, ``layers`` the weight of each layer that captures.
     """
 
     can_be_set = False  # by one number
