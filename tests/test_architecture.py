@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import pathlib
 import re
 import subprocess
@@ -52,6 +53,11 @@ def path_of(module):
     return PACKAGE / f"{module.replace('.', '/')}.py"
 
 
+@functools.cache
+def tree_of(module):
+    return ast.parse(path_of(module).read_text(encoding="utf-8"))
+
+
 def room(module):
     """Return the folder of a module, or the name of a file that lies flat."""
     return module.partition(".")[0]
@@ -63,9 +69,8 @@ def floor_of(module):
 
 def imports(module):
     """Return the modules of this package that ``module`` imports at load time."""
-    tree = ast.parse(path_of(module).read_text(encoding="utf-8"))
     found = set()
-    for node in tree.body:
+    for node in tree_of(module).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
             "mindspore_boost_ext"
         ):
@@ -127,8 +132,7 @@ def test_lowest_floors_import_no_mindspore(module):
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"_compat"}))
 def test_private_mindspore_modules_are_imported_in_one_file(module):
     """``mindspore._x`` and ``from mindspore... import _x`` stand in _compat only."""
-    tree = ast.parse(path_of(module).read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in ast.walk(tree_of(module)):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -146,23 +150,21 @@ PRIVATE |= {"compile_cache", "_compile_cache", "_jit_config_dict", "_dynamic_sha
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"_compat"}))
 def test_private_attributes_of_mindspore_are_touched_in_one_file(module):
-    tree = ast.parse(path_of(module).read_text(encoding="utf-8"))
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    nodes = list(ast.walk(tree_of(module)))
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    strings = {node.value for node in nodes if isinstance(node, ast.Constant)}
     assert not (attributes | strings) & PRIVATE
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_has_a_docstring_and_reads_in_one_sitting(module):
-    text = path_of(module).read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) <= 450
+    assert ast.get_docstring(tree_of(module))
+    assert len(path_of(module).read_text(encoding="utf-8").splitlines()) <= 450
 
 
 def functions():
     for module in MODULES:
-        tree = ast.parse(path_of(module).read_text(encoding="utf-8"))
-        yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        yield from (n for n in ast.walk(tree_of(module)) if isinstance(n, ast.FunctionDef))
 
 
 def test_nine_functions_of_ten_read_in_one_glance():
@@ -187,8 +189,7 @@ def test_no_example_or_benchmark_is_long():
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"__main__"}))
 def test_library_code_prints_nothing(module):
-    tree = ast.parse(path_of(module).read_text(encoding="utf-8"))
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node.func for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
     assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
 
 
@@ -217,7 +218,7 @@ def test_operators_are_documented_for_all_devices():
     used = {
         f"{name}.{node.attr}"
         for module in MODULES
-        for node in ast.walk(ast.parse(path_of(module).read_text(encoding="utf-8")))
+        for node in ast.walk(tree_of(module))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         for name in [node.value.id]
         if name in OPERATORS and hasattr(OPERATORS[name], node.attr)
