@@ -73,7 +73,7 @@ def test_a_script_sees_what_it_sees_under_plain_python(tmp_path):
     assert json.loads(boosted.stdout)["sibling"] == 42
 
 
-@pytest.mark.parametrize("option", [["-m", "pkg.train"], ["-m", "pkg"], ["-mpkg.train"]])
+@pytest.mark.parametrize("option", [["-m", "pkg.train"], ["-mpkg"]])
 def test_a_module_sees_what_it_sees_under_plain_python(tmp_path, option):
     write(tmp_path, "pkg/__init__.py", "import sys\n\nprint(sys.argv)\n")
     write(tmp_path, "pkg/sibling.py", "VALUE = 42\n")
@@ -212,15 +212,16 @@ def test_explain_says_what_a_configuration_would_do(capsys, tmp_path):
     assert "mode auto" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", ["--explain", "--explain thor"])
-def test_an_answer_outlives_its_reader_and_letters_that_are_missing(words):
-    command = f"{sys.executable} -m mindspore_boost_ext {words}"
+@pytest.mark.parametrize(
+    ("words", "reader"), [("--explain", "| head -0; exit ${PIPESTATUS[0]}"), ("--explain thor", "")]
+)
+def test_an_answer_outlives_its_reader_and_letters_that_are_missing(words, reader):
+    command = f"{sys.executable} -m mindspore_boost_ext {words} {reader}"
     env = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    shell = ["bash", "-c", f"{command} | head -0; exit ${{PIPESTATUS[0]}}"]
+    shell = ["bash", "-c", command]
     found = subprocess.run(shell, capture_output=True, text=True, env=env, check=False)
     assert (found.returncode, found.stderr) == (0, "")
-    found = subprocess.run(command.split(), capture_output=True, text=True, env=env, check=False)
-    assert (found.returncode, found.stderr) == (0, "")
+    assert bool(found.stdout) == (not reader)
 
 
 def test_an_answer_that_cannot_be_written_is_one_line_and_exit_code_1():
