@@ -26,6 +26,7 @@ COMPILED_ELSEWHERE = {
     "test_frozen_layers_stay_and_their_factors_are_refreshed",
     "test_it_goes_on_from_a_checkpoint",
     "test_it_resumes_bit_for_bit",
+    "test_layers_that_mixed_precision_makes_anew_are_preconditioned",
     "test_layers_that_rest_keep_their_precision",
     "test_no_more_is_frozen_than_the_share_allows",
     "test_p_sgd_hands_the_gradient_to_thor",
@@ -81,7 +82,10 @@ CASES = {
         *("dim_reduce", "trace rule", "seq_length", "resizing", "label_smoothing", "prefix"),
         *("adaptive", "gradient_centralization", "cheaper_operators", "less_bn", "thor"),
     ),
-    "test_frozen_parameters_stay_and_the_others_train_as_plain": ("pynative-fixed", "graph-fixed"),
+    "test_frozen_parameters_stay_and_the_others_train_as_plain": (
+        *("pynative-fixed", "graph-fixed", "pynative-dynamic-1"),
+    ),
+    "test_a_loss_may_hold_a_weight_of_a_layer": ("pynative-O1",),
     "test_fifty_updates_equal_those_of_the_big_batch": (
         *("pynative-SGD-list", "pynative-SGD-schedule", "Momentum-schedule", "Momentum-constant"),
         *("pynative-Adam-list", "Adam-constant", "WeightDecay-list", "WeightDecay-constant"),
