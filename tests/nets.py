@@ -32,11 +32,11 @@ class MLP(nn.Cell):
 class Deep(nn.Cell):
     """Six Dense layers with shortcuts: three parts for freezing, of two layers each."""
 
-    def __init__(self, seed=0):
+    def __init__(self, seed=0, hidden=4):
         super().__init__()
         self.first = nn.Dense(FEATURES, HIDDEN)
         self.hidden = nn.SequentialCell(
-            [nn.Dense(HIDDEN, HIDDEN, activation="tanh") for _ in range(4)]
+            [nn.Dense(HIDDEN, HIDDEN, activation="tanh") for _ in range(hidden)]
         )
         self.last = nn.Dense(HIDDEN, CLASSES)
         fill(self, seed)

@@ -99,9 +99,8 @@ def test_only_groups_whose_turn_has_come_are_compiled(graph_mode):
     assert counts == [1, 1, 2, 2, 3]
 
 
-def test_inside_another_graph_the_choice_is_made_in_the_graph(mode):
+def test_inside_another_graph_the_choice_is_made_in_the_graph(graph_mode):
     """As in sink mode, where nothing on the host runs between two steps."""
-
     inner, outer = nets.Deep(), nets.Deep()
     step = decaying(inner, config()).train_network
     wrapped_step = decaying(outer, config()).train_network
@@ -115,7 +114,7 @@ def test_inside_another_graph_the_choice_is_made_in_the_graph(mode):
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_a_skipped_step_does_not_move_the_schedule(mode, grouped):
-    net = nets.Deep()
+    net, boost_config = nets.Deep(hidden=1), config(param_groups=2, schedule=[0, 1])
     if grouped:
         manager = GroupLossScaleManager(64.0, [])
 
@@ -123,12 +122,11 @@ def test_a_skipped_step_does_not_move_the_schedule(mode, grouped):
             def construct(self, x):
                 return manager(super().construct(manager(x, 0, 1)), 1, 2)
 
-        net = Marked()
+        net = Marked(hidden=1)
         manager.loss_scale_groups = [net.trainable_params()]
-        boost_config = config()
         boost_config["boost"]["loss_scale_group"] = True
     else:
-        manager, boost_config = ms.DynamicLossScaleManager(64, 2, 100), config()
+        manager = ms.DynamicLossScaleManager(64, 2, 100)
     model = decaying(net, boost_config, loss_scale_manager=manager)
     optimizer = model.train_network.optimizer
     (x, y), (other, labels) = nets.batches(2)
