@@ -26,10 +26,19 @@ def results(ranks, folder):
     """Run the worker of all tests on ``ranks`` processes; return what each rank found, by mode."""
     if ranks == 2:
         dim_reduce_worker.prepare(folder)
+        kill_a_rank(folder / "killed", "pynative", "python", "-m", "mindspore_boost_ext")
     code, logs = launch(ranks, folder, TESTS / "distributed_worker.py", folder, timeout=600)
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))]
     assert (code, len(found)) == (0, ranks), logs
     return found
+
+
+def kill_a_rank(folder, mode, *launcher):
+    """Run a script of two ranks whose rank 1 is killed; write down how the launcher has ended."""
+    folder.mkdir()
+    words = (*launcher, TESTS / "dying_worker.py", mode, folder, 1)
+    end = launch(2, folder, *words, timeout=150, environment={"MS_NODE_TIMEOUT": "10"})
+    (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
 
 
 def launch(ranks, folder, *command, timeout=240, environment=None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 
@@ -42,6 +43,7 @@ def test_ranks_end_bitwise_equal(ended, ranks, mode, name):
         assert result[name]["observations"] == results[0][name]["observations"]
 
 
+@functools.cache  # of both modes of the ranks
 def single_process(name):
     """Train one process on the whole batches, with the overflow of rank 1."""
     net, step = distributed_worker.case(name)
@@ -219,23 +221,13 @@ def test_the_cell_agrees_with_the_tree_in_float64(ended, ranks, mode, devices, l
 # ---- A rank that dies ----
 
 
-@pytest.mark.parametrize(
-    ("mode", "launcher"), [("graph", ()), ("pynative", ("python", "-m", "mindspore_boost_ext"))]
-)
-def test_a_killed_rank_is_named_ends_the_run_and_every_rank_resumes(tmp_path, mode, launcher):
-    """A script under msrun, without and with our launcher; nobody is left waiting."""
-    script = launch.TESTS / "dying_worker.py"
-    words = [mode, str(tmp_path), "1"]
-    code, logs = launch.launch(
-        2,
-        tmp_path,
-        *(*launcher, script, *words),
-        timeout=150,
-        environment={"MS_NODE_TIMEOUT": "10"},
-    )
-    pids = [int((tmp_path / f"rank{rank}.pid").read_text()) for rank in range(2)]
-    told = [(tmp_path / f"worker_{rank}.log").read_text(errors="replace") for rank in range(2)]
+def assert_the_kill_is_named(folder, mode):
+    """The launcher names the rank that was killed, so do the others, and nobody is left waiting."""
+    code, logs = json.loads((folder / "end.json").read_text(encoding="utf-8"))
+    pids = [int((folder / f"rank{rank}.pid").read_text()) for rank in range(2)]
+    told = [(folder / f"worker_{rank}.log").read_text(errors="replace") for rank in range(2)]
     for rank in range(2):
+        words = [mode, str(folder), "1"]
         assert f"rank {rank} {words} mindspore_boost_ext.boost" in told[rank]
     assert code == 1
     if MSRUN_RESTS:  # else it ends the others before they can say anything
@@ -243,11 +235,27 @@ def test_a_killed_rank_is_named_ends_the_run_and_every_rank_resumes(tmp_path, mo
     assert f"Worker process {pids[1]} exit with exception. Error code: -9" in logs
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
-    code, logs = launch.launch(2, tmp_path, *launcher, script, *words[:2], timeout=150)
+
+AS_ONE_RUN = {"resumed_at": DIES_AT, "missing": [], "different": []}  # moments of a rank, too
+
+
+def test_a_killed_rank_is_named_ends_the_run_and_every_rank_resumes(ended):
+    """A script under msrun and our launcher; the ranks of all other tests finish what it began."""
+    folder, results = ended(2, "pynative")
+    assert_the_kill_is_named(folder / "killed", "pynative")
+    assert [result["killed"] for result in results] == [AS_ONE_RUN] * 2
+
+
+@pytest.mark.slow
+def test_a_rank_is_killed_and_resumes_in_a_graph(tmp_path):
+    """And without our launcher."""
+    folder = tmp_path / "killed"
+    launch.kill_a_rank(folder, "graph")
+    assert_the_kill_is_named(folder, "graph")
+    code, logs = launch.launch(2, folder, launch.TESTS / "dying_worker.py", "graph", folder)
     assert code == 0, logs
-    for rank in range(2):  # moments, which differ between the ranks, included
-        found = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        assert found == {"resumed_at": DIES_AT, "missing": [], "different": []}
+    found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert found == [AS_ONE_RUN] * 2
 
 
 # ---- A rank that leaves, stops, or has less data ----
