@@ -37,8 +37,8 @@ def kill_a_rank(folder, mode, *launcher):
     """Run a script of two ranks whose rank 1 is killed; write down how the launcher has ended."""
     folder.mkdir()
     words = (*launcher, TESTS / "dying_worker.py", mode, folder, 1)
-    end = launch(2, folder, *words, timeout=150, environment={"MS_NODE_TIMEOUT": "10"})
-    (folder / "end.json").write_text(json.dumps(end), encoding="utf-8")
+    ended = launch(2, folder, *words, timeout=150, environment={"MS_NODE_TIMEOUT": "10"})
+    (folder / "end.json").write_text(json.dumps(ended), encoding="utf-8")
 
 
 def launch(ranks, folder, *command, timeout=240, environment=None):
