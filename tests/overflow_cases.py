@@ -32,7 +32,9 @@ class Check(nn.Cell):
 
 
 def flags(detector, *gradients):
-    overflow_flag, last_flag = Check(detector)(*gradients)
+    """Return both flags; a Check in place of the detector is compiled once for equal shapes."""
+    check = detector if isinstance(detector, Check) else Check(detector)
+    overflow_flag, last_flag = check(*gradients)
     for flag in (overflow_flag, last_flag):
         assert flag.dtype == ms.bool_
         assert flag.shape == ()

@@ -101,7 +101,6 @@ CASES = {
     # ResNet-18 has the same blocks, or all but the bottleneck, whose rewriting is counted
     "test_level_o1_trains_mindcv_networks": ("resnet50",),
     "test_searches_leave_no_memory_behind": ("",),
-    "test_flag_is_exact": ("graph-fp16", "graph-bf16"),
     "test_every_loss_scale_gives_the_unscaled_run": ("",),  # that it is divided out once
     "test_a_window_of_equal_batches_is_the_plain_step": ("graph",),
     "test_trials_leave_statistics_and_random_state_alone": ("pynative",),

@@ -327,6 +327,7 @@ optimizer(tuple(Tensor(one) for one in gradients(0)))
     ]
     variables = {
         "MS_DEV_SAVE_GRAPHS": "2",
+        "MS_DEV_DUMP_IR_PASSES": "validate",
         "MS_DEV_SAVE_GRAPHS_PATH": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
