@@ -98,9 +98,13 @@ def pytest_collection_modifyitems(items):
 # They read what the same real processes found, which are started once for all of them.
 OF_RANKS = ("test_distributed", "test_dim_reduce_ranks", "test_overflow", "test_thor_distributed")
 OF_RANKS += ("test_agreement",)
-LONGEST_FIRST = ("ranks", *(f"tests/test_{one}.py" for one in ("contract", "faults", "examples")))
+LONGEST_FIRST = ("ranks", *(f"tests/test_{one}.py" for one in ("examples", "contract")))
 LONGEST_FIRST += ("tests/grad_freeze/test_freezing.py", "tests/test_combinations.py")
+LONGEST_FIRST += ("tests/cheaper_operators/test_cheaper_operators.py", "tests/cli/test_main.py")
 LONGEST_FIRST += ("tests/thor/test_thor_step.py", "tests/thor/test_thor.py")
+# Few tests, which would come last: pytest-xdist begins with the files of most tests.
+LONGEST_FIRST += ("tests/test_faults.py", "tests/test_wheel.py", "tests/thor/test_article.py")
+LONGEST_FIRST += ("tests/cheaper_operators/test_recurrent.py", "tests/runtime/test_watch.py")
 
 
 @pytest.hookimpl(optionalhook=True)
