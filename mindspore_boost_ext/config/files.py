@@ -43,7 +43,7 @@ def read_json(source: str | os.PathLike[str]) -> dict[str, Any]:
         problem = f"cannot use the file {shown(source)}: {described(error)}: give a str"
         raise ValueError(problem) from error
     try:
-        document = json.loads(_text(path), object_pairs_hook=_no_duplicates)
+        document = json.loads(_text(path), object_pairs_hook=no_duplicates)
         if not isinstance(document, dict):
             raise ValueError(f"it must hold a JSON object, got {shown(document)}")
     except (OSError, ValueError, RecursionError) as error:
@@ -91,7 +91,12 @@ def _reason(path: str, error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object, in which the last of two would be used without a word.
+
+    Raises:
+        ValueError: with the names that are given twice.
+    """
     seen = dict(pairs)
     if len(seen) != len(pairs):
         counts = Counter(name for name, _ in pairs)

@@ -16,6 +16,7 @@ from mindspore import nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
+from mindspore_boost_ext.config.files import no_duplicates
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig, ConfigSource
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, Report, Row, warn
@@ -61,7 +62,8 @@ def settings_from_outside() -> Outside:
     if level not in LEVELS:
         raise ValueError(f"{LEVEL_VARIABLE} must be one of {', '.join(LEVELS)}, got {shown(level)}")
     try:
-        source = json.loads(config) if _is_text(config) else config
+        is_text = _is_text(config)
+        source = json.loads(config, object_pairs_hook=no_duplicates) if is_text else config
         BoostConfig.parse(level, source)
     except ValueError as error:
         invalid = "no valid JSON: " if isinstance(error, json.JSONDecodeError) else ""

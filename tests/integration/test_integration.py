@@ -33,6 +33,7 @@ from mindspore_boost_ext import (
 )
 from mindspore_boost_ext._compat import BuiltInConversion
 from mindspore_boost_ext.integration.convert import ConvertModelUtils
+from mindspore_boost_ext.integration.outside import settings_from_outside
 from mindspore_boost_ext.integration.patch import (
     BUILD_FUNCTION_HOLDERS,
     INSTALL_VARIABLE,
@@ -460,3 +461,11 @@ def test_two_models_train_in_turn(mode):
             model.train_network(Tensor(x), Tensor(y))
     for one, two in zip(alone, together):
         np.testing.assert_equal(nets.weights(one), nets.weights(two))
+
+
+def test_json_text_of_the_environment_gives_a_section_once(monkeypatch):
+    """As a file does: the last of two would be used without a word."""
+    text = '{"gradients": {"clip_norm": 1.0}, "gradients": {}}'
+    monkeypatch.setenv("MINDSPORE_BOOST_EXT_CONFIG", text)
+    with pytest.raises(ValueError, match="gradients given twice: leave one"):
+        settings_from_outside()
