@@ -91,6 +91,7 @@ class FirstStepsChooser(GroupChooser):
 
     def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
         super().__init__(optimizer, variant_of_group)
+        self.refusal = ""  # a number for each group, however many steps there are
         self.first_steps = Tensor(self.groups.first_steps.astype(np.int32))
         self.variants = Tensor(self.variant_of_group, ms.int32)
 

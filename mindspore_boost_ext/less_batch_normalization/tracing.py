@@ -150,7 +150,9 @@ class _Tracer:
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a Python function with proxies for what it finds in its surroundings."""
         # By its other names a wrapper is what it wraps; what exec has made may have no module.
-        while hasattr(function, "__wrapped__") and is_own(function.__globals__.get("__name__", "")):
+        while hasattr(function, "__wrapped__") and is_own(
+            str(function.__globals__.get("__name__"))
+        ):
             function = function.__wrapped__  # ms.jit and the like
         known = function.__globals__
         own = {
@@ -288,6 +290,9 @@ class _ClassStandIn:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self._tracer.wrap(self._kind(*args, **kwargs))
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, self._kind)  # asked by code that is run as it is
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._kind, name)

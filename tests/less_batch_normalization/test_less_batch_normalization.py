@@ -125,6 +125,22 @@ class AsksForAClass(Asks):
         return not isinstance(self.act, type)
 
 
+class Kinds:
+    """No Cell: its code runs as it is, with what stands for a layer and for a class of layers."""
+
+    @staticmethod
+    def of(layer, kind):
+        return isinstance(layer, kind)
+
+
+class AsksByOtherCode(zoo.Block):
+    """It is a residual block if the answer is the right one."""
+
+    def construct(self, x):
+        out = self.bn2(self.conv2(self.act(self.bn1(self.conv1(x)))))
+        return self.act(out + x if Kinds.of(self.act, nn.ReLU) else out)
+
+
 class AsksName(Asks):
     def asked(self, layer):
         return layer.cls_name == "BatchNorm2d"
@@ -201,7 +217,7 @@ def test_a_batch_norm_that_may_do_more_stays(kind, reason, training):
     assert all(cell.training == training for _, cell in net.cells_and_names())
 
 
-@pytest.mark.parametrize("kind", [AsksOfOthers, AsksForAClass])
+@pytest.mark.parametrize("kind", [AsksOfOthers, AsksForAClass, AsksByOtherCode])
 def test_a_batch_norm_goes_where_the_answer_stays_the_same(kind):
     (change,) = [one for one in less_bn(kind()).changes if one.name.endswith("bn1")]
     assert change.done == "removed"
