@@ -80,7 +80,9 @@ def resumed(folder):
 
 
 def main(mode, folder, victim=None):
-    print("rank", os.environ["RANK_ID"], sys.argv[1:], mindspore.boost.AutoBoost.__module__)
+    # Flushed: a rank that is killed does not end as Python does.
+    words = sys.argv[1:], mindspore.boost.AutoBoost.__module__
+    print("rank", os.environ["RANK_ID"], *words, flush=True)
     folder = pathlib.Path(folder)
     ms.set_context(mode=ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
     init()

@@ -37,7 +37,10 @@ def kill_a_rank(folder, mode, *launcher):
     """Run a script of two ranks whose rank 1 is killed; write down how the launcher has ended."""
     folder.mkdir()
     words = (*launcher, TESTS / "dying_worker.py", mode, folder, 1)
-    ended = launch(2, folder, *words, timeout=150, environment={"MS_NODE_TIMEOUT": "10"})
+    try:
+        ended = launch(2, folder, *words, timeout=150, environment={"MS_NODE_TIMEOUT": "10"})
+    except subprocess.TimeoutExpired as error:  # the test of this fails, not all that use ranks
+        ended = None, str(error)
     (folder / "end.json").write_text(json.dumps(ended), encoding="utf-8")
 
 

@@ -30,7 +30,7 @@ class MLP(nn.Cell):
 
 
 class Deep(nn.Cell):
-    """Six Dense layers with shortcuts: three parts for freezing, of two layers each."""
+    """Dense layers with shortcuts, two more than ``hidden``."""
 
     def __init__(self, seed=0, hidden=4):
         super().__init__()

@@ -26,7 +26,6 @@ COMPILED_ELSEWHERE = {
     "test_frozen_layers_stay_and_their_factors_are_refreshed",
     "test_it_goes_on_from_a_checkpoint",
     "test_it_resumes_bit_for_bit",
-    "test_layers_that_mixed_precision_makes_anew_are_preconditioned",
     "test_layers_that_rest_keep_their_precision",
     "test_no_more_is_frozen_than_the_share_allows",
     "test_p_sgd_hands_the_gradient_to_thor",

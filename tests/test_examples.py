@@ -156,7 +156,7 @@ def test_a_killed_run_ends_as_one_without_the_break(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    words = ("--epochs", 2)
+    words = ("--epochs", 3)
     expected = run(whole, "resume.py", *words)[1]
     killed = scripts.Script(EXAMPLES / "resume.py", *words, cwd=broken, env=environment())
     deadline = time.monotonic() + 200
@@ -165,7 +165,7 @@ def test_a_killed_run_ends_as_one_without_the_break(tmp_path):
     killed.process.kill()
     assert killed.communicate().returncode == -signal.SIGKILL
     printed, found = run(broken, "resume.py", *words)
-    assert printed.splitlines()[0] == "goes on behind epoch 1"
+    assert re.fullmatch("goes on behind epoch [12]", printed.splitlines()[0])
     assert found == expected
     one, two = (ms.load_checkpoint(str(folder / "run.ckpt")) for folder in (whole, broken))
     assert one.keys() == two.keys()

@@ -235,15 +235,19 @@ def main(argv: Sequence[str] | None = None, script: str = "machine") -> None:
     parser.add_argument("tasks", nargs="*", default=list(known), metavar="TASK")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of processes for each task")
     parser.add_argument("--cores", type=int, nargs="+", default=[len(os.sched_getaffinity(0))])
-    parser.add_argument("--by-hand", action="store_true", help="see above")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--by-hand", action="store_true", help="see above")
+    how.add_argument("--compiled", action="store_true", help="a compiled step")
     parser.add_argument("--isa", default="", help="oneDNN's instruction set in both processes")
-    parser.add_argument("--compiled", action="store_true", help="a compiled step")
     parser.add_argument("--over-graph", action="store_true", help="over GRAPH_MODE, not plain")
     options = parser.parse_args(argv)
     suffix, reference = (" in GRAPH_MODE", "tuned") if options.over_graph else ("", "plain")
     unknown = sorted({*options.tasks, *(task + suffix for task in options.tasks)} - set(known))
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+    others = [task for task in options.tasks if known[task][1:3] != (None, "step")]
+    if options.compiled and others:
+        parser.error(f"--compiled takes steps of a Model in PYNATIVE_MODE, not {', '.join(others)}")
     from harness import print_table
 
     from mindspore_boost_ext import tune_machine

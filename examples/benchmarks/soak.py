@@ -177,7 +177,7 @@ def main() -> int:
     unknown = sorted(set(options.names) - set(suited))
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
-    if options.steps < 50 or (options.models and options.models < 4):
+    if options.steps < 50 or (options.models is not None and options.models < 4):
         parser.error("--steps must be at least 50, --models at least 4")
     if options.models:
         title = f"{options.models} Models of LeNet, {MODELS_STEPS} steps each, {options.mode}"

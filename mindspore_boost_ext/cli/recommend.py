@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import os
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -217,7 +216,7 @@ def _curve(history: Sequence[Record]) -> tuple[list[float], list[float]]:
 
 def _smoothed(losses: Sequence[float], width: int) -> list[float]:
     """Return means over the last ``width`` steps, from the first that has so many."""
-    return [statistics.fmean(losses[end - width : end]) for end in range(width, len(losses) + 1)]
+    return [math.fsum(losses[end - width : end]) / width for end in range(width, len(losses) + 1)]
 
 
 def _reached(history: Sequence[Record], width: int, goal: float) -> float | None:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from mindspore_boost_ext.callbacks.history import Record
 from mindspore_boost_ext.report import APPLIED, SKIPPED, markdown
@@ -142,11 +143,11 @@ def step_and_compile_seconds(steps: Sequence[float]) -> tuple[float | None, floa
     """
     if len(steps) < 2:
         return None, None
-    median = statistics.median(steps[1:])
+    median = float(np.median(steps[1:]))  # by no module that the user's folder may have, too
     limit = max(_COMPILES_TIMES * median, median + _COMPILES_SECONDS)
     usual = [seconds for seconds in steps[1:] if seconds <= limit]
     compiling = [steps[0], *(seconds for seconds in steps[1:] if seconds > limit)]
-    return statistics.fmean(usual), sum(max(0.0, seconds - median) for seconds in compiling)
+    return math.fsum(usual) / len(usual), sum(max(0.0, seconds - median) for seconds in compiling)
 
 
 def applied(history: Sequence[Record]) -> str:

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import pathlib
+import subprocess
 import sys
 import textwrap
 
@@ -509,3 +510,14 @@ def test_the_data_is_part_of_the_package():
     settings = (package.parent / "pyproject.toml").read_text(encoding="utf-8")
     assert '"data/*"' in settings
     assert {path.name for path in (package / "data").iterdir()} == {"digits.npz", "README.md"}
+
+
+def test_the_commands_import_no_module_that_a_script_may_have_beside_it(tmp_path):
+    """The current folder comes first in the path of ``python -m``: data there may be so called."""
+    modules = "cli.compare", "cli.recommend", "cli.run", "selftest.command"
+    names = [f"mindspore_boost_ext.{one}" for one in modules]
+    code = f"import sys, mindspore; before = {{*sys.modules}}; import {', '.join(names)}"
+    code += "; print(*{one.partition('.')[0] for one in {*sys.modules} - before} - before)"
+    words = [sys.executable, "-c", code]
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "mindspore_boost_ext"
