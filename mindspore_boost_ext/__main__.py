@@ -22,6 +22,7 @@ from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
 from mindspore_boost_ext.cli.launcher import (
     INTERRUPTED,
     file_of_module,
+    problem_of_file,
     run_module,
     run_script,
     when_threads_have_ended,
@@ -175,12 +176,12 @@ def _prepare(options: argparse.Namespace) -> None:
     """Look for the script, and put level and settings where its processes look for them."""
     if options.module is not None:
         file_of_module(options.module)
-    elif not os.path.isfile(options.script):
+    elif problem := problem_of_file(options.script):
         commands = (*_COMMANDS, "demo")
         if options.script in commands:
             raise ValueError(f"the command {options.script!r} must come first, before its options")
         hint = _hint(options.script, commands)
-        raise ValueError(f"cannot open the script {options.script!r}{hint}")
+        raise ValueError(f"{problem}{hint}")
     if options.level:
         os.environ[LEVEL_VARIABLE] = options.level
     if options.recipe:

@@ -28,7 +28,7 @@ from mindspore_boost_ext.callbacks.display import Display, make_display
 from mindspore_boost_ext.callbacks.history import PICTURES, Record, read_history, strict_json
 from mindspore_boost_ext.callbacks.monitor import versions
 from mindspore_boost_ext.cli import results as comparison
-from mindspore_boost_ext.cli.launcher import INTERRUPTED
+from mindspore_boost_ext.cli.launcher import INTERRUPTED, problem_of_file
 from mindspore_boost_ext.cli.results import FAILED, NOT_RUN, Outcome
 from mindspore_boost_ext.cli.run import HISTORY, MODES, OUTPUT, RESULT, Trial
 from mindspore_boost_ext.cli.trial_settings import (
@@ -191,7 +191,7 @@ def problem_of_script(words: Sequence[str]) -> str:
             "-m is not taken, only the file of a script: for a module write one of two lines, "
             "import runpy and runpy.run_module('package.module', run_name='__main__')"
         )
-    return "" if os.path.isfile(words[0]) else f"cannot open the script {words[0]!r}"
+    return problem_of_file(words[0])
 
 
 def _problem_of(path: str) -> str:

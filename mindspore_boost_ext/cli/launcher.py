@@ -17,6 +17,19 @@ from mindspore_boost_ext import _compat
 INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
 
 
+def problem_of_file(script: str) -> str:
+    """Return why a file is no script that can be run; empty if it is one."""
+    if not os.path.isfile(script):
+        return f"cannot open the script {script!r}"
+    try:
+        with open(script, "rb") as file:
+            is_source = b"\0" not in file.read()
+    except OSError as error:
+        return f"cannot open the script {script!r}: {error.strerror}"
+    # A zip archive, or compiled.
+    return "" if is_source else f"{script!r} holds no Python source: name the script that is in it"
+
+
 def run_script(script: str, args: Sequence[str]) -> None:
     """Run ``script`` as ``python script args`` would: same argv, path, traceback, exit code."""
     sys.argv[:] = [script, *args]

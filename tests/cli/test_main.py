@@ -285,6 +285,14 @@ def test_env_tells_versions_devices_and_convolution_speed(capsys):
         assert word in printed
 
 
+def test_a_file_that_is_no_source_is_refused_in_one_line(tmp_path, capsys):
+    write(tmp_path, "app.pyz", "#!/usr/bin/env python\nPK\0")
+    assert main([str(tmp_path / "app.pyz")]) == 2
+    assert (
+        "app.pyz' holds no Python source: name the script that is in it" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
