@@ -17,9 +17,11 @@ from mindspore_boost_ext.algorithm import seen_in_first_batch
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import shown
+from mindspore_boost_ext.runtime.ranks import rank_count
 
 SETTINGS = "boost.settings"
-FIRST_BATCH = "first batch"  # what it has shown, among the settings
+# What else stands among the settings: what the first batch has shown, how many ranks there were.
+FIRST_BATCH, RANKS = "first batch", "number of ranks"
 
 
 def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any) -> None:
@@ -109,10 +111,10 @@ def checkpoint_path(path: str | os.PathLike[str], kind: str | None = "ckpt") -> 
 
 
 def settings_of(train_network: nn.Cell) -> dict[str, str]:
-    """Return the settings in force in a step; of a plain one, those of level O0."""
+    """Return the settings in force in a step; of a plain one, those of level O0. And the ranks."""
     boosted = isinstance(train_network, BoostTrainOneStepCell)
     boost = train_network.auto_boost if boosted else AutoBoost()
-    return boost.settings_in_force()
+    return {RANKS: str(rank_count()), **boost.settings_in_force()}
 
 
 def read_settings(saved: Mapping[str, Any]) -> dict[str, Any] | None:

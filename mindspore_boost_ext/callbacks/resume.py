@@ -14,6 +14,7 @@ from mindspore_boost_ext.algorithm import seen_in_first_batch
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.callbacks.checkpoint import (
     FIRST_BATCH,
+    RANKS,
     SETTINGS,
     checkpoint_path,
     kind_of,
@@ -139,9 +140,9 @@ def restore(
             ``save_checkpoint`` or MindSpore's ``ModelCheckpoint`` that holds the whole
             ``train_network``, with ``epoch`` or ``epoch_num``, which is taken as done: let the
             latter save at the end of epochs. ``{rank}`` becomes the number of the rank.
-        allow_other_settings (bool): go on, with a warning, if settings of the accelerators have
-            changed since, but for those that have state, whose Parameters would differ.
-            Default: False.
+        allow_other_settings (bool): go on, with a warning, if settings of the accelerators, or the
+            number of ranks, have changed since, but for those that have state, whose Parameters
+            would differ. Default: False.
 
     Returns:
         int, how many epochs are done: ``initial_epoch`` of ``model.train``.
@@ -228,7 +229,8 @@ def _other_settings(train_network: nn.Cell, saved: Mapping[str, str] | None, pat
         return ""
     now = settings_of(train_network)
     switches = [name for name in now if name.startswith("boost.")]
-    known = {**dict.fromkeys(switches, str(False)), **saved}  # it may be older than a switch
+    # It may be older than a switch, and than the number of ranks.
+    known = {RANKS: now[RANKS], **dict.fromkeys(switches, str(False)), **saved}
     names = [name for name in {**known, **now} if known.get(name) != now.get(name)]
     if not names:
         return ""

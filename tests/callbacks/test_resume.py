@@ -26,7 +26,7 @@ from mindspore_boost_ext import (
     restore,
     save_checkpoint,
 )
-from mindspore_boost_ext.callbacks import resume
+from mindspore_boost_ext.callbacks import checkpoint, resume
 from mindspore_boost_ext.short_schedule import algorithm
 
 STEPS = 3  # in an epoch: a window of two is half full at its end
@@ -258,6 +258,23 @@ def test_a_file_from_before_there_was_a_switch_fits_while_it_is_off(tmp_path, mo
     train(accumulating(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
     monkeypatch.undo()
     assert restore(accumulating().train_network, tmp_path / "run.ckpt") == 1
+
+
+def test_another_number_of_ranks_is_named(tmp_path, monkeypatch):
+    """What the others had in their windows, and their moments, would be lost without a word."""
+    path = tmp_path / "run.ckpt"
+    monkeypatch.setattr(checkpoint, "rank_count", lambda: 4)
+    train(accumulating(), 1, BoostCheckpoint(path))
+    monkeypatch.undo()
+    assert_refused(accumulating().train_network, path, "number of ranks was 4 and is 1")
+
+
+def test_a_file_that_says_no_number_of_ranks_fits(tmp_path, monkeypatch):
+    path = tmp_path / "run.ckpt"
+    monkeypatch.setattr(checkpoint, "settings_of", lambda step: step.auto_boost.settings_in_force())
+    train(accumulating(), 1, BoostCheckpoint(path))
+    monkeypatch.undo()
+    assert restore(accumulating().train_network, path) == 1
 
 
 def test_other_settings_may_be_allowed(saved):
