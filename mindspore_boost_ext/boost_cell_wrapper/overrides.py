@@ -115,6 +115,18 @@ class Overridable(nn.Cell):
                 NoEffectWarning,
             )
 
+    def warn_of_own_reducer(self, ours: object) -> None:
+        """Warn where a ``grad_reducer`` in the place of ours is not all that reduces."""
+        others = {"each variant of the step": self.choice_part, "a full window": self.window_part}
+        found = " and ".join(name for name, part in others.items() if part is not None)
+        if found and self.grad_reducer is not ours:
+            warn(
+                f"{type(self).__name__} has a grad_reducer of its own, but {found} reduces by one "
+                "of the library's, over all ranks: set reducer_of in an Algorithm "
+                "(algorithms=[...]), from which all are made, or leave that section away",
+                NoEffectWarning,
+            )
+
     def _above_ours(self, way: str) -> list[Callable[..., object]]:
         kinds = type(self).__mro__[: type(self).__mro__.index(self._library_class())]
         return [vars(one)[way] for one in kinds if way in vars(one)]

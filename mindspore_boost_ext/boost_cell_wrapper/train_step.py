@@ -256,6 +256,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         """Run a step on the state that the host has set."""
         if not self._has_run:
             check_first_run_on_ranks(self)
+            self.warn_of_own_reducer(self._our_reducer)
             if self.runs_eagerly() and not self.compiles_end:
                 warn_of_idle_optimizer(self.optimizer)
             with deciding(self):
@@ -419,6 +420,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self.window_reducer = reducer
         # Subclasses call grad_reducer on every micro-batch, as upstream does.
         self.grad_reducer = asking(self, reducer if self.window_part is None else nn.Identity())
+        self.__dict__["_our_reducer"] = self.grad_reducer  # not as a second child
 
     def _use_clipping(self) -> None:
         self.clip_norm = self.auto_boost.config.gradients.clip_norm

@@ -433,3 +433,41 @@ def test_a_way_without_a_sens_is_not_that_of_a_frozen_or_a_scaled_step(recwarn):
     step = made(lambda *parts: Scaled(*parts, Tensor(2.0)), {"gradients": {"clip_norm": 1.0}})
     assert step.report()["gradient clipping"].status == "applied"
     assert list(recwarn) == []
+
+
+class Halves(nn.Cell):
+    """A reducer of the user's own."""
+
+    def construct(self, gradients):
+        return tuple([0.5 * one for one in gradients])
+
+
+def with_own_reducer(name=None, **section):
+    settings = {} if name is None else {"boost": {**OFF, name: True}, name: section}
+    step = made(BoostTrainOneStepCell, settings)
+    step.grad_reducer = Halves()
+    return step
+
+
+@pytest.mark.parametrize(
+    ("step", "who"),
+    [
+        (lambda: with_own_reducer("grad_accumulation", grad_accumulation_step=2), "a full window"),
+        (lambda: with_own_reducer("thor", frequency=2), "each variant of the step"),
+    ],
+    ids=["window", "variants"],
+)
+def test_a_reducer_that_is_not_all_that_reduces_is_told(step, who):
+    """As one of a group of ranks: the gradients of all would be mixed without a word."""
+    with pytest.warns(NoEffectWarning, match=f"grad_reducer .* {who} reduces"):
+        step()(*map(Tensor, nets.batches(1)[0]))
+
+
+def test_a_reducer_of_a_step_without_variants_is_used(pynative_mode):
+    ways = []
+    for step in (made(BoostTrainOneStepCell, {}), with_own_reducer()):
+        before = nets.weights(step.network)
+        step(*map(Tensor, nets.batches(1)[0]))
+        ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
+    for name, way in ways[0].items():
+        np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
