@@ -111,7 +111,7 @@ def checkpoint_path(path: str | os.PathLike[str], kind: str | None = "ckpt") -> 
 
 
 def settings_of(train_network: nn.Cell) -> dict[str, str]:
-    """Return the settings in force in a step; of a plain one, those of level O0. And the ranks."""
+    """Return the settings in force in a step (a plain one's are those of O0) and how many ranks."""
     boosted = isinstance(train_network, BoostTrainOneStepCell)
     boost = train_network.auto_boost if boosted else AutoBoost()
     return {RANKS: str(rank_count()), **boost.settings_in_force()}

@@ -10,7 +10,6 @@ import pytest
 import unequal_worker
 from mindspore import Parameter, Tensor, experimental, nn
 from models import model_of
-from unequal_worker import ELSEWHERE
 
 from mindspore_boost_ext import AutoBoost, _compat
 from mindspore_boost_ext.boost_cell_wrapper import agreement
@@ -69,13 +68,8 @@ def test_every_rank_raises_the_same_error_and_trains_nothing(ended, mode, name):
         assert not result["unequal"][name]["moved"]
 
 
-def cases(*names):
-    """Take each of these cases in the modes in which it is run."""
-    found = [(mode, name) for mode in ELSEWHERE for name in names if name not in ELSEWHERE[mode]]
-    return pytest.mark.parametrize(("mode", "name"), found)
-
-
-@cases("seed", "own loop", "own loop O0")
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.parametrize("name", ["seed", "own loop", "own loop O0"])
 def test_ranks_that_begin_with_other_weights_are_warned_and_train(ended, mode, name):
     _, results = ended(2, mode)
     (message,) = results[0]["unequal"][name]["messages"]
@@ -85,15 +79,17 @@ def test_ranks_that_begin_with_other_weights_are_warned_and_train(ended, mode, n
     assert all(result["unequal"][name]["moved"] for result in results)
 
 
-def test_ranks_that_begin_with_other_moments_are_warned_and_train(ended):
-    _, results = ended(2, "pynative")
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_ranks_that_begin_with_other_moments_are_warned_and_train(ended, mode):
+    _, results = ended(2, mode)
     (message,) = results[0]["unequal"]["moments"]["messages"]
     assert "the state of the optimizer is not the same on all ranks" in message
     assert "checksum of moments.0.weight is" in message
     assert all(result["unequal"]["moments"]["moved"] for result in results)
 
 
-@cases("equal", "alone", "own seed")
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+@pytest.mark.parametrize("name", ["equal", "alone", "own seed"])
 def test_ranks_that_were_given_the_same_are_told_nothing(ended, mode, name):
     """A Model that one rank alone has built, to evaluate with, is nothing to compare."""
     _, results = ended(2, mode)
@@ -143,9 +139,10 @@ def test_integers_arrive_whole_where_floats_are_sent(monkeypatch, dtype, shape):
     assert (counter.shape, counter.asnumpy().dtype) == (shape, dtype)
 
 
-def test_sizes_begin_together_where_the_first_batches_are_of_other_lengths(ended):
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_sizes_begin_together_where_the_first_batches_are_of_other_lengths(ended, mode):
     """On rank 1 two of the lengths are one, and would begin at once."""
-    _, results = ended(2, "pynative")
+    _, results = ended(2, mode)
     found = [result["unequal"]["lengths"] for result in results]
     assert found[0]["begins"] == found[1]["begins"]
     assert all(one["moved"] for one in found)

@@ -98,7 +98,7 @@ def test_only_groups_whose_turn_has_come_are_compiled(graph_mode):
     assert counts == [1, 1, 2, 2]
 
 
-def test_inside_another_graph_the_choice_is_made_in_the_graph(graph_mode):
+def test_inside_another_graph_the_choice_is_made_in_the_graph(mode):
     """As in sink mode, where nothing on the host runs between two steps."""
     inner, outer = nets.Deep(), nets.Deep()
     step = decaying(inner, config()).train_network
