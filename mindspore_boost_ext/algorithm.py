@@ -130,7 +130,7 @@ class Algorithm:
 
         Args:
             step (BoostTrainOneStepCell): the step.
-            inputs (tuple(Tensor)): its first batch.
+            inputs (tuple(Tensor)): its first batch; empty in sink mode, which shows none.
         """
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:

@@ -196,15 +196,19 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         return joined_losses(tuple([one[0] for one in outputs]), samples), skipped, outputs[-1][2]
 
     def __call__(self, *inputs: Tensor, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:
-        """Run a step; from time to time look whether the scale sits at its minimum."""
+        """Run a step."""
         outputs: tuple[Tensor, Tensor, Tensor] = super().__call__(*inputs, **kwargs)
+        self.look_behind(outputs)
+        return outputs
+
+    def look_behind(self, outputs: object) -> None:
+        """From time to time look whether the scale sits at its minimum."""
         self._steps_run += 1
         if self._steps_run == 1:
             self.scale_part.after_first_step()
         due = self._look_every and self._steps_run % self._look_every == 0
         if due and isinstance(outputs, tuple) and len(outputs) == 3:  # a subclass may return less
             self._warn_of_overflows(outputs[1], outputs[2])
-        return outputs
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters."""

@@ -255,21 +255,28 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
     def _run(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         """Run a step on the state that the host has set."""
         if not self._has_run:
-            check_first_run_on_ranks(self)
-            self.warn_of_own_reducer(self._our_reducer)
-            if self.runs_eagerly() and not self.compiles_end:
-                warn_of_idle_optimizer(self.optimizer)
-            with deciding(self):
-                for algorithm in self.auto_boost.algorithms:
-                    algorithm.check_state(self, *inputs)
+            self.look_before_first(*inputs)
             self._has_run = True
-            if not self.runs_eagerly():
-                warn_of_kept_graphs(self.auto_boost)
-            for told in FIRST_RUN:
-                told(self)
         self.update_part.before_step(*inputs)
         with self._host_writes.followed(), _compat.forgetting_failures(), self.surrounding_part():
             return self._run_chosen(*inputs, **kwargs)
+
+    def look_before_first(self, *inputs: Tensor) -> None:
+        """Check what can be checked before the first step, by its batch; sink mode shows none."""
+        check_first_run_on_ranks(self)
+        self.warn_of_own_reducer(self._our_reducer)
+        if self.runs_eagerly() and not self.compiles_end:
+            warn_of_idle_optimizer(self.optimizer)
+        with deciding(self):
+            for algorithm in self.auto_boost.algorithms:
+                algorithm.check_state(self, *inputs)
+        if not self.runs_eagerly():
+            warn_of_kept_graphs(self.auto_boost)
+        for told in FIRST_RUN:
+            told(self)
+
+    def look_behind(self, outputs: object) -> None:
+        """Look at what a step, or the steps of a call of sink mode, have returned."""
 
     def _run_chosen(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         """Run a step, or that variant of it whose turn it is.

@@ -61,10 +61,11 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     if settings.get("async_save"):
         raise TypeError("save_checkpoint takes no async_save: the file has to be whole on return")
     path = checkpoint_path(path, settings.get("format", "ckpt"))
-    if isinstance(save_obj, nn.TrainOneStepCell):
-        seen = seen_in_first_batch(save_obj)
+    step = step_in(save_obj)
+    if isinstance(step, nn.TrainOneStepCell):
+        seen = seen_in_first_batch(step)
         seen = {FIRST_BATCH: seen} if seen else {}
-        in_force: Any = json.dumps({**settings_of(save_obj), **seen})
+        in_force: Any = json.dumps({**settings_of(step), **seen})
         if kind_of(path) == "safetensors":  # holds tensors alone
             in_force = Tensor(np.frombuffer(in_force.encode(), np.uint8).copy())
         settings["append_dict"] = {**(settings.get("append_dict") or {}), SETTINGS: in_force}
@@ -110,10 +111,18 @@ def checkpoint_path(path: str | os.PathLike[str], kind: str | None = "ckpt") -> 
     return text if text.endswith(f".{kind}") else f"{text}.{kind}"
 
 
-def settings_of(train_network: nn.Cell) -> dict[str, str]:
+def step_in(train_network: nn.Cell) -> nn.Cell:
+    """Return the step that another Cell has as ``network``, such as MindSpore's of sink mode.
+
+    Anything else is returned as it is.
+    """
+    inner = getattr(train_network, "network", None)
+    return inner if isinstance(inner, nn.TrainOneStepCell) else train_network
+
+
+def settings_of(step: nn.Cell) -> dict[str, str]:
     """Return the settings in force in a step (a plain one's are those of O0) and how many ranks."""
-    boosted = isinstance(train_network, BoostTrainOneStepCell)
-    boost = train_network.auto_boost if boosted else AutoBoost()
+    boost = step.auto_boost if isinstance(step, BoostTrainOneStepCell) else AutoBoost()
     return {RANKS: str(rank_count()), **boost.settings_in_force()}
 
 

@@ -18,6 +18,7 @@ from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.base.learning_rate import host_array, read_learning_rate
+from mindspore_boost_ext.callbacks.checkpoint import step_in
 from mindspore_boost_ext.callbacks.display import Display, PlainDisplay, make_display
 from mindspore_boost_ext.callbacks.epoch import DONE, batches_of_epoch
 from mindspore_boost_ext.callbacks.history import HistoryWriter, PathLike, Record
@@ -227,7 +228,7 @@ class BoostMonitor(Callback):
         number = params.cur_epoch_num
         if run.epoch is None:
             run.last_epoch = number - 1 + params.epoch_num
-            restored = DONE.get(run.network, 0)
+            restored = DONE.get(step_in(run.network), 0)
             before = restored * batches_of_epoch(params), restored
             steps, epochs = self._done.get(run.network, before)
             if run.last_step == 0:

@@ -21,6 +21,7 @@ from mindspore_boost_ext.callbacks.checkpoint import (
     read_settings,
     save_checkpoint,
     settings_of,
+    step_in,
 )
 from mindspore_boost_ext.callbacks.epoch import DONE, is_last_of_epoch
 from mindspore_boost_ext.config.rules import check_all, integer
@@ -96,12 +97,12 @@ class BoostCheckpoint(Callback):
         run = run_context.original_args()
         self._steps_before = run.get("cur_step_num", 0)
         if self._before is None:
-            self._before = DONE.get(run.train_network, 0) if run.cur_epoch_num == 1 else 0
+            self._before = DONE.get(step_in(run.train_network), 0) if run.cur_epoch_num == 1 else 0
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Write the file."""
         run = run_context.original_args()
-        network, done = run.train_network, (self._before or 0) + run.cur_epoch_num
+        network, done = step_in(run.train_network), (self._before or 0) + run.cur_epoch_num
         is_over = isinstance(network, BoostTrainOneStepCell) and EndOfTraining(network).is_now()
         # Epochs may differ in length: one that does not end where it should is no break alone.
         is_broken = run_context.get_stop_requested() and not is_last_of_epoch(
@@ -179,19 +180,20 @@ def restore(
         values.pop(name, None)
     settings = read_settings(saved)
     seen = {} if settings is None else settings.pop(FIRST_BATCH, {})
-    changed = _other_settings(train_network, settings, path)
+    step = step_in(train_network)
+    changed = _other_settings(step, settings, path)
     if changed and not allow_other_settings:
         raise ValueError(f"{changed}. Give them as before, or allow_other_settings=True")
     _check_parameters(train_network, values, path)
     if changed:
         warn(f"{changed}; training goes on with those of now")
     ms.load_param_into_net(train_network, values)
-    now = seen_in_first_batch(train_network)
+    now = seen_in_first_batch(step)
     if not (changed or now):  # where a batch has been seen already, it has decided
         now.update(seen)
-    DONE[train_network] = epoch
-    if isinstance(train_network, BoostTrainOneStepCell):
-        train_network.was_restored = True
+    DONE[step] = epoch
+    if isinstance(step, BoostTrainOneStepCell):
+        step.was_restored = True
     return epoch
 
 
@@ -223,11 +225,11 @@ def _epoch_of(saved: Mapping[str, Any], path: str) -> int:
     )
 
 
-def _other_settings(train_network: nn.Cell, saved: Mapping[str, str] | None, path: str) -> str:
+def _other_settings(step: nn.Cell, saved: Mapping[str, str] | None, path: str) -> str:
     """Return what settings in force are not those in a file; empty if all are, or none are said."""
     if saved is None:
         return ""
-    now = settings_of(train_network)
+    now = settings_of(step)
     switches = [name for name in now if name.startswith("boost.")]
     # It may be older than a switch, and than the number of ranks.
     known = {RANKS: now[RANKS], **dict.fromkeys(switches, str(False)), **saved}

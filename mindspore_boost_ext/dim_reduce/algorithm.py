@@ -25,7 +25,7 @@ class SubspaceUpdate(Update):
         self.dim_reduce, self.sens = dim_reduce, sens
         self.divides_sens = dim_reduce.divides_loss_scale
         self.weights = optimizer.parameters
-        self.__dict__["_seen"] = {"inputs": None, "checked": False}
+        self.__dict__["_inputs"] = None
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Step in the subspace; between two steps a clone of the weights is equal to them."""
@@ -37,15 +37,12 @@ class SubspaceUpdate(Update):
         return self
 
     def before_step(self, *inputs: Tensor) -> None:
-        """Keep the batch; before the first step compare a loaded state with the basis at hand."""
-        self._seen["inputs"] = inputs
-        if not self._seen["checked"]:
-            self.dim_reduce.check_state()
-            self._seen["checked"] = True
+        """Keep the batch."""
+        self.__dict__["_inputs"] = inputs  # not as an attribute: a Cell would look at each Tensor
 
     def last_inputs(self) -> tuple[Any, ...] | None:
         """Return the last batch: a flush searches on it; None before the first."""
-        return self._seen["inputs"]
+        return self.__dict__["_inputs"]
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of a batch for the weights as they are."""
@@ -76,8 +73,11 @@ class DimReduceAlgorithm(Algorithm):
             step.weights_clone = step.weights
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Refuse a subclass that updates by itself: its optimizer is one for a subspace."""
-        if step.enable_dim_reduce and step.updates_past("dim_reduce"):
+        """Refuse a loaded state of another basis, and a subclass that updates by itself."""
+        if not step.enable_dim_reduce:
+            return
+        step.dim_reduce.check_state()
+        if step.updates_past("dim_reduce"):  # its optimizer is one for a subspace
             raise ValueError(
                 f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce away"
             )

@@ -285,6 +285,30 @@ class EndOfTraining(Callback):
         return any(end() for end in self.ends)
 
 
+class SinkMode(Callback):
+    """Looks at what a step looks at itself where the host runs it: in GRAPH_MODE none does."""
+
+    def __init__(self, step: BoostTrainOneStepCell) -> None:
+        super().__init__()
+        self.step, self.looked = step, False
+
+    def on_train_step_begin(self, run_context: RunContext) -> None:
+        """Look before the first call of the device."""
+        if self._is_unseen(run_context) and not self.looked:
+            self.step.look_before_first()
+            self.looked = True
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Look at the last of the steps that the device has run on its own."""
+        if self._is_unseen(run_context):
+            self.step.look_behind(run_context.original_args().net_outputs)
+
+    def _is_unseen(self, run_context: RunContext) -> bool:
+        """Return whether a graph of MindSpore's own around the step runs it."""
+        is_inside = run_context.original_args().train_network is not self.step
+        return is_inside and bool(ms.get_context("mode") == ms.GRAPH_MODE)
+
+
 def train_model(
     plain_train: Callable[..., Any],
     model: ms.Model,
@@ -306,10 +330,12 @@ def train_model(
         end = EndOfTraining(step)
         if end.was_before():
             return None
-        if end.ends:
+        more: list[Callback] = [end] if end.ends else []
+        more += [SinkMode(step)] if given.arguments.get("dataset_sink_mode") else []
+        if more:
             callbacks = given.arguments.get("callbacks") or []
             several = isinstance(callbacks, Iterable)
-            given.arguments["callbacks"] = [*(callbacks if several else [callbacks]), end]
+            given.arguments["callbacks"] = [*(callbacks if several else [callbacks]), *more]
         return plain_train(*given.args, **given.kwargs)
 
 

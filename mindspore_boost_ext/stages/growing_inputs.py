@@ -118,7 +118,7 @@ class GrowingInputs(Algorithm):
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Try every size on the first batch; refuse a network that one of them does not fit."""
-        if not self.is_on(step):
+        if not (self.is_on(step) and inputs):
             return
         settings, self._unseen = getattr(step.auto_boost.config, self.switch), False
         seen = seen_in_first_batch(step)

@@ -1,0 +1,144 @@
+"""Sink mode: MindSpore's own loop of it, with a stand-in for the queue of a device.
+
+There a graph of MindSpore's around the step runs it, and the host sees no batch.
+"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from models import model_of
+
+from mindspore_boost_ext import (
+    BoostCheckpoint,
+    BoostModel,
+    BoostWarning,
+    GroupLossScaleManager,
+    restore,
+    save_checkpoint,
+)
+
+STEPS = 3  # of a call, which is an epoch
+MANUAL = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+
+
+class Fed(nn.Cell):
+    """Runs a step on a batch of its own, as MindSpore's ``_DataWrapper`` does."""
+
+    def __init__(self, step, batch):
+        super().__init__(auto_prefix=False, flags=step.get_flags())
+        self.network, self.batch = step, tuple([Tensor(one) for one in batch])
+
+    def construct(self):
+        return self.network(*self.batch)
+
+
+class Calls:
+    """One call an epoch, as a ``DatasetHelper`` counts them."""
+
+    def __iter__(self):
+        return iter([()])
+
+    def sink_size(self):
+        return STEPS
+
+    def __getattr__(self, name):
+        return lambda *given, **more: None
+
+
+@pytest.fixture
+def sink(monkeypatch, graph_mode):
+    """Return what trains a Model in sink mode."""
+
+    def open_data(model, *given, **more):
+        step = model.train_network
+        fed = Fed(step, nets.batches(1)[0])
+        return Calls(), fed.set_train()
+
+    def train(model, epoch, data, callbacks, cb_params, initial_epoch=0, valid_infos=None):
+        given = (epoch, data, callbacks, cb_params, -1, initial_epoch, valid_infos)
+        return model._train_dataset_sink_process(*given)
+
+    monkeypatch.setattr(ms.Model, "_exec_preprocess", open_data)
+    monkeypatch.setattr(ms.Model, "_train_process", train)
+
+    def run(model, epochs, *callbacks):
+        data = nets.dataset(STEPS)
+        model.train(epochs, data, callbacks=[*callbacks], dataset_sink_mode=True)
+
+    return run
+
+
+def clipped(norm):
+    config = {"boost": MANUAL, "gradients": {"clip_norm": norm}}
+    return model_of(nets.MLP(), config, kind=BoostModel)
+
+
+def test_a_file_holds_settings_and_counts_epochs_on(sink, tmp_path):
+    path = tmp_path / "run.ckpt"
+    model, callback = clipped(1.0), BoostCheckpoint(path)
+    sink(model, 2, callback)
+    sink(model, 1, callback)
+    assert restore(clipped(1.0).train_network, path) == 3
+    with pytest.raises(ValueError, match=r"gradients\.clip_norm was 1\.0 and is 0\.5"):
+        restore(clipped(0.5).train_network, path)
+
+
+def test_a_step_in_another_cell_keeps_its_settings(tmp_path):
+    """As what a callback of sink mode is given, or a Cell of one's own."""
+    path = tmp_path / "run.ckpt"
+    around = Fed(clipped(1.0).train_network, nets.batches(1)[0])
+    save_checkpoint(around, path, append_dict={"epoch": 1})
+    assert restore(Fed(clipped(1.0).train_network, nets.batches(1)[0]), path) == 1
+    with pytest.raises(ValueError, match=r"gradients\.clip_norm was 1\.0 and is 0\.5"):
+        restore(Fed(clipped(0.5).train_network, nets.batches(1)[0]), path)
+
+
+class Grouped(nn.Cell):
+    """Two groups; the marker between them is forgotten."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Dense(nets.FEATURES, 4), nn.Dense(4, nets.CLASSES)
+        groups = [self.first.trainable_params(), self.second.trainable_params()]
+        self.manager = GroupLossScaleManager(64, groups)
+
+    def construct(self, x):
+        return self.manager(self.second(self.first(self.manager(x, 0, 1))), 2, 3)
+
+
+def test_a_missing_marker_is_refused(sink):
+    """Else every step is skipped without a word."""
+    net = Grouped()
+    config = {"boost": {**MANUAL, "loss_scale_group": True}}
+    model = model_of(net, config, kind=BoostModel, loss_scale_manager=net.manager)
+    with pytest.raises(ValueError, match="no marker leads into some group"):
+        sink(model, 1)
+
+
+def test_a_loaded_state_of_another_basis_is_refused(sink, tmp_path):
+    def reduced(seed):
+        section = {"n_components": 7, "pca_mat_path": nets.basis_file(seed=seed)}
+        config = {"boost": {**MANUAL, "dim_reduce": True}, "dim_reduce": section}
+        return model_of(nets.MLP(), config, kind=BoostModel)
+
+    ms.save_checkpoint(reduced(0).train_network, str(tmp_path / "run.ckpt"))
+    model = reduced(1)
+    ms.load_param_into_net(model.train_network, ms.load_checkpoint(str(tmp_path / "run.ckpt")))
+    before = nets.weights(model.train_network)
+    with pytest.raises(ValueError, match="belongs to another basis"):
+        sink(model, 1)
+    nets.assert_same(before, nets.weights(model.train_network))
+
+
+def test_a_fixed_scale_that_always_overflows_is_warned_of(sink, monkeypatch):
+    """The last step of a call is looked at."""
+    net = nets.MLP()
+    net.second.weight.set_data(Tensor(np.full(net.second.weight.shape, np.inf, np.float32)))
+    manager = ms.amp.FixedLossScaleManager(2.0**20, drop_overflow_update=True)
+    model = model_of(net, {"boost": MANUAL}, kind=BoostModel, loss_scale_manager=manager)
+    with pytest.warns(BoostWarning, match="overflowed at the fixed loss scale"):
+        sink(model, 10)
