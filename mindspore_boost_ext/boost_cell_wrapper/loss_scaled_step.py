@@ -145,6 +145,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         gradients, captured, extra, batch = self._parts(rest)
         if self.capturing:
             captured = self.captures_part.prepared(captured, self.scale_part.of_layers(scale))
+            status = ops.depend(status, captured)  # a register is read behind these products, too
         gradients = self.grad_reducer(self.scale_part.divided(gradients, scale))
         if self._has_own_rule:  # of a subclass, by the names under which upstream calls it
             overflow = self._get_overflow_status(status, gradients)

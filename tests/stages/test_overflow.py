@@ -28,6 +28,7 @@ from mindspore_boost_ext.stages.overflow import (
     RegisterDetector,
     choose_detector,
 )
+from mindspore_boost_ext.thor.optimizer import THOR
 
 TESTS = pathlib.Path(__file__).parents[1]
 DTYPES = {"fp16": ms.float16, "bf16": ms.bfloat16, "fp32": ms.float32}
@@ -444,6 +445,7 @@ def compile_all(folder):
         sparse = choose_detector(facts=facts)
         compile_one(folder / f"{name}-sparse", nets.Lookup(10, 4, 1), sparse, rows)
     compile_step(folder / "step")
+    compile_refresh(folder / "refresh")
 
 
 def compile_one(folder, network, detector, inputs):
@@ -452,13 +454,25 @@ def compile_one(folder, network, detector, inputs):
 
 def compile_step(folder):
     """Compile the library's own step as on an Ascend with a register."""
+    network = TwoLayers()
+    step = step_with_register(network, nn.SGD(network.trainable_params(), 0.1))
+    compile_cell(folder, step, ONES)
+
+
+def compile_refresh(folder):
+    """Compile the variant of the step in which THOR takes in new factors."""
+    network = TwoLayers()
+    optimizer = THOR(network, 0.1, 0.03, 0.9, frequency=1, batch_size=5)
+    step = step_with_register(network, optimizer)
+    optimizer.taps.attach()
+    compile_cell(folder, step.choice_part.variants[1], ONES)
+
+
+def step_with_register(network, optimizer):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DeviceFacts, "read", lambda: VARIANTS["register"])
-        network = TwoLayers()
-        optimizer = nn.SGD(network.trainable_params(), 0.1)
         scale = nn.DynamicLossScaleUpdateCell(1024, 2, 1000)
-        step = BoostTrainOneStepWithLossScaleCell(network, optimizer, scale)
-    compile_cell(folder, step, ONES)
+        return BoostTrainOneStepWithLossScaleCell(network, optimizer, scale)
 
 
 def compile_cell(folder, cell, *inputs):
@@ -596,6 +610,22 @@ def test_graph_of_the_step_itself_forces_the_order_of_the_register(dumps):
     for gradient in graph.gradients():
         graph.assert_order(loss, first, gradient, get)
     graph.assert_order(get, *graph.find("NotEqual"), *graph.find("ReduceAny"), last, branch)
+
+
+def test_graph_of_a_refresh_reads_the_register_behind_the_factors(dumps):
+    """They carry the scale squared, and saturate first."""
+    (path,) = (dumps / "refresh").rglob("*validate*.ir")
+    graph = Graph(path)
+    (get,) = graph.find("NPUGetFloatStatusV2")
+    clears = graph.find("NPUClearFloatStatusV2")
+    first, last = sorted(clears, key=lambda node: len(graph.before(node)))
+    products = graph.find("MatMul")
+    factors = [node for node in products if node not in graph.backward]
+    assert len(factors) == 4 + 2  # A and G of two layers, and what the layers compute themselves
+    for node in products:
+        assert node in graph.before(get)
+    (branch,) = graph.find("Switch")
+    graph.assert_order(first, get, last, branch)
 
 
 @pytest.mark.parametrize("graph", ["all_finite", "is_finite", "gpu", "cpu"], indirect=True)
