@@ -5,17 +5,20 @@ With several ranks each trains on its share of every batch, and the oracle on al
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import mindspore as ms
 import numpy as np
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindspore_boost_ext.adasum import cell
 from mindspore_boost_ext.bundled import BasicBlock
 from mindspore_boost_ext.cheaper_operators.rows import CheaperLayerNorm
 from mindspore_boost_ext.cli.trial_settings import only
@@ -25,6 +28,11 @@ from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN
 from mindspore_boost_ext.runtime.ranks import rank_and_count
 from mindspore_boost_ext.selftest import oracle
 from mindspore_boost_ext.selftest.oracle import Array, Batch, Weights
+from mindspore_boost_ext.stages.overflow import (
+    FiniteDetector,
+    OverflowDetector,
+    choose_detector,
+)
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 STEPS = 4
 _OVERFLOWS = 2  # the batch whose labels hold inf, from 0
 _HALF_AT_FIRST = {"phases": [[0.5, 0.5]], "total_steps": STEPS}
+_VALUES = 40  # of a gradient that may overflow
 _CLIP, _DAMPING, _MULTIPLIER, _COMPONENTS, _SMOOTHING = 0.3, 0.1, 2.0, 2, 0.2
 
 
@@ -190,12 +199,12 @@ def smoothed_labels() -> float:
     labels, generator = values.argmax(axis=1).astype(np.int32), np.random.default_rng(5)
     first = generator.normal(size=(oracle.OUTPUTS, oracle.FEATURES)).astype(np.float32)
     # Every rank begins with the same weights.
-    cell = nn.Dense(oracle.FEATURES, oracle.OUTPUTS, Tensor(first), bias_init="zeros")
-    start = {one.name: one.asnumpy().copy() for one in cell.trainable_params()}
+    dense = nn.Dense(oracle.FEATURES, oracle.OUTPUTS, Tensor(first), bias_init="zeros")
+    start = {one.name: one.asnumpy().copy() for one in dense.trainable_params()}
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     section = {"smoothing": _SMOOTHING}
     found, _ = train(
-        [(features, labels)], ["label_smoothing"], cell, loss=loss, label_smoothing=section
+        [(features, labels)], ["label_smoothing"], dense, loss=loss, label_smoothing=section
     )
     step = oracle.step_on_smoothed_labels(start, features, labels, _SMOOTHING)
     return furthest(found, {name: start[name] - oracle.RATE * step[name] for name in step}, start)
@@ -211,12 +220,12 @@ def freezing() -> float:
 def head() -> float:
     """Compute the classifier of cosines, and see that no gradient is along a weight's row."""
     features, target = oracle.batches(1)[0]
-    cell = CommonHeadLastFN(oracle.FEATURES, oracle.OUTPUTS, has_bias=False, multiplier=_MULTIPLIER)
+    made = CommonHeadLastFN(oracle.FEATURES, oracle.OUTPUTS, has_bias=False, multiplier=_MULTIPLIER)
     weight = oracle.first_weights()["first.weight"][: oracle.OUTPUTS]
-    cell.weight.set_data(Tensor(weight))
-    loss = nn.WithLossCell(cell, nn.MSELoss())
-    outputs = cell(Tensor(features)).asnumpy()
-    gradients = ops.GradOperation(get_by_list=True)(loss, ParameterTuple([cell.weight]))
+    made.weight.set_data(Tensor(weight))
+    loss = nn.WithLossCell(made, nn.MSELoss())
+    outputs = made(Tensor(features)).asnumpy()
+    gradients = ops.GradOperation(get_by_list=True)(loss, ParameterTuple([made.weight]))
     product = gradients(Tensor(features), Tensor(target))[0].asnumpy() * weight
     along = np.abs(product.sum(axis=1)).max() / np.abs(product).max()
     expected = oracle.cosine_outputs(features, weight, _MULTIPLIER)
@@ -270,6 +279,58 @@ def _slow_net() -> nn.Cell:
     return made
 
 
+class Watched(nn.Cell):
+    """Three weights whose gradients are what it is called on, times a scale; was one too large?"""
+
+    def __init__(self, dtype: Any, detector: OverflowDetector) -> None:
+        super().__init__()
+        zeros = np.zeros(_VALUES, np.float32)
+        names = ("one", "two", "three")
+        self.weights = ParameterTuple([Parameter(Tensor(zeros, dtype), one) for one in names])
+        self.product, self.detector = Product(self.weights), detector
+        self.differentiate = ops.GradOperation(get_by_list=True, sens_param=True)
+
+    def construct(self, scale: Tensor, *factors: Tensor) -> Tensor:
+        """Return whether a gradient overflows, bool []."""
+        status, scale = self.detector.start(scale, self.product(*factors))
+        gradients = self.differentiate(self.product, self.weights)(*factors, scale)
+        return self.detector(status, gradients)
+
+
+class Product(nn.Cell):
+    """The sum over weights of their products with what it is called on."""
+
+    def __init__(self, weights: ParameterTuple) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def construct(self, one: Tensor, two: Tensor, three: Tensor) -> Tensor:
+        """Return the sum, []."""
+        first, second, third = self.weights
+        return (first * one).sum() + (second * two).sum() + (third * three).sum()
+
+
+def overflow_detection() -> float:
+    """See one value of one gradient that overflows, of each type; and none where none does."""
+    types = {"float16": 2.0**10, "float32": 2.0**120}
+    if ms.get_context("device_target") != "CPU":  # which has no kernels for it
+        types["bfloat16"] = 2.0**120
+    detector = choose_detector()
+    sees_nan = isinstance(detector, FiniteDetector)  # a register knows arithmetic alone
+    for name, large in types.items():
+        dtype = getattr(ms, name)
+        watched, scale = Watched(dtype, detector), Tensor(2.0**10, dtype)
+        values = {"nothing": 1.0, "a product": large, **({"nan": np.nan} if sees_nan else {})}
+        for (kind, value), place in itertools.product(values.items(), range(3)):
+            factors = np.ones((3, _VALUES), np.float32)
+            factors[place, -1] = value
+            seen = bool(watched(scale, *(Tensor(one, dtype) for one in factors)))
+            if seen != (kind != "nothing"):
+                words = f"{kind} that overflows in gradient {place + 1} of 3"
+                raise AssertionError(f"{detector.name}, {name}: {words}: seen is {seen}")
+    return 0.0
+
+
 def dynamic_scale() -> float:
     """Train with a dynamic loss scale and one overflow: that step is skipped, the scale halved."""
     data = oracle.batches(STEPS)
@@ -302,13 +363,14 @@ def thor() -> float:
     return by_rule("thor", rule=oracle.preconditioned(_DAMPING), thor=section)
 
 
-def adasum() -> float:
-    """Train one step with AdaSum over the ranks."""
+def adasum(gathered_bytes: int = cell.GATHERED_BYTES) -> float:
+    """Train one step with AdaSum over the ranks, which exchange more bytes than that in halves."""
     _, ranks = rank_and_count()
     if ranks < 2 or ranks & (ranks - 1):
         raise NotPossible(f"needs 2, 4 or 8 ranks, as by --ranks 2, got {ranks}")
     (batch,) = oracle.batches(1)
-    found, _ = train([batch], ["adasum"], common={"device_number": 1})
+    with mock.patch.object(cell, "GATHERED_BYTES", gathered_bytes):
+        found, _ = train([batch], ["adasum"], common={"device_number": 1})
     start, parts = oracle.first_weights(), zip(*(np.array_split(one, ranks) for one in batch))
     steps = [oracle.Backward(start, (x, y)).gradients for x, y in parts]
     combined = {name: oracle.adasum([one[name] for one in steps]) for name in start}
@@ -356,6 +418,7 @@ CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
             by_rule, "gradient_centralization", rule=oracle.centralized
         ),
         "CommonHeadLastFN": head,
+        "overflow detection": overflow_detection,
         "dynamic loss scale": dynamic_scale,
         "loss_scale_group": grouped_scale,
         "thor": thor,
@@ -364,6 +427,7 @@ CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
         "short_schedule": short_schedule,
         "label_smoothing": smoothed_labels,
         "adasum": adasum,
+        "adasum in halves": partial(adasum, 0),
         "dim_reduce": dim_reduce,
     }
 )

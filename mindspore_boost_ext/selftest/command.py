@@ -21,8 +21,8 @@ from typing import Any
 
 from mindspore_boost_ext.callbacks.monitor import versions
 from mindspore_boost_ext.cli.compare import count, writable
-from mindspore_boost_ext.report import APPLIED, markdown
-from mindspore_boost_ext.runtime.machine import tuning
+from mindspore_boost_ext.report import markdown
+from mindspore_boost_ext.runtime.processes import ranks_beside
 from mindspore_boost_ext.selftest import worker
 from mindspore_boost_ext.selftest.checks import CHECKS
 from mindspore_boost_ext.selftest.worker import FAILED, MODES, PASSED
@@ -40,6 +40,7 @@ def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="selftest-") as folder:
         of_ranks, said = _run(options, Path(folder))
+        surroundings = _surroundings(options, Path(folder))
     rows = [max(lines, key=_badness) for lines in zip(*of_ranks)]
     headings = ("check", "mode", "result", "off by", "seconds", "reason")
     write(markdown(headings, [_cells(row) for row in rows]))
@@ -52,7 +53,7 @@ def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
     if counts[FAILED] and said:
         write(f"The process said last:\n{said}")
     if options.json:
-        report = {"surroundings": _surroundings(options), "results": rows, "said": said}
+        report = {"surroundings": surroundings, "results": rows, "said": said}
         Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         write(f"For a bug report: {options.json}")
     return 0 if counts[PASSED] and not counts[FAILED] else 1
@@ -95,7 +96,7 @@ def _run(options: argparse.Namespace, folder: Path) -> tuple[list[list[dict[str,
     found_in = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     log = folder / "said.log"
     with log.open("w", encoding="utf-8") as file:
-        # A session of their own, so that all ranks can be ended at once.
+        # A session of its own, so that all that belongs to it can be ended at once.
         process = subprocess.Popen(
             command,
             stdout=file,
@@ -110,6 +111,9 @@ def _run(options: argparse.Namespace, folder: Path) -> tuple[list[list[dict[str,
         except subprocess.TimeoutExpired:
             code, why = 1, f"not done after {options.timeout} s"
         finally:
+            for rank in ranks_beside(process.pid).values():  # which have sessions of their own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -141,17 +145,18 @@ def _lines_of_rank(path: Path, order: dict[str, Any], why: str) -> list[dict[str
 
 
 def _badness(line: dict[str, Any]) -> tuple[bool, float]:
-    return line["status"] == FAILED, line.get("off", 0.0)
+    return line["status"] == FAILED, line.get("off") or 0.0
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    off = f"{row['off']:.1e}" if "off" in row else ""
+    off = "" if row.get("off") is None else f"{row['off']:.1e}"
     reason = " ".join(row["reason"].split())
     short = reason if len(reason) <= 200 else f"{reason[:200]} ..."
     return row["check"], row["mode"], row["status"], off, f"{row['seconds']:.1f}", short
 
 
-def _surroundings(options: argparse.Namespace) -> dict[str, Any]:
+def _surroundings(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    found = sorted(folder.glob("surroundings_*.json"))
     return {
         **versions(),
         "numpy": version("numpy"),
@@ -159,5 +164,5 @@ def _surroundings(options: argparse.Namespace) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "device": options.device,
         "ranks": options.ranks,
-        "machine": [f"{row.algorithm}: {row.reason}" for row in tuning() if row.status == APPLIED],
+        "processes": [json.loads(one.read_text(encoding="utf-8")) for one in found],
     }

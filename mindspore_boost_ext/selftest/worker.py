@@ -1,14 +1,18 @@
 """One process of the selftest: does the checks, and writes each result as soon as it has it.
 
 ``python -m mindspore_boost_ext.selftest.worker ORDER.json``: what to do. Lines of JSON go to
-``results_RANK.jsonl`` beside it, so that what ends the process can be told from what is not done.
+``results_RANK.jsonl`` beside it, so that what ends the process can be told from what is not done;
+what the process has found of its device, to ``surroundings_RANK.json``.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +20,17 @@ import mindspore as ms
 from mindspore.communication import init
 
 from mindspore_boost_ext.cli.run import MODES
+from mindspore_boost_ext.report import APPLIED
+from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.ranks import rank_and_count
 from mindspore_boost_ext.selftest.checks import CHECKS, NotPossible
+from mindspore_boost_ext.stages.overflow import DeviceFacts, choose_detector
 
 PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible here"
 # How far a weight may be off, as a share of its way. On CPU float32 sums of at most 40 products,
 # and inverses of condition 10 at most, are off by some 1e-6; the kernels of accelerators may
 # multiply in shorter types by default, while a step more or less is off by 0.1 and more.
+_SETTINGS = ("MS_", "ASCEND_", "HCCL_", "CUDA_", "NCCL_", "RANK_", "DNNL_", "ONEDNN_")
 _ON_CPU, _ON_ACCELERATORS = 1e-4, 2e-2
 
 
@@ -32,6 +40,8 @@ def work(order: Path) -> None:
     missing = _use(wanted["device"], wanted["ranks"])
     tolerance = _ON_CPU if wanted["device"] == "CPU" else _ON_ACCELERATORS
     rank, _ = rank_and_count()
+    here = json.dumps(surroundings())
+    (order.parent / f"surroundings_{rank}.json").write_text(here, encoding="utf-8")
     absent = {"status": NOT_POSSIBLE, "reason": missing, "seconds": 0.0}
     # By lines, so that each is there at once.
     with open(order.parent / f"results_{rank}.jsonl", "w", 1, encoding="utf-8") as file:
@@ -56,19 +66,31 @@ def _use(device: str, ranks: int) -> str:
     return ""
 
 
+def surroundings() -> dict[str, Any]:
+    """Return what this process has found of the device, and what is set for it."""
+    detector = choose_detector()
+    settings = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_SETTINGS)}
+    return {
+        "facts": asdict(DeviceFacts.read()),
+        "overflow detection": f"{detector.name}: {detector.why}",
+        "environment": settings,
+        "machine": [f"{row.algorithm}: {row.reason}" for row in tuning() if row.status == APPLIED],
+    }
+
+
 def result(name: str, mode: str, tolerance: float) -> dict[str, Any]:
     """Do a check in the mode that is set; return its line."""
     start = time.perf_counter()
     line: dict[str, Any] = {"check": name, "mode": mode}
     try:
         off = CHECKS[name]()
-    except NotPossible as reason:
+    except (NotPossible, NotImplementedError) as reason:  # the second: a limit of a card
         line |= {"status": NOT_POSSIBLE, "reason": str(reason)}
     except Exception as error:  # whatever a device does belongs into the table
         line |= {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
     else:
         good = off <= tolerance
-        line |= {"status": PASSED if good else FAILED, "off": off}
+        line |= {"status": PASSED if good else FAILED, "off": off if math.isfinite(off) else None}
         line["reason"] = (
             "" if good else f"weights differ by {off:.2g} of their change; {tolerance:g} is allowed"
         )
