@@ -221,8 +221,7 @@ def _settings_of_recipe(options: argparse.Namespace) -> dict[str, object]:
             "--recipe needs --total-steps, the updates of the whole training (epochs times batches "
             "of an epoch), and takes no --config beside it"
         )
-    devices = int(os.environ.get("MS_WORKER_NUM") or 1)  # as msrun sets it
-    return recipe(options.recipe, options.total_steps, devices=devices)
+    return recipe(options.recipe, options.total_steps)
 
 
 @contextlib.contextmanager

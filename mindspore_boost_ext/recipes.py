@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -65,7 +66,7 @@ _RECIPES: Mapping[str, Callable[[int, int], dict[str, Any]]] = MappingProxyType(
 NAMES = tuple(_RECIPES)
 
 
-def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
+def recipe(name: str, total_steps: int, *, devices: int | None = None) -> dict[str, Any]:
     """Return tuned settings as a new dict, for ``boost_config_dict`` at level O1.
 
     Change what you like in it, or write it to a file: it is plain JSON. What each recipe gains and
@@ -76,10 +77,11 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
 
     Args:
         name (str): ``"fast"`` is meant to reach plain training's result sooner: in half of its
-            batches, two updates of each, or, for a language model, with short sequences at first.
-            ``"fastest"`` is meant to come close to it in two fifths, and trains a language model
-            as ``"fast"`` does. Both need falling learning rates, and leave a constant rate as it
-            is.
+            batches, two updates of each (in 60 % of them, uncut, if they have fewer than 64
+            samples), or, for a language model, with short sequences at first.
+            ``"fastest"`` is meant to come close to it in two fifths (half of them, uncut), and
+            trains a language model as ``"fast"`` does. Both need falling learning rates, and leave
+            a constant rate as it is.
             ``"large-batch"`` makes one update of two batches, and over several devices combines
             them by AdaSum; a schedule of learning rates is gone through in half of the updates,
             with smoothed labels, or, for a language model, short sequences at first; it was tuned
@@ -88,7 +90,8 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
             the number of updates.
         total_steps (int): updates of the whole training without a recipe, which are its batches,
             from 1 to 2**30.
-        devices (int): processes that train together, from 1 on. Default: 1.
+        devices (int, optional): processes that train together, from 1 on. Default: None, as many as
+            ``msrun`` has started, else 1.
 
     Raises:
         ValueError: if an argument breaks its rule.
@@ -101,6 +104,7 @@ def recipe(name: str, total_steps: int, *, devices: int = 1) -> dict[str, Any]:
         >>> recipe("fast", 4000)["short_schedule"]["share"]
         0.5
     """
+    devices = int(os.environ.get("MS_WORKER_NUM") or 1) if devices is None else devices
     check_all(
         "recipe",
         name=(name, one_of(NAMES)),

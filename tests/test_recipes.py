@@ -274,3 +274,9 @@ def test_large_batch_of_an_odd_number_of_batches_ends_with_its_rates():
     data = ms.dataset.NumpySlicesDataset(values, shuffle=False).batch(8)
     model.train(3, data, dataset_sink_mode=False)
     assert int(optimizer.global_step.asnumpy()[0]) >= 8  # the last rate of the list
+
+
+def test_as_many_processes_as_msrun_has_started(monkeypatch):
+    assert recipe("large-batch", 4000)["boost"]["adasum"] is False
+    monkeypatch.setenv("MS_WORKER_NUM", "4")
+    assert recipe("large-batch", 4000) == recipe("large-batch", 4000, devices=4)

@@ -39,6 +39,8 @@ def settings(rank, name):
     elif name == "labels":
         config["boost"]["short_schedule"] = True
         config["short_schedule"] = {"total_steps": 4, "if_unfit": "skip"}
+    elif name == "smoothing":
+        config["label_smoothing"] = {"if_unfit": "skip"}
     elif name == "padding":
         config["boost"]["seq_length_warmup"] = True
         section = {"phases": [[0.5, 0.4]], "total_steps": 4, "if_unfit": "skip"}
@@ -128,6 +130,7 @@ NAMES = (
     "batches",
     "first batch",
     "labels",
+    "smoothing",
     "padding",
     "lengths",
     "freezing",
@@ -160,6 +163,10 @@ def data_of_rank(rank, name):
     if name == "labels":  # on rank 1 they are no shares of classes
         x, y = np.ones((2, nets.BATCH, nets.FEATURES), np.float32), np.eye(3, dtype=np.float32)
         y = y[np.zeros((2, nets.BATCH), int)] + rank
+        return ms.dataset.NumpySlicesDataset((x, y), shuffle=False)
+    if name == "smoothing":  # on rank 1 each place of a sequence has a label
+        x = np.ones((2, nets.BATCH, nets.FEATURES), np.float32)
+        y = np.zeros((2, nets.BATCH, *[4] * rank), np.int32)
         return ms.dataset.NumpySlicesDataset((x, y), shuffle=False)
     if name == "lengths":  # on rank 1 two phases have one length
         x = np.ones((2, nets.BATCH, 8 if rank == 0 else 4), np.float32)

@@ -85,13 +85,15 @@ def _is_last(axis: int, x: Tensor) -> bool:
 
 def _softmax(input: Tensor, axis: int = -1, *, dtype: mstype.Type | None = None) -> Tensor:
     same_dtype = dtype is None or dtype == mstype.float32
-    if _is_ours(input) and same_dtype and _is_last(axis, input) and _note("softmax"):
+    ours = _is_ours(input) and same_dtype and _is_last(axis, input)
+    if ours and not _SOFTMAX.is_small(input) and _note("softmax"):
         return _SOFTMAX(input)
     return PLAIN_SOFTMAX(input, axis, dtype=dtype)
 
 
 def _log_softmax(logits: Tensor, axis: int = -1) -> Tensor:
-    if _is_ours(logits) and _is_last(axis, logits) and _note("log_softmax"):
+    ours = _is_ours(logits) and _is_last(axis, logits)
+    if ours and not _LOG_SOFTMAX.is_small(logits) and _note("log_softmax"):
         return _LOG_SOFTMAX(logits)
     return PLAIN_LOG_SOFTMAX(logits, axis)
 
@@ -113,7 +115,7 @@ def _leaky_relu(input: Tensor, alpha: float = 0.2) -> Tensor:
 
 
 def _elu(input_x: Tensor, alpha: float = 1.0) -> Tensor:
-    if _is_ours(input_x) and _is_1(alpha) and _note("elu"):
+    if _is_ours(input_x) and _is_1(alpha) and not _ELU.is_small(input_x) and _note("elu"):
         return _ELU(input_x)
     return PLAIN_ELU(input_x, alpha)
 

@@ -174,7 +174,8 @@ def _problem(options: argparse.Namespace) -> str:
 def in_several_processes(command: str) -> str:
     """Return what is wrong where msrun runs a command in several processes; else nothing."""
     ranks = int(os.environ.get("MS_WORKER_NUM") or 1)
-    if os.environ.get("MS_ROLE") != "MS_WORKER" or ranks < 2:
+    # The scheduler, too, is started with the command, and is waited for.
+    if os.environ.get("MS_ROLE") not in ("MS_WORKER", "MS_SCHED") or ranks < 2:
         return ""
     return (
         f"run {command} in one process, without msrun: it starts the processes of its runs "

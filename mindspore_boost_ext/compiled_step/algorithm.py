@@ -33,6 +33,9 @@ class CompiledStepAlgorithm(Algorithm):
         step.report().update(self.switch, status, reason)
 
 
+_SHOWN = 1000  # characters of MindSpore's reason, without its list of calls
+
+
 class StepGraph:
     """A step, without a choice of variants, as a compiled function.
 
@@ -58,8 +61,8 @@ class StepGraph:
             outputs = function(*inputs)
         except Exception as error:  # whatever the network may do
             raise ValueError(
-                f"compiled_step cannot run this step as a graph: {described(error)}: leave "
-                "compiled_step away, or write the network so that GRAPH_MODE takes it"
+                "compiled_step cannot run this step as a graph: leave compiled_step away, or write "
+                f"the network so that GRAPH_MODE takes it. {described(error, _SHOWN)}"
             ) from error
         self.cells.append(cell)
         self._functions[training] = function

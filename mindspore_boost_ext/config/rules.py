@@ -43,10 +43,10 @@ def switched_off(variable: str) -> bool:
     return os.environ.get(variable, "").lower() in ("0", "false", "no", "off")
 
 
-def described(error: Exception) -> str:
-    """Return the type of an exception that foreign code raised, with what it says."""
+def described(error: Exception, most: int = _SHOWN) -> str:
+    """Return the type of an exception that foreign code raised, with what it says at first."""
     try:
-        text = str.__str__(str(error))[:_SHOWN]
+        text = str.__str__(str(error)).partition("\n\n")[0][:most]
     except Exception:
         text = "an error that cannot be shown"
     return printable(f"{type(error).__name__[:_SHOWN]}: {text}")

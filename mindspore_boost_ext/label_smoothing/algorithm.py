@@ -11,6 +11,7 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates, seen_in_first_batch
 from mindspore_boost_ext.base.cells import exchange, layers_of
 from mindspore_boost_ext.report import APPLIED, SKIPPED
+from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample
 
 if TYPE_CHECKING:
@@ -62,6 +63,10 @@ class LabelSmoothingAlgorithm(Algorithm):
         if not reason:
             reason = seen.get(self.switch, no_class_a_sample(*inputs) or next_tokens(*inputs))
             seen[self.switch] = reason
+        if step.reducer_flag:
+            found = {"labels that are classes of samples": str(not reason)}
+            remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
+            check_equal_on_ranks(found, "the first batch", remedy)
         if reason:
             self._unfit(step, reason)
             losses[0].share = 0.0

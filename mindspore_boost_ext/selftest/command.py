@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspore_boost_ext.callbacks.monitor import versions
-from mindspore_boost_ext.cli.compare import count, writable
+from mindspore_boost_ext.cli.compare import count, in_several_processes, writable
 from mindspore_boost_ext.report import markdown
 from mindspore_boost_ext.runtime.processes import ranks_beside
 from mindspore_boost_ext.selftest import worker
@@ -73,6 +73,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--check", choices=list(CHECKS), action="append", metavar="NAME", help=chosen)
     add("--json", metavar="FILE", type=writable, help="write all results there")
     add("--timeout", type=count, default=600, metavar="SECONDS", help="for all together (600)")
+    if problem := in_several_processes("selftest"):
+        parser.error(f"{problem}: --ranks N")
     return parser.parse_args(argv)
 
 

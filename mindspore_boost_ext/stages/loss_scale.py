@@ -60,7 +60,8 @@ class OneScale(nn.Cell):
         if isinstance(loss, tuple):
             raise TypeError(
                 "a dynamic loss scale needs a network with one output, the loss, but this one "
-                "returns several: return the loss alone, or take the scale away"
+                f"returns several: return the loss alone, or take section {SECTION!r}, or the "
+                "script's loss-scale manager, away"
             )
         # A value of its own: the Parameter changes in `finish`.
         scale = ops.minimum(self.scale_sense, _LARGEST_FACTOR)

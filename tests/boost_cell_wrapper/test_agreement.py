@@ -30,6 +30,7 @@ REFUSED = {
     "batches": "number of batches in an epoch is 2 on rank 0, 3 on rank 1",
     "first batch": "updates of a batch is 2 on rank 0, 1 on rank 1. Give every rank batches of one",
     "labels": "labels that are classes of samples is True on rank 0, False on rank 1. Give every",
+    "smoothing": "labels that are classes of samples is True on rank 0, False on rank 1. Give",
     "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank batches",
     "again": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "loop": "learning rate is 0.1 on rank 0, 0.2 on rank 1",

@@ -247,13 +247,18 @@ def test_wrong_words_are_explained(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["compare", "thor"], ["recommend", __file__]])
-def test_what_starts_processes_of_its_own_does_not_run_in_several(monkeypatch, capsys, words):
-    monkeypatch.setenv("MS_ROLE", "MS_WORKER")
+@pytest.mark.parametrize("role", ["MS_WORKER", "MS_SCHED"])
+@pytest.mark.parametrize(
+    "words", [["compare", "thor"], ["recommend", __file__], ["demo"], ["selftest"]]
+)
+def test_what_starts_processes_of_its_own_does_not_run_in_several(monkeypatch, capsys, words, role):
+    """Nor in the scheduler, for which msrun would wait."""
+    monkeypatch.setenv("MS_ROLE", role)
     monkeypatch.setenv("MS_WORKER_NUM", "2")
     with pytest.raises(SystemExit, match="2"):
         main(words)
-    assert f"run {words[0]} in one process, without msrun" in capsys.readouterr().err
+    command = words[0].replace("demo", "compare")
+    assert f"run {command} in one process, without msrun" in capsys.readouterr().err
 
 
 def test_the_bundled_comparison(tmp_path, capsys):

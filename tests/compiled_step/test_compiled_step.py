@@ -145,6 +145,17 @@ def test_a_network_that_does_not_compile_is_refused_with_the_remedy():
     np.testing.assert_array_equal(net.weight.asnumpy(), np.ones(4))
 
 
+class TwoLosses(MeanOfSquares):
+    def construct(self, x):
+        return self.dense(x).mean(), self.dense(x).sum()
+
+
+def test_the_reason_is_shown_whole():
+    step = compiled(TwoLosses(), loss_scale={})
+    with pytest.raises(ValueError, match=r"cannot run .* or take section loss_scale, .*, away"):
+        step(X)
+
+
 def test_a_network_with_a_hook_is_refused():
     """A graph would leave it out."""
     net = MeanOfSquares()
