@@ -35,6 +35,7 @@ from mindspore_boost_ext.integration.outside import (
     CONFIG_VARIABLE,
     LEVEL_VARIABLE,
     Built,
+    keep_path,
     settings_from_outside,
 )
 from mindspore_boost_ext.recipes import NAMES, recipe
@@ -187,7 +188,8 @@ def _prepare(options: argparse.Namespace) -> None:
     if options.recipe:
         os.environ[CONFIG_VARIABLE] = json.dumps(options.config)
     elif options.config:
-        os.environ[CONFIG_VARIABLE] = os.path.abspath(options.config)
+        os.environ[CONFIG_VARIABLE] = options.config
+        keep_path()
     settings_from_outside()  # raises if they cannot be used
 
 

@@ -134,7 +134,9 @@ class AutoBoost:
         switches = self.boost_config
         found = {f"boost.{name}": str(on) for name, on in switches.items()}
         for name, kind in SECTIONS.items():
-            if kind.for_every_step or any(switches[one] for one in kind.readers or (name,)):
+            if kind.for_every_step or any(
+                switches[one] for one in kind.readers.values() or (name,)
+            ):
                 section = getattr(self.config, name)
                 for one in dataclasses.fields(kind):
                     if one.name not in kind.of_one_host:

@@ -12,6 +12,12 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.entries import (
+    entries_at,
+    has_entry_for_each,
+    is_aligned,
+    refuse_doubtful,
+)
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import warn
@@ -33,7 +39,10 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
         TypeError: if ``optimizer`` is none, or wraps one in another way.
     """
     if not isinstance(optimizer, nn.Optimizer):
-        raise TypeError(f"the optimizer must be an nn.Optimizer, got {shown(optimizer)}")
+        raise TypeError(
+            f"the optimizer must be one of mindspore.nn (an nn.Optimizer), got a "
+            f"{type(optimizer).__name__}"
+        )
     if isinstance(optimizer, nn.LARS):
         return base_of(optimizer.opt)
     if isinstance(_compat.wrapped_optimizer(optimizer), nn.Optimizer):
@@ -244,14 +253,52 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
     for name, is_guess in guessed.items():
         if is_guess:
             _warn_of_guess(base, params, name, arguments[name])
+    _cut_to(params, arguments, base)
     new = type(base)(params=list(params), **arguments)
     _keep_rate_names(base, new)
+    _keep_decay_flags(base, new)
     new.unique = base.unique
     if _placement(new) != _placement(base):
         new.target = base.target
     if isinstance(optimizer, nn.LARS):
         return type(optimizer)(new, **optimizer.init_args)
     return new
+
+
+def _cut_to(params: Sequence[Any], arguments: dict[str, Any], old: nn.Optimizer) -> None:
+    """Let arguments with one entry a parameter have those of the parameters that are left."""
+    wanted = [id(one) for one in _flat(params)]
+    places = {id(one): place for place, one in enumerate(old.parameters)}
+    if wanted == list(places):
+        return
+    for name, value in arguments.items():
+        if name == _DEFAULT_RATE or not has_entry_for_each(value, old):
+            continue
+        if not is_aligned(name, old):
+            refuse_doubtful(name, value, old)
+        elif not places.keys() >= set(wanted):
+            raise ValueError(
+                f"{type(old).__name__} has no entry of {name} for a parameter that the network has "
+                "gained: take what adds it away"
+            )
+        else:
+            arguments[name] = entries_at(value, [places[one] for one in wanted])
+
+
+def _flat(params: Sequence[Any]) -> list[Parameter]:
+    """Return the parameters of a list of them, or of groups, in the order of the optimizer."""
+    for one in params:
+        if isinstance(one, dict) and ORDER in one:
+            return list(one[ORDER])
+    return [each for one in params for each in (one["params"] if isinstance(one, dict) else [one])]
+
+
+def _keep_decay_flags(old: nn.Optimizer, new: nn.Optimizer) -> None:
+    """Let parameters decay, or not, as a script may have said after the constructor."""
+    if hasattr(old, "decay_flags"):
+        known = {id(one): flag for one, flag in zip(old.parameters, old.decay_flags)}
+        flags = zip(new.parameters, new.decay_flags)
+        new.decay_flags = tuple([known.get(id(one), flag) for one, flag in flags])
 
 
 def _warn_of_guess(old: nn.Optimizer, params: Sequence[Any], setting: str, value: Any) -> None:

@@ -243,7 +243,7 @@ class _InUpdate(OptimizerPart):
 
 
 # The columns of the update of an optimizer, counted from the end: where the gradients stand.
-_GRADIENT_COLUMN: Mapping[type, int] = MappingProxyType({nn.AdamWeightDecay: -3, nn.AdaFactor: -6})
+_GRADIENT_COLUMN: Mapping[Any, int] = MappingProxyType({nn.AdamWeightDecay: -3, nn.AdaFactor: -6})
 _HOOK, _SCALING, _MAP = "gradients_centralization", "scale_grad", "hyper_map"
 _NOTE = "boost_centralized"
 
@@ -295,7 +295,9 @@ def place_of_rule(optimizer: nn.Optimizer) -> str:
 
 def _column(optimizer: nn.Optimizer) -> int:
     """Return which column of its update are the gradients, from the end; 0 if that is unknown."""
-    return next((one for kind, one in _GRADIENT_COLUMN.items() if isinstance(optimizer, kind)), 0)
+    update = inspect.unwrap(type(optimizer).construct)
+    places = _GRADIENT_COLUMN.items()
+    return next((one for kind, one in places if update is inspect.unwrap(kind.construct)), 0)
 
 
 def installed_axes(optimizer: nn.Optimizer) -> dict[int, int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 
 def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
@@ -49,7 +49,11 @@ def _rate_at(rate: Any, optimizer: nn.Optimizer) -> float:
     if isinstance(rate, nn.Cell):
         # `construct` runs the operators eagerly in both modes; calling the Cell would compile a
         # second graph for it. A copy of the step keeps the optimizer's own Parameter out of it.
-        rate = rate.construct(Tensor(optimizer.global_step.asnumpy(), ms.int32))
+        step = Tensor(optimizer.global_step.asnumpy(), ms.int32)
+        kept = [(one, one.asnumpy().copy()) for one in rate.get_parameters()]  # a count of calls
+        rate = Tensor(host_array(rate.construct(step)))
+        for one, value in kept:
+            ops.assign(one, Tensor(value))
     return float(np.reshape(host_array(rate), ()))
 
 

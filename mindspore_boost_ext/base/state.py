@@ -11,6 +11,7 @@ from mindspore_boost_ext.base.arguments import base_of
 
 _PLACES = "boost_in_its_place"
 _GAINED = "gained"
+_LISTING = ("mindspore.", "mindspore_boost_ext.")
 
 
 def in_its_place(optimizer: nn.Optimizer) -> dict[str, Any]:
@@ -34,6 +35,8 @@ def share_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
     own; the next one that shares the state of ``source`` shares this as well.
     """
     old, new = base_of(source), base_of(target)
+    list_hidden_parameters(old)
+    list_hidden_parameters(new)
     gained: dict[str, Parameter] = in_its_place(old).setdefault(_GAINED, {})
     known = {**gained, **{one.name: one for one in _state(old)}}
     stand_ins = _rates_by_identity(old, new)
@@ -86,8 +89,11 @@ def _state(optimizer: nn.Optimizer) -> list[Parameter]:
 def list_hidden_parameters(optimizer: nn.Cell) -> None:
     """Let an optimizer list Parameters that it holds in Python lists: else no checkpoint has them.
 
-    Those of ``mindspore.experimental`` hold their rates so, ASGD and NAdam moments, too.
+    Those of ``mindspore.experimental`` hold their rates so, ASGD and NAdam moments, too, and
+    classes of the user's own what they like; those of ``mindspore.nn`` list all.
     """
+    if isinstance(optimizer, nn.Optimizer) and type(optimizer).__module__.startswith(_LISTING):
+        return
     own = _compat.own_parameters(optimizer)
     listed = {one.name for one in optimizer.get_parameters()}
     lists = [value for value in vars(optimizer).values() if isinstance(value, (list, tuple))]

@@ -6,16 +6,18 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mindspore import Parameter, ParameterTuple, nn, ops
+from mindspore import Parameter, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.centralization import OptimizerPart
+from mindspore_boost_ext.base.entries import (
+    entries_at,
+    has_entry_for_each,
+    is_aligned,
+    refuse_doubtful,
+)
 from mindspore_boost_ext.config.rules import shown
 
-# Numbers, Tensors or strings, one a parameter. Anything else is recognised by what it holds.
-ALIGNED = frozenset(
-    ("weight_decay", "group_weight_decay", "group_lr", "learning_rate", "param_rank", "param_names")
-)
 ONE_A_PARAMETER = (Parameter, bool, ops.Primitive, nn.Cell)
 # Numbers of parameters: `lens` is ASGD's name for it.
 COUNTS = frozenset(("param_length", "lens"))
@@ -114,30 +116,14 @@ def _restricted(
     if isinstance(value, nn.Optimizer):
         same = [id(one) for one in value.parameters] == [id(one) for one in optimizer.parameters]
         return optimizer_view(value, positions) if same else value
-    if not isinstance(value, (tuple, list, nn.CellList)) or len(value) != count:
+    if not has_entry_for_each(value, optimizer):
         return value
-    is_aligned = name in ALIGNED or name in getattr(type(optimizer), "parameter_aligned", ())
-    if not is_aligned and not all(isinstance(entry, ONE_A_PARAMETER) for entry in value):
-        _refuse_doubtful(name, value, optimizer)
+    entries: Any = value
+    aligned = is_aligned(name, optimizer)
+    if not aligned and not all(isinstance(entry, ONE_A_PARAMETER) for entry in entries):
+        refuse_doubtful(name, value, optimizer)
         return value
-    entries = [value[position] for position in positions]
-    if isinstance(value, nn.CellList):
-        return nn.CellList(entries, auto_prefix=False)
-    if isinstance(value, ParameterTuple):
-        return ParameterTuple(entries)
-    return entries if isinstance(value, list) else tuple(entries)
-
-
-def _refuse_doubtful(name: str, value: Any, optimizer: nn.Optimizer) -> None:
-    """Raise for a user's own class where it is open whether an entry belongs to a parameter."""
-    kind = type(optimizer)
-    known = kind.__module__.startswith("mindspore.") or name in getattr(kind, "parameter_free", ())
-    if not known and len(value) > 0:
-        raise ValueError(
-            f"{kind.__name__}.{name} has as many entries as there are parameters: does each belong "
-            f"to a parameter? Name it in the class attribute parameter_aligned = ({name!r},) if "
-            f"so, else in parameter_free = ({name!r},)"
-        )
+    return entries_at(value, positions)
 
 
 def _kept_parameters(

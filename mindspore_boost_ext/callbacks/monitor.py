@@ -305,7 +305,11 @@ class BoostMonitor(Callback):
             self._run.emit({"event": "eval", "metrics": dict(metrics or {})})
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """Close history and display."""
+        """Close history and display; say so where an algorithm has ended the training."""
+        run, ended_by = self._run, run_context.original_args().get("ended_by")
+        if run is not None and run.epoch is not None and run.display is not None and ended_by:
+            number, last = run.epoch.number, run.last_epoch
+            run.display.line(f"{ended_by} ends the training, in epoch {number} of {last}")
         self._close()
 
     def _close(self) -> None:

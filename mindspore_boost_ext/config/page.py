@@ -13,7 +13,7 @@ _MODES = {
     "auto": "follows the level",
     "manual": "the level's table, overridden by the given switches",
     "enable_all": "all that can act, but dim_reduce never, and names in bold only by their section",
-    "disable_all": "nothing",
+    "disable_all": "nothing; sections `gradients` and `loss_scale` act all the same",
 }
 _HEAD = f"""# Configuration
 

@@ -224,7 +224,7 @@ class BoostConfig:
                 reason = overruler if overruled else plan[algorithm].reason
                 found.append(f"boost.{algorithm}={value} has no effect: {reason}")
         for section, kind in SECTIONS.items():
-            readers = kind.readers or (section,)
+            readers = kind.readers.values() or (section,)
             if section not in self.given or wanted.intersection(readers):
                 continue
             if kind.for_every_step:
@@ -238,10 +238,11 @@ class BoostConfig:
         return (*found, *self._idle_settings(wanted))
 
     def _idle_settings(self, wanted: Collection[str]) -> Iterator[str]:
-        """Yield one sentence for each setting that another setting of its section makes idle."""
-        for section in ALGORITHMS:
+        """Yield one sentence for each setting that is idle in a section that is not."""
+        for section in SECTIONS:
             given = self.section(section)
-            for names, reason in given.idle_settings() if section in wanted else ():
+            idle = given.idle_settings() if section in wanted else given.unread_settings(wanted)
+            for names, reason in idle:
                 default = type(given)()
                 for name in names:
                     if getattr(given, name) != getattr(default, name):

@@ -5,8 +5,9 @@ Imports no MindSpore.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mindspore_boost_ext.config.rules import Rule, check_all
@@ -22,7 +23,8 @@ class Section:
     """What a section declares besides its settings; nothing by default."""
 
     path: ClassVar[str] = ""  # the section's name
-    readers: ClassVar[tuple[str, ...]] = ()  # the algorithms; empty for that of its name
+    # The algorithm that reads a setting, by its name; empty for that of the section's name.
+    readers: ClassVar[Mapping[str, str]] = MappingProxyType({})
     for_every_step: ClassVar[bool] = False  # whether every step reads it, whatever is switched on
     left_out_of_all: ClassVar[str] = ""  # why enable_all leaves it out; empty if it does not
     given_means_on: ClassVar[bool] = False  # whether giving it switches it on, in enable_all too
@@ -57,6 +59,13 @@ class Section:
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield names of settings that another one makes idle, and which one does."""
         yield from ()
+
+    def unread_settings(self, wanted: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield names of settings whose algorithm is not wanted, if that of others is."""
+        if any(reader in wanted for reader in self.readers.values()):
+            for name, reader in self.readers.items():
+                if reader not in wanted:
+                    yield (name,), f"{reader} is not switched on"
 
     def missing(self) -> str:
         """Return what the algorithm needs and was not given; empty if it has all."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from mindspore_boost_ext.config.rules import (
@@ -31,7 +32,7 @@ class CommonConfig(Section):
     """Section ``common``: settings shared by several algorithms."""
 
     path = "common"
-    readers = ("less_bn", "adasum")
+    readers = MappingProxyType({"gradient_split_groups": "less_bn", "device_number": "adasum"})
 
     gradient_split_groups: tuple[int, ...] = setting(
         (50, 100),

@@ -19,7 +19,8 @@ class GradientCentralizationAlgorithm(Algorithm):
     def build(self, build: Build) -> None:
         """Make the optimizer anew."""
         if not isinstance(build.optimizer, nn.Optimizer):
-            raise TypeError(f"{self.switch} needs an nn.Optimizer, got {type(build.optimizer)}")
+            kind = type(build.optimizer).__name__
+            raise TypeError(f"{self.switch} needs an nn.Optimizer, got {kind}: leave it away")
         found = centralized_weights(build, self.switch, build.report[self.switch].asked_by)
         if found:
             build.optimizer = rebuilt_with_groups(build.optimizer, centralize=found)

@@ -262,8 +262,8 @@ class EndOfTraining(Callback):
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
         super().__init__()
-        found = [one.end_of_training(step) for one in step.auto_boost.algorithms]
-        self.ends = [one for one in found if one is not None]
+        found = {one.switch: one.end_of_training(step) for one in step.auto_boost.algorithms}
+        self.ends = {name: end for name, end in found.items() if end is not None}
 
     def was_before(self) -> bool:
         """Return whether the training was over before it began, and say so."""
@@ -277,12 +277,14 @@ class EndOfTraining(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Look after each step; in sink mode after as many as the device runs on its own."""
-        if self.is_now():
+        over = [name for name, end in self.ends.items() if end()]
+        if over:
+            run_context.original_args()["ended_by"] = over[0]  # for BoostMonitor
             run_context.request_stop()
 
     def is_now(self) -> bool:
         """Return whether the training is over."""
-        return any(end() for end in self.ends)
+        return any(end() for end in self.ends.values())
 
 
 class SinkMode(Callback):

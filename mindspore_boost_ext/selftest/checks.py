@@ -282,7 +282,7 @@ def _slow_net() -> nn.Cell:
 class Watched(nn.Cell):
     """Three weights whose gradients are what it is called on, times a scale; was one too large?"""
 
-    def __init__(self, dtype: Any, detector: OverflowDetector) -> None:
+    def __init__(self, dtype: ms.Type, detector: OverflowDetector) -> None:
         super().__init__()
         zeros = np.zeros(_VALUES, np.float32)
         names = ("one", "two", "three")

@@ -247,6 +247,9 @@ def _unfit(optimizer: nn.Cell) -> str:
     """Return why the schedule of an optimizer cannot be compressed; empty if it can."""
     if isinstance(optimizer, _COUNTING):
         return f"advances the count of steps, by which {type(optimizer).__name__} updates"
+    if not isinstance(optimizer, nn.Optimizer):
+        kind = type(optimizer).__name__
+        return f"compresses the schedule of an optimizer of mindspore.nn, but {kind} is none"
     if not getattr(optimizer, "dynamic_lr", False):
         return (
             "compresses a schedule of learning rates, but the rate is a number: give the optimizer "

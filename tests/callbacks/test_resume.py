@@ -160,8 +160,8 @@ def test_epochs_that_vary_in_length_are_done(tmp_path):
     assert restore(step.train_network, tmp_path / "run.ckpt") == 3
 
 
-def test_the_end_that_an_algorithm_makes_is_saved(tmp_path):
-    """Within an epoch, too, and whatever epochs lie between two files."""
+def test_the_end_that_an_algorithm_makes_is_saved(tmp_path, capsys):
+    """Within an epoch, too, and whatever epochs lie between two files; a monitor says so."""
     path = tmp_path / "run.ckpt"
     rates = [0.1 - 0.01 * step for step in range(3 * STEPS)]
     config = {
@@ -173,7 +173,9 @@ def test_the_end_that_an_algorithm_makes_is_saved(tmp_path):
         net = nets.MLP()
         return model_of(net, config, nn.SGD(net.trainable_params(), rates), BoostModel)
 
-    train(shorter(), 3, BoostCheckpoint(path, epochs=10))
+    train(shorter(), 3, BoostCheckpoint(path, epochs=10), BoostMonitor())
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "short_schedule ends the training, in epoch 2 of 3"
     second = shorter()
     assert restore(second.train_network, path) == 2
     assert second.train_network.optimizer.global_step.asnumpy().tolist() == [3 * STEPS - 1]

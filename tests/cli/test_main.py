@@ -547,6 +547,14 @@ def test_the_summary_waits_for_threads_that_train(tmp_path):
     assert "nothing was boosted" not in result.stderr
 
 
+def test_settings_may_be_given_as_text(tmp_path):
+    """As in the environment."""
+    write(tmp_path, "train.py", TRAINS + SCRIPTS["graph"])
+    result = run([*LAUNCHER, "--config", json.dumps(FREEZES), "train.py"], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "boost level O1, mode manual" in result.stderr
+
+
 def test_settings_of_a_script_without_a_level_get_one_from_outside(launched):
     told = launched("own settings alone", "--level", "O1").stderr
     assert "boost level O1, mode disable_all" in told

@@ -378,6 +378,16 @@ def test_an_alias_beside_its_name_is_an_error():
         ),
         (
             "O1",
+            {"common": {"device_number": 2, "gradient_split_groups": [3]}},
+            "common.device_number has no effect: adasum is not switched on",
+        ),
+        (
+            "O2",
+            {"boost": {"mode": "manual", "less_bn": False}, "common": {"gradient_split_groups": 3}},
+            "common.gradient_split_groups has no effect: less_bn is not switched on",
+        ),
+        (
+            "O1",
             {"short_schedule": {"total_steps": 1}},
             "section 'short_schedule' has no effect: short_schedule.share leaves all updates",
         ),

@@ -1,0 +1,53 @@
+"""Values of an optimizer that have one entry for each of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+# Numbers, Tensors or strings, one a parameter. Anything else is recognised by what it holds.
+ALIGNED = frozenset(
+    ("weight_decay", "group_weight_decay", "group_lr", "learning_rate", "param_rank", "param_names")
+)
+
+
+def has_entry_for_each(value: object, optimizer: nn.Optimizer) -> bool:
+    """Return whether a value has as many entries as there are parameters, maybe by chance."""
+    count = len(optimizer.parameters)
+    if isinstance(value, (Tensor, np.ndarray)) and not isinstance(value, Parameter):
+        return count > 1 and tuple(value.shape) == (count,)
+    return isinstance(value, (tuple, list, nn.CellList)) and len(value) == count
+
+
+def is_aligned(name: str, optimizer: nn.Optimizer) -> bool:
+    """Return whether entries under a name are known to belong to one parameter each."""
+    return name in ALIGNED or name in getattr(type(optimizer), "parameter_aligned", ())
+
+
+def refuse_doubtful(name: str, value: Any, optimizer: nn.Optimizer) -> None:
+    """Raise for a user's own class where it is open whether an entry belongs to a parameter."""
+    kind = type(optimizer)
+    known = kind.__module__.startswith("mindspore.") or name in getattr(kind, "parameter_free", ())
+    if not known and len(value) > 0:
+        raise ValueError(
+            f"{kind.__name__}.{name} has as many entries as there are parameters: does each belong "
+            f"to a parameter? Name it in the class attribute parameter_aligned = ({name!r},) if "
+            f"so, else in parameter_free = ({name!r},)"
+        )
+
+
+def entries_at(value: Any, positions: Sequence[int]) -> Any:
+    """Return the entries at some positions, in a value of the same kind."""
+    if isinstance(value, Tensor):
+        return ops.gather(value, Tensor(list(positions)), 0)
+    if isinstance(value, np.ndarray):
+        return value[list(positions)]
+    entries = [value[position] for position in positions]
+    if isinstance(value, nn.CellList):
+        return nn.CellList(entries, auto_prefix=False)
+    if isinstance(value, ParameterTuple):
+        return ParameterTuple(entries)
+    return entries if isinstance(value, list) else tuple(entries)
