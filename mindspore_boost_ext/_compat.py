@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -270,6 +270,16 @@ def is_tracing() -> bool:
 def forget_compiled(cell: nn.Cell) -> None:
     """Let a Cell be compiled anew when it runs next."""
     cell.compile_cache.clear()
+
+
+def parse_by_construct(cells: Iterable[nn.Cell]) -> None:
+    """Let graphs take Cells by their ``construct`` again.
+
+    A Cell whose method is a function of ``ms.jit`` stays marked with it when PYNATIVE_MODE has
+    called it, and MindSpore would put that method into a graph in the place of ``construct``.
+    """
+    for cell in cells:
+        vars(cell).pop("__parse_method__", None)
 
 
 def free_compiled(cells: Sequence[nn.Cell]) -> None:

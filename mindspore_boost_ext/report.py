@@ -155,6 +155,10 @@ class Report:
             shown["counts"] = dict(row.counts)  # type: ignore[assignment]
         return {"title": self.title, "rows": rows}
 
+    def __repr__(self) -> str:
+        """Return the table, which a notebook or a console then shows."""
+        return str(self)
+
     def __str__(self) -> str:
         """Return the report as a table of plain text; long reasons take several lines."""
         table = [self.HEADINGS, *(line for row in self.rows for line in _lines(row.cells()))]

@@ -21,6 +21,8 @@ from contract import RESUME_AT, STEPS, build, everyone, run, switched, switched_
 MINDSPORES_OWN = {"current_iterator_step", "last_overflow_iterator_step"}
 # With all switches off, algorithms differ by their networks alone.
 NETWORKS = list({one.net: one for one in reversed(contract.ALGORITHMS)}.values())
+# Parts of these have methods that are functions of ms.jit.
+OF_METHODS = [one for one in contract.ALGORITHMS if one.name.startswith(("thor", "dim_reduce"))]
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 CASES = list(itertools.product(MODES, contract.ALGORITHMS))
 
@@ -70,6 +72,20 @@ def test_a_run_goes_on_bit_identically_from_its_state(trained):
         nets.set_weights(trained.model.train_network, trained.start)
         assert run(trained.model, trained.steps) == trained.losses
         nets.assert_same(nets.weights(trained.model.train_network), trained.end)
+
+
+@pytest.mark.parametrize("algorithm", OF_METHODS, ids=lambda one: one.name)
+def test_the_mode_may_change(algorithm):
+    """MindSpore would put a method of ``ms.jit`` that has run in the place of ``construct``."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    steps = algorithm.batches(STEPS)
+    _, model = switched_on(algorithm)
+    start = nets.weights(model.train_network)
+    losses = run(model, steps)
+    nets.set_weights(model.train_network, start)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    # The modes round otherwise, by 1e-7 in each of a few steps.
+    np.testing.assert_allclose(run(model, steps), losses, rtol=1e-5)
 
 
 def test_on_the_loss_is_finite_and_falls(trained):

@@ -39,10 +39,7 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
         TypeError: if ``optimizer`` is none, or wraps one in another way.
     """
     if not isinstance(optimizer, nn.Optimizer):
-        raise TypeError(
-            f"the optimizer must be one of mindspore.nn (an nn.Optimizer), got a "
-            f"{type(optimizer).__name__}"
-        )
+        raise TypeError(f"the optimizer must be an nn.Optimizer, got a {type(optimizer).__name__}")
     if isinstance(optimizer, nn.LARS):
         return base_of(optimizer.opt)
     if isinstance(_compat.wrapped_optimizer(optimizer), nn.Optimizer):
@@ -256,7 +253,7 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
     _cut_to(params, arguments, base)
     new = type(base)(params=list(params), **arguments)
     _keep_rate_names(base, new)
-    _keep_decay_flags(base, new)
+    _keep_decay_flags(optimizer, new)  # LARS has taken those of its inner one over
     new.unique = base.unique
     if _placement(new) != _placement(base):
         new.target = base.target
@@ -275,7 +272,7 @@ def _cut_to(params: Sequence[Any], arguments: dict[str, Any], old: nn.Optimizer)
         if name == _DEFAULT_RATE or not has_entry_for_each(value, old):
             continue
         if not is_aligned(name, old):
-            refuse_doubtful(name, value, old)
+            refuse_doubtful(name, old)
         elif not places.keys() >= set(wanted):
             raise ValueError(
                 f"{type(old).__name__} has no entry of {name} for a parameter that the network has "

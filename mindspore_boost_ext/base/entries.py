@@ -27,11 +27,11 @@ def is_aligned(name: str, optimizer: nn.Optimizer) -> bool:
     return name in ALIGNED or name in getattr(type(optimizer), "parameter_aligned", ())
 
 
-def refuse_doubtful(name: str, value: Any, optimizer: nn.Optimizer) -> None:
+def refuse_doubtful(name: str, optimizer: nn.Optimizer) -> None:
     """Raise for a user's own class where it is open whether an entry belongs to a parameter."""
     kind = type(optimizer)
     known = kind.__module__.startswith("mindspore.") or name in getattr(kind, "parameter_free", ())
-    if not known and len(value) > 0:
+    if not known:
         raise ValueError(
             f"{kind.__name__}.{name} has as many entries as there are parameters: does each belong "
             f"to a parameter? Name it in the class attribute parameter_aligned = ({name!r},) if "
@@ -39,13 +39,14 @@ def refuse_doubtful(name: str, value: Any, optimizer: nn.Optimizer) -> None:
         )
 
 
-def entries_at(value: Any, positions: Sequence[int]) -> Any:
+def entries_at(value: object, positions: Sequence[int]) -> object:
     """Return the entries at some positions, in a value of the same kind."""
     if isinstance(value, Tensor):
         return ops.gather(value, Tensor(list(positions)), 0)
     if isinstance(value, np.ndarray):
         return value[list(positions)]
-    entries = [value[position] for position in positions]
+    held: Any = value
+    entries = [held[position] for position in positions]
     if isinstance(value, nn.CellList):
         return nn.CellList(entries, auto_prefix=False)
     if isinstance(value, ParameterTuple):

@@ -121,7 +121,7 @@ def _restricted(
     entries: Any = value
     aligned = is_aligned(name, optimizer)
     if not aligned and not all(isinstance(entry, ONE_A_PARAMETER) for entry in entries):
-        refuse_doubtful(name, value, optimizer)
+        refuse_doubtful(name, optimizer)
         return value
     return entries_at(value, positions)
 

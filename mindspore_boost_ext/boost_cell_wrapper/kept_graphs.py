@@ -1,6 +1,9 @@
-"""Warns of MindSpore's compile cache, which takes the graphs of other settings."""
+"""What graphs of before would do to a step: those of other settings, and of the other mode."""
 
 from __future__ import annotations
+
+import mindspore as ms
+from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
@@ -19,3 +22,11 @@ def warn_of_kept_graphs(boost: AutoBoost) -> None:
             "mindspore_boost_ext that had. After a change of settings delete the cache, or leave "
             "it off"
         )
+
+
+def follow_mode(step: nn.Cell) -> None:
+    """Let a step that has run in the other mode be compiled as if it had not."""
+    mode = ms.get_context("mode")
+    if step._ran_in != mode:
+        step._ran_in = mode
+        _compat.parse_by_construct(cell for _, cell in step.cells_and_names())

@@ -28,7 +28,7 @@ from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
 from mindspore_boost_ext.boost_cell_wrapper.forgotten import refusing_what_is_forgotten
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
-from mindspore_boost_ext.boost_cell_wrapper.kept_graphs import warn_of_kept_graphs
+from mindspore_boost_ext.boost_cell_wrapper.kept_graphs import follow_mode, warn_of_kept_graphs
 from mindspore_boost_ext.boost_cell_wrapper.overrides import Overridable
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.report import APPLIED, Report, Row
@@ -148,8 +148,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._flushes: dict[int, Flush] = {}
         self._state: tuple[Any, ...] = ()
         self._has_run = self._asks_for_less = False
-        self._variant = "the step"
-        # One list each for all variants.
+        self._variant, self._ran_in = "the step", None  # a mode
         self._first_runs: list[str] = []
         self._has_begun: list[bool] = []
         self._batch_numbers = itertools.count(1)  # one for all variants
@@ -257,6 +256,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         if not self._has_run:
             self.look_before_first(*inputs)
             self._has_run = True
+        follow_mode(self)
         self.update_part.before_step(*inputs)
         with self._host_writes.followed(), _compat.forgetting_failures(), self.surrounding_part():
             return self._run_chosen(*inputs, **kwargs)

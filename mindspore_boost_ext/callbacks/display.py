@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -106,7 +107,7 @@ class RichDisplay:
             return
         try:
             draw()
-        except (OSError, ValueError):
+        except (OSError, ValueError, Warning):  # a warning is an error where a script says so
             self._gone = True
             # Lets the user's own prints go; one that could not start ends with an IndexError.
             with contextlib.suppress(OSError, ValueError, IndexError):
@@ -117,12 +118,16 @@ Display = Union[PlainDisplay, RichDisplay]
 
 
 def make_display(interval: int | None) -> Display:
-    """The rich bar when rich is installed and standard error can show it, else plain lines."""
+    """The rich bar when rich is installed and standard error can show it, else plain lines.
+
+    A notebook can by ipywidgets alone.
+    """
     try:
         from rich import console as rich_console
     except ImportError:
         return PlainDisplay(interval)
     console = rich_console.Console(stderr=True)
-    if console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal):
+    widgets = importlib.util.find_spec("ipywidgets") is not None
+    if (console.is_jupyter and widgets) or (console.is_terminal and not console.is_dumb_terminal):
         return RichDisplay(console)
     return PlainDisplay(interval)

@@ -254,6 +254,12 @@ class OwnCores(FewCoresCure):
         one = usable_cores() == PLACED_CORES
         return "" if one else f"{usable_cores()} cores: measured on {PLACED_CORES} only"
 
+    def update(self, off: str) -> None:
+        """Apply or undo; in a forked process anew, for its own threads alone."""
+        if self.status == APPLIED and self._placement.is_of_parent():
+            self.status, self.reason = INACTIVE, "not tried"
+        super().update(off)
+
     def _place(self, apart: bool) -> None:
         """Place the threads when MindSpore has started them, or let them run on all cores."""
         if apart:

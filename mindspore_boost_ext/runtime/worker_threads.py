@@ -27,6 +27,7 @@ class Placement:
         self.cores = sorted(os.sched_getaffinity(0))
         self.placed: dict[int, int] = {}  # thread -> core
         self._bound = False  # by somebody else
+        self._process = os.getpid()
         self._ended = threading.Event()
         self._lock = threading.Lock()
         threading.Thread(target=self._look, name="worker_threads", daemon=True).start()
@@ -50,6 +51,10 @@ class Placement:
             for thread, core in self.placed.items():
                 _move(thread, [core])
             return True
+
+    def is_of_parent(self) -> bool:
+        """Return whether it is about the threads of a process that has forked this one."""
+        return os.getpid() != self._process
 
     def in_force(self) -> bool:
         """Return whether the workers are where they were put, or will be."""

@@ -435,6 +435,22 @@ def test_plain_lines_default_to_one_an_epoch(interval, lines, capsys):
     assert len(capsys.readouterr().err.splitlines()) == lines
 
 
+@pytest.mark.parametrize("widgets", [True, False])
+def test_a_notebook_shows_a_bar_only_with_widgets(monkeypatch, widgets):
+    """Without them rich would show nothing, and warn."""
+    console = pytest.importorskip("rich.console")
+    monkeypatch.setattr(console, "_is_jupyter", lambda: True)
+    find = _display.importlib.util.find_spec
+    found = {"ipywidgets": object() if widgets else None}
+    monkeypatch.setattr(
+        _display.importlib.util,
+        "find_spec",
+        lambda name: found[name] if name in found else find(name),
+    )
+    kind = _display.RichDisplay if widgets else _display.PlainDisplay
+    assert isinstance(_display.make_display(3), kind)
+
+
 def test_a_run_is_shown_before_its_first_epoch(capsys):
     _display.PlainDisplay(None).begin_run("plain (1/2)")
     assert capsys.readouterr().err == "plain (1/2) runs\n"

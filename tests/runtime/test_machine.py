@@ -531,6 +531,35 @@ def test_worker_threads_get_cores_of_their_own_and_python_keeps_all(mode):
     }
 
 
+FORKED = (
+    PLACED.partition("found =")[0]
+    + """
+found, child = {"before": row().status}, os.fork()
+if child == 0:  # MindSpore has no threads yet
+    status = row().status
+    ms.nn.Dense(3, 2)(ms.Tensor(np.ones((2, 3), np.float32))).asnumpy()
+    os._exit(0 if (status, soon([[one] for one in CORES])) == ("applied", True) else 1)
+found["child placed"] = os.waitpid(child, 0)[1] == 0
+ms.nn.Dense(3, 2)(ms.Tensor(np.ones((2, 3), np.float32))).asnumpy()
+found["placed"], child = soon([[one] for one in CORES]), os.fork()
+if child == 0:
+    boost.tune_machine(False)
+    os._exit(0)
+os.waitpid(child, 0)
+found["still placed"] = places() == [[one] for one in CORES]
+print(json.dumps(found))
+"""
+)
+
+
+@needs_linux
+def test_a_forked_process_has_threads_of_its_own():
+    """It does not move those of its parent."""
+    found, _ = in_new_process(FORKED, two_cores())
+    done = {"child placed": True, "placed": True, "still placed": True}
+    assert found == {"before": "applied", **done}
+
+
 BOUND_BEFORE = """
 import json, os, time
 import mindspore as ms
