@@ -262,6 +262,15 @@ def test_losses_that_are_left_to_mindspore(graph_mode, settings):
     np.testing.assert_array_equal(found[1], expected[1])
 
 
+def test_a_small_input_is_left_to_mindspore(graph_mode):
+    """And the report does not say otherwise."""
+    net = Weighed(CALLS["softmax"][0]())
+    net.weight = Parameter(Tensor(ROWS[:1], ms.float32), name="weight")
+    _, _, row = trained(net, FACTORS[:1].astype("f"))
+    assert row.status == "skipped"
+    assert row.reason.endswith("no function in the first step's graphs is one of a size that gains")
+
+
 @pytest.mark.parametrize("call", [Renamed, Held, HeldAndNamed, ToFloat32])
 def test_a_name_that_the_script_chose(graph_mode, call):
     _, gradient, row = trained(Weighed(call()), FACTORS.astype("f"))
