@@ -96,8 +96,8 @@ def _idle(network: nn.Cell, eager: bool, in_16_bits: bool, has_run: bool) -> str
         return "no layer holds one of its operators; functions need graphs: add compiled_step"
     if has_run:
         return (
-            "no layer holds one of its operators, and no function in the first step's graphs is one "
-            "of a size that gains"
+            "no layer holds one of its operators, and no function in the first step's graphs is "
+            "one of a size that gains"
         )
     return "no layer holds one of its operators; the first step shows which functions are called"
 
