@@ -75,6 +75,14 @@ def test_report_says_who_asked():
     assert boost.report()["adasum"].reason == "not in level O1"
 
 
+@pytest.mark.filterwarnings("ignore::mindspore_boost_ext.NoEffectWarning")
+def test_report_says_that_a_section_alone_switches_nothing_on():
+    """A project may silence the warning."""
+    boost = AutoBoost("O1", {"grad_accumulation": {"grad_accumulation_step": 2}})
+    reason = "not in level O1, and its section alone switches nothing on"
+    assert boost.report()["grad_accumulation"].reason == reason
+
+
 def test_enable_all_reports_what_the_run_does_not_allow():
     boost = AutoBoost("O1", {"boost": {"mode": "enable_all"}})
     boost.leave_out("adasum", "one process only")

@@ -206,7 +206,8 @@ class BoostConfig:
             return Decision(algorithm, True, f"section {algorithm}")
         if algorithm in LEVELS[self.level]:
             return Decision(algorithm, True, f"level {self.level}")
-        return Decision(algorithm, False, reason=f"not in level {self.level}")
+        given = ", and its section alone switches nothing on" if algorithm in self.given else ""
+        return Decision(algorithm, False, reason=f"not in level {self.level}{given}")
 
     def notices(self) -> tuple[str, ...]:
         """Return one sentence for each given switch, section or setting that has no effect."""
