@@ -12,12 +12,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.entries import (
-    entries_at,
-    has_entry_for_each,
-    is_aligned,
-    refuse_doubtful,
-)
+from mindspore_boost_ext.base.entries import entries_at, is_divided
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import warn
@@ -253,7 +248,7 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
     _cut_to(params, arguments, base)
     new = type(base)(params=list(params), **arguments)
     _keep_rate_names(base, new)
-    _keep_decay_flags(optimizer, new)  # LARS has taken those of its inner one over
+    _keep_decay_flags(optimizer, new)
     new.unique = base.unique
     if _placement(new) != _placement(base):
         new.target = base.target
@@ -264,22 +259,20 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
 
 def _cut_to(params: Sequence[Any], arguments: dict[str, Any], old: nn.Optimizer) -> None:
     """Let arguments with one entry a parameter have those of the parameters that are left."""
-    wanted = [id(one) for one in _flat(params)]
-    places = {id(one): place for place, one in enumerate(old.parameters)}
-    if wanted == list(places):
+    wanted = _flat(params)
+    if [id(one) for one in wanted] == [id(one) for one in old.parameters]:
         return
+    places = {one.name: place for place, one in enumerate(old.parameters)}
     for name, value in arguments.items():
-        if name == _DEFAULT_RATE or not has_entry_for_each(value, old):
+        if name == _DEFAULT_RATE or not is_divided(name, value, old):
             continue
-        if not is_aligned(name, old):
-            refuse_doubtful(name, old)
-        elif not places.keys() >= set(wanted):
+        new = [one.name for one in wanted if one.name not in places]
+        if new:
             raise ValueError(
-                f"{type(old).__name__} has no entry of {name} for a parameter that the network has "
-                "gained: take what adds it away"
+                f"{type(old).__name__} has no entry of {name} for {new[0]}, which the network has "
+                "gained: leave away what adds it"
             )
-        else:
-            arguments[name] = entries_at(value, [places[one] for one in wanted])
+        arguments[name] = entries_at(value, [places[one.name] for one in wanted])
 
 
 def _flat(params: Sequence[Any]) -> list[Parameter]:
@@ -291,11 +284,21 @@ def _flat(params: Sequence[Any]) -> list[Parameter]:
 
 
 def _keep_decay_flags(old: nn.Optimizer, new: nn.Optimizer) -> None:
-    """Let parameters decay, or not, as a script may have said after the constructor."""
-    if hasattr(old, "decay_flags"):
-        known = {id(one): flag for one, flag in zip(old.parameters, old.decay_flags)}
-        flags = zip(new.parameters, new.decay_flags)
-        new.decay_flags = tuple([known.get(id(one), flag) for one, flag in flags])
+    """Let parameters decay, or not, as a script has said after the constructor."""
+    base = base_of(old)  # LARS has taken the flags over, and cleared its own
+    held = zip(base.parameters, getattr(old, "decay_flags", ()), _decays(base))
+    said = {id(one): flag for one, flag, made in held if flag != made}
+    if said:
+        now = zip(new.parameters, new.decay_flags)
+        new.decay_flags = tuple([said.get(id(one), flag) for one, flag in now])
+
+
+def _decays(optimizer: nn.Optimizer) -> list[bool]:
+    """Return which parameters decay by MindSpore's constructor."""
+    if optimizer.is_group:
+        return [isinstance(one, nn.Cell) or one > 0 for one in optimizer.group_weight_decay]
+    names = [one.name for one in optimizer.parameters]
+    return ["beta" not in name and "gamma" not in name for name in names]
 
 
 def _warn_of_guess(old: nn.Optimizer, params: Sequence[Any], setting: str, value: Any) -> None:

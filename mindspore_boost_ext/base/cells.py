@@ -46,6 +46,12 @@ def is_rewritten(cell: nn.Cell) -> bool:
     return bool(_REWRITTEN.search(type(cell).__module__))
 
 
+def parameters_in_lists(cell: nn.Cell) -> list[Parameter]:
+    """Return the Parameters that a Cell holds in Python lists and tuples."""
+    lists = [value for value in vars(cell).values() if isinstance(value, (list, tuple))]
+    return [one for value in lists for one in value if isinstance(one, Parameter)]
+
+
 def name_of(parameter: Parameter) -> str:
     """Return the name of a layer from that of one of its parameters."""
     return str(parameter.name.rpartition(".")[0] or parameter.name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -12,6 +12,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 ALIGNED = frozenset(
     ("weight_decay", "group_weight_decay", "group_lr", "learning_rate", "param_rank", "param_names")
 )
+ONE_A_PARAMETER = (Parameter, bool, ops.Primitive, nn.Cell)
 
 
 def has_entry_for_each(value: object, optimizer: nn.Optimizer) -> bool:
@@ -22,21 +23,26 @@ def has_entry_for_each(value: object, optimizer: nn.Optimizer) -> bool:
     return isinstance(value, (tuple, list, nn.CellList)) and len(value) == count
 
 
-def is_aligned(name: str, optimizer: nn.Optimizer) -> bool:
-    """Return whether entries under a name are known to belong to one parameter each."""
-    return name in ALIGNED or name in getattr(type(optimizer), "parameter_aligned", ())
+def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
+    """Return whether a value under a name has one entry for each parameter of an optimizer.
 
-
-def refuse_doubtful(name: str, optimizer: nn.Optimizer) -> None:
-    """Raise for a user's own class where it is open whether an entry belongs to a parameter."""
-    kind = type(optimizer)
-    known = kind.__module__.startswith("mindspore.") or name in getattr(kind, "parameter_free", ())
-    if not known:
-        raise ValueError(
-            f"{kind.__name__}.{name} has as many entries as there are parameters: does each belong "
-            f"to a parameter? Name it in the class attribute parameter_aligned = ({name!r},) if "
-            f"so, else in parameter_free = ({name!r},)"
-        )
+    Raises:
+        ValueError: for a user's own class, where it has as many and may have them by chance.
+    """
+    if not has_entry_for_each(value, optimizer):
+        return False
+    kind, entries = type(optimizer), cast(Iterable[object], value)
+    if name in ALIGNED or name in getattr(kind, "parameter_aligned", ()):
+        return True
+    if all(isinstance(entry, ONE_A_PARAMETER) for entry in entries):
+        return True
+    if kind.__module__.startswith("mindspore.") or name in getattr(kind, "parameter_free", ()):
+        return False
+    raise ValueError(
+        f"{kind.__name__}.{name} has as many entries as there are parameters: does each belong "
+        f"to a parameter? Name it in the class attribute parameter_aligned = ({name!r},) if "
+        f"so, else in parameter_free = ({name!r},)"
+    )
 
 
 def entries_at(value: object, positions: Sequence[int]) -> object:

@@ -8,6 +8,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from mindspore_boost_ext.base.cells import parameters_in_lists
+
 
 def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
     """Read the learning rate that the next update of `optimizer` will use, and change nothing.
@@ -50,10 +52,12 @@ def _rate_at(rate: Any, optimizer: nn.Optimizer) -> float:
         # `construct` runs the operators eagerly in both modes; calling the Cell would compile a
         # second graph for it. A copy of the step keeps the optimizer's own Parameter out of it.
         step = Tensor(optimizer.global_step.asnumpy(), ms.int32)
-        kept = [(one, one.asnumpy().copy()) for one in rate.get_parameters()]  # a count of calls
-        rate = Tensor(host_array(rate.construct(step)))
-        for one, value in kept:
-            ops.assign(one, Tensor(value))
+        counts = [*rate.get_parameters(), *parameters_in_lists(rate)]  # of calls, maybe
+        before = [host_array(one).copy() for one in counts]
+        rate = np.copy(host_array(rate.construct(step)))
+        for one, value in zip(counts, before):
+            if not np.array_equal(value, host_array(one)):
+                ops.assign(one, Tensor(value, one.dtype))
     return float(np.reshape(host_array(rate), ()))
 
 

@@ -8,6 +8,7 @@ from mindspore import Parameter, ParameterTuple, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import base_of
+from mindspore_boost_ext.base.cells import parameters_in_lists
 
 _PLACES = "boost_in_its_place"
 _GAINED = "gained"
@@ -35,8 +36,6 @@ def share_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
     own; the next one that shares the state of ``source`` shares this as well.
     """
     old, new = base_of(source), base_of(target)
-    list_hidden_parameters(old)
-    list_hidden_parameters(new)
     gained: dict[str, Parameter] = in_its_place(old).setdefault(_GAINED, {})
     known = {**gained, **{one.name: one for one in _state(old)}}
     stand_ins = _rates_by_identity(old, new)
@@ -82,24 +81,33 @@ def _alike(one: Parameter, two: Parameter) -> bool:
 def _state(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the Parameters of an optimizer, without what it trains and without rates."""
     trained = {id(one) for one in optimizer.parameters}
-    untrained = [one for one in optimizer.get_parameters() if id(one) not in trained]
+    held = [*optimizer.get_parameters(), *_hidden_in(optimizer).values()]
+    untrained = [one for one in held if id(one) not in trained]
     return [one for one in untrained if not one.name.startswith("learning_rate")]
 
 
-def list_hidden_parameters(optimizer: nn.Cell) -> None:
+def list_hidden_parameters(optimizer: nn.Cell, network: nn.Cell) -> None:
     """Let an optimizer list Parameters that it holds in Python lists: else no checkpoint has them.
+
+    But those under a name of the network's, which a checkpoint could hold once only.
+    """
+    own = _compat.own_parameters(optimizer)
+    taken = {one.name for one in network.get_parameters()}.union(own)
+    hidden = {name: one for name, one in _hidden_in(optimizer).items() if name not in taken}
+    if hidden:
+        _compat.set_own_parameters(optimizer, type(own)({**own, **hidden}))
+
+
+def _hidden_in(optimizer: nn.Cell) -> dict[str, Parameter]:
+    """Return, by name, what an optimizer holds in Python lists and does not list.
 
     Those of ``mindspore.experimental`` hold their rates so, ASGD and NAdam moments, too, and
     classes of the user's own what they like; those of ``mindspore.nn`` list all.
     """
     if isinstance(optimizer, nn.Optimizer) and type(optimizer).__module__.startswith(_LISTING):
-        return
-    own = _compat.own_parameters(optimizer)
+        return {}
     listed = {one.name for one in optimizer.get_parameters()}
-    lists = [value for value in vars(optimizer).values() if isinstance(value, (list, tuple))]
-    held = [one for value in lists for one in value if isinstance(one, Parameter)]
     # One of a name that is taken could not be told from the other in a file, and one without a name
     # of its own has a number that differs from run to run.
-    hidden = {one.name: one for one in held if one.name not in listed and "#" not in one.name}
-    if hidden:
-        _compat.set_own_parameters(optimizer, type(own)({**own, **hidden}))
+    held = parameters_in_lists(optimizer)
+    return {one.name: one for one in held if one.name not in listed and "#" not in one.name}

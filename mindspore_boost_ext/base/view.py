@@ -6,19 +6,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.centralization import OptimizerPart
-from mindspore_boost_ext.base.entries import (
-    entries_at,
-    has_entry_for_each,
-    is_aligned,
-    refuse_doubtful,
-)
+from mindspore_boost_ext.base.entries import entries_at, is_divided
 from mindspore_boost_ext.config.rules import shown
 
-ONE_A_PARAMETER = (Parameter, bool, ops.Primitive, nn.Cell)
 # Numbers of parameters: `lens` is ASGD's name for it.
 COUNTS = frozenset(("param_length", "lens"))
 
@@ -116,14 +110,7 @@ def _restricted(
     if isinstance(value, nn.Optimizer):
         same = [id(one) for one in value.parameters] == [id(one) for one in optimizer.parameters]
         return optimizer_view(value, positions) if same else value
-    if not has_entry_for_each(value, optimizer):
-        return value
-    entries: Any = value
-    aligned = is_aligned(name, optimizer)
-    if not aligned and not all(isinstance(entry, ONE_A_PARAMETER) for entry in entries):
-        refuse_doubtful(name, optimizer)
-        return value
-    return entries_at(value, positions)
+    return entries_at(value, positions) if is_divided(name, value, optimizer) else value
 
 
 def _kept_parameters(

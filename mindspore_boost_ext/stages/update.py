@@ -118,7 +118,7 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
     if not hasattr(optimizer, "parameters"):
         raise TypeError(f"optimizer must be an optimizer, got {shown(optimizer)}")
     for one in (optimizer, innermost(optimizer)):
-        list_hidden_parameters(one)
+        list_hidden_parameters(one, network)
     own = {id(one) for one in network.get_parameters()}
     if not any(id(one) in own for one in optimizer.parameters):
         warn(

@@ -10,7 +10,14 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.nn.optim.optimizer import opt_init_args_register
 from models import model_of
 
-from mindspore_boost_ext import BoostModel, BoostMonitor, restore, save_checkpoint
+from mindspore_boost_ext import (
+    BoostModel,
+    BoostMonitor,
+    FreezeOpt,
+    restore,
+    save_checkpoint,
+)
+from mindspore_boost_ext.base.arguments import construct_like
 from mindspore_boost_ext.base.centralization import install_centralization
 from mindspore_boost_ext.base.learning_rate import read_learning_rate
 from mindspore_boost_ext.base.rebuild import rebuilt
@@ -46,11 +53,14 @@ def test_an_update_with_columns_of_its_own_has_no_place_for_centralization():
 
 
 class ListOfMoments(nn.Optimizer):
-    """Momentum, whose moments no Cell lists."""
+    """Momentum, whose moments no Cell lists, and maybe a list of another network's Parameters."""
 
     @opt_init_args_register
-    def __init__(self, params, learning_rate):
+    def __init__(self, params, learning_rate, teacher=()):
         super().__init__(learning_rate, params)
+        self.teacher = list(teacher)
+        self.scale = Parameter(Tensor(1.0), name="state.scale")
+        self.others = [Parameter(Tensor(100.0), name="scale")]  # as the attribute's name
         names = [f"moments.{one.name}" for one in self.parameters]
         zeros = [ops.zeros_like(one) for one in self.parameters]
         self.moments = [Parameter(zero, name=name) for zero, name in zip(zeros, names)]
@@ -89,6 +99,28 @@ def test_moments_in_a_list_go_on_in_a_second_model(mode):
     trained(with_list(CENTRALIZED, net, optimizer), 3)
     assert np.abs(optimizer.moments[0].asnumpy()).max() > 0
     nets.assert_same(whole, trained(with_list(CENTRALIZED, net, optimizer), 3, first=3))
+
+
+def test_moments_in_a_list_under_another_optimizer_are_in_the_checkpoint(tmp_path):
+    net = nets.MLP()
+    optimizer = FreezeOpt(ListOfMoments(net.trainable_params(), 0.1), [net.trainable_params()], [0])
+    step = model_of(net, {"boost": {**OFF, "grad_freeze": True}}, optimizer, BoostModel)
+    save_checkpoint(step.train_network, tmp_path / "run.ckpt")
+    assert "moments.first.weight" in ms.load_checkpoint(str(tmp_path / "run.ckpt"))
+
+
+@pytest.mark.parametrize("config", [{"boost": OFF}, CENTRALIZED], ids=["off", "centralized"])
+def test_parameters_of_another_network_are_not_listed(config):
+    net, teacher = nets.MLP(), nets.MLP()
+    optimizer = ListOfMoments(net.trainable_params(), 0.1, teacher.trainable_params())
+    model = with_list(config, net, optimizer)
+    before = nets.weights(teacher)
+    trained(model)
+    nets.assert_same(before, nets.weights(teacher))
+    listed = [one.name for one in model.train_network.optimizer.get_parameters()]
+    assert "state.scale" in listed
+    assert "scale" not in listed
+    assert model.train_network.optimizer.scale.asnumpy() == 1.0
 
 
 class OwnFactors(nn.Optimizer):
@@ -130,10 +162,33 @@ def test_an_argument_for_each_parameter_loses_those_that_go(kind):
         rebuilt(OwnFactors(params, 0.1, KINDS[kind]([1, 2, 3, 4])), removed=[params[1]])
 
 
+def test_an_argument_for_each_parameter_goes_to_a_namesake():
+    """It takes the place of the one that goes, as its group does."""
+    params = nets.MLP().trainable_params()
+    twin = Parameter(Tensor(np.ones(5, np.float32)), name=params[1].name)
+    made = rebuilt(Aligned(params, 0.1, [1, 2, 3, 4]), removed=[params[1]], added=[twin])
+    order = [one.name for one in params]
+    assert made.factors == [1 + order.index(one.name) for one in made.parameters]
+
+
+def test_arguments_stay_where_parameters_do():
+    """Whatever their length: nothing is cut."""
+    optimizer = OwnFactors(nets.MLP().trainable_params(), 0.1, [1, 2, 3, 4])
+    made = rebuilt(optimizer)
+    assert made is not optimizer
+    assert made.factors == [1, 2, 3, 4]
+
+
+def test_a_flag_for_each_parameter_is_recognised_by_itself():
+    params = nets.MLP().trainable_params()
+    made = rebuilt(OwnFactors(params, 0.1, [True, False, True, False]), removed=[params[1]])
+    assert made.factors == [True, True, False]
+
+
 def test_an_argument_for_each_parameter_lacks_one_that_is_new():
     params = nets.MLP().trainable_params()
     new = Parameter(Tensor([1.0]), name="new")
-    with pytest.raises(ValueError, match="no entry of factors for a parameter that the network"):
+    with pytest.raises(ValueError, match="no entry of factors for new, which the network"):
         rebuilt(Aligned(params, 0.1, [1, 2, 3, 4]), added=[new])
 
 
@@ -158,6 +213,18 @@ def test_what_a_script_says_of_decay_after_the_constructor_stays():
     assert step.optimizer.decay_flags == flags
 
 
+def test_a_new_groups_decay_counts():
+    """What the constructor has made of the old groups is nothing that a script has said."""
+    net = nets.MLP()
+    first, second = net.first.trainable_params(), net.second.trainable_params()
+    groups = [{"params": first, "weight_decay": 0.0}, {"params": second}]
+    optimizer = nn.Momentum(groups, 0.1, 0.9, weight_decay=0.5)
+    optimizer.decay_flags = (*optimizer.decay_flags[:3], False)  # of the last bias
+    again = [{"params": first, "weight_decay": 0.5}, {"params": second}]
+    made = construct_like(optimizer, again)
+    assert made.decay_flags == (True, True, True, False)
+
+
 class CountsCalls(nn.learning_rate_schedule.LearningRateSchedule):
     """A rate that falls from call to call."""
 
@@ -169,11 +236,26 @@ class CountsCalls(nn.learning_rate_schedule.LearningRateSchedule):
         return 0.1 / ops.assign_add(self.calls, Tensor(1.0, ms.float32))
 
 
-def test_to_read_a_rate_does_not_count_as_a_call(mode):
-    net, rate = nets.MLP(), CountsCalls()
+class CountsInAList(CountsCalls):
+    """Counts in a list, too, and holds what CPU cannot assign to."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = [Parameter(Tensor(0.0, ms.float32), name="held")]
+        self.start = Parameter(Tensor(0.1, ms.bfloat16), name="start")
+
+    def construct(self, step):
+        calls = ops.assign_add(self.held[0], Tensor(1.0, ms.float32))
+        return ops.depend(super().construct(step), calls)
+
+
+@pytest.mark.parametrize("schedule", [CountsCalls, CountsInAList])
+def test_to_read_a_rate_does_not_count_as_a_call(mode, schedule):
+    net, rate = nets.MLP(), schedule()
     optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
     model = model_of(net, {"boost": OFF}, optimizer, BoostModel)
     model.train(2, nets.dataset(3), callbacks=BoostMonitor(), dataset_sink_mode=False)
+    assert [one.asnumpy() for one in getattr(rate, "held", [])] in ([], [6])
     assert rate.calls.asnumpy() == 6
     assert read_learning_rate(optimizer) == pytest.approx(0.1 / 7, rel=1e-6)  # float32
     assert rate.calls.asnumpy() == 6
