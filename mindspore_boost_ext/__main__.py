@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--version", action="store_true", help="print the version and exit")
     text = "for every Model of the script that gives none itself; for --explain and --check (O1)"
     add("--level", choices=sorted(LEVELS), help=text)
-    text = "a JSON configuration for those Models (at level O1)"
+    text = "a JSON configuration, or its text, for those Models (at level O1)"
     add("--config", metavar="FILE", type=_given, help=text)
     text = "tuned settings for those Models, in place of --config"
     add("--recipe", choices=NAMES, help=text)

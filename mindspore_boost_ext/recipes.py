@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mindspore_boost_ext.config.rules import check_all, integer, one_of
+from mindspore_boost_ext.config.rules import check_all, integer, launched_processes, one_of
 
 _ALL_OFF = MappingProxyType({"mode": "manual", "less_bn": False, "grad_freeze": False})
 # Gives back some of the accuracy that fewer updates cost.
@@ -104,7 +103,7 @@ def recipe(name: str, total_steps: int, *, devices: int | None = None) -> dict[s
         >>> recipe("fast", 4000)["short_schedule"]["share"]
         0.5
     """
-    devices = int(os.environ.get("MS_WORKER_NUM") or 1) if devices is None else devices
+    devices = launched_processes() if devices is None else devices
     check_all(
         "recipe",
         name=(name, one_of(NAMES)),

@@ -280,3 +280,6 @@ def test_as_many_processes_as_msrun_has_started(monkeypatch):
     assert recipe("large-batch", 4000)["boost"]["adasum"] is False
     monkeypatch.setenv("MS_WORKER_NUM", "4")
     assert recipe("large-batch", 4000) == recipe("large-batch", 4000, devices=4)
+    for strange in ("two", "0", "-1", ""):
+        monkeypatch.setenv("MS_WORKER_NUM", strange)
+        assert recipe("large-batch", 4000) == recipe("large-batch", 4000, devices=1)

@@ -11,6 +11,7 @@ def test_a_report_reads_as_an_aligned_table():
     report = Report("title")
     report.put(Row("less_bn", "level O1", "applied", "as asked", {"removed": 11, "kept": 9}))
     report.put(Row("adasum", "-", "inactive"))
+    assert repr(report) == str(report)  # what a notebook shows
     assert str(report).splitlines() == [
         "title",
         "algorithm  asked by  status    reason    counts",

@@ -202,12 +202,13 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         self.look_behind(outputs)
         return outputs
 
-    def look_behind(self, outputs: object) -> None:
+    def look_behind(self, outputs: object, steps: int = 1) -> None:
         """From time to time look whether the scale sits at its minimum."""
-        self._steps_run += 1
-        if self._steps_run == 1:
+        before, self._steps_run = self._steps_run, self._steps_run + steps
+        if before == 0:
             self.scale_part.after_first_step()
-        due = self._look_every and self._steps_run % self._look_every == 0
+        every = self._look_every
+        due = every and self._steps_run // every > before // every
         if due and isinstance(outputs, tuple) and len(outputs) == 3:  # a subclass may return less
             self._warn_of_overflows(outputs[1], outputs[2])
 

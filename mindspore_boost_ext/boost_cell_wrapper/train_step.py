@@ -147,7 +147,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._prepared: set[int] = set()
         self._flushes: dict[int, Flush] = {}
         self._state: tuple[Any, ...] = ()
-        self._has_run = self._asks_for_less = False
+        self._has_run = self._was_looked_at = self._asks_for_less = False
         self._variant, self._ran_in = "the step", None  # a mode
         self._first_runs: list[str] = []
         self._has_begun: list[bool] = []
@@ -275,15 +275,14 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         for told in FIRST_RUN:
             told(self)
 
-    def look_behind(self, outputs: object) -> None:
-        """Look at what a step, or the steps of a call of sink mode, have returned."""
+    def look_behind(self, outputs: object, steps: int = 1) -> None:
+        """Look at what the last of so many steps has returned; sink mode has several."""
 
     def _run_chosen(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         """Run a step, or that variant of it whose turn it is.
 
-        The variant is chosen here on the host, so that only those whose turn has come are ever
-        compiled. Inside another Cell's graph, and in a subclass with a way of its own to the
-        choice, the graph chooses.
+        Chosen here on the host, only those whose turn has come are ever compiled. Inside another
+        Cell's graph, and in a subclass with a way of its own to the choice, the graph chooses.
         """
         if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
             self._count_batch()
@@ -345,6 +344,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             while step.choice_part is not None:
                 step = step.choice_part.variants[step.choice_part.chooser.now()]
             PROGRESS.begin_update()
+            follow_mode(self)
             if id(step) not in self._flushes:
                 self._flushes[id(step)] = Flush(step)
             with self._host_writes.followed():

@@ -20,7 +20,7 @@ from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.base.learning_rate import host_array, read_learning_rate
 from mindspore_boost_ext.callbacks.checkpoint import step_in
 from mindspore_boost_ext.callbacks.display import Display, PlainDisplay, make_display
-from mindspore_boost_ext.callbacks.epoch import DONE, batches_of_epoch
+from mindspore_boost_ext.callbacks.epoch import DONE, batches_of_epoch, is_last_of_epoch
 from mindspore_boost_ext.callbacks.history import HistoryWriter, PathLike, Record
 from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
@@ -306,10 +306,13 @@ class BoostMonitor(Callback):
 
     def on_train_end(self, run_context: RunContext) -> None:
         """Close history and display; say so where an algorithm has ended the training."""
-        run, ended_by = self._run, run_context.original_args().get("ended_by")
-        if run is not None and run.epoch is not None and run.display is not None and ended_by:
-            number, last = run.epoch.number, run.last_epoch
-            run.display.line(f"{ended_by} ends the training, in epoch {number} of {last}")
+        run = self._run
+        if run is not None and run.epoch is not None and run.display is not None:
+            params, number, last = run_context.original_args(), run.epoch.number, run.last_epoch
+            early = number < last or not is_last_of_epoch(params, run.epoch.first_step)
+            if early and "ended_by" in params:
+                text = f"{params['ended_by']} ends the training, in epoch {number} of {last}"
+                run.display.line(text)
         self._close()
 
     def _close(self) -> None:

@@ -116,7 +116,7 @@ class BoostCheckpoint(Callback):
             return
         try:
             kind, path = kind_of(self.path), _path_of_rank(self.path)
-            save_checkpoint(network, path, append_dict={EPOCH: done}, format=kind)
+            save_checkpoint(run.train_network, path, append_dict={EPOCH: done}, format=kind)
         except OSError as error:
             self._warn(f"{error.strerror}; training goes on")
 

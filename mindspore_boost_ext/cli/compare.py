@@ -39,7 +39,7 @@ from mindspore_boost_ext.cli.trial_settings import (
     settings_of,
 )
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
-from mindspore_boost_ext.config.rules import described
+from mindspore_boost_ext.config.rules import described, launched_processes
 
 BUNDLED = {"network": LENET, "epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
 _CHOICES = {"mode": MODES, "network": NETWORKS}
@@ -173,9 +173,9 @@ def _problem(options: argparse.Namespace) -> str:
 
 def in_several_processes(command: str) -> str:
     """Return what is wrong where msrun runs a command in several processes; else nothing."""
-    ranks = int(os.environ.get("MS_WORKER_NUM") or 1)
     # The scheduler, too, is started with the command, and is waited for.
-    if os.environ.get("MS_ROLE") not in ("MS_WORKER", "MS_SCHED") or ranks < 2:
+    started = os.environ.get("MS_ROLE") in ("MS_WORKER", "MS_SCHED")
+    if not started or launched_processes() < 2:
         return ""
     return (
         f"run {command} in one process, without msrun: it starts the processes of its runs "

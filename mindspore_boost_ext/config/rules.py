@@ -43,10 +43,19 @@ def switched_off(variable: str) -> bool:
     return os.environ.get(variable, "").lower() in ("0", "false", "no", "off")
 
 
+def launched_processes() -> int:
+    """Return how many processes msrun has started, this one among them; 1 without it."""
+    text = os.environ.get("MS_WORKER_NUM", "")
+    return max(int(text), 1) if text.isdecimal() else 1
+
+
 def described(error: Exception, most: int = _SHOWN) -> str:
-    """Return the type of an exception that foreign code raised, with what it says at first."""
+    """Return the type of an exception that foreign code raised, with what it says.
+
+    Without MindSpore's lists of calls, which are behind a line of dashes.
+    """
     try:
-        text = str.__str__(str(error)).partition("\n\n")[0][:most]
+        text = str.__str__(str(error)).partition("\n\n---")[0][:most]
     except Exception:
         text = "an error that cannot be shown"
     return printable(f"{type(error).__name__[:_SHOWN]}: {text}")

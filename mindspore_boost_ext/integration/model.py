@@ -26,6 +26,7 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
     check_same_step_on_ranks,
     check_same_training_on_ranks,
 )
+from mindspore_boost_ext.boost_cell_wrapper.kept_graphs import follow_mode
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
@@ -292,18 +293,23 @@ class SinkMode(Callback):
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
         super().__init__()
-        self.step, self.looked = step, False
+        self.step, self.done = step, 0
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """Look before the first call of the device."""
-        if self._is_unseen(run_context) and not self.looked:
+        if not self._is_unseen(run_context):
+            return
+        follow_mode(self.step)
+        if not (self.step._has_run or self.step._was_looked_at):
             self.step.look_before_first()
-            self.looked = True
+            self.step._was_looked_at = True
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Look at the last of the steps that the device has run on its own."""
+        params = run_context.original_args()
+        steps, self.done = params.cur_step_num - self.done, params.cur_step_num
         if self._is_unseen(run_context):
-            self.step.look_behind(run_context.original_args().net_outputs)
+            self.step.look_behind(params.net_outputs, steps)
 
     def _is_unseen(self, run_context: RunContext) -> bool:
         """Return whether a graph of MindSpore's own around the step runs it."""

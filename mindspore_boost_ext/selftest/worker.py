@@ -26,11 +26,11 @@ from mindspore_boost_ext.runtime.ranks import rank_and_count
 from mindspore_boost_ext.selftest.checks import CHECKS, NotPossible
 from mindspore_boost_ext.stages.overflow import DeviceFacts, choose_detector
 
+_SETTINGS = ("MS_", "ASCEND_", "HCCL_", "CUDA_", "NCCL_", "RANK_", "DNNL_", "ONEDNN_")
 PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible here"
 # How far a weight may be off, as a share of its way. On CPU float32 sums of at most 40 products,
 # and inverses of condition 10 at most, are off by some 1e-6; the kernels of accelerators may
 # multiply in shorter types by default, while a step more or less is off by 0.1 and more.
-_SETTINGS = ("MS_", "ASCEND_", "HCCL_", "CUDA_", "NCCL_", "RANK_", "DNNL_", "ONEDNN_")
 _ON_CPU, _ON_ACCELERATORS = 1e-4, 2e-2
 
 

@@ -451,6 +451,37 @@ def test_a_notebook_shows_a_bar_only_with_widgets(monkeypatch, widgets):
     assert isinstance(_display.make_display(3), kind)
 
 
+def test_a_warning_that_is_an_error_ends_the_bar_alone():
+    console = pytest.importorskip("rich.console")
+    display = _display.RichDisplay(console.Console(file=io.StringIO(), force_terminal=True))
+
+    def warns():
+        raise UserWarning
+
+    display._draw(warns)
+    display.begin_epoch("epoch 1/1", 3)  # draws nothing any more
+    display.close()
+
+
+def test_an_end_that_was_planned_is_not_news(capsys):
+    """An algorithm says that it is over in the last step, too."""
+
+    class Ends(Callback):
+        def on_train_step_end(self, run_context):
+            params = run_context.original_args()
+            if params.cur_step_num == self.at:
+                params["ended_by"] = "short_schedule"
+                run_context.request_stop()
+
+    for at, said in ((6, 0), (5, 1)):
+        ends = Ends()
+        ends.at = at
+        net = nn.Dense(4, 1)
+        model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+        model.train(2, dataset(), callbacks=[BoostMonitor(), ends], dataset_sink_mode=False)
+        assert capsys.readouterr().err.count("short_schedule ends the training") == said
+
+
 def test_a_run_is_shown_before_its_first_epoch(capsys):
     _display.PlainDisplay(None).begin_run("plain (1/2)")
     assert capsys.readouterr().err == "plain (1/2) runs\n"

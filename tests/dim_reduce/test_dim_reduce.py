@@ -363,6 +363,15 @@ def test_a_window_that_was_restored_stays_open_until_there_is_a_batch(mode):
     assert not step.flush_accumulation()
 
 
+def test_a_window_of_the_other_mode_is_closed():
+    """MindSpore would put a method that has run by itself in the place of a ``construct``."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    _, step = reduced(accumulation=2)
+    run(step, nets.batches(3))
+    ms.set_context(mode=ms.GRAPH_MODE)
+    assert step.flush_accumulation()
+
+
 class WithoutInputs(nets.MLP):
     """Holds its one batch."""
 

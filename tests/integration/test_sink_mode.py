@@ -5,18 +5,23 @@ There a graph of MindSpore's around the step runs it, and the host sees no batch
 
 from __future__ import annotations
 
+import warnings
+
 import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from models import model_of
 
 from mindspore_boost_ext import (
     BoostCheckpoint,
     BoostModel,
+    BoostMonitor,
+    BoostTrainOneStepCell,
     BoostWarning,
     GroupLossScaleManager,
+    read_history,
     restore,
     save_checkpoint,
 )
@@ -87,6 +92,40 @@ def test_a_file_holds_settings_and_counts_epochs_on(sink, tmp_path):
         restore(clipped(0.5).train_network, path)
 
 
+class Around(nn.Cell):
+    """A script's own Cell around a step, with state of its own."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.network, self.count = step, ms.Parameter(Tensor(0.0), name="count")
+
+    def construct(self, x, y):
+        return ops.depend(self.network(x, y), ops.assign_add(self.count, Tensor(1.0)))
+
+
+def test_a_cell_around_a_step_is_saved_whole_and_goes_on(mode, tmp_path):
+    """Where MindSpore sinks nothing, too."""
+
+    def made():
+        return ms.Model(Around(clipped(1.0).train_network))
+
+    def train(model, epochs, *callbacks, done=0):
+        data = nets.dataset(STEPS)
+        model.train(epochs, data, [*callbacks], dataset_sink_mode=False, initial_epoch=done)
+
+    path, history = tmp_path / "run.ckpt", tmp_path / "history"
+    whole, first, second = made(), made(), made()
+    train(whole, 3)
+    callback = BoostCheckpoint(path)
+    train(first, 1, callback)
+    train(first, 1, callback)
+    done = restore(second.train_network, path)
+    assert done == 2
+    train(second, 1, BoostMonitor(history, progress=False))
+    assert read_history(history)[-1]["epoch"] == 3
+    nets.assert_same_weights(whole.train_network, second.train_network)
+
+
 def test_a_step_in_another_cell_keeps_its_settings(tmp_path):
     """As what a callback of sink mode is given, or a Cell of one's own."""
     path = tmp_path / "run.ckpt"
@@ -119,12 +158,46 @@ def test_a_missing_marker_is_refused(sink):
         sink(model, 1)
 
 
-def test_a_loaded_state_of_another_basis_is_refused(sink, tmp_path):
-    def reduced(seed):
-        section = {"n_components": 7, "pca_mat_path": nets.basis_file(seed=seed)}
-        config = {"boost": {**MANUAL, "dim_reduce": True}, "dim_reduce": section}
-        return model_of(nets.MLP(), config, kind=BoostModel)
+def reduced(seed=0):
+    section = {"n_components": 7, "pca_mat_path": nets.basis_file(seed=seed)}
+    config = {"boost": {**MANUAL, "dim_reduce": True}, "dim_reduce": section}
+    return model_of(nets.MLP(), config, kind=BoostModel)
 
+
+def test_a_step_that_has_run_in_pynative_mode_sinks(sink):
+    """MindSpore would put a method that has run by itself in the place of a ``construct``."""
+    model, expected = reduced(), reduced()
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    start = nets.weights(model.train_network)
+    model.train_network(*map(Tensor, nets.batches(1)[0]))
+    nets.set_weights(model.train_network, start)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    for one in (model, expected):
+        sink(one, 2)
+    found, wanted = (nets.weights(one.train_network.network) for one in (model, expected))
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)  # float32
+
+
+def test_the_first_look_is_once(sink, monkeypatch):
+    """And a step that has run by hand has looked at its batch."""
+    looks = []
+    look = BoostTrainOneStepCell.look_before_first
+    monkeypatch.setattr(
+        BoostTrainOneStepCell,
+        "look_before_first",
+        lambda self, *inputs: looks.append(inputs) or look(self, *inputs),
+    )
+    by_hand, model = clipped(1.0), clipped(1.0)
+    by_hand.train_network(*map(Tensor, nets.batches(1)[0]))
+    assert [len(one) for one in looks] == [2]
+    for _ in range(2):
+        sink(by_hand, 1)
+        sink(model, 1)
+    assert [len(one) for one in looks] == [2, 0]
+
+
+def test_a_loaded_state_of_another_basis_is_refused(sink, tmp_path):
     ms.save_checkpoint(reduced(0).train_network, str(tmp_path / "run.ckpt"))
     model = reduced(1)
     ms.load_param_into_net(model.train_network, ms.load_checkpoint(str(tmp_path / "run.ckpt")))
@@ -140,5 +213,11 @@ def test_a_fixed_scale_that_always_overflows_is_warned_of(sink, monkeypatch):
     net.second.weight.set_data(Tensor(np.full(net.second.weight.shape, np.inf, np.float32)))
     manager = ms.amp.FixedLossScaleManager(2.0**20, drop_overflow_update=True)
     model = model_of(net, {"boost": MANUAL}, kind=BoostModel, loss_scale_manager=manager)
+    model.train_network._look_every = 100  # as on the devices that sink
+    monkeypatch.setattr(Calls, "sink_size", lambda self: 60)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sink(model, 10)  # 600 steps: 6 looks of the 10 that it takes
+        assert not caught
     with pytest.warns(BoostWarning, match="overflowed at the fixed loss scale"):
         sink(model, 10)
