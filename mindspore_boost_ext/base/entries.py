@@ -15,7 +15,7 @@ ALIGNED = frozenset(
 ONE_A_PARAMETER = (Parameter, bool, ops.Primitive, nn.Cell)
 
 
-def has_entry_for_each(value: object, optimizer: nn.Optimizer) -> bool:
+def _has_entry_for_each(value: object, optimizer: nn.Optimizer) -> bool:
     """Return whether a value has as many entries as there are parameters, maybe by chance."""
     count = len(optimizer.parameters)
     if isinstance(value, (Tensor, np.ndarray)) and not isinstance(value, Parameter):
@@ -29,7 +29,7 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
     Raises:
         ValueError: for a user's own class, where it has as many and may have them by chance.
     """
-    if not has_entry_for_each(value, optimizer):
+    if not _has_entry_for_each(value, optimizer):
         return False
     kind, entries = type(optimizer), cast(Iterable[object], value)
     if name in ALIGNED or name in getattr(kind, "parameter_aligned", ()):

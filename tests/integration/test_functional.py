@@ -546,7 +546,9 @@ def test_a_file_from_before_rates_were_in_it_is_restored_with_a_warning(monkeypa
         return make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=OFF)
 
     with monkeypatch.context() as before:
-        before.setattr("mindspore_boost_ext.stages.update.list_hidden_parameters", lambda one: None)
+        before.setattr(
+            "mindspore_boost_ext.stages.update.list_hidden_parameters", lambda *given: None
+        )
         old = build()
     save_checkpoint(old.train_network, tmp_path / "old.ckpt", append_dict={"epoch": 2})
     with pytest.warns(UserWarning, match="holds no learning_rate_group_0: these begin as"):
