@@ -598,13 +598,19 @@ def test_graph_forces_the_order_of_the_register(graph, distributed):
     graph.assert_order(get, *compare, last, "return")
 
 
-def test_graph_of_the_step_itself_forces_the_order_of_the_register(dumps):
-    """Clear before the backward pass, get behind it, clear again, and only then the branch."""
-    (path,) = (dumps / "step").rglob("*validate*.ir")
+def with_register(folder):
+    """Return a graph with its first clear of the register, what reads it, and the last clear."""
+    (path,) = folder.rglob("*validate*.ir")
     graph = Graph(path)
     (get,) = graph.find("NPUGetFloatStatusV2")
     clears = graph.find("NPUClearFloatStatusV2")
     first, last = sorted(clears, key=lambda node: len(graph.before(node)))
+    return graph, first, get, last
+
+
+def test_graph_of_the_step_itself_forces_the_order_of_the_register(dumps):
+    """Clear before the backward pass, get behind it, clear again, and only then the branch."""
+    graph, first, get, last = with_register(dumps / "step")
     (loss,), (branch,) = graph.find("SumExt"), graph.find("Switch")
     assert len(graph.gradients()) == GRADIENT_COUNT
     for gradient in graph.gradients():
@@ -614,11 +620,7 @@ def test_graph_of_the_step_itself_forces_the_order_of_the_register(dumps):
 
 def test_graph_of_a_refresh_reads_the_register_behind_the_factors(dumps):
     """They carry the scale squared, and saturate first."""
-    (path,) = (dumps / "refresh").rglob("*validate*.ir")
-    graph = Graph(path)
-    (get,) = graph.find("NPUGetFloatStatusV2")
-    clears = graph.find("NPUClearFloatStatusV2")
-    first, last = sorted(clears, key=lambda node: len(graph.before(node)))
+    graph, first, get, last = with_register(dumps / "refresh")
     products = graph.find("MatMul")
     factors = [node for node in products if node not in graph.backward]
     assert len(factors) == 4 + 2  # A and G of two layers, and what the layers compute themselves
