@@ -58,10 +58,13 @@ class Calls:
 def sink(monkeypatch, graph_mode):
     """Return what trains a Model in sink mode."""
 
+    feds = {}
+
     def open_data(model, *given, **more):
         step = model.train_network
-        fed = Fed(step, nets.batches(1)[0])
-        return Calls(), fed.set_train()
+        if id(step) not in feds:
+            feds[id(step)] = Fed(step, nets.batches(1)[0])
+        return Calls(), feds[id(step)].set_train()
 
     def train(model, epoch, data, callbacks, cb_params, initial_epoch=0, valid_infos=None):
         given = (epoch, data, callbacks, cb_params, -1, initial_epoch, valid_infos)
