@@ -199,10 +199,10 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     def __call__(self, *inputs: Tensor, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:
         """Run a step."""
         outputs: tuple[Tensor, Tensor, Tensor] = super().__call__(*inputs, **kwargs)
-        self.look_behind(outputs)
+        self.look_at_outputs(outputs)
         return outputs
 
-    def look_behind(self, outputs: object, steps: int = 1) -> None:
+    def look_at_outputs(self, outputs: object, steps: int = 1) -> None:
         """From time to time look whether the scale sits at its minimum."""
         before, self._steps_run = self._steps_run, self._steps_run + steps
         if before == 0:

@@ -275,7 +275,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         for told in FIRST_RUN:
             told(self)
 
-    def look_behind(self, outputs: object, steps: int = 1) -> None:
+    def look_at_outputs(self, outputs: object, steps: int = 1) -> None:
         """Look at what the last of so many steps has returned; sink mode has several."""
 
     def _run_chosen(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:

@@ -289,7 +289,10 @@ class EndOfTraining(Callback):
 
 
 class SinkMode(Callback):
-    """Looks at what a step looks at itself where the host runs it: in GRAPH_MODE none does."""
+    """Checks around the calls of sink mode what a step checks itself where the host runs it.
+
+    In GRAPH_MODE a graph of MindSpore's runs it; in PYNATIVE_MODE the host does in sink mode, too.
+    """
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
         super().__init__()
@@ -309,7 +312,7 @@ class SinkMode(Callback):
         params = run_context.original_args()
         steps, self.done = params.cur_step_num - self.done, params.cur_step_num
         if self._is_unseen(run_context):
-            self.step.look_behind(params.net_outputs, steps)
+            self.step.look_at_outputs(params.net_outputs, steps)
 
     def _is_unseen(self, run_context: RunContext) -> bool:
         """Return whether a graph of MindSpore's own around the step runs it."""

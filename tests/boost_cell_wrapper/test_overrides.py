@@ -470,4 +470,5 @@ def test_a_reducer_of_a_step_without_variants_is_used(pynative_mode):
         step(*map(Tensor, nets.batches(1)[0]))
         ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
     for name, way in ways[0].items():
+        # A way is a difference of two weights of up to 1, each rounded to 6e-8.
         np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)

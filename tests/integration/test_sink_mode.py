@@ -1,6 +1,6 @@
 """Sink mode: MindSpore's own loop of it, with a stand-in for the queue of a device.
 
-There a graph of MindSpore's around the step runs it, and the host sees no batch.
+There, in GRAPH_MODE, a graph of MindSpore's around the step runs it, and the host sees no batch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Calls:
 
 
 @pytest.fixture
-def sink(monkeypatch, graph_mode):
+def sink(monkeypatch):
     """Return what trains a Model in sink mode."""
 
     feds = {}
@@ -85,7 +85,7 @@ def clipped(norm):
     return model_of(nets.MLP(), config, kind=BoostModel)
 
 
-def test_a_file_holds_settings_and_counts_epochs_on(sink, tmp_path):
+def test_a_file_holds_settings_and_counts_epochs_on(mode, sink, tmp_path):
     path = tmp_path / "run.ckpt"
     model, callback = clipped(1.0), BoostCheckpoint(path)
     sink(model, 2, callback)
@@ -112,9 +112,8 @@ def test_a_cell_around_a_step_is_saved_whole_and_goes_on(mode, tmp_path):
     def made():
         return ms.Model(Around(clipped(1.0).train_network))
 
-    def train(model, epochs, *callbacks, done=0):
-        data = nets.dataset(STEPS)
-        model.train(epochs, data, [*callbacks], dataset_sink_mode=False, initial_epoch=done)
+    def train(model, epochs, *callbacks):
+        model.train(epochs, nets.dataset(STEPS), [*callbacks], dataset_sink_mode=False)
 
     path, history = tmp_path / "run.ckpt", tmp_path / "history"
     whole, first, second = made(), made(), made()
@@ -152,7 +151,7 @@ class Grouped(nn.Cell):
         return self.manager(self.second(self.first(self.manager(x, 0, 1))), 2, 3)
 
 
-def test_a_missing_marker_is_refused(sink):
+def test_a_missing_marker_is_refused(mode, sink):
     """Else every step is skipped without a word."""
     net = Grouped()
     config = {"boost": {**MANUAL, "loss_scale_group": True}}
@@ -167,7 +166,7 @@ def reduced(seed=0):
     return model_of(nets.MLP(), config, kind=BoostModel)
 
 
-def test_a_step_that_has_run_in_pynative_mode_sinks(sink):
+def test_a_step_that_has_run_in_pynative_mode_sinks(graph_mode, sink):
     """MindSpore would put a method that has run by itself in the place of a ``construct``."""
     model, expected = reduced(), reduced()
     ms.set_context(mode=ms.PYNATIVE_MODE)
@@ -177,12 +176,10 @@ def test_a_step_that_has_run_in_pynative_mode_sinks(sink):
     ms.set_context(mode=ms.GRAPH_MODE)
     for one in (model, expected):
         sink(one, 2)
-    found, wanted = (nets.weights(one.train_network.network) for one in (model, expected))
-    for name, value in wanted.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)  # float32
+    nets.assert_same_weights(model.train_network, expected.train_network)
 
 
-def test_the_first_look_is_once(sink, monkeypatch):
+def test_the_first_look_is_once(graph_mode, sink, monkeypatch):
     """And a step that has run by hand has looked at its batch."""
     looks = []
     look = BoostTrainOneStepCell.look_before_first
@@ -200,7 +197,7 @@ def test_the_first_look_is_once(sink, monkeypatch):
     assert [len(one) for one in looks] == [2, 0]
 
 
-def test_a_loaded_state_of_another_basis_is_refused(sink, tmp_path):
+def test_a_loaded_state_of_another_basis_is_refused(mode, sink, tmp_path):
     ms.save_checkpoint(reduced(0).train_network, str(tmp_path / "run.ckpt"))
     model = reduced(1)
     ms.load_param_into_net(model.train_network, ms.load_checkpoint(str(tmp_path / "run.ckpt")))
@@ -210,7 +207,7 @@ def test_a_loaded_state_of_another_basis_is_refused(sink, tmp_path):
     nets.assert_same(before, nets.weights(model.train_network))
 
 
-def test_a_fixed_scale_that_always_overflows_is_warned_of(sink, monkeypatch):
+def test_a_fixed_scale_that_always_overflows_is_warned_of(graph_mode, sink, monkeypatch):
     """The last step of a call is looked at."""
     net = nets.MLP()
     net.second.weight.set_data(Tensor(np.full(net.second.weight.shape, np.inf, np.float32)))
