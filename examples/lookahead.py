@@ -30,6 +30,9 @@ class LookaheadUpdate(UpdateAround):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update, and go back after every k-th update."""
+        first = self.updates == 0  # weights may have been loaded since this part was made
+        for slow, weight in zip(self.slow, self.weights):
+            loss = ops.depend(loss, ops.assign(slow, ops.where(first, weight, slow)))
         loss = call(self.inner, (loss, gradients, *inputs))
         back = ops.depend(ops.assign_add(self.updates, 1), loss) % self.k == 0
         for slow, weight in zip(self.slow, self.weights):
@@ -51,6 +54,10 @@ class Lookahead(Algorithm):
                 f"lookahead: k must be at least 1 and alpha in (0, 1], got {k}, {alpha}"
             )
         self.k, self.alpha = k, alpha
+
+    def settings(self) -> dict[str, object]:
+        """Return what ranks compare, and what a resumed training must be given again."""
+        return {"k": self.k, "alpha": self.alpha}
 
     def join(self, step: nn.Cell) -> None:
         """Put the rule around what updates the weights."""

@@ -104,6 +104,13 @@ class Algorithm:
         the new part has to run too.
         """
 
+    def settings(self) -> dict[str, object]:
+        """Return settings that decide on the training: name -> number, str, bool or tuple.
+
+        Ranks compare them before they train, and ``restore`` with those of the file.
+        """
+        return {}
+
     def is_on(self, step: BoostTrainOneStepCell) -> bool:
         """Return whether the switch is on for a step."""
         return bool(step.auto_boost.boost_config[self.switch])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -45,10 +45,11 @@ class AutoBoost:
             of a JSON file, or None or ``""`` for the defaults. Never changed. Default: ``""``.
         strict (bool, optional): whether unknown sections and keys are errors (else warnings).
             Default: None, which is True unless ``MINDSPORE_BOOST_EXT_STRICT=0`` is set.
-        algorithms (Sequence[Algorithm]): algorithms of your own, which are on. Default: none.
+        algorithms (Iterable[Algorithm]): algorithms of your own, which are on. Default: none.
 
     Attributes:
         algorithms (tuple[Algorithm]): this package's, and your own behind them.
+        own (tuple[Algorithm]): your own.
         config (BoostConfig): the checked settings.
         loss_fn (Cell, optional): the loss of a network that is given without; shows whether
             outputs are classes.
@@ -83,15 +84,15 @@ class AutoBoost:
         boost_config_dict: ConfigSource = "",
         *,
         strict: bool | None = None,
-        algorithms: Sequence[Algorithm] = (),
+        algorithms: Iterable[Algorithm] = (),
     ) -> None:
         if "config" in self.__dict__:
             return
         self.config = BoostConfig.parse(level, boost_config_dict, strict=strict)
         self.level = self.config.level
         self.boost_config_dict = boost_config_dict
-        self._own = tuple(_checked(algorithms))
-        self.algorithms = (*(kind() for kind in ALGORITHMS), *self._own)
+        self.own = _checked(algorithms)
+        self.algorithms = (*(kind() for kind in ALGORITHMS), *self.own)
         self._missing: dict[str, str] = {}
         self._undoable: list[Callable[[], None]] = []
         self._regroupings: list[Callable[[Any], Any]] = []
@@ -99,7 +100,7 @@ class AutoBoost:
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         warn_of_idle_settings(self.config)
         record(self._report, self.plan())
-        for one in algorithms:
+        for one in self.own:
             self._report.put(Row(one.switch, "algorithms", APPLIED))
         for row in tuning():
             self._report.put(row)
@@ -122,7 +123,7 @@ class AutoBoost:
     def boost_config(self) -> dict[str, bool]:
         """Which algorithms are switched on, as a new dict of switches."""
         switches = {decision.algorithm: decision.wanted for decision in self.plan()}
-        own = {one.switch: one.switch not in self._missing for one in self._own}
+        own = {one.switch: one.switch not in self._missing for one in self.own}
         return {**switches, **own}
 
     def settings_in_force(self) -> dict[str, str]:
@@ -141,6 +142,9 @@ class AutoBoost:
                 for one in dataclasses.fields(kind):
                     if one.name not in kind.of_one_host:
                         found[f"{name}.{one.name}"] = _in_words(getattr(section, one.name))
+        for own in self.joining()[len(ALGORITHMS) :]:
+            given = own.settings().items()
+            found.update({f"{own.switch}.{name}": _in_words(value) for name, value in given})
         return found
 
     @property
@@ -161,15 +165,21 @@ class AutoBoost:
         """Note that a prerequisite of ``algorithm`` is not met, so that ``enable_all`` skips it."""
         self._missing[algorithm] = reason
         record(self._report, self.plan())
-        if algorithm in [one.switch for one in self._own]:
+        if algorithm in [one.switch for one in self.own]:
             self._report.put(Row(algorithm, "algorithms", SKIPPED, reason))
 
     def look_for_unavailable(self, own_only: bool = False) -> None:
         """Leave out the algorithms, or only those of the user's own, that cannot act here."""
-        for algorithm in self._own if own_only else self.algorithms:
+        for algorithm in self.own if own_only else self.algorithms:
             reason = algorithm.unavailable(self.config)
             if reason:
                 self.leave_out(algorithm.switch, reason)
+
+    def joining(self) -> tuple[Algorithm, ...]:
+        """Return the algorithms that take part in a step: all but your own that cannot act here."""
+        return tuple(
+            one for one in self.algorithms if one not in self.own or one.switch not in self._missing
+        )
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
@@ -200,6 +210,7 @@ class AutoBoost:
                     algorithm.build(build)
         if _BUILDING.get() is None:
             setattr(build.optimizer, _TAG, self)
+            self._undoable.clear()  # what another network is refused for is nothing to this one
         return build.network, build.optimizer
 
     def _build(self, network: nn.Cell, optimizer: nn.Optimizer | None = None) -> Build:
@@ -263,12 +274,17 @@ def _in_words(value: object) -> str:
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
 
 
-def _checked(algorithms: Sequence[Algorithm]) -> Sequence[Algorithm]:
-    """Refuse what is no algorithm, and a name that is taken."""
-    taken = {*SWITCHES}
+def _checked(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
+    """Return algorithms; refuse what is none, and a name that is taken."""
+    if isinstance(algorithms, (str, Algorithm)):
+        raise TypeError(f"algorithms must be a list of Algorithms, got {shown(algorithms)}")
+    algorithms = tuple(algorithms)
+    taken = {*SWITCHES, *SECTIONS}
     for one in algorithms:
         if not isinstance(one, Algorithm):
             raise TypeError(f"algorithms must hold objects of Algorithm, got {shown(one)}")
+        if not isinstance(one.switch, str):
+            raise TypeError(f"algorithms: switch must be a name, got {shown(one.switch)}")
         if not one.switch or one.switch in taken:
             why = "is taken" if one.switch else "is empty"
             raise ValueError(

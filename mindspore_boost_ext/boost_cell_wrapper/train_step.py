@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import numbers
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
@@ -25,6 +24,7 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
     watch_or_report,
 )
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
+from mindspore_boost_ext.boost_cell_wrapper.first_run import FIRST_RUN, timing_the_first
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
 from mindspore_boost_ext.boost_cell_wrapper.forgotten import refusing_what_is_forgotten
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
@@ -46,7 +46,6 @@ from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
 from mindspore_boost_ext.stages.update import Update, look_at_optimizer, warn_of_idle_optimizer
 
 MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
-FIRST_RUN: list[Callable[[Any], None]] = []  # who is told of a step that runs for the first time
 
 
 class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainOneStepCell):
@@ -114,10 +113,11 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._empty_places()
         self._use_clipping()
         self.auto_boost.look_for_unavailable(own_only=True)
-        for algorithm in self.auto_boost.algorithms:
+        for algorithm in self.auto_boost.joining():
+            before = self.update_part
             algorithm.join(self)
-        # Without a part of anybody's own, less has to be compiled.
-        self._special = self.sense_flag or type(self.update_part) is not Update
+            if self.update_part is not before and algorithm in self.auto_boost.own:
+                self._own_updates.append(algorithm.switch)
         if self.reducer_of is not None:
             self.grad_reducer = self.reducer_of(self.weights)
         self._use_reducer(self.grad_reducer)
@@ -150,6 +150,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._has_run = self._was_looked_at = self._asks_for_less = False
         self._variant, self._ran_in = "the step", None  # a mode
         self._first_runs: list[str] = []
+        self._own_updates: list[str] = []
         self._has_begun: list[bool] = []
         self._batch_numbers = itertools.count(1)  # one for all variants
         self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
@@ -198,8 +199,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         """
         if self.clip_norm is not None:
             gradients = clipped(gradients, self.clip_norm * abs(self.sens))
-        if self.enable_adasum:
-            return self.adasum_process(loss, gradients)  # a name that subclasses override
+        if self._calls_adasum_process:
+            return self.adasum_process(loss, gradients)
         return call(self.update_part, (loss, gradients, *inputs))
 
     def gradient_accumulation_process(
@@ -263,6 +264,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     def look_before_first(self, *inputs: Tensor) -> None:
         """Check what can be checked before the first step, by its batch; sink mode shows none."""
+        self._settle()
         check_first_run_on_ranks(self)
         self.warn_of_own_reducer(self._our_reducer)
         if self.runs_eagerly() and not self.compiles_end:
@@ -287,7 +289,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
             self._count_batch()
             forgetful = self._asks_for_less and self.runs_eagerly()
-            with refusing_what_is_forgotten(forgetful), self._timing_the_first():
+            with refusing_what_is_forgotten(forgetful), timing_the_first(self):
                 compiled = self.graph_part is not None and not _graph_mode()
                 run = self.graph_part if compiled else super().__call__
                 return run(*inputs, **kwargs)
@@ -300,16 +302,6 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             variant.set_train(self.training)
         with self.choice_part.chooser.running(index):
             return self.choice_part.run(variant, *inputs, **kwargs)
-
-    @contextlib.contextmanager
-    def _timing_the_first(self) -> Iterator[None]:
-        """Put into the report how long the first run of a variant took, which compiles it."""
-        start = time.perf_counter()
-        yield
-        if self._variant:
-            self._first_runs.append(f"{self._variant}: {time.perf_counter() - start:.1f} s")
-            self._variant = ""
-            self.report().put(Row("first steps", "-", APPLIED, "; ".join(self._first_runs)))
 
     def _count_batch(self) -> None:
         """Show the other ranks the update that this batch makes all of them take part in."""
@@ -347,7 +339,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             follow_mode(self)
             if id(step) not in self._flushes:
                 self._flushes[id(step)] = Flush(step)
-            with self._host_writes.followed():
+            with self._host_writes.followed(), self.surrounding_part():
                 self._flushes[id(step)](*self.update_part.last_inputs())
             return True
 
@@ -370,16 +362,17 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
                     variant._variant = name if step is self else f"{step._variant}, {name}"
             steps = [variant for step in steps for variant in step.choice_part.variants]
             every += steps
-        for step in every:
-            vars(step)["_state"] = state_of(step)  # not as an attribute: names stay in their order
         most = max(len(step._differentiated) for step in every)
         for step in every:
+            step._settle()
             step._asks_for_less = len(step._differentiated) < most
             step._has_run = step is not self  # state of variants is looked at once, by this step
-        self._host_writes = HostWrites(self._state)
+            step._host_writes = HostWrites(self._state if step is self else ())
         self.warn_of_what_does_not_run()
         if self.clip_norm is not None and not self.calls_update(clips=True):
             self.leave_out("gradient clipping", "gradients.clip_norm")
+        for switch in () if self.calls_update() else self._own_updates:
+            self.leave_out(switch, switch)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.
@@ -408,8 +401,15 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     def capture(self) -> None:
         """Become a variant that differentiates by what is captured as well."""
-        self.capturing = self._special = True
+        self.capturing = True
         self._differentiate()
+
+    def _settle(self) -> None:
+        """Compile what stands in the places now; without a part of anybody's own it is less."""
+        own_update = type(self.update_part) is not Update or bool(self.overridden("update"))
+        self._special = self.sense_flag or self.capturing or own_update
+        self._calls_adasum_process = self.enable_adasum and bool(self.overridden("adasum_process"))
+        self.__dict__["_state"] = state_of(self)  # not as an attribute: names stay in their order
 
     def _differentiate(self) -> None:
         """Set what the backward pass differentiates by: weights, captures, what the scale wants."""

@@ -25,7 +25,6 @@ class SubspaceUpdate(Update):
         self.dim_reduce, self.sens = dim_reduce, sens
         self.divides_sens = dim_reduce.divides_loss_scale
         self.weights = optimizer.parameters
-        self.__dict__["_inputs"] = None
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Step in the subspace; between two steps a clone of the weights is equal to them."""
@@ -35,14 +34,6 @@ class SubspaceUpdate(Update):
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> SubspaceUpdate:
         """Return the part itself: every variant of the step trains all weights."""
         return self
-
-    def before_step(self, *inputs: Tensor) -> None:
-        """Keep the batch."""
-        self.__dict__["_inputs"] = inputs  # not as an attribute: a Cell would look at each Tensor
-
-    def last_inputs(self) -> tuple[Any, ...] | None:
-        """Return the last batch: a flush searches on it; None before the first."""
-        return self.__dict__["_inputs"]
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of a batch for the weights as they are."""

@@ -11,7 +11,7 @@ from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
 from mindspore_boost_ext.grad_freeze.freezing import GradientFreeze, ScheduledSteps, frozen_cells
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
-from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
+from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 from mindspore_boost_ext.stages.choice import StepChoice
 
@@ -36,6 +36,10 @@ class FreezeAlgorithm(Algorithm):
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Let the schedule choose among a step for each group."""
         if not isinstance(step.optimizer, FreezeOpt):
+            if self.is_on(step):
+                reason = "the optimizer of the step is no FreezeOpt: something has replaced it"
+                step.report().update(self.switch, SKIPPED, reason)
+                warn(f"{self.switch} has no effect: {reason}", NoEffectWarning)
             return
         if step.moves_schedule():
             raise ValueError(

@@ -36,6 +36,7 @@ from mindspore_boost_ext.grad_freeze.sequences import (
 from mindspore_boost_ext.grad_freeze.uses import in_order_of_last_use
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 from mindspore_boost_ext.stages.choice import StepChoice
+from mindspore_boost_ext.stages.state import connected, state_of
 
 _MARGIN = 1.01  # entries of a sequence for each step asked for
 _CHUNK = 3  # parameters in a chunk before it may close
@@ -315,6 +316,7 @@ class GroupTrainStep(nn.Cell):
         self.sens = sens
         self.grad_reducer = grad_reducer
         self.accumulation = accumulation
+        self.__dict__["_state"] = state_of(self)
 
     def construct(self, *inputs: Tensor) -> Tensor:
         """Compute loss and gradients; at the end of a window reduce and update."""
@@ -323,6 +325,7 @@ class GroupTrainStep(nn.Cell):
         gradients = gradients_of(self.grad, self.network, self.weights, (*inputs, sens))
         if self.accumulation is None:
             return ops.depend(loss, self.optimizer(self.grad_reducer(gradients)))
+        loss = connected(loss, self._state)  # the graph branches here
         loss = ops.depend(loss, self.accumulation.accumulate(gradients))
         if self.accumulation.is_full():
             gradients = self.grad_reducer(self.accumulation.window_gradients())

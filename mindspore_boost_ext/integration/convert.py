@@ -53,8 +53,8 @@ class ConvertModelUtils:
         """Return a Model that trains ``network`` with THOR.
 
         Args:
-            model (Model): the Model so far; its boost level and settings stay in force. Returned as
-                it is when ``optimizer`` is no THOR.
+            model (Model): the Model so far; its boost level, settings and algorithms stay in
+                force. Returned as it is when ``optimizer`` is no THOR.
             network (Cell): the network, or an ``nn.TrainOneStepCell`` over network and optimizer.
             loss_fn (Cell, optional): the loss. Default: None, ``network`` returns it.
             optimizer (Cell, optional): a THOR. Default: None.
@@ -90,6 +90,7 @@ class ConvertModelUtils:
         boost = getattr(model.train_network, "auto_boost", None)  # of a step of this package
         if boost is not None:
             settings = {"boost_level": boost.level, "boost_config_dict": boost.boost_config_dict}
+            settings["algorithms"] = boost.own
         if loss_scale_manager is not None:
             settings["loss_scale_manager"] = loss_scale_manager
         if amp_level != "O0":
@@ -105,7 +106,7 @@ def _own_step(step: nn.TrainOneStepCell) -> nn.Cell:
     if type(step).construct is not nn.TrainOneStepCell.construct:
         raise ValueError(
             f"network is a {type(step).__name__} with a construct of its own, so THOR cannot see "
-            "activations and output gradients: derive it from BoostTrainOneStepCell and override "
-            "update(loss, gradients), or give the network with its loss and the optimizer"
+            "activations and output gradients: give the network with its loss and the optimizer, "
+            "and change the update by an Algorithm (BoostModel(..., algorithms=[...]))"
         )
     return BoostTrainOneStepCell(step.network, step.optimizer, step.sens).set_train()

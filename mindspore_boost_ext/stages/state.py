@@ -18,7 +18,8 @@ def state_of(cell: nn.Cell) -> ParameterTuple:
             raise ValueError(
                 f"two Parameters of the training step are named {one.name!r}: give the optimizer "
                 "the Parameters of this very network, and of several networks each names of its "
-                "own, net.update_parameters_name('a.'), before their optimizers are made"
+                "own, net.update_parameters_name('a.'), before their optimizers are made; name the "
+                "state of an Algorithm boost.<switch>.<name>"
             )
     return ParameterTuple(every)
 

@@ -55,15 +55,16 @@ class Update(nn.Cell):
         return part
 
     def before_step(self, *inputs: Tensor) -> None:
-        """Look at the batch on the host, before a step runs."""
+        """Look at the batch on the host, before a step runs; keep it, if the part takes inputs."""
+        if self.takes_inputs:
+            self.__dict__["_batch"] = inputs  # not as an attribute: a Cell would look at each
 
     def last_inputs(self) -> tuple[Any, ...] | None:
         """Return the batch to run the network on when a window is closed before it is full.
 
-        Empty if the part does not run the network; None if there was no batch yet, or if the part
-        keeps none.
+        Empty if the part does not run the network; None if the host has seen no batch yet.
         """
-        return None if self.takes_inputs else ()
+        return self.__dict__.get("_batch") if self.takes_inputs else ()
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of that batch, shape ()."""
@@ -97,13 +98,9 @@ class UpdateAround(Update):
         return part
 
     def before_step(self, *inputs: Tensor) -> None:
-        """Let :attr:`inner` look at the batch."""
+        """Let :attr:`inner` look at the batch, too."""
+        super().before_step(*inputs)
         self.inner.before_step(*inputs)
-
-    def last_inputs(self) -> tuple[Any, ...] | None:
-        """Return those of :attr:`inner`."""
-        keeps = self.inner.takes_inputs or not self.takes_inputs
-        return self.inner.last_inputs() if keeps else None
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return that of :attr:`inner`."""

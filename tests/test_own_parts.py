@@ -1,0 +1,302 @@
+"""Parts of a user's own, wherever they were put: they act, or the report says that they do not."""
+
+from __future__ import annotations
+
+import mindspore as ms
+import nets
+import numpy as np
+import pytest
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from mindspore_boost_ext import (
+    THOR,
+    Algorithm,
+    AutoBoost,
+    BoostModel,
+    BoostTrainOneStepCell,
+    ConvertModelUtils,
+    FreezeOpt,
+    NoEffectWarning,
+    UpdateAround,
+    freeze_cell,
+    make_train_step,
+    restore,
+    save_checkpoint,
+)
+from mindspore_boost_ext.base.mapping import call
+
+RATE = 0.5
+X, Y = np.full((2, 3), 2.0, np.float32), np.full((2, 2), 4.0, np.float32)
+
+
+class Product(nn.Cell):
+    """Its loss is the mean over samples of (W x) . y: each gradient is 8, whatever the weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, 2, has_bias=False, weight_init="zeros")
+
+    def construct(self, x, y):
+        return (self.dense(x) * y).sum() / x.shape[0]
+
+
+def moved(step, net, times=1):
+    for _ in range(times):
+        step(Tensor(X), Tensor(Y))
+    return set(net.dense.weight.asnumpy().ravel().tolist())
+
+
+class Halving(UpdateAround):
+    def construct(self, loss, gradients, *inputs):
+        return call(self.inner, (loss, tuple(0.5 * one for one in gradients), *inputs))
+
+
+class Halved(Algorithm):
+    switch = "halved"
+
+    def __init__(self, factor=0.5):
+        self.factor = factor
+
+    def settings(self):
+        return {"factor": self.factor}
+
+    def join(self, step):
+        step.update_part = Halving(step.update_part)
+
+
+class HalvesInUpdate(BoostTrainOneStepCell):
+    def update(self, loss, gradients, *inputs):
+        return super().update(loss, tuple(0.5 * one for one in gradients), *inputs)
+
+
+class HalvesLate(BoostTrainOneStepCell):
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.update_part = Halving(self.update_part)
+
+
+@pytest.mark.parametrize("kind", [HalvesInUpdate, HalvesLate])
+def test_a_subclass_that_changes_the_update_is_heeded_without_a_loss_scale(mode, kind):
+    net = Product()
+    assert moved(kind(net, nn.SGD(net.trainable_params(), RATE)), net) == {-2.0}
+
+
+class Probed(Product):
+    """Adds a zero to the outputs: what is differentiated by it is their gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.probe = Parameter(Tensor(np.zeros((2, 2), np.float32)), name="boost.probe.zero")
+
+    def construct(self, x, y):
+        return ((self.dense(x) + self.probe) * y).sum() / x.shape[0]
+
+
+class Probes(nn.Cell):
+    """A captures part: keeps the gradient of the probe."""
+
+    def __init__(self, probe):
+        super().__init__(auto_prefix=False)
+        self.parameters = ParameterTuple([probe])
+        zeros = Tensor(np.zeros((2, 2), np.float32))
+        self.seen = Parameter(zeros, name="boost.probe.seen", requires_grad=False)
+
+    def prepared(self, gradients, sens):
+        return gradients
+
+    def use(self, captured):
+        return ops.assign(self.seen, captured[0])
+
+
+class Capturing(Algorithm):
+    switch = "capturing"
+
+    def join(self, step):
+        step.captures_part = Probes(step.network.probe)
+        step.capture()
+
+
+def test_what_a_part_of_ones_own_captures_reaches_it(mode):
+    net = Probed()
+    optimizer = nn.SGD([net.dense.weight], RATE)
+    model = BoostModel(net, optimizer=optimizer, algorithms=[Capturing()])
+    assert moved(model.train_network, net) == {-4.0}
+    # The loss is a mean over two samples of the outputs times 4.
+    assert model.train_network.captures_part.seen.asnumpy().tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+def test_algorithms_may_come_one_by_one():
+    net = Product()
+    optimizer = nn.SGD(net.trainable_params(), RATE)
+    step = make_train_step(net, None, optimizer, algorithms=(one for one in [Halved()]))
+    assert step.report()["halved"].status == "applied"
+    with pytest.raises(TypeError, match=r"algorithms must be a list of Algorithms, got <.*Halved"):
+        AutoBoost(algorithms=Halved())
+
+
+class Numbered(Algorithm):
+    switch = 3
+
+
+class Section(Algorithm):
+    switch = "gradients"
+
+
+def test_a_switch_is_a_name_that_no_section_has():
+    with pytest.raises(TypeError, match="algorithms: switch must be a name, got 3"):
+        AutoBoost(algorithms=[Numbered()])
+    with pytest.raises(ValueError, match="the switch 'gradients' of Section is taken"):
+        AutoBoost(algorithms=[Section()])
+
+
+def test_settings_of_ones_own_are_compared_when_a_run_goes_on(tmp_path):
+    def step_of(factor):
+        net = Product()
+        optimizer = nn.SGD(net.trainable_params(), RATE)
+        return BoostModel(net, optimizer=optimizer, algorithms=[Halved(factor)]).train_network
+
+    path = str(tmp_path / "run.ckpt")
+    save_checkpoint(step_of(0.5), path, append_dict={"epoch": 1})
+    restore(step_of(0.5), path)
+    with pytest.raises(ValueError, match=r"halved\.factor"):
+        restore(step_of(0.25), path)
+
+
+def test_a_network_that_is_refused_leaves_an_earlier_one_as_it_is():
+    first, second = Product(), Product()
+    undone = []
+
+    class Undoable(Algorithm):
+        switch = "undoable"
+
+        def build(self, build):
+            build.on_failure(lambda: undone.append(build.network))
+            if build.network is not first:
+                raise ValueError("refused")
+
+    boost = AutoBoost(algorithms=[Undoable()])
+    boost.network_auto_process_train(first, nn.SGD(first.trainable_params(), RATE))
+    with pytest.raises(ValueError, match="refused"):
+        boost.network_auto_process_train(second, nn.SGD(second.trainable_params(), RATE))
+    assert undone == [second]
+
+
+def test_a_conversion_to_thor_keeps_algorithms_of_ones_own():
+    net = Product()
+    optimizer = THOR(net, RATE, damping=0.03, momentum=0.0)
+    model = BoostModel(net, optimizer=optimizer, algorithms=[Halved()])
+    converted = ConvertModelUtils().convert_to_thor_model(model, net, None, optimizer)
+    assert converted.train_network.report()["halved"].status == "applied"
+
+
+class CallsTheOptimizer(BoostTrainOneStepCell):
+    """Has a construct of its own, which does not update by our ``update``."""
+
+    def construct(self, *inputs):
+        gradients = self.grad_no_sens(self.network, self.weights)(*inputs)
+        return ops.depend(self.network(*inputs), self.optimizer(gradients))
+
+
+def test_one_that_a_construct_leaves_out_is_named():
+    net = Product()
+    with (
+        AutoBoost(algorithms=[Halved()]).building(),
+        pytest.warns(NoEffectWarning, match="halved has no effect"),
+    ):
+        step = CallsTheOptimizer(net, nn.SGD(net.trainable_params(), RATE))
+    assert step.report()["halved"].status == "inactive"
+
+
+class Unavailable(Halved):
+    def unavailable(self, config):
+        return "not today"
+
+
+def test_one_that_is_unavailable_does_not_act(mode):
+    net = Product()
+    optimizer = nn.SGD(net.trainable_params(), RATE)
+    step = BoostModel(net, optimizer=optimizer, algorithms=[Unavailable()]).train_network
+    assert moved(step, net) == {-4.0}
+    assert step.report()["halved"].status == "skipped"
+
+
+class OwnOptimizer(Algorithm):
+    switch = "own_optimizer"
+
+    def build(self, build):
+        build.optimizer = nn.SGD(build.network.trainable_params(), RATE)
+
+
+def test_freezing_whose_optimizer_was_replaced_is_no_longer_applied():
+    net = nn.WithLossCell(nets.Deep(), nn.MSELoss())
+    with pytest.warns(NoEffectWarning, match="grad_freeze has no effect: the optimizer of the"):
+        step = BoostModel(
+            net,
+            optimizer=nn.SGD(net.trainable_params(), RATE),
+            boost_level="O1",
+            boost_config_dict={
+                "boost": {"mode": "manual", "less_bn": False},
+                "grad_freeze": {"param_groups": 2},
+            },
+            algorithms=[OwnOptimizer()],
+        ).train_network
+    assert step.report()["grad_freeze"].status == "skipped"
+
+
+class KeepsInputs(UpdateAround):
+    """Asks for the batch, and keeps its sum; counts the contexts that it runs in."""
+
+    takes_inputs = True
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.total = Parameter(Tensor(0.0), name="boost.keeping.total", requires_grad=False)
+
+    def construct(self, loss, gradients, *inputs):
+        loss = ops.depend(loss, ops.assign(self.total, inputs[0].sum()))
+        return super().construct(loss, gradients, *inputs)
+
+
+class Keeping(Algorithm):
+    switch = "keeping"
+
+    def __init__(self, beside_adasum=False):
+        self.beside_adasum = beside_adasum
+
+    def join(self, step):
+        step.update_part = KeepsInputs(step.update_part)
+        step.enable_adasum = self.beside_adasum
+
+
+@pytest.mark.parametrize("beside_adasum", [False, True])
+def test_a_part_gets_the_batch_beside_adasum_and_when_a_window_closes_early(mode, beside_adasum):
+    net = Product()
+    window = {"mode": "manual", "less_bn": False, "grad_freeze": False, "grad_accumulation": True}
+    config = {"boost": window, "grad_accumulation": {"grad_accumulation_step": 2}}
+    step = BoostModel(
+        net,
+        optimizer=nn.SGD(net.trainable_params(), RATE),
+        boost_level="O1",
+        boost_config_dict=config,
+        algorithms=[Keeping(beside_adasum)],
+    ).train_network
+    entered = []
+    surrounding = step.surrounding_part
+    step.surrounding_part = lambda: entered.append(1) or surrounding()
+    moved(step, net, 3 if not beside_adasum else 2)
+    if not beside_adasum:
+        assert step.flush_accumulation()
+        assert len(entered) == 4
+    assert step.update_part.total.asnumpy() == X.sum()
+
+
+def test_what_the_host_sets_reaches_a_window_of_freeze_cell(mode):
+    net = Product()
+    momentum = nn.Momentum(net.trainable_params(), RATE, 0.0)
+    optimizer = FreezeOpt(momentum, [net.trainable_params()], [0])
+    grad = ops.GradOperation(get_by_list=True, sens_param=True)
+    (step,) = freeze_cell(False, net, optimizer, 1.0, grad, True, max_accumulation_step=2)
+    assert moved(step, net, 2) == {-4.0}
+    momentum.learning_rate.set_data(Tensor(0.25, ms.float32))
+    if mode == ms.GRAPH_MODE:  # in PYNATIVE_MODE MindSpore's compiled optimizer keeps the old one
+        assert moved(step, net, 2) == {-6.0}
