@@ -1,4 +1,4 @@
-"""Reads a configuration from a file, and says what a path is when it is no such file."""
+"""Reads a configuration from a file, and says why a path cannot be read as one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_json(source: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         path = str(plain(os.fsdecode(source)))
-    except Exception as error:  # a class of the user's
+    except Exception as error:  # the user's class may raise anything
         problem = f"cannot use the file {shown(source)}: {described(error)}: give a str"
         raise ValueError(problem) from error
     try:
@@ -54,10 +54,10 @@ def read_json(source: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _text(path: str) -> str:
-    """Return what a regular file holds; opening or reading anything else could wait for ever."""
+    """Return the text of a regular file. To open or read anything else could block forever."""
     _check_kind(os.stat(path))
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAITING)) as file:
-        _check_kind(os.fstat(file.fileno()))  # what was looked at may be another one by now
+        _check_kind(os.fstat(file.fileno()))  # the path may name another file by now
         content = file.read(_LIMIT + 1)
     if content is None:
         raise ValueError("it has nothing to read yet: write the settings into a file")
@@ -92,7 +92,7 @@ def _reason(path: str, error: Exception) -> str:
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of a JSON object, in which the last of two would be used without a word.
+    """Return the members of a JSON object. Of two equal names, ``json`` would use the last.
 
     Raises:
         ValueError: with the names that are given twice.

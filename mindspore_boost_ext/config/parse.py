@@ -1,9 +1,8 @@
-"""Configuration of the accelerators: levels, modes, sections, and one error for all that is wrong.
+"""Configuration of the accelerators: levels, modes, sections. One error names every problem.
 
-``BoostConfig.parse`` turns what a user passes as ``boost_config_dict`` into frozen dataclasses;
-``BoostConfig.plan`` says which algorithms that switches on, and by whom. Imports no MindSpore.
-
-Levels and modes: ``docs/configuration.md``. What a section switches on or excludes, it declares.
+``BoostConfig.parse`` turns the user's ``boost_config_dict`` into frozen dataclasses.
+``BoostConfig.plan`` says which algorithms it switches on, and what asked for each. Sections declare
+what they switch on or exclude. Levels and modes: ``docs/configuration.md``. Imports no MindSpore.
 """
 
 from __future__ import annotations
@@ -87,9 +86,9 @@ class BoostConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether an algorithm is wanted, who asked, and why it is left out when it is.
+    """Whether an algorithm is wanted, what asked for it, and, if it is left out, why.
 
-    ``wanted`` is True only for algorithms to apply; ``asked_by`` is ``"-"`` when nobody asked.
+    ``wanted`` is True only for algorithms to apply; ``asked_by`` is ``"-"`` if nothing asked.
     """
 
     algorithm: str
@@ -166,8 +165,8 @@ class BoostConfig:
         """Decide on each algorithm, in the order of ``ALGORITHMS``.
 
         Args:
-            missing: for algorithms whose prerequisites this run does not meet, the reason.
-                ``enable_all`` leaves those out; an explicit wish stays.
+            missing: the reason for each algorithm whose prerequisites this run does not meet.
+                Mode ``enable_all`` leaves these out; the other modes do not read it.
         """
         decisions = [self._with_effect(self._decide(one, missing or {})) for one in ALGORITHMS]
         for one in decisions:
@@ -177,11 +176,11 @@ class BoostConfig:
         return tuple(decisions)
 
     def section(self, algorithm: str) -> Section:
-        """Return the section of an algorithm; one without declares nothing."""
+        """Return the section of an algorithm; an empty :class:`Section` if it has none."""
         return getattr(self, algorithm, Section())
 
     def _with_effect(self, decision: Decision) -> Decision:
-        """Take back a wish whose own settings leave nothing to do."""
+        """Switch an algorithm off if its own settings leave it nothing to do."""
         reason = self.section(decision.algorithm).nothing_to_do() if decision.wanted else ""
         return dataclasses.replace(decision, wanted=False, reason=reason) if reason else decision
 
@@ -239,7 +238,7 @@ class BoostConfig:
         return (*found, *self._idle_settings(wanted))
 
     def _idle_settings(self, wanted: Collection[str]) -> Iterator[str]:
-        """Yield one sentence for each setting that is idle in a section that is not."""
+        """Yield one sentence for each setting without effect in a section that has an effect."""
         for section in SECTIONS:
             given = self.section(section)
             idle = given.idle_settings() if section in wanted else given.unread_settings(wanted)
@@ -324,7 +323,7 @@ class _Parser:
     def _entries(
         self, section: str, source: Mapping[Any, Any], known: tuple[str, ...]
     ) -> dict[str, Any]:
-        """Return what a Mapping of any class holds, under names that are plain strings."""
+        """Return the items of a Mapping of any class, under names that are plain strings."""
         where = f"section {section}" if section else "boost_config_dict"
         found: dict[str, Any] = {}
         try:
@@ -339,12 +338,12 @@ class _Parser:
                     self._add(f"{where} has {shown(own)} twice, also as {shown(name)}: give one")
                 else:
                     found[own] = source[name]
-        except Exception as error:  # a class of the user's
+        except Exception as error:  # the user's class may raise anything
             self._add(f"{where} cannot be read: {described(error)}: give a dict", error)
         return found
 
     def _level(self, level: object, document: dict[str, Any]) -> str:
-        """Check the level; ``acc_level`` is its old name and may stand in the document."""
+        """Check the level. The document may give it under its old name, ``acc_level``."""
         if "acc_level" in document:
             level = document.pop("acc_level")
             warn("acc_level is the old name of boost_level: use boost_level")
@@ -362,7 +361,7 @@ class _Parser:
     def _unknown(self, path: str, name: object, known: tuple[str, ...]) -> None:
         text = name[:200] if isinstance(name, str) else ""
         kind = "key" if path else "section"
-        # What is no string, and what cannot be seen, is shown as Python writes it.
+        # Anything but a string, and a blank string, is shown by its repr.
         own = printable(text)[:200] if text.strip() else shown(name)
         sentence = f"{f'{path}.' if path else ''}{own} is not a known {kind}"
         sentence += f": {_hint(path, text, known)}"
@@ -392,7 +391,7 @@ class _Parser:
         return found
 
     def _settings(self, name: str, content: object) -> Any:
-        """Return a section as it is given; None if anything is wrong in it."""
+        """Return a section with the given settings; None if one of them breaks its rule."""
         section = SECTIONS[name]
         rules = section.rules()
         values = self._section(name, content, tuple(rules))
@@ -406,7 +405,7 @@ class _Parser:
         return section(**read) if len(self.problems) == problems else None
 
     def _value(self, path: str, value: object, rule: Rule) -> Any:
-        """Return a value in its stored form; as it is, and written down, if it breaks its rule."""
+        """Return a value in its stored form. If it breaks its rule, note that, and return it."""
         try:
             return rule.read(path, value)
         except ValueError as error:
@@ -416,7 +415,7 @@ class _Parser:
             return value
 
     def _relations(self, config: BoostConfig, read: Collection[str]) -> None:
-        """Check what no single value shows, for algorithms that are switched on and well read."""
+        """Check that algorithms that are on, and whose sections are valid, have what they need."""
         for one in config.plan():
             known = one.wanted and one.algorithm in read
             missing = config.section(one.algorithm).missing() if known else ""
@@ -424,7 +423,7 @@ class _Parser:
 
 
 def _hint(section: str, name: str, known: Collection[str]) -> str:
-    """Return what may have been meant by a name that is not known in its section, or outside."""
+    """Return what an unknown name in ``section`` may mean; an empty section is the top level."""
     if section and name in SECTIONS:
         switch = f", or as the switch boost.{name}" if name in _SWITCHES else ""
         return f"it is a section: give it beside {section}{switch}"
@@ -438,7 +437,7 @@ def _hint(section: str, name: str, known: Collection[str]) -> str:
 
 
 def warn_of_idle_settings(config: BoostConfig) -> None:
-    """Warn once about everything in ``config`` that its level and mode make ineffective."""
+    """Name all switches, sections and settings without effect in one warning."""
     notices = config.notices()
     if notices:
         warn("boost configuration: " + "; ".join(notices), NoEffectWarning)

@@ -14,7 +14,7 @@ import numpy as np
 _SHOWN = 80
 LARGEST_INTEGER = 2**31 - 1  # counters of steps are int32
 _SMALLEST = float(np.finfo(np.float32).tiny)
-_ROUNDING = 1e-9  # of a sum of shares such as 0.1 + 0.2
+_ROUNDING = 1e-9  # rounding error of a sum of shares such as 0.1 + 0.2
 
 
 def shown(value: object) -> str:
@@ -29,9 +29,9 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with escapes for what a terminal obeys, or does not show.
+    """Return a text in which escapes replace characters that a terminal obeys or does not show.
 
-    Those are control characters, ends of lines, marks of writing direction and of no width.
+    These are control characters, line ends, marks of writing direction and zero-width characters.
     """
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
@@ -39,20 +39,20 @@ def printable(text: str) -> str:
 
 
 def switched_off(variable: str) -> bool:
-    """Return whether a variable of the environment says no."""
+    """Return whether a variable of the environment is 0, false, no or off."""
     return os.environ.get(variable, "").lower() in ("0", "false", "no", "off")
 
 
 def launched_processes() -> int:
-    """Return how many processes msrun has started, this one among them; 1 without it."""
+    """Return how many processes msrun has started, including this one; 1 without msrun."""
     text = os.environ.get("MS_WORKER_NUM", "")
     return max(int(text), 1) if text.isdecimal() else 1
 
 
 def described(error: Exception, most: int = _SHOWN) -> str:
-    """Return the type of an exception that foreign code raised, with what it says.
+    """Return the type and the message of an exception that foreign code raised.
 
-    Without MindSpore's lists of calls, which are behind a line of dashes.
+    MindSpore's call stacks, which follow a line of dashes, are left out.
     """
     try:
         text = str.__str__(str(error)).partition("\n\n---")[0][:most]
@@ -62,7 +62,7 @@ def described(error: Exception, most: int = _SHOWN) -> str:
 
 
 def plain(value: object) -> object:
-    """Return a string or an integer of any class, such as NumPy's or an enum's, as Python's own."""
+    """Turn a str or int of any class, such as NumPy's or an enum's, into Python's own."""
     if isinstance(value, str):
         return str.__str__(value)
     return int(value) if _is_integer(value) else value  # type: ignore[call-overload]
@@ -81,14 +81,14 @@ class Rule:
         """Return a value in its stored form.
 
         Raises:
-            ValueError: with name, rule, value and remedy, if the value does not obey the rule or
-                raises something itself, which is the cause then.
+            ValueError: with name, rule, value and remedy, if the value breaks the rule. If the
+                value's own code raises an exception, that is the cause.
         """
         cause, raised = None, ""
         try:
             if self.accepts(value):
                 return self.convert(value)
-        except Exception as error:  # a class of the user's
+        except Exception as error:  # the user's class may raise anything
             cause, raised = error, f", which raises {described(error)}"
         problem = f"{name} must be {self.text}, got {shown(value)}{raised or self.why(value)}"
         raise ValueError(f"{problem}: {remedy}" if remedy else problem) from cause
@@ -119,8 +119,8 @@ def integer(low: int, high: int = LARGEST_INTEGER) -> Rule:
 def real(interval: str) -> Rule:
     """Accept numbers in an interval written the usual way, such as ``"[0, 1)"``.
 
-    Steps compute in float32: a number that is outside after rounding to that, 1 for the interval
-    above, infinity or a zero that was none, is refused as well.
+    Steps compute in float32. A number is also refused if float32 rounds it to an excluded end
+    (0.999999999 to 1) or to infinity, or if it is too small for float32's normal numbers.
     """
     low, high = (float(end) for end in interval[1:-1].split(","))
     closed_low, closed_high = interval[0] == "[", interval[-1] == "]"
@@ -143,7 +143,7 @@ def real(interval: str) -> Rule:
 
 
 def _in_float32(value: object) -> tuple[float, float]:
-    """Return a number, and what float32 makes of it; nan for what is none."""
+    """Return a number as a float, and rounded to float32; both are nan if it is no number."""
     if _is_bool(value) or not isinstance(value, numbers.Real):
         return math.nan, math.nan
     try:
@@ -155,7 +155,7 @@ def _in_float32(value: object) -> tuple[float, float]:
 
 
 def one_of(choices: Sequence[object]) -> Rule:
-    """Accept exactly the given values (``True`` is not 1), of any class of strings or integers."""
+    """Accept exactly the given values (``True`` is not 1); a str or int may be of any class."""
     text = ", ".join(repr(choice) for choice in choices)
 
     def accepts(value: object) -> bool:
@@ -187,7 +187,7 @@ def optional_path() -> Rule:
 
 
 def _list_of(text: str, item: Rule, fits: Callable[[Any], bool] = lambda items: True) -> Rule:
-    """Accept a list or tuple of what ``item`` accepts, if all together fit; stored as a tuple."""
+    """Accept a list or tuple whose items obey ``item`` and pass ``fits``; stored as a tuple."""
 
     def accepts(value: object) -> bool:
         return isinstance(value, (list, tuple)) and all(map(item.accepts, value)) and fits(value)
@@ -200,7 +200,7 @@ def _rises(items: Sequence[Any]) -> bool:
 
 
 def increasing_integers(low: int = 1) -> Rule:
-    """Accept an int >= low, or a list or tuple of such ints that grow; stored as a tuple."""
+    """Accept an int >= low, or a rising list or tuple of such ints; stored as a tuple."""
     item = integer(low)
     single = Rule(item.text, item.accepts, lambda value: (item.convert(value),))
     text = "a list or tuple of such ints in rising order"
@@ -216,7 +216,7 @@ def name_patterns() -> Rule:
 def reals(interval: str, count: int | None = None) -> Rule:
     """Accept a non-empty list or tuple of numbers in an interval; stored as a tuple of floats.
 
-    With ``count``, exactly so many of them, none above the one before it.
+    With ``count``, exactly that many numbers, none larger than the one before it.
     """
     if count is None:
         return _list_of(f"a list of numbers in {interval}", real(interval), bool)

@@ -1,4 +1,4 @@
-"""What every section of a configuration is: settings with rules, and what it means for others.
+"""The base class of every section: settings with rules, and effects on other algorithms.
 
 Imports no MindSpore.
 """
@@ -23,18 +23,18 @@ class Section:
     """What a section declares besides its settings; nothing by default."""
 
     path: ClassVar[str] = ""  # the section's name
-    # The algorithm that reads a setting, by its name; empty for that of the section's name.
+    # Setting -> algorithm that reads it; if empty, the algorithm of the section's name reads all.
     readers: ClassVar[Mapping[str, str]] = MappingProxyType({})
     for_every_step: ClassVar[bool] = False  # whether every step reads it, whatever is switched on
     left_out_of_all: ClassVar[str] = ""  # why enable_all leaves it out; empty if it does not
-    given_means_on: ClassVar[bool] = False  # whether giving it switches it on, in enable_all too
-    # The only algorithms that may be on beside this one; None for no such rule.
+    given_means_on: ClassVar[bool] = False  # whether giving it switches it on, also in enable_all
+    # The only algorithms that may be on beside this one; None: any.
     goes_with: ClassVar[frozenset[str] | None] = None
-    # Paths and limits, which may differ between ranks and between two starts.
+    # Settings that may differ between ranks and from run to run: paths and limits.
     of_one_host: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        """Check every setting; a rule stands in its field alone."""
+        """Check every setting by the rule in its field."""
         self.check(self.path, **vars(self))
 
     @classmethod
@@ -44,7 +44,7 @@ class Section:
 
     @classmethod
     def check(cls, prefix: str, **values: object) -> dict[str, Any]:
-        """Return settings that were given elsewhere, such as to a constructor, as they are stored.
+        """Check settings given elsewhere, such as to a constructor; return their stored forms.
 
         Raises:
             ValueError: naming every setting that breaks its rule, with the prefix in front.
@@ -57,11 +57,11 @@ class Section:
         return ""
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield names of settings that another one makes idle, and which one does."""
+        """Yield names of settings that another one makes ineffective, and why."""
         yield from ()
 
     def unread_settings(self, wanted: Collection[str]) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield names of settings whose algorithm is not wanted, if that of others is."""
+        """Yield settings whose algorithm is off, if the algorithm of another setting is on."""
         if any(reader in wanted for reader in self.readers.values()):
             for name, reader in self.readers.items():
                 if reader not in wanted:

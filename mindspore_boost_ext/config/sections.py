@@ -1,7 +1,7 @@
 """The sections of a configuration: one frozen dataclass each, every field with its rule.
 
-``parse.py`` reads them: a new setting, or what a section means for others, is one line here. Names
-and defaults are those of ``mindspore.boost`` where it has the setting. Imports no MindSpore.
+``parse.py`` reads them. A new setting takes one entry here. If ``mindspore.boost`` has a setting,
+its name and default are the same here. Imports no MindSpore.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LessBNConfig(Section):
     )
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Without a head its settings do nothing."""
+        """Without the normalised head, its settings have no effect."""
         if not self.fn_flag:
             yield ("multiplier", "heads"), "less_bn.fn_flag is False"
 
@@ -80,8 +80,8 @@ class LessBNConfig(Section):
 class GradFreezeConfig(Section):
     """Section ``grad_freeze``: steps that train only the later layers.
 
-    ``schedule`` takes the place of ``freeze_type`` and ``freeze_p``: ``"linear"``, ``"cubic"`` and
-    ``"step"`` freeze a growing prefix for good, ``"adaptive"`` decides by the weights' change when.
+    ``schedule`` replaces ``freeze_type`` and ``freeze_p``. ``"linear"``, ``"cubic"`` and ``"step"``
+    freeze a growing prefix for good; ``"adaptive"`` decides when by the change of the weights.
     """
 
     path = "grad_freeze"
@@ -115,7 +115,7 @@ class GradFreezeConfig(Section):
     )
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """A schedule has either its own settings or those of a freeze type."""
+        """``schedule`` and ``freeze_type`` read different settings."""
         if not isinstance(self.schedule, str):
             reason = "grad_freeze.schedule is not 'linear', 'cubic' or 'step'"
             yield ("prefix_start",), reason
@@ -200,7 +200,7 @@ class DimReduceConfig(Section):
     )
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Only P-BFGS searches and has a residual; a basis comes from one place."""
+        """Only P-BFGS searches and has a residual. A saved basis replaces the snapshots."""
         if self.method != "p-bfgs":
             search = ("rho", "sigma", "trials", "first_update_scaling", "stall_limit")
             yield (*search, "gamma", "alpha"), f"dim_reduce.method is {self.method!r}"
@@ -221,9 +221,9 @@ class DimReduceConfig(Section):
 class ThorConfig(Section):
     """Section ``thor``: THOR takes the place of the user's optimizer; giving it switches that on.
 
-    Learning rate, weight decay and parameters are those of the optimizer, and so is ``momentum`` if
-    it is None and the optimizer has one (else 0.9). The other settings are the arguments of
-    ``THOR``.
+    Learning rate, weight decay and parameters come from the optimizer. If ``momentum`` is None, it
+    also comes from there; it is 0.9 if the optimizer has none. The other settings are the arguments
+    of ``THOR``.
     """
 
     path = "thor"
@@ -325,7 +325,7 @@ class GradientsConfig(Section):
     path = "gradients"
     for_every_step = True
 
-    # Beyond this a norm over its bound, or the square of a gradient at its bound, leaves float32.
+    # Outside this range float32 cannot hold norm / bound, or the square of a gradient at the bound.
     clip_norm: float | None = setting(
         None,
         optional(real("[1e-18, 1e18]")),
@@ -340,7 +340,7 @@ class LossScaleConfig(Section):
     path = "loss_scale"
     for_every_step = True
 
-    # Above 2 ** 126 the inverse, which a step multiplies by, leaves the normal numbers of float32.
+    # A step multiplies by the inverse, which is no normal float32 number for scales above 2 ** 126.
     init: float = setting(2.0**16, real("[1, 8e37]"), "where the dynamic scale starts")
     factor: int = setting(2, integer(2), "by which it grows, and shrinks at an overflow")
     window: int = setting(1000, integer(1), "steps without overflow before it grows")

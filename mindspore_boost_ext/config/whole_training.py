@@ -12,7 +12,7 @@ from typing import Any
 from mindspore_boost_ext.config.rules import integer, one_of, optional, phases, real
 from mindspore_boost_ext.config.section import Section, setting
 
-_MOST_NOT_FULL = 0.7  # share of the steps; at test time inputs have their full size
+_MOST_NOT_FULL = 0.7  # share of the updates; in evaluation, inputs have their full size
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _WholeTraining(Section):
     )  # counted and added up as int32
 
     def missing(self) -> str:
-        """The shares are shares of something."""
+        """Shares need the number of updates that they are shares of."""
         if self.total_steps is not None:
             return ""
         return f"{self.path} needs {self.path}.total_steps, the updates of the training, got none"
@@ -35,7 +35,7 @@ class _WholeTraining(Section):
 
 @dataclass(frozen=True)
 class _GrowingInputs(_WholeTraining):
-    """Inputs that are small in the first phases; the updates that are left train at full size."""
+    """Inputs are small in the first phases; the remaining updates train at full size."""
 
     multiple: int = setting(1, integer(1), "what every size is a multiple of")
     if_unfit: str = setting(
@@ -96,17 +96,17 @@ class ShortScheduleConfig(_WholeTraining):
     )
 
     def batches(self, parts: int) -> int:
-        """Return how many batches are trained on, at least one, if each is cut in so many parts."""
+        """Return how many batches are trained on (at least one) if each is cut into ``parts``."""
         share = self.share if parts > 1 or self.whole_share is None else self.whole_share
         return max(round(share * (self.total_steps or 0)), 1)
 
     def nothing_to_do(self) -> str:
-        """A share may be rounded to all of few updates."""
+        """With few updates, rounding may make the share all of them."""
         whole = self.total_steps is not None and self.batches(self.parts) >= self.total_steps
         name = "share" if self.parts > 1 or self.whole_share is None else "whole_share"
         return f"short_schedule.{name} leaves all updates" if whole else ""
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Where no batch is cut, ``whole_share`` takes the place of ``share``."""
+        """If batches stay whole, ``whole_share`` replaces ``share``."""
         if self.parts == 1 and self.whole_share is not None:
             yield ("share",), "short_schedule.whole_share takes its place, as parts is 1"
