@@ -1,7 +1,7 @@
 """AutoBoost: from a configuration to a network, an optimizer, and a report of what was done.
 
-The configuration says what is wanted (``config.py``); ``AutoBoost`` applies it to one network and
-one optimizer. Each object stands alone: there is no process-wide instance, and nothing is mutated.
+The configuration (folder ``config``) says what is wanted; ``AutoBoost`` applies it to one network
+and one optimizer. Each object stands alone: there is no process-wide instance.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _TAG = "auto_boost"
 class AutoBoost:
     """A configuration of the accelerators, ready to be applied.
 
-    Without arguments, while a Model is being built, it is that Model's configuration; so a step
-    cell finds its settings by ``AutoBoost()``. Elsewhere ``AutoBoost()`` is level O0.
+    While a Model is being built, ``AutoBoost()`` without arguments is that Model's configuration: a
+    step cell finds its settings in this way. Otherwise ``AutoBoost()`` is level O0.
 
     Args:
         level (str): ``"O0"``, ``"O1"`` or ``"O2"``. Default: ``"O0"``.
@@ -48,10 +48,10 @@ class AutoBoost:
         algorithms (Iterable[Algorithm]): algorithms of your own, which are on. Default: none.
 
     Attributes:
-        algorithms (tuple[Algorithm]): this package's, and your own behind them.
+        algorithms (tuple[Algorithm]): this package's, followed by your own.
         own (tuple[Algorithm]): your own.
         config (BoostConfig): the checked settings.
-        loss_fn (Cell, optional): the loss of a network that is given without; shows whether
+        loss_fn (Cell, optional): the loss, if it is not part of the network; shows whether the
             outputs are classes.
         level (str): the level in force.
         boost_config_dict: the settings as given.
@@ -127,10 +127,10 @@ class AutoBoost:
         return {**switches, **own}
 
     def settings_in_force(self) -> dict[str, str]:
-        """Return switches and settings that decide on the training, by their full names.
+        """Return the switches and settings that affect the training, by their full names.
 
-        Values are words that are the same in every process. Left out are settings of algorithms
-        that are off, and paths and limits of one host.
+        Values are text that is the same in every process. Settings of algorithms that are off, and
+        paths and limits of one host, are left out.
         """
         switches = self.boost_config
         found = {f"boost.{name}": str(on) for name, on in switches.items()}
@@ -169,7 +169,7 @@ class AutoBoost:
             self._report.put(Row(algorithm, "algorithms", SKIPPED, reason))
 
     def look_for_unavailable(self, own_only: bool = False) -> None:
-        """Leave out the algorithms, or only those of the user's own, that cannot act here."""
+        """Leave out algorithms that cannot act here; with ``own_only``, only the user's own."""
         for algorithm in self.own if own_only else self.algorithms:
             reason = algorithm.unavailable(self.config)
             if reason:
@@ -198,8 +198,7 @@ class AutoBoost:
             tuple(Cell, Cell), the network and the optimizer to train with.
 
         Raises:
-            TypeError, ValueError: if they do not go with the settings; the network is then as it
-                was before.
+            TypeError, ValueError: if they do not fit the settings; the network is then unchanged.
         """
         with self._all_or_nothing():
             self.look_for_unavailable()
@@ -227,7 +226,7 @@ class AutoBoost:
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Give networks back as they were if what is done in the context fails."""
+        """Restore the networks if the code in the context fails."""
         try:
             yield
         except BaseException:
@@ -235,7 +234,7 @@ class AutoBoost:
             raise
 
     def undo(self) -> None:
-        """Give networks back as they were."""
+        """Restore the networks."""
         while self._undoable:
             self._undoable.pop()()
 
@@ -247,7 +246,7 @@ class AutoBoost:
                 manager.loss_scale_groups = groups
 
     def network_auto_process_eval(self, network: nn.Cell) -> nn.Cell:
-        """Give a network for evaluation the form in which it is trained.
+        """Change a network for evaluation as the trained one was changed.
 
         Args:
             network (Cell): the network for evaluation.
@@ -270,12 +269,12 @@ class AutoBoost:
 
 
 def _in_words(value: object) -> str:
-    """Return a setting in words that are the same in every process."""
+    """Return a setting as text that is the same in every process."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
 
 
 def _checked(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
-    """Return algorithms; refuse what is none, and a name that is taken."""
+    """Refuse objects that are no Algorithm, and names that are empty or taken."""
     if isinstance(algorithms, (str, Algorithm)):
         raise TypeError(f"algorithms must be a list of Algorithms, got {shown(algorithms)}")
     algorithms = tuple(algorithms)
