@@ -12,8 +12,8 @@ _ALL_OFF = MappingProxyType({"mode": "manual", "less_bn": False, "grad_freeze": 
 # Gives back some of the accuracy that fewer updates cost.
 _LABELS = MappingProxyType({"smoothing": 0.1, "if_unfit": "skip", "when": "shorter"})
 
-_PARTS = 2  # updates of a batch: fewer batches then do
-_WINDOW = 2  # batches of an update; four cost accuracy
+_PARTS = 2  # updates per batch, so that fewer batches suffice
+_WINDOW = 2  # batches per update; four cost accuracy
 
 
 def _fast(total_steps: int, devices: int) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
         "boost": {**_ALL_OFF, "grad_accumulation": True, "adasum": devices > 1},
         "grad_accumulation": {"grad_accumulation_step": _WINDOW, "weighting": "samples"},
     }
-    updates = max(total_steps // _WINDOW, 1)  # of whole windows; in them the rates run to their end
+    updates = max(total_steps // _WINDOW, 1)  # whole windows; the schedule ends with them
     if updates < total_steps:
         schedule = {"share": updates / total_steps, "total_steps": total_steps}
         settings["short_schedule"] = {**schedule, "if_unfit": "skip_rate"}
         settings["label_smoothing"] = {**_LABELS}
         settings["seq_length_warmup"] = _short_sequences(updates)
-    server = 1 if devices % 2 else devices // 2  # two servers, where that divides the devices
+    server = 1 if devices % 2 else devices // 2  # two servers, if the number of devices is even
     return {**settings, "common": {"device_number": server}} if devices > 1 else settings
 
 
@@ -68,29 +68,28 @@ NAMES = tuple(_RECIPES)
 def recipe(name: str, total_steps: int, *, devices: int | None = None) -> dict[str, Any]:
     """Return tuned settings as a new dict, for ``boost_config_dict`` at level O1.
 
-    Change what you like in it, or write it to a file: it is plain JSON. What each recipe gains and
-    costs, on which networks, stands in ``docs/RECIPES.md``. Source: Li, Yumer, Ramanan, Budgeted
+    Change it as you like, or write it to a file: it is plain JSON. ``docs/RECIPES.md`` says what a
+    recipe gains and costs, and on which networks. Source: Li, Yumer, Ramanan, Budgeted
     Training, ICLR 2020 (fewer batches); Masters, Luschi, Revisiting Small Batch Training for Deep
     Neural Networks, 2018 (in parts); Szegedy et al., Rethinking the Inception Architecture, CVPR
     2016 (labels); Li, Zhang, He, The Stability-Efficiency Dilemma, 2022 (sequences).
 
     Args:
-        name (str): ``"fast"`` is meant to reach plain training's result sooner: in half of its
-            batches, two updates of each (in 60 % of them, uncut, if they have fewer than 64
-            samples), or, for a language model, with short sequences at first.
-            ``"fastest"`` is meant to come close to it in two fifths (half of them, uncut), and
-            trains a language model as ``"fast"`` does. Both need falling learning rates, and leave
-            a constant rate as it is.
-            ``"large-batch"`` makes one update of two batches, and over several devices combines
-            them by AdaSum; a schedule of learning rates is gone through in half of the updates,
-            with smoothed labels, or, for a language model, short sequences at first; it was tuned
-            on one device. ``"fp16"`` scales the loss of a
-            script whose network computes in float16, and that has no loss-scale manager, whatever
-            the number of updates.
-        total_steps (int): updates of the whole training without a recipe, which are its batches,
-            from 1 to 2**30.
-        devices (int, optional): processes that train together, from 1 on. Default: None, as many as
-            ``msrun`` has started, else 1.
+        name (str): ``"fast"`` is meant to reach plain training's result sooner. It uses half of
+            the batches and makes two updates from each. Batches of fewer than 64 samples stay
+            whole, and 60 % of them are used. A language model has short sequences at first instead.
+            ``"fastest"`` is meant to come close to plain training's result with 40 % of its batches
+            (50 % if they stay whole). It trains a language model as ``"fast"`` does. Both need
+            falling learning rates; a constant learning rate keeps all its updates.
+            ``"large-batch"`` makes one update from two batches, and combines several devices by
+            AdaSum. The learning-rate schedule takes half of the updates, with smoothed labels; a
+            language model has short sequences at first instead. It was tuned on one device.
+            ``"fp16"`` scales the loss of a script whose network computes in float16 and that has no
+            loss-scale manager. It is the same for every ``total_steps``.
+        total_steps (int): updates of the whole training without a recipe, one for each batch; from
+            1 to 2**30.
+        devices (int, optional): processes that train together, at least 1. Default: None, as many
+            as ``msrun`` has started, or 1 without it.
 
     Raises:
         ValueError: if an argument breaks its rule.
