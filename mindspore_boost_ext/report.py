@@ -35,14 +35,14 @@ class HeldWarning:
         self._message, self._waits = "", True
 
     def give(self, message: str) -> None:
-        """Issue a warning, or keep it."""
+        """Keep a warning until :meth:`release`; after that, issue it at once."""
         if self._waits:
             self._message = message
         else:
             warn(message, NoEffectWarning)
 
     def release(self) -> None:
-        """Issue what was kept; from now on nothing is."""
+        """Issue the kept warning; from now on none is kept."""
         message, self._message, self._waits = self._message, "", False
         if message:
             warn(message, NoEffectWarning)
@@ -58,7 +58,7 @@ def warn(
 ) -> None:
     """Issue a warning, from rank 0 unless ``every_rank``, at the line of the user's own code.
 
-    Python's own filter keeps it to once for each cause and line.
+    Python's own filter shows the same message once for each line.
     """
     if every_rank or is_main_process():
         warnings.warn(message, category, stacklevel=_levels_to_user_code())
@@ -105,7 +105,7 @@ class Row:
 class Report:
     """What was done: ``print(report)``, ``report["less_bn"].status``, ``report.to_dict()``.
 
-    A later row of an algorithm takes the place of the earlier one.
+    A later row of an algorithm replaces the earlier one.
 
     Args:
         title (str): the first line.
