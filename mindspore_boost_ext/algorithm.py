@@ -27,9 +27,9 @@ class Build:
         config (BoostConfig): the checked settings.
         switches: which switches are on, by name.
         report (Report): takes a row for what is done.
-        loss_fn (Cell, optional): the loss of a network that is given without.
-        undoable: what gives networks back as they were if the construction fails.
-        regroupings: each returns, for lists of parameters, those that the network has now.
+        loss_fn (Cell, optional): the loss, if it is not part of ``network``.
+        undoable: functions that restore the networks if the construction fails.
+        regroupings: functions from lists of parameters to those that the network has now.
     """
 
     network: nn.Cell
@@ -42,24 +42,23 @@ class Build:
     regroupings: list[Callable[[Any], Any]] = field(default_factory=list)
 
     def on_failure(self, undo: Callable[[], None]) -> None:
-        """Let ``undo`` run if the Model is refused."""
+        """Let ``undo`` run if the construction fails."""
         self.undoable.append(undo)
 
     def applied(
         self, switch: str, reason: str = "", counts: Mapping[str, int] | None = None
     ) -> None:
-        """Put the row of an algorithm that has changed something."""
+        """Put an algorithm into the report as applied."""
         self.report.update(switch, APPLIED, reason, counts)
 
 
 class Algorithm:
-    """One accelerator: a class of its own, with the places where it acts.
+    """One accelerator. Its methods are the places where it acts.
 
-    A user's own is given as ``BoostModel(..., algorithms=[Mine(...)])`` or
-    ``AutoBoost(..., algorithms=[Mine(...)])``: it is always on. Settings belong into its
-    constructor, which checks them. State belongs into Parameters named
-    ``boost.<switch>.<name>`` of the Cells that ``join`` puts into the step; so it is in the
-    checkpoints of ``model.train_network``.
+    Give an algorithm of your own by ``BoostModel(..., algorithms=[Mine(...)])`` or
+    ``AutoBoost(..., algorithms=[Mine(...)])``; it is always on. Its constructor takes and checks
+    its settings. Its state belongs in Parameters named ``boost.<switch>.<name>``, in Cells that
+    ``join`` puts into the step: then checkpoints of ``model.train_network`` hold it.
 
     Attributes:
         switch (str): the name of its switch, section, card and row in the report.
@@ -90,18 +89,18 @@ class Algorithm:
         """Change ``build.network`` or ``build.optimizer``. Called only where the switch is on."""
 
     def evaluate(self, network: nn.Cell, build: Build) -> None:
-        """Give a network for evaluation the form in which it is trained."""
+        """Change a network for evaluation as the trained one was changed."""
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Put parts into the places of a step.
 
-        They are ``batch_part`` (changes a batch), ``captures_part`` (what is differentiated beside
-        the weights), ``window_part`` (accumulation), ``update_part`` (writes the weights), and
-        :meth:`BoostTrainOneStepCell.choose_last` (which variant of the step runs).
+        The places are ``batch_part`` (changes a batch), ``captures_part`` (what to differentiate by
+        beside the weights), ``window_part`` (accumulation), ``update_part`` (writes the weights)
+        and :meth:`BoostTrainOneStepCell.choose_last` (which variant of the step runs).
 
-        Called for every step, whether the switch is on (``self.is_on(step)``) or not: an optimizer
-        of the user's own may bring the algorithm with it. A place that is taken already holds what
-        the new part has to run too.
+        Called for every step, whether the switch is on (``self.is_on(step)``) or not: the user's
+        own optimizer may bring the algorithm with it. If a place is taken, the new part must also
+        run the part that is there.
         """
 
     def settings(self) -> dict[str, object]:
@@ -120,18 +119,18 @@ class Algorithm:
         return {}
 
     def updates_made(self, step: BoostTrainOneStepCell) -> int | None:
-        """Return after how many updates it ends the training; None: the script does.
+        """Return after how many updates it ends the training; None if it does not end it.
 
-        Asked when the step is made, and again before the first step, which may show otherwise.
+        Called when the step is built, and again on the first batch, which may change the answer.
         """
         return None
 
     def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
-        """Return what says after each step whether the training is over; None: the script does."""
+        """Return a function that says after each step whether the training is over, or None."""
         return None
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Raise a ``ValueError`` if state that was loaded does not go with the settings.
+        """Raise a ``ValueError`` if loaded state does not fit the settings.
 
         Called before the first step.
 
@@ -141,19 +140,19 @@ class Algorithm:
         """
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
-        """Warn about settings that a training leaves without effect.
+        """Warn about settings that have no effect in a training of this length.
 
         Args:
             step (BoostTrainOneStepCell): the step.
-            epochs (int): how many are to be trained; below 1 if it is not known.
+            epochs (int): number of epochs; below 1 if it is not known.
             steps (int): batches of an epoch.
         """
 
 
 def seen_in_first_batch(step: nn.Cell) -> dict[str, Any]:
-    """Return what algorithms have seen in the first batch of a step, by their switches.
+    """Return what algorithms have found in the first batch of a step: switch -> result.
 
-    A file keeps it: later batches, and weights that have trained, may show something else.
+    Checkpoints hold it, because later batches or trained weights may give another result.
     """
     seen: dict[str, Any] = vars(step).setdefault("seen_in_first_batch", {})
     return seen
@@ -161,7 +160,7 @@ def seen_in_first_batch(step: nn.Cell) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def deciding(step: nn.Cell) -> Iterator[None]:
-    """Forget what a first batch has shown that is refused: another may come."""
+    """If the first batch raises an error, forget what it has shown: another may come."""
     seen = seen_in_first_batch(step)
     before = dict(seen)
     try:
@@ -173,6 +172,6 @@ def deciding(step: nn.Cell) -> Iterator[None]:
 
 
 def fewest_updates(step: BoostTrainOneStepCell) -> int | None:
-    """Return after how many updates algorithms end the training; None: the script does."""
+    """Return the fewest updates after which an algorithm ends the training; None if none does."""
     found = [one.updates_made(step) for one in step.auto_boost.algorithms]
     return min((one for one in found if one is not None), default=None)
