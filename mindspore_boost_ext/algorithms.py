@@ -1,6 +1,6 @@
 """The algorithms, in the order in which they change network and optimizer.
 
-The only place that names them all. A new one is a folder and an entry here.
+This is the only list of them all. A new algorithm takes a folder and an entry here.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from mindspore_boost_ext.thor.algorithm import ThorAlgorithm
 ALGORITHMS: tuple[type[Algorithm], ...] = (
     LessBNAlgorithm,
     GradientCentralizationAlgorithm,
-    ThorAlgorithm,  # over the layers of the rewritten network
-    FreezeAlgorithm,  # around the optimizer that trains
+    ThorAlgorithm,  # needs the layers of the rewritten network
+    FreezeAlgorithm,  # wraps the optimizer, which THOR may replace
     DimReduceAlgorithm,
     AdaSumAlgorithm,
     AccumulationAlgorithm,
     GroupedScaleAlgorithm,
     ShortScheduleAlgorithm,
-    ResizingAlgorithm,  # over the updates that are made; counts them, whatever updates
+    ResizingAlgorithm,  # counts the updates that are made, whichever part makes them
     SeqLengthAlgorithm,
     LabelSmoothingAlgorithm,
-    CheaperOperatorsAlgorithm,  # the others know layers and losses as MindSpore has them
+    CheaperOperatorsAlgorithm,  # the others recognise MindSpore's own layers and losses
     CompiledStepAlgorithm,
 )
