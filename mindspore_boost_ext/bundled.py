@@ -82,7 +82,7 @@ class LeNet5(nn.Cell):
 
 
 class BasicBlock(nn.Cell):
-    """Two 3x3 convolutions with BatchNorm around a shortcut, projected where the shape changes."""
+    """Two 3x3 convolutions with BatchNorm, and a shortcut, projected where the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class EpochOrder(ds.Sampler):
         self.epoch = first_epoch
 
     def __iter__(self) -> Iterator[int]:
-        """Yields the places of the images of the next epoch."""
+        """Yields the indices of the images of the next epoch."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
         self.epoch += 1
         yield from order.tolist()
@@ -238,14 +238,14 @@ def digits_datasets(
         batch_size (int): Images per batch, 1..1437.
         side (int): Height and width the 8x8 images are enlarged to. Default: ``32``.
         channels (int): The grey image is repeated over this many channels. Default: ``1``.
-        split_seed (int): Seed of the split; apart from the seed of training, so that runs with
+        split_seed (int): Seed of the split. It is not the seed of training, so that runs with
             different training seeds are tested on the same images. Default: ``0``.
-        order (Callable[[int], ds.Sampler] | None): From the number of training images to their
-            order. Default: None, MindSpore's shuffle, which changes with every epoch.
-        most (int | None): Use this many images of each part at the most. Default: None, all.
-        shard (Shard): The part for this process, where there is no ``order``: for training, parts
-            of one length of images shuffled alike (a few images may be in two parts); for testing,
-            every ``ranks``-th image. Default: everything.
+        order (Callable[[int], ds.Sampler] | None): Makes the sampler from the number of training
+            images. Default: None, MindSpore's shuffle, which changes with every epoch.
+        most (int | None): Use at most this many images of each part. Default: None, all.
+        shard (Shard): The part of the data for this process, only without ``order``. Training parts
+            have equal length and come from one shuffle (a few images may be in two parts). The test
+            part is every ``ranks``-th image. Default: everything.
 
     Returns:
         Two datasets of (float32 ``[batch, channels, side, side]`` in [0, 1], int32 ``[batch]``).
@@ -271,7 +271,7 @@ def digits_datasets(
     how: dict[str, Any] = {"shuffle": True} if order is None else {"sampler": order(len(train))}
     if shard.ranks > 1:
         how.update(num_shards=shard.ranks, shard_id=shard.rank)
-    # Without the last incomplete batch all steps have one shape.
+    # The last, incomplete batch is dropped, so that all steps have one shape.
     return (
         dataset(train, **how).batch(batch_size, drop_remainder=True),
         dataset(test[shard.rank :: shard.ranks], shuffle=False).batch(batch_size),
@@ -279,7 +279,7 @@ def digits_datasets(
 
 
 def spread(count: int, most: int | None) -> np.ndarray:
-    """Returns ``most`` places, evenly over ``count``: of items sorted by class some of each."""
+    """Returns ``most`` indices, evenly over ``count``: sorted items give some of each class."""
     if most is None or most >= count:
         return np.arange(count)
     return np.arange(most) * count // most
