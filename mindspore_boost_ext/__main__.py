@@ -44,14 +44,14 @@ from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.watch import watch_ranks
 
 DEMO = ("compare", "fast", "--network", "resnet", "--report")
-# Those that have options of their own, and where they are. What they import is not imported for a
-# script, which may have modules of its own under names of Python's, such as statistics.
+# Commands with options of their own, and their modules. A run of a script does not import these:
+# what they import, such as statistics, would hide a module of the same name beside the script.
 _COMMANDS = {"compare": "cli.compare", "recommend": "cli.recommend", "selftest": "selftest.command"}
 _WITH_VALUE = {"--level", "--config", "--recipe", "--total-steps", "--explain", "--check"}
 
 
 def _given(text: str) -> str:
-    """Refuse an empty word, which a variable of the shell gives that is not set."""
+    """Refuse an empty argument, which an unset variable of the shell gives."""
     if not text.strip():
         raise argparse.ArgumentTypeError(f"needs a file, got {text!r}")
     return text
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answer(options: argparse.Namespace) -> str:
-    """Return the answer to what is asked; empty if nothing is."""
+    """Return the answer to the question; empty if none is asked."""
     if options.version:
         return f"mindspore_boost_ext {__version__}"
     if options.env:
@@ -159,7 +159,7 @@ def _answer(options: argparse.Namespace) -> str:
 
 
 def _check_words(options: argparse.Namespace) -> None:
-    """Refuse words that do not go together."""
+    """Refuse options that do not go together."""
     asks = options.explain is not None or options.check is not None
     if options.config and (options.explain or options.check):
         raise ValueError(
@@ -174,7 +174,7 @@ def _check_words(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    """Look for the script, and put level and settings where its processes look for them."""
+    """Find the script, and put level and settings into the environment for its processes."""
     if options.module is not None:
         file_of_module(options.module)
     elif problem := problem_of_file(options.script):
@@ -194,14 +194,14 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _hint(word: str, known: Iterable[str]) -> str:
-    """Return the name that a word may be meant for, as a question; empty if there is none."""
+    """Return the known name nearest to a word, as a question; empty if none is near."""
     names = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word[:100].lower(), names, n=1)
     return f": did you mean {names[near[0]]!r}?" if near else ""
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the words up to the script or module, and its own; argparse would drop a "--"."""
+    """Return the words up to the script or module, and its words; argparse drops a "--"."""
     before = ""
     for place, word in enumerate(words, start=1):
         is_option = word.startswith("-")
@@ -213,7 +213,7 @@ def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _takes_value(word: str) -> bool:
-    """Return whether a word is an option with a value, or, as argparse lets it, begins like one."""
+    """Return whether a word is an option with a value, also if abbreviated, as argparse allows."""
     return len(word) > len("--") and any(option.startswith(word) for option in _WITH_VALUE)
 
 
@@ -228,7 +228,7 @@ def _settings_of_recipe(options: argparse.Namespace) -> dict[str, object]:
 
 @contextlib.contextmanager
 def summary_of_script() -> Iterator[None]:
-    """At the end of a script that ends well, say on rank 0 what was applied to which network."""
+    """If the script ends without an error, rank 0 prints what was applied to which network."""
     built = Built()
     BUILT.append(built)
     FIRST_RUN.append(built.has_run)
@@ -244,7 +244,7 @@ def summary_of_script() -> Iterator[None]:
 
 
 def _end(built: Built, ended_well: bool) -> None:
-    """Take nothing more down, and say what was built if the script has ended well."""
+    """Stop recording; if the script ended without an error, print what was built."""
     BUILT.remove(built)
     FIRST_RUN.remove(built.has_run)
     if ended_well and is_main_process():
@@ -254,11 +254,11 @@ def _end(built: Built, ended_well: bool) -> None:
 
 
 def _show(text: str) -> bool:
-    """Print an answer where letters may be missing; return whether it could be written."""
+    """Print an answer; replace letters that the output lacks. Return False if that failed."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         print(text.encode(encoding, "replace").decode(encoding), flush=True)
-    except BrokenPipeError:  # the reader, as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         _say_no_more()
     except OSError as error:
         _say_no_more()
@@ -269,7 +269,7 @@ def _show(text: str) -> bool:
 
 
 def _say_no_more() -> None:
-    """Let what is printed from now on go nowhere, Python's own last flush included."""
+    """Discard all that is printed from now on, including Python's own last flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
