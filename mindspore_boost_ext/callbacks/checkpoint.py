@@ -1,4 +1,4 @@
-"""Saving a checkpoint so that a crash never costs the one before."""
+"""Saves a checkpoint so that a crash never destroys the previous one."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.runtime.ranks import rank_count
 
 SETTINGS = "boost.settings"
-# What else stands among the settings: what the first batch has shown, how many ranks there were.
+# Further entries among the settings: what the first batch has shown, and the number of ranks.
 FIRST_BATCH, RANKS = "first batch", "number of ranks"
 
 
 def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any) -> None:
-    """Save a checkpoint; the file at ``path`` is the old one or the new one, never a part.
+    """Save a checkpoint; the file at ``path`` is always the whole old or the whole new one.
 
-    Give it ``model.train_network`` to resume a run bit for bit: that holds weights, the optimizer's
-    state, the state of every accelerator, and their settings. Load it with :func:`restore`, or
-    with ``ms.load_checkpoint`` and ``ms.load_param_into_net``, as an encrypted one must be; into a
-    Model that has stepped, too.
+    To resume a run bit for bit, save ``model.train_network``: it holds the weights, the state of
+    the optimizer and of every accelerator, and their settings. Load the file with :func:`restore`,
+    or with ``ms.load_checkpoint`` and ``ms.load_param_into_net`` (an encrypted file only with
+    these). The Model that loads it may have trained before.
 
     Args:
         save_obj (Union[Cell, list, dict]): what to save, as for ``ms.save_checkpoint``.
         path (Union[str, os.PathLike]): the file, or a link to it. ``.ckpt`` is added when it
             is missing, or ``.safetensors`` with ``format="safetensors"``.
-        **settings: further arguments of ``ms.save_checkpoint``; ``async_save`` is not among them.
+        **settings: further arguments of ``ms.save_checkpoint``, except ``async_save``.
 
     Raises:
-        TypeError: for ``async_save``: the file would be put in its place before it is written; if
-            ``path`` is no path.
+        TypeError: for ``async_save``, with which the file would get its name before it is written;
+            or if ``path`` is no path.
         ValueError: if ``path`` is empty, or bytes.
-        OSError: if the file cannot be written, naming the path: no such folder, read-only, disk
-            full. What was at ``path`` is still there.
+        OSError: if the file cannot be written (no such folder, read-only, disk full); the message
+            names the path. The old file is still there.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -66,10 +66,10 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         seen = seen_in_first_batch(step)
         seen = {FIRST_BATCH: seen} if seen else {}
         in_force: Any = json.dumps({**settings_of(step), **seen})
-        if kind_of(path) == "safetensors":  # holds tensors alone
+        if kind_of(path) == "safetensors":  # holds only tensors
             in_force = Tensor(np.frombuffer(in_force.encode(), np.uint8).copy())
         settings["append_dict"] = {**(settings.get("append_dict") or {}), SETTINGS: in_force}
-    path = os.path.realpath(path) if os.path.islink(path) else path  # the link stays one
+    path = os.path.realpath(path) if os.path.islink(path) else path  # keep the link
     folder = os.path.dirname(path) or "."
     try:
         # A folder of its own: MindSpore makes a second, temporary file beside the one it is given.
@@ -80,7 +80,7 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
             os.replace(fresh, path)
         _flush(folder)
     except Exception as error:
-        # What the package of safetensors, which may not be there, raises is no OSError.
+        # The package safetensors, which may be missing, raises an error that is no OSError.
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
         reason = getattr(error, "strerror", None) or str(error)
@@ -91,12 +91,12 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of file that a path names by its end."""
+    """Return the format of a file, by the suffix of its path."""
     return "safetensors" if path.endswith(".safetensors") else "ckpt"
 
 
 def checkpoint_path(path: str | os.PathLike[str], kind: str | None = "ckpt") -> str:
-    """Return a path as a str that ends in the kind of file; None is the kind that the path names.
+    """Return a path as a str with the suffix of a format; None: the format that its suffix names.
 
     Raises:
         TypeError: if it is no path.
@@ -112,7 +112,7 @@ def checkpoint_path(path: str | os.PathLike[str], kind: str | None = "ckpt") -> 
 
 
 def step_in(train_network: nn.Cell) -> nn.Cell:
-    """Return the step that another Cell has as ``network``, such as MindSpore's of sink mode.
+    """Return the step that a Cell holds as ``network``, such as MindSpore's Cell for sink mode.
 
     Anything else is returned as it is.
     """
@@ -121,7 +121,7 @@ def step_in(train_network: nn.Cell) -> nn.Cell:
 
 
 def settings_of(step: nn.Cell) -> dict[str, str]:
-    """Return the settings in force in a step (a plain one's are those of O0) and how many ranks."""
+    """Return a step's settings in force (O0's for MindSpore's own step) and the number of ranks."""
     boost = step.auto_boost if isinstance(step, BoostTrainOneStepCell) else AutoBoost()
     return {RANKS: str(rank_count()), **boost.settings_in_force()}
 
@@ -136,7 +136,7 @@ def read_settings(saved: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _flush(path: str) -> None:
-    """Bring a file, or the entries of a folder, to the disk."""
+    """Write a file, or the entries of a folder, through to the disk."""
     with contextlib.suppress(PermissionError):  # Windows opens no folders
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -20,15 +20,15 @@ class PlainDisplay:
         self._title, self._steps, self._last = "", 0, 0
 
     def begin_run(self, title: str) -> None:
-        """Say that a run begins, whose first epoch may be long in coming."""
+        """Say that a run begins; its first epoch may begin much later."""
         self.line(f"{title} runs")
 
     def begin_epoch(self, title: str, steps: int) -> None:
-        """Start an epoch of so many steps, under a title."""
+        """Start an epoch of ``steps`` steps, with a title."""
         self._title, self._steps, self._last = title, steps, 0
 
     def step(self, step: int, text: str) -> None:
-        """Show that so many steps of the epoch are done, with a text."""
+        """Show a text, and that ``step`` steps of the epoch are done."""
         # Division instead of remainder: in sink mode the count jumps.
         if self._interval and step // self._interval > self._last // self._interval:
             self.line(f"{self._title}  step {step}/{self._steps}  {text}")
@@ -43,11 +43,11 @@ class PlainDisplay:
             pass  # standard error is absent, broken or closed: training matters more
 
     def close(self) -> None:
-        """Take the display away."""
+        """Remove the display."""
 
 
 class RichDisplay:
-    """A progress bar an epoch; the epochs' lines stand above it."""
+    """One progress bar for each epoch; the lines of earlier epochs stay above it."""
 
     def __init__(self, console: Any) -> None:
         from rich import progress
@@ -67,14 +67,14 @@ class RichDisplay:
         )
         self._task: Any = None
         self._drawn = 0.0
-        self._gone = False  # the terminal
+        self._gone = False  # whether the terminal is gone
 
     def begin_run(self, title: str) -> None:
-        """Say that a run begins, whose first epoch may be long in coming."""
+        """Say that a run begins; its first epoch may begin much later."""
         self.begin_epoch(title, None)
 
     def begin_epoch(self, title: str, steps: int | None) -> None:
-        """Start an epoch of so many steps, under a title."""
+        """Start an epoch of ``steps`` steps, with a title."""
         self._draw(lambda: self._begin(title, steps))
 
     def _begin(self, title: str, steps: int | None) -> None:
@@ -84,7 +84,7 @@ class RichDisplay:
         self._progress.start()
 
     def step(self, step: int, text: str) -> None:
-        """Show that so many steps of the epoch are done, with a text."""
+        """Show a text, and that ``step`` steps of the epoch are done."""
         now = time.perf_counter()
         due = now - self._drawn >= _REFRESH_SECONDS
         self._draw(
@@ -98,18 +98,18 @@ class RichDisplay:
         self._draw(lambda: write(text, markup=False, highlight=False, soft_wrap=True))
 
     def close(self) -> None:
-        """Take the display away."""
+        """Remove the display."""
         self._draw(self._progress.stop)
 
     def _draw(self, draw: Callable[[], object]) -> None:
-        """Draw, as long as there is a terminal: training matters more."""
+        """Draw; after an error never again: training matters more."""
         if self._gone:
             return
         try:
             draw()
-        except (OSError, ValueError, Warning):  # a warning is an error where a script says so
+        except (OSError, ValueError, Warning):  # a script may turn warnings into errors
             self._gone = True
-            # Lets the user's own prints go; one that could not start ends with an IndexError.
+            # Releases the user's own prints. A bar that could not start raises an IndexError.
             with contextlib.suppress(OSError, ValueError, IndexError):
                 self._progress.stop()
 
@@ -118,9 +118,9 @@ Display = Union[PlainDisplay, RichDisplay]
 
 
 def make_display(interval: int | None) -> Display:
-    """The rich bar when rich is installed and standard error can show it, else plain lines.
+    """Return a rich bar if rich is installed and standard error can show it, else plain lines.
 
-    A notebook can by ipywidgets alone.
+    A notebook can show it only with ipywidgets.
     """
     try:
         from rich import console as rich_console

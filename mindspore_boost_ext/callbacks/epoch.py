@@ -8,15 +8,15 @@ from weakref import WeakKeyDictionary
 
 from mindspore import nn
 
-# How many epochs of a network are done, in earlier calls and in the run that was restored.
+# Step cell -> number of epochs done, in earlier calls and in the restored run.
 DONE: WeakKeyDictionary[nn.Cell, int] = WeakKeyDictionary()
 
 
 def batches_of_epoch(params: Mapping[str, Any]) -> int:
     """Return how many batches an epoch has.
 
-    MindSpore's ``batch_num`` is ``sink_size`` where one is given, also on CPU, which sinks nothing
-    and goes through the whole dataset. ``params`` are those of a training that has begun.
+    If ``sink_size`` is given, MindSpore's ``batch_num`` is that, even on CPU, which sinks nothing
+    and reads the whole dataset. ``params`` are those of a training that has begun.
     """
     size = getattr(params.get("train_dataset"), "get_dataset_size", None)
     if size is None or params.get("dataset_sink_mode"):

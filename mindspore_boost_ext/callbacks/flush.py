@@ -13,10 +13,10 @@ from mindspore_boost_ext.report import NoEffectWarning, warn
 class FlushAccumulation(Callback):
     """Closes the last, partly filled accumulation window of each epoch, with correct weights.
 
-    Without it the window carries over into the next epoch (and at the end of training what it holds
-    is never applied). Put it in front of :class:`BoostMonitor` and of whatever saves checkpoints in
-    the list of callbacks: it closes the window right after the last step, before validation; in
-    sink mode, and where the training is stopped within an epoch, at the end of the epoch.
+    Without it, a window carries over into the next epoch, and after the last epoch it is lost. In
+    the list of callbacks, put it before :class:`BoostMonitor` and before those that save
+    checkpoints. It closes the window right after the last step of an epoch, before validation; in
+    sink mode, or if the training stops within an epoch, at the end of the epoch.
 
     Supported Platforms:
         ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
@@ -29,10 +29,10 @@ class FlushAccumulation(Callback):
     def __init__(self) -> None:
         super().__init__()
         self._cell: Any = None
-        self._steps_before = 0  # the epoch; epochs may differ in length
+        self._steps_before = 0  # this epoch; epochs may differ in length
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Find the step cell; log if there is nothing to flush."""
+        """Find the step cell; warn if nothing is accumulated, or ModelCheckpoint comes first."""
         self._cell = run_context.original_args().train_network
         if not getattr(self._cell, "use_grad_accumulation", False):
             self._cell = None

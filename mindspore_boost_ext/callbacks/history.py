@@ -44,8 +44,8 @@ def strict_json(value: object) -> object:
 class HistoryWriter:
     """Appends records to a JSON-lines file, each line whole; a full disk never stops the training.
 
-    A history that is there already is continued; a last line that a killed process has torn is
-    removed first.
+    An existing history is continued. If a killed process has left its last line incomplete, that
+    line is removed first.
 
     Raises:
         ValueError: If `path` cannot be opened for appending, is no regular file, is written by
@@ -152,7 +152,7 @@ def _parse(line: bytes) -> Record | None:
     try:
         record = json.loads(line)
         return _restore(record) if isinstance(record, dict) else None
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
         return None
 
 
@@ -169,7 +169,7 @@ def _restore(value: object) -> Any:
 def read_history(path: PathLike) -> list[Record]:
     r"""Read a history file.
 
-    A last line cut short, as a killed process leaves it, is left out without complaint.
+    An incomplete last line, as a killed process leaves it, is left out silently.
 
     Args:
         path (Union[str, os.PathLike]): A file written by ``BoostMonitor``.
@@ -191,7 +191,7 @@ def read_history(path: PathLike) -> list[Record]:
         >>> read_history(path)
         [{'event': 'step', 'step': 1, 'loss': inf}]
     """
-    if Path(path).exists() and not os.path.isfile(path):  # "" is a folder here: the present one
+    if Path(path).exists() and not os.path.isfile(path):  # "" is the current folder here
         raise ValueError(f"a history must be a regular file, got '{os.fspath(path)}'")
     lines = Path(path).read_bytes().split(b"\n")
     records = []
@@ -213,9 +213,9 @@ def plot_history(
 ) -> Figure:
     """Draw one history, or several over each other, on small panels.
 
-    Loss (steps thin, epoch means thick), learning rate, samples per second, one panel for each
-    validation metric and one for each numeric key the algorithms expose, all over the global step.
-    Where a resumed run repeats steps, the later record counts.
+    The panels show loss (steps thin, epoch means thick), learning rate, samples per second, each
+    validation metric, and each number that the algorithms report, all over the global step. If a
+    resumed run repeats steps, the later records count.
 
     Args:
         history_path (Union[str, os.PathLike, Mapping, Sequence]): A history file, several, or a
@@ -295,7 +295,7 @@ def _load_run(path: PathLike) -> list[Record]:
 
 
 def _panels(runs: Iterable[list[Record]]) -> list[tuple[str, str]]:
-    """The panels as (where the number stands in a record, its key), in the order of drawing."""
+    """The panels as pairs (group of a record, key in it), in the order of drawing."""
     panels = [("", "loss"), ("", "learning_rate"), ("", "samples_per_second")]
     found: dict[str, dict[str, None]] = {"metrics": {}, "boost": {}}
     for record in (record for run in runs for record in run):

@@ -92,7 +92,7 @@ class _Run:
             writer.write(record)
 
     def guarded(self, what: str, read: Callable[[], Any]) -> Any:
-        """Call `read`; a failure is logged once and gives ``None``: watching must not kill."""
+        """Call `read`; a failure is logged once and gives ``None``: training must go on."""
         try:
             return read()
         except Exception as error:  # user-written schedules and cells may raise anything
@@ -111,38 +111,38 @@ class _Run:
 class BoostMonitor(Callback):
     """Shows the progress of a training run and writes its history.
 
-    Only rank 0 shows progress and writes; on the other ranks the callback does nothing. Rates are
-    those of this process, not of the whole cluster.
+    Only rank 0 shows progress and writes; on the other ranks the callback does nothing. Samples per
+    second are those of this process, not of the whole cluster.
 
-    - **learning rate**: read just before a step, hence the one that step used (in sink mode: the
-      first step of the sink call). A callback that changes the rate in ``on_train_step_begin``
-      must stand before the monitor.
-    - **seconds** of a step: from the end of the step before (or the start of the epoch) to the
-      moment the loss is on the host; loading of data is included. Validation is not.
-    - **samples per second**: samples and seconds are each summed with weights that fade by 0.9 a
-      step, and divided. The first step of a run (compilation) counts in neither; its rate, and
-      that of an epoch with no other step, is null.
-    - **step** counts over all epochs; with ``initial_epoch``, or in a run that was restored, the
-      skipped epochs count as done, and in a second call of ``train`` or ``fit`` of the same Model
-      those of the first, where both have the same monitor.
+    - **learning rate**: read just before a step, so it is the one that the step used (in sink mode,
+      the first step of the sink call). Put a callback that changes it in ``on_train_step_begin``
+      before the monitor.
+    - **seconds** of a step: from the end of the previous step (or the start of the epoch) until the
+      loss is on the host. Data loading is included, validation is not.
+    - **samples per second**: the ratio of two running sums, of samples and of seconds, which fade
+      by the factor 0.9 in each step. The first step of a run, which compiles, counts in neither.
+      Its value, and that of an epoch without another step, is null.
+    - **step** counts over all epochs. With ``initial_epoch``, or in a restored run, the skipped
+      epochs count as done. In a second call of ``train`` or ``fit`` of the same Model with the same
+      monitor, the epochs of the first call also count.
 
     Args:
         history_path (Union[str, os.PathLike], optional): The JSON-lines file, see
-            ``callbacks.history``. An earlier history is continued. If writing fails
-            in the middle, this is logged once and training goes on. Default: ``None``, no history.
+            ``callbacks.history``. An earlier history is continued. If writing fails during the
+            training, this is logged once and training goes on. Default: ``None``, no history.
         progress (bool): Whether to show progress on standard error: a bar when rich is installed
             and standard error is a terminal, else plain lines. Default: ``True``.
         log_interval (int, optional): Steps between two plain lines, at least 1. Default: ``None``,
             one line an epoch.
-        tensorboard_dir (Union[str, os.PathLike], optional): The folder for TensorBoard: the numbers
-            of every record, each run in a file of its own. Needs tensorboardX,
+        tensorboard_dir (Union[str, os.PathLike], optional): The folder for TensorBoard. It gets the
+            numbers of every record, in one file for each run. Needs tensorboardX,
             ``pip install "mindspore_boost_ext[tensorboard]"``. Default: ``None``.
 
     Raises:
         TypeError: If an argument has a wrong type.
-        ImportError: When training begins: if `tensorboard_dir` is given and tensorboardX missing.
-        ValueError: If `log_interval` is below 1; when training begins, before its first step: if
-            the file at `history_path`, or the folder `tensorboard_dir`, cannot be written.
+        ImportError: When training begins, if `tensorboard_dir` is given and tensorboardX missing.
+        ValueError: If `log_interval` is below 1, or a path is empty. When training begins, if the
+            file at `history_path`, or the folder `tensorboard_dir`, cannot be written.
 
     Supported Platforms:
         ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
@@ -236,7 +236,7 @@ class BoostMonitor(Callback):
             if number == 1 and epochs:
                 run.step_offset, run.epoch_offset = steps, epochs
                 run.last_epoch += run.epoch_offset
-            elif number == epochs + 1:  # as by ``initial_epoch``; epochs may differ in length
+            elif number == epochs + 1:  # it goes on from there; epochs may differ in length
                 run.step_offset = steps
         number += run.epoch_offset
         now = time.perf_counter()
@@ -300,12 +300,12 @@ class BoostMonitor(Callback):
         return self._run is not None
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
-        """Write the metrics of a ``model.eval`` that a callback has made while this one watches."""
+        """Write the metrics of a ``model.eval`` that a callback calls in the watched training."""
         if self._run is not None:
             self._run.emit({"event": "eval", "metrics": dict(metrics or {})})
 
     def on_train_end(self, run_context: RunContext) -> None:
-        """Close history and display; say so where an algorithm has ended the training."""
+        """Close history and display; if an algorithm has ended the training, say so."""
         run = self._run
         if run is not None and run.epoch is not None and run.display is not None:
             params, number, last = run_context.original_args(), run.epoch.number, run.last_epoch
@@ -373,7 +373,7 @@ def _start_record(params: RunContext, run: _Run) -> Record:
 
 
 def _new_report(run: _Run) -> Record:
-    """Return the report if it says what it has not said yet: a batch or a variant may change it."""
+    """Return the report if it is new: a batch or a variant of the step may change it."""
     report = run.guarded("report", lambda: _report(run.network))
     if report is None or report == run.report:
         return {}

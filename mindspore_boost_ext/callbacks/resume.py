@@ -1,4 +1,4 @@
-"""Going on with a run from a file: saving it after an epoch, and restoring it."""
+"""Saves a run to a file after an epoch, and restores it from there."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ _RATES = "learning_rate_group_"  # of the optimizers of mindspore.experimental
 
 
 class BoostCheckpoint(Callback):
-    """Saves all that a run needs to go on, after every so many epochs, in one file.
+    """Saves all that a run needs to continue in one file, after every ``epochs`` epochs.
 
     The file holds weights, the optimizer's state, the state of the accelerators, their settings and
-    the epoch; :func:`restore` reads it. A break while it is written leaves the one before. Put it
-    behind :class:`FlushAccumulation` in the list of callbacks. If a file cannot be written,
+    the epoch; :func:`restore` reads it. If writing is interrupted, the previous file stays. In the
+    list of callbacks, put it after :class:`FlushAccumulation`. If a file cannot be written,
     training goes on, with a warning.
 
-    Epochs are counted on from call to call of ``train`` that has such a callback, from the epoch
-    that was restored, or from ``initial_epoch``. The last file is written where an algorithm ends
-    the training (``short_schedule``). An epoch that a callback breaks off is not done, and leaves
-    the file as it was.
+    The count of epochs continues from an earlier call of ``train`` with such a callback, from the
+    restored epoch, or from ``initial_epoch``. If an algorithm ends the training
+    (``short_schedule``), the last file is written then. An epoch that a callback breaks off does
+    not count, and the file stays as it was.
 
     Args:
-        path (Union[str, os.PathLike]): the file; ``.ckpt`` is added unless it ends so or in
-            ``.safetensors``. With several ranks it holds ``{rank}``, which becomes the number of
-            the rank: moments may differ between ranks.
-        epochs (int): how many epochs lie between two files, at least 1. Default: 1.
+        path (Union[str, os.PathLike]): the file; ``.ckpt`` is added unless it ends in ``.ckpt`` or
+            ``.safetensors``. With several ranks it must contain ``{rank}``, which becomes the
+            number of the rank: moments may differ between ranks.
+        epochs (int): number of epochs from one file to the next, at least 1. Default: 1.
 
     Raises:
         TypeError: if ``path`` is no path.
-        ValueError: if ``path`` cannot be written, or ``epochs`` is less than 1; when training
-            begins, if a Parameter has the name under which a file holds the epoch.
+        ValueError: if ``path`` cannot be written, or ``epochs`` is less than 1. When training
+            begins, if ranks share ``path``, or a Parameter has a name that the file itself uses.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -81,7 +81,7 @@ class BoostCheckpoint(Callback):
             raise ValueError(f"path must name a file in a folder that can be written, got {path!r}")
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Refuse one file for several ranks, and Parameters that no file could be restored with."""
+        """Refuse one file for several ranks, and Parameters whose names the file itself uses."""
         _path_of_rank(self.path)
         network = run_context.original_args().train_network
         taken = [one.name for one in network.get_parameters() if one.name in _NOT_PARAMETERS]
@@ -93,7 +93,7 @@ class BoostCheckpoint(Callback):
         self._before: int | None = None
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        """Count on, where the call does not say at which epoch it begins."""
+        """Continue the count of earlier calls, unless this call gives ``initial_epoch``."""
         run = run_context.original_args()
         self._steps_before = run.get("cur_step_num", 0)
         if self._before is None:
@@ -104,7 +104,7 @@ class BoostCheckpoint(Callback):
         run = run_context.original_args()
         network, done = step_in(run.train_network), (self._before or 0) + run.cur_epoch_num
         is_over = isinstance(network, BoostTrainOneStepCell) and EndOfTraining(network).is_now()
-        # Epochs may differ in length: one that does not end where it should is no break alone.
+        # Epochs may differ in length: an unexpected length alone is no sign of a break.
         is_broken = run_context.get_stop_requested() and not is_last_of_epoch(
             run, self._steps_before
         )
@@ -132,24 +132,24 @@ def restore(
 ) -> int:
     """Load a run into ``model.train_network``; nothing is loaded if anything does not fit.
 
-    Equal seeds, data and settings given, the run ends as it would have without the break. The
-    generators of dropout and of shuffled data are not in the file.
+    With equal seeds, data and settings, the run ends as it would have without the break. The states
+    of the random generators of dropout and of shuffling are not in the file.
 
     Args:
         train_network (Cell): built as for the run that was saved.
         path (Union[str, os.PathLike]): a file of :class:`BoostCheckpoint`; or one of
             ``save_checkpoint`` or MindSpore's ``ModelCheckpoint`` that holds the whole
-            ``train_network``, with ``epoch`` or ``epoch_num``, which is taken as done: let the
-            latter save at the end of epochs. ``{rank}`` becomes the number of the rank.
-        allow_other_settings (bool): go on, with a warning, if settings of the accelerators, or the
-            number of ranks, have changed since, but for those that have state, whose Parameters
-            would differ. Default: False.
+            ``train_network`` and ``epoch`` or ``epoch_num``. That epoch counts as done, so let
+            ``ModelCheckpoint`` save at the end of epochs. ``{rank}`` becomes the rank's number.
+        allow_other_settings (bool): whether other settings of the accelerators, or another number
+            of ranks, are a warning, not an error. Settings that change the Parameters stay an
+            error. Default: False.
 
     Returns:
         int, how many epochs are done: ``initial_epoch`` of ``model.train``.
 
     Raises:
-        TypeError: if ``train_network`` is no Cell, such as a Model.
+        TypeError: if ``train_network`` is no Cell (a Model is none).
         ValueError: if the file cannot be read, does not say its epoch, was saved with other
             settings, or names, shapes or dtypes of Parameters differ.
 
@@ -189,7 +189,7 @@ def restore(
         warn(f"{changed}; training goes on with those of now")
     ms.load_param_into_net(train_network, values)
     now = seen_in_first_batch(step)
-    if not (changed or now):  # where a batch has been seen already, it has decided
+    if not (changed or now):  # a batch that this step has seen has decided
         now.update(seen)
     DONE[step] = epoch
     if isinstance(step, BoostTrainOneStepCell):
@@ -226,12 +226,12 @@ def _epoch_of(saved: Mapping[str, Any], path: str) -> int:
 
 
 def _other_settings(step: nn.Cell, saved: Mapping[str, str] | None, path: str) -> str:
-    """Return what settings in force are not those in a file; empty if all are, or none are said."""
+    """Return which settings differ from a file's; empty if none does, or the file has none."""
     if saved is None:
         return ""
     now = settings_of(step)
     switches = [name for name in now if name.startswith("boost.")]
-    # It may be older than a switch, and than the number of ranks.
+    # The file may be older than a switch, or than the entry for the number of ranks.
     known = {RANKS: now[RANKS], **dict.fromkeys(switches, str(False)), **saved}
     names = [name for name in {**known, **now} if known.get(name) != now.get(name)]
     if not names:

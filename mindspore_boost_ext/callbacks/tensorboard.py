@@ -18,13 +18,13 @@ _NUMBERS = itertools.count()  # of the files of this process
 
 
 class TensorBoardWriter:
-    """Writes records, as :class:`HistoryWriter` takes them, into a folder.
+    """Writes the same records as :class:`HistoryWriter`, into a folder.
 
     Scalars of a step are named after its keys, those of the accelerators ``boost/<name>``, those of
-    an epoch ``epoch/<name>``, metrics ``metrics/<name>``. What is no number is left out.
+    an epoch ``epoch/<name>``, metrics ``metrics/<name>``. Values that are no numbers are left out.
 
-    The folder is made if it is not there; ``step`` is that of records in front of the first that
-    names its own.
+    The folder is made if it is missing. Records before the first that names its own step get
+    ``step``.
 
     Raises:
         ImportError: with the command that installs tensorboardX, if it is missing.
@@ -42,8 +42,8 @@ class TensorBoardWriter:
             ) from error
         try:
             os.makedirs(path, exist_ok=True)
-            # Not the library's SummaryWriter: it names files by the second, and its thread dies of
-            # a full disk, whereupon the training waits for it.
+            # Not the library's SummaryWriter: it names files by the second; and if the disk is
+            # full, its thread dies, and the training waits for it.
             name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}"
             name += f".{os.getpid()}.{next(_NUMBERS)}"
             self._file: Any = record_writer.RecordWriter(os.path.join(path, name))
@@ -64,7 +64,7 @@ class TensorBoardWriter:
             self._try(lambda file: file.flush())
 
     def close(self) -> None:
-        """Bring everything to the disk."""
+        """Write everything to the disk, and close the file."""
         self._try(lambda file: file.close())
 
     def _put(self, scalars: Iterable[tuple[str, float]] = (), **fields: object) -> None:
@@ -85,7 +85,7 @@ class TensorBoardWriter:
         except OSError as error:
             file, self._file, why = self._file, None, error.strerror or error
             LOGGER.warning("Scalars in '%s' end here, training goes on: %s", self.path, why)
-            with contextlib.suppress(OSError):  # what could not be written, once more
+            with contextlib.suppress(OSError):  # closing tries the failed write again
                 file.close()
 
 
@@ -98,7 +98,7 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _numbers(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the values that are numbers; of a list each one, with its place."""
+    """Yield the values that are numbers; items of a list by their index."""
     for name, value in values.items():
         if isinstance(value, (list, tuple)):
             yield from _numbers(f"{prefix}{name}/", {str(i): one for i, one in enumerate(value)})
