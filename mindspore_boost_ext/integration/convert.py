@@ -1,4 +1,4 @@
-"""ConvertModelUtils: from a Model to one that trains with THOR, as MindSpore's scripts do it."""
+"""ConvertModelUtils: makes a Model train with THOR, as MindSpore's scripts do it."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class ConvertModelUtils:
         """Return a Model that trains ``network`` with THOR.
 
         Args:
-            model (Model): the Model so far; its boost level, settings and algorithms stay in
-                force. Returned as it is when ``optimizer`` is no THOR.
+            model (Model): the Model to convert; its boost level, settings and algorithms stay in
+                force. If ``optimizer`` is no THOR, it is returned as it is.
             network (Cell): the network, or an ``nn.TrainOneStepCell`` over network and optimizer.
             loss_fn (Cell, optional): the loss. Default: None, ``network`` returns it.
             optimizer (Cell, optional): a THOR. Default: None.
@@ -62,8 +62,8 @@ class ConvertModelUtils:
             amp_level (str): as for ``ms.Model``. Default: ``"O0"``.
             loss_scale_manager (LossScaleManager, optional): as for ``ms.Model``. Default: None.
             keep_batchnorm_fp32 (bool): as for ``ms.Model``. Default: False.
-            frequency (int, optional): steps between two refreshes, at least 1. Default: None, that
-                of the optimizer.
+            frequency (int, optional): updates from one refresh to the next, at least 1. Default:
+                None, that of the optimizer.
 
         Raises:
             ValueError: if ``frequency`` breaks its rule, ``optimizer`` is MindSpore's own

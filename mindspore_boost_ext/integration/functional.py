@@ -1,4 +1,4 @@
-"""A training step for a loop of one's own, with all that ``ms.Model`` has."""
+"""A training step for the user's own loop, with all that ``ms.Model`` has."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class TrainStep:
 
     Inputs:
         - **\*batch** (tuple(Tensor)) - the inputs of the network; with a ``loss_fn`` one input and
-          the label. A network that an evaluation has left in evaluation mode, or all of its layers,
-          is put back; layers that rested in the step before, as a frozen teacher, rest on.
+          the label. If an evaluation has left the network, or all of its layers, in evaluation
+          mode, they train again, except for layers that did not before, such as a frozen teacher.
 
     Outputs:
         Tensor, the loss as the network gives it, not multiplied by a loss scale.
@@ -71,13 +71,13 @@ class TrainStep:
     def __call__(self, *batch: Tensor) -> Tensor:
         """Train on one batch of Tensors; return the loss, as the network gives it."""
         is_odd = self._takes_a_label and len(batch) != 2
-        # A part that changes the batch before the network sees it may take more.
+        # A part that changes the batch before the network sees it may take more inputs.
         if is_odd and getattr(self.train_network, "batch_part", None) is None:
             raise TypeError(
                 f"a step with a loss_fn takes one input and the label, got {len(batch)} arguments: "
                 "let the network return its loss, and give None as loss_fn"
             )
-        if self._is_at_rest():  # left so by an evaluation
+        if self._is_at_rest():  # an evaluation has left it so
             self.train_network.set_train()
             for one in self._rest:
                 one.add_flags(training=False)
@@ -95,15 +95,15 @@ class TrainStep:
     def set_train(self, mode: bool = True) -> TrainStep:
         """Set the network's mode, as ``nn.TrainOneStepCell`` does; return the step.
 
-        For loops that are written for that one: building a step and calling it do so by themselves.
+        It is for loops written for that Cell: building and calling a step set the mode anyway.
         """
         self.train_network.set_train(mode)
         return self
 
     def _is_at_rest(self) -> bool:
-        """Return whether the network, or all in it that holds weights, is in evaluation mode.
+        """Return whether the network, or every layer in it with weights, is in evaluation mode.
 
-        The second is what an evaluation of a network leaves that stands in one with its loss.
+        Only the layers are, if a network that is part of one with its loss was evaluated.
         """
         if not self._network.training:
             return True
@@ -118,7 +118,7 @@ class TrainStep:
         return getattr(self.train_network, "observations", dict)()
 
     def flush_accumulation(self) -> bool:
-        """Update with a window that is not full yet; return whether there was anything in it."""
+        """Update with the gradients of a window that is not full; return whether it did."""
         return bool(getattr(self.train_network, "flush_accumulation", bool)())
 
     def over(
@@ -129,23 +129,23 @@ class TrainStep:
         *,
         initial_epoch: int = 0,
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield the batches of some epochs, and call callbacks around what the loop does with them.
+        """Yield the batches of all epochs, and call the callbacks before and after each batch.
 
-        Each is a tuple of Tensors; call the step with it once before the next. A dataset is read
-        ahead, also into the next epoch, as by ``ms.Model``. Nothing is yielded if
-        ``initial_epoch`` is not below ``epochs``.
+        Each batch is a tuple of Tensors; call the step once with it. As in ``ms.Model``, a dataset
+        is read ahead, also into the next epoch. If ``initial_epoch`` is not below ``epochs``,
+        nothing is yielded.
 
         Args:
-            dataset (Union[Dataset, Iterable]): a dataset of MindSpore, or anything that gives
-                tuples of Tensors in each epoch anew and has a length.
-            epochs (int): the last epoch, at least 1.
+            dataset (Union[Dataset, Iterable]): a dataset of MindSpore, or an iterable with a length
+                that yields tuples of Tensors in every epoch.
+            epochs (int): the number of the last epoch, at least 1.
             callbacks (Union[Callback, Sequence[Callback]]): ``BoostMonitor``, ``BoostCheckpoint``,
                 ``FlushAccumulation``, ``TrajectorySampler``, or any callback that needs no more of
-                ``ms.Model`` than those. Default: none.
+                ``ms.Model`` than these do. Default: none.
             initial_epoch (int): how many epochs are done, as :func:`restore` returns. Default: 0.
 
         Raises:
-            TypeError: if ``dataset`` has no length.
+            TypeError: if ``dataset`` has no length; in the loop, if a batch is no tuple or list.
             ValueError: if a number breaks its rule, or is not the same on all ranks.
         """
         check_all("over", epochs=(epochs, integer(1)), initial_epoch=(initial_epoch, integer(0)))
@@ -219,7 +219,7 @@ def _flat(outputs: object) -> list[object]:
 
 
 class _State(dict[str, Any]):
-    """What callbacks look up: items that are attributes too."""
+    """The parameters that callbacks read: a dict with its items as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
@@ -251,7 +251,7 @@ def _size(dataset: Dataset) -> int:
 def _epochs(dataset: Dataset, count: int) -> Iterator[Any]:
     """Return the batches of each epoch."""
     if count > 0 and hasattr(dataset, "create_tuple_iterator"):
-        # One for all epochs: with a seed, a new iterator shuffles as the one before it did.
+        # One iterator for all epochs: with a seed, a new one would shuffle as the first did.
         dataset = dataset.create_tuple_iterator(num_epochs=count)
     return itertools.repeat(dataset, count)
 
@@ -269,20 +269,20 @@ def make_train_step(
 ) -> TrainStep:
     """Build a training step with the accelerators, for scripts without ``ms.Model``.
 
-    It takes the place of ``value_and_grad``, the reduction over ranks, and the call of the
-    optimizer. Of several outputs of the network the sum is minimised, as by
-    ``nn.TrainOneStepCell``: ``ops.stop_gradient`` leaves out those that are no loss.
+    It replaces ``value_and_grad``, the reduction over ranks, and the call of the optimizer. If the
+    network has several outputs, their sum is minimised, as by ``nn.TrainOneStepCell``. Apply
+    ``ops.stop_gradient`` to outputs that are no loss.
 
     Args:
         network (Cell): the network.
         loss_fn (Cell, optional): takes the network's output and the label, the second Tensor of a
-            batch; None if the network returns the loss itself, as one of several inputs must. A
-            function becomes one as the ``construct`` of a Cell.
-        optimizer (Cell): the optimizer over its trainable parameters. One of
-            ``mindspore.experimental.optim`` goes without ``less_bn`` and ``grad_freeze``, which
-            level O1 has on.
-        level (str, optional): ``"O0"``, ``"O1"`` or ``"O2"``. Default: None, which is O1
-            with ``config``; without, what ``MINDSPORE_BOOST_EXT_LEVEL`` says, else O0.
+            batch. None if the network returns the loss, as it must if it has several inputs. Write
+            a function as the ``construct`` of a Cell.
+        optimizer (Cell): the optimizer over its trainable parameters. With one of
+            ``mindspore.experimental.optim`` switch off ``less_bn`` and ``grad_freeze`` (on at O1).
+        level (str, optional): ``"O0"``, ``"O1"`` or ``"O2"``. Default: None, which is O1 with
+            ``config``, else ``MINDSPORE_BOOST_EXT_LEVEL``, else O1 if
+            ``MINDSPORE_BOOST_EXT_CONFIG`` is set, else O0.
         config (Union[dict, str, os.PathLike, None]): the settings, as for ``boost_config_dict`` of
             ``ms.Model``. Default: None.
         loss_scale_manager (LossScaleManager, optional): as for ``ms.Model``. Default: None, which

@@ -1,6 +1,6 @@
 """``ms.Model`` and ``build_train_network`` with the accelerators, and ``BoostModel``.
 
-At boost level O0 without settings MindSpore's own code runs.
+At boost level O0, without a THOR or algorithms of the user's own, MindSpore's own code runs.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def check_loss_scale_manager(manager: object, boost: AutoBoost) -> None:
 def manager_of(
     given: LossScaleManager | None, boost: AutoBoost, is_own: bool
 ) -> LossScaleManager | None:
-    """Return a script's own loss-scale manager; without one that of the section ``loss_scale``.
+    """Return ``given``, or the loss-scale manager of section ``loss_scale`` in place of it.
 
-    ``given`` is the script's (``is_own``), or the one that its amp level brings.
+    ``given`` is the script's own (``is_own``), which stays, or the one of its amp level, or None.
     """
     if SECTION not in boost.config.given or boost.level == "O0":
         return given
@@ -124,7 +124,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
             )
         elif isinstance(parts.optimizer, nn.Cell) and thor_of(parts.optimizer) is not None:
             check_loss_scale_manager(parts.loss_scale_manager, boost)
-            parts.boost = boost  # only the step of this package brings THOR its factors
+            parts.boost = boost  # only the step of this package gives THOR its factors
         return
     if parts.optimizer is None:
         warn(
@@ -150,7 +150,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
 
 
 def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> nn.Cell:
-    """Return the step cell of a Model under construction; ``plain_build`` is ms.Model's own way."""
+    """Return the step cell of a Model under construction; ``plain_build`` is ms.Model's method."""
     parts = ModelUnderConstruction(model)
     if parts.boost is None:
         return with_report(plain_build(model), parts.optimizer is None)
@@ -167,9 +167,9 @@ def build_model(plain_build: Callable[[ms.Model], nn.Cell], model: ms.Model) -> 
 def boosted_step(
     plain: nn.Cell, optimizer: nn.Cell, manager: LossScaleManager | None, boost: AutoBoost
 ) -> nn.Cell:
-    """Return our step cell in place of ``plain``, MindSpore's own without loss scaling.
+    """Return our step cell in place of ``plain``, MindSpore's own without a loss scale.
 
-    Where MindSpore needs a step cell of another kind, that one is returned, with a warning.
+    If MindSpore needs another kind of step cell, that one is returned, with a warning.
     """
     if type(plain) is not nn.TrainOneStepCell:
         warn(
@@ -202,10 +202,10 @@ def boosted_build_train_network(
     any_optimizer: bool = False,
     **kwargs: object,
 ) -> nn.Cell:
-    """``mindspore.amp.build_train_network``, which is ``original``, with the accelerators.
+    """Do as ``original``, ``mindspore.amp.build_train_network``, does, with the accelerators.
 
-    ``level`` is that of mixed precision; the environment gives ``boost_level`` if the call does
-    not. ``any_optimizer`` is for optimizers of ``mindspore.experimental``, which that refuses.
+    ``level`` is that of mixed precision. The environment gives ``boost_level`` if the call does
+    not. ``any_optimizer`` accepts those of ``mindspore.experimental``, which ``original`` refuses.
     """
     if not isinstance(optimizer, nn.Cell):
         raise TypeError(
@@ -238,16 +238,16 @@ def boosted_build_train_network(
 
 def compare_on_ranks(step: object) -> None:
     """Compare a step that is about to train, of any level, with those of the other ranks."""
-    if isinstance(step, BoostTrainOneStepCell):  # where it begins is looked at when it runs
+    if isinstance(step, BoostTrainOneStepCell):  # its start is compared when it runs
         check_same_step_on_ranks(step)
     elif isinstance(step, nn.TrainOneStepCell) and hasattr(step, "report"):
         check_first_run_on_ranks(step)
 
 
 def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | None) -> None:
-    """Look at how long a training is: the same on all ranks, and long enough for the settings.
+    """Check that a training is equally long on all ranks, and that its length fits the settings.
 
-    ``batches`` are those of an epoch; None if that is unknown.
+    ``batches`` is the number of batches in an epoch; None if it is unknown.
 
     Raises:
         ValueError: if ranks differ.
@@ -267,7 +267,7 @@ class EndOfTraining(Callback):
         self.ends = {name: end for name, end in found.items() if end is not None}
 
     def was_before(self) -> bool:
-        """Return whether the training was over before it began, and say so."""
+        """Return whether the training was over before it began; warn if it was."""
         if self.is_now():
             warn(
                 "nothing is trained: the schedule of this training is over; for another training "
@@ -277,7 +277,7 @@ class EndOfTraining(Callback):
         return self.is_now()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Look after each step; in sink mode after as many as the device runs on its own."""
+        """Check after each step; in sink mode, after each sink call."""
         over = [name for name, end in self.ends.items() if end()]
         if over:
             run_context.original_args()["ended_by"] = over[0]  # for BoostMonitor
@@ -289,9 +289,9 @@ class EndOfTraining(Callback):
 
 
 class SinkMode(Callback):
-    """Checks around the calls of sink mode what a step checks itself where the host runs it.
+    """Makes, around sink calls, the checks that a step makes itself if the host runs it.
 
-    In GRAPH_MODE a graph of MindSpore's runs it; in PYNATIVE_MODE the host does in sink mode, too.
+    In GRAPH_MODE a graph of MindSpore's runs it; in PYNATIVE_MODE the host does, even in sink mode.
     """
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
@@ -299,7 +299,7 @@ class SinkMode(Callback):
         self.step, self.done = step, 0
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Look before the first call of the device."""
+        """Check before the first sink call."""
         if not self._is_unseen(run_context):
             return
         follow_mode(self.step)
@@ -308,14 +308,14 @@ class SinkMode(Callback):
             self.step._was_looked_at = True
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Look at the last of the steps that the device has run on its own."""
+        """Check the outputs of the last step of a sink call."""
         params = run_context.original_args()
         steps, self.done = params.cur_step_num - self.done, params.cur_step_num
         if self._is_unseen(run_context):
             self.step.look_at_outputs(params.net_outputs, steps)
 
     def _is_unseen(self, run_context: RunContext) -> bool:
-        """Return whether a graph of MindSpore's own around the step runs it."""
+        """Return whether a graph of MindSpore's, and not the host, runs the step."""
         is_inside = run_context.original_args().train_network is not self.step
         return is_inside and bool(ms.get_context("mode") == ms.GRAPH_MODE)
 
@@ -328,10 +328,10 @@ def train_model(
     *args: object,
     **kwargs: object,
 ) -> object:
-    """Train as ``plain_train`` does, after a look at how long the training is."""
+    """Train as ``plain_train`` does, after checks of the ranks and of the training's length."""
     step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
     compare_on_ranks(step)
-    if not isinstance(step, BoostTrainOneStepCell) or is_starting():  # a BoostModel, installed too
+    if not isinstance(step, BoostTrainOneStepCell) or is_starting():  # called by BoostModel.train
         return plain_train(model, epoch, train_dataset, *args, **kwargs)
     with start_of_training():
         given = inspect.signature(plain_train).bind(model, epoch, train_dataset, *args, **kwargs)
@@ -362,8 +362,8 @@ def open_data(
 class BoostModel(ms.Model):
     """``ms.Model`` with the accelerators built in: works whether or not they are installed.
 
-    Takes the arguments of ``mindspore.train.Model``; of them ``boost_level`` and
-    ``boost_config_dict`` are read by this package.
+    Takes the arguments of ``mindspore.train.Model``. This package reads ``boost_level`` and
+    ``boost_config_dict``.
 
     Args:
         algorithms (Sequence[Algorithm]): algorithms of your own, which are on at every level.

@@ -1,4 +1,4 @@
-"""Level and settings from outside of a script, and what became of the Models that it built."""
+"""Level and settings from outside a script, and a record of the Models that it builds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Outside(TypedDict, total=False):
 
 
 def keep_path() -> None:
-    """Make the path in the environment absolute: a script may change its folder later."""
+    """Make the path in the environment absolute: a script may change the working folder."""
     config = os.environ.get(CONFIG_VARIABLE, "")
     if config and not _is_text(config):
         with contextlib.suppress(OSError):  # the folder may be gone
@@ -43,14 +43,14 @@ def keep_path() -> None:
 
 
 def _is_text(config: str) -> bool:
-    """Return whether it is JSON text, as for a recipe: no file has to outlive the processes."""
+    """Return whether it is JSON text, as for a recipe, which then needs no file."""
     return config.lstrip().startswith("{")
 
 
 def settings_from_outside() -> Outside:
-    """Return what the environment says; empty if it says nothing.
+    """Return level and settings from the environment; empty if it has neither.
 
-    A configuration, the path of a file or JSON text, without a level means level O1.
+    The settings are the path of a file, or JSON text. Without a level they mean level O1.
 
     Raises:
         ValueError: naming the variable, if it cannot be used.
@@ -79,13 +79,13 @@ class Built:
     # Networks that MindSpore's own step trains, and those of Models that build another step.
     plain: list[str] = field(default_factory=list)
     other_steps: list[str] = field(default_factory=list)
-    own_steps: list[str] = field(default_factory=list)  # cells that the script has brought itself
+    own_steps: list[str] = field(default_factory=list)  # step cells of the script's own
     # Boosted networks whose Model has a level from the script.
     own_levels: list[str] = field(default_factory=list)
     last: Any = None
 
     def add(self, network: nn.Cell, step: nn.Cell, has_optimizer: bool, level: str) -> None:
-        """Take down what was built for a network, once, where this level was asked for."""
+        """Record, once, the step that was built for a network at a level."""
         if step is self.last or self._knows(step):
             return
         name, self.last = type(network).__name__, step
@@ -97,7 +97,7 @@ class Built:
             self.own_steps.append(name)
 
     def has_run(self, step: BoostTrainOneStepCell) -> None:
-        """Take down a step that runs, and that the script may have made by itself."""
+        """Record a step that runs, unless it is known: the script may have made it itself."""
         if self._knows(step):
             return
         self.last = step
@@ -107,12 +107,12 @@ class Built:
             self.boosted.append((type(step.network).__name__, step.report()))
 
     def _knows(self, step: nn.Cell) -> bool:
-        """Return whether a step is taken down as boosted."""
+        """Return whether a step is recorded as boosted."""
         report = step.report() if isinstance(step, BoostTrainOneStepCell) else None
         return any(report is known for _, known in self.boosted)
 
     def summary(self) -> str:
-        """Return what was applied to which network, and why nothing was to others."""
+        """Return what was applied to which network, and why others were not boosted."""
         reports = [f"{name}: {report}" for name, report in self.boosted]
         if reports:
             others = [f"not boosted: {one}" for one in self._left_out()]
@@ -125,7 +125,7 @@ class Built:
         return "\n".join(filter(None, (f"nothing was boosted: {reason}", machine)))
 
     def _unused(self) -> list[str]:
-        """Return what to say where the script's own settings take the place of those given."""
+        """Return a sentence if the script's own settings replace those from outside."""
         if not self.own_levels or not settings_from_outside():
             return []
         return [
@@ -157,20 +157,20 @@ def _names(several: list[str]) -> str:
 
 
 def own_step(names: str) -> str:
-    """Return why nothing is done to networks in step cells of the script's own, and the remedy."""
+    """Return why networks in the script's own step cells are not boosted, and the remedy."""
     return (
         f"the script has a step cell of its own, {names}: give ms.Model the network, the loss and "
         "the optimizer instead, or use mindspore_boost_ext.make_train_step"
     )
 
 
-BUILT: list[Built] = []  # one, where the launcher wants a summary
+BUILT: list[Built] = []  # holds one item if the launcher wants a summary
 
 
 def with_report(plain: nn.Cell, brought: bool = False) -> nn.Cell:
-    """Give MindSpore's own step a report of nothing done, so that scripts run at level O0 too.
+    """Give MindSpore's own step an empty report, so that scripts which read it run at O0, too.
 
-    The report says so where the script has brought the step itself. Other Cells stay as they are.
+    If the script made the step (``brought``), the report says so. Other Cells stay as they are.
     """
     if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
         boost = AutoBoost()
@@ -184,9 +184,9 @@ def with_report(plain: nn.Cell, brought: bool = False) -> nn.Cell:
 def construct_model(
     construct: Callable[..., None], model: ms.Model, *args: object, **kwargs: object
 ) -> None:
-    """Construct a Model as ``construct`` does; one without a level gets that from outside.
+    """Construct a Model as ``construct`` does; without a level, it gets the one from outside.
 
-    Settings of its own it keeps where none are given there.
+    It keeps its own settings if there are none outside.
     """
     signature = inspect.signature(construct)
     given = signature.bind_partial(model, *args, **kwargs).arguments
@@ -214,9 +214,9 @@ def _leave_alone(
     *args: object,
     **kwargs: object,
 ) -> None:
-    """Construct a Model once more, whose class has built a step without ms.Model's method.
+    """Construct a Model again, at level O0: its class builds the training step itself.
 
-    What was done to its network is for a step of this package.
+    The changes to its network are undone, because they are for a step of this package.
     """
     boost.undo()
     warn(
@@ -233,7 +233,7 @@ def _leave_alone(
 
 
 def take_down(network: nn.Cell, step: nn.Cell, level: str) -> nn.Cell:
-    """Take down a step that was built without a Model, and return it."""
+    """Record a step that was built without a Model, and return it."""
     for built in BUILT:
         built.add(network, step, True, level)
     return step

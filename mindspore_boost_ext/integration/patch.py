@@ -2,8 +2,8 @@
 
 ``install`` replaces, in MindSpore's modules, what leads to its own boost package and THOR: methods
 of ``ms.Model``, ``build_train_network`` wherever it is visible, and public names. ``uninstall``
-puts back what was there. Where someone else has put a wrapper of their own around ours meanwhile,
-theirs stays and ours becomes transparent.
+puts back what was there. If other code has put its own wrapper around ours meanwhile, its wrapper
+stays, and ours only calls the original.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def upstream_names() -> Iterator[tuple[str, str, list[Any]]]:
     """List the public names of ``mindspore.boost``, and those around its THOR.
 
     Yields:
-        tuple: the module of this package that has it, the name, and MindSpore's holders of it.
+        tuple: this package's module with the name, the name, MindSpore's modules with the name.
     """
     package = sys.modules["mindspore.boost"]
     for short in _UPSTREAM_MODULES:
@@ -86,12 +86,12 @@ class _Session:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, holder: object, name: str, ours: object) -> None:
-        """Put ``ours`` in place of ``holder.name``, or where nothing is."""
+        """Set ``holder.name`` to ``ours``; remember what stood there, if anything."""
         self._replaced.append((holder, name, ours, vars(holder).get(name, _NOTHING)))
         setattr(holder, name, ours)
 
     def end(self) -> None:
-        """Put back what stood there, except where someone has replaced ours meanwhile."""
+        """Put back what stood there, except where other code has replaced ours meanwhile."""
         self.active = False
         for holder, name, ours, before in reversed(self._replaced):
             if vars(holder).get(name) is not ours:
@@ -115,18 +115,18 @@ class _Session:
 
 _lock = threading.RLock()
 _session: _Session | None = None
-_untuned = False  # by ``uninstall``, so that ``install`` tunes again
-_users = 0  # open ``installed()`` contexts, while it was they who installed
+_untuned = False  # whether ``uninstall`` undid the tuning, so that ``install`` repeats it
+_users = 0  # open ``installed()`` contexts, if the first of them has installed
 
 
 def install() -> None:
     """Make ``ms.Model``, ``build_train_network`` and ``mindspore.boost`` use this package.
 
-    Likewise ``mindspore.nn.thor``, ``THOR`` and ``thor`` of ``mindspore.nn.optim``, and
-    ``ConvertModelUtils``. A function that a script imported before stays what it was.
+    It also replaces ``mindspore.nn.thor``, ``THOR`` and ``thor`` of ``mindspore.nn.optim``, and
+    ``ConvertModelUtils``. A function that a script has imported before is not replaced.
 
-    Tunes the machine again where ``uninstall`` has undone that. Calling it again changes nothing.
-    Safe to call from several threads.
+    If ``uninstall`` has undone the tuning of the machine, it tunes again. Calling it again changes
+    nothing. Safe to call from several threads.
     """
     global _untuned
     with _lock:
@@ -201,7 +201,7 @@ def is_installed() -> bool:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Install for the time of a ``with`` block.
+    """Install for the duration of a ``with`` block.
 
     Blocks in several threads may overlap: the last one that ends takes the package out again,
     unless it was installed before.
