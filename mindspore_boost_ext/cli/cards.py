@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mindspore_boost_ext
 
-# What else a method is called: by a setting, a class, a run of compare.
+# Other names of a method: a setting, a class, a run of compare.
 _OTHERS: dict[str, tuple[str, ...]] = {
     "less_bn": ("LessBN",),
     "normalised_head": ("fn_flag", "CommonHeadLastFN"),
@@ -25,7 +25,7 @@ _OTHERS: dict[str, tuple[str, ...]] = {
     "compiled_step": (),
     "cheaper_operators": (),
 }
-# Cards that are not the README.md of a folder of the method's name.
+# Cards that are not the README.md in the folder with the method's name.
 _ELSEWHERE = {
     "less_bn": "less_batch_normalization/README.md",
     "normalised_head": "less_batch_normalization/head.md",

@@ -1,8 +1,8 @@
 """``python -m mindspore_boost_ext compare``: train with each algorithm and without, side by side.
 
-A bundled network learns the bundled digits, plain and with each algorithm and recipe, or a script
-runs by each level or configuration. Each run is a process of its own (``run.py``), one after the
-other, so that memory and compile time belong to it alone; ``results.py`` makes the figures.
+A bundled network learns the bundled digits, plain and with each algorithm and recipe; or a script
+runs at each level or with each configuration. Runs follow each other, each in its own process
+(``run.py``): memory and compile time belong to it alone. ``results.py`` makes the figures.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from mindspore_boost_ext.config.rules import described, launched_processes
 BUNDLED = {"network": LENET, "epochs": 10, "batch_size": 32, "seed": 0, "mode": "graph"}
 _CHOICES = {"mode": MODES, "network": NETWORKS}
 _POLL_SECONDS = 0.1
-# What MindSpore prints behind the error of a graph.
+# What MindSpore prints after the error of a graph.
 _ADVICE = re.compile(r"- (The Traceback of Net Construct Code|C\+\+ Call Stack)|.*analyze_fail\.ir")
 PROGRESS_HELP = "without a terminal, a line every STEPS, beside those of a run"
 
@@ -61,7 +61,7 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
     outcomes = _outcomes(trials, options.progress)
     if not outcomes:
         return INTERRUPTED
-    # Files first: a table that cannot be printed costs nothing but itself.
+    # Files first: they are kept even if the table cannot be printed.
     text = _as_json(options, outcomes)
     unwritten = saved(options.json, lambda path: path.write_text(text, "utf-8"))
     undrawn = saved(options.plot, lambda path: comparison.draw(outcomes, path))
@@ -79,7 +79,7 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
 
 
 def saved(path: Path | None, save: Callable[[Path], object]) -> str:
-    """Write a file if one is asked for; return why that failed, or nothing."""
+    """Write a file if one is asked for; return why that failed, or an empty text."""
     try:
         if path:
             save(path)
@@ -124,7 +124,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--configs", nargs="+", metavar="FILE.json", help="for --script: O0, then O1 with each")
     text = "run this script instead of the bundled network; all that follows is its own"
     add("--script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]", help=text)
-    # By hand: behind an option argparse would end the words of the script at a "--" of its own.
+    # Split by hand: argparse would end the words of the script at a "--" among them.
     place = list(argv).index("--script") if "--script" in argv else len(argv)
     options = parser.parse_args(argv[:place])
     options.script = list(argv[place + 1 :]) if place < len(argv) else options.script
@@ -138,7 +138,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _problem(options: argparse.Namespace) -> str:
-    """Return what is wrong with the words taken together; empty if nothing."""
+    """Return what is wrong with the combination of options; empty if nothing."""
     if several := in_several_processes("compare"):
         return several
     if options.plot and importlib.util.find_spec("matplotlib") is None:
@@ -172,8 +172,8 @@ def _problem(options: argparse.Namespace) -> str:
 
 
 def in_several_processes(command: str) -> str:
-    """Return what is wrong where msrun runs a command in several processes; else nothing."""
-    # The scheduler, too, is started with the command, and is waited for.
+    """Return an error text if msrun runs a command in several processes; else an empty one."""
+    # msrun starts its scheduler with the command, too, and waits for it.
     started = os.environ.get("MS_ROLE") in ("MS_WORKER", "MS_SCHED")
     if not started or launched_processes() < 2:
         return ""
@@ -249,7 +249,7 @@ def _trials(options: argparse.Namespace) -> list[Trial]:
 
 
 def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list[Record]]:
-    """Do one run in a process of its own; return what it came to, its history."""
+    """Do one run in a process of its own; return its outcome and its history."""
     settings = settings_of(trial.name)
     suits = trial.network in settings.networks and trial.mode in settings.modes
     if not (trial.script or suits):
@@ -263,7 +263,7 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
             return Outcome(trial.name, FAILED, _why(code, folder / OUTPUT)), history
         if not any(record["event"] == "step" for record in history):
             return Outcome(trial.name, FAILED, "no step was seen: ms.Model trained nothing"), []
-        written = folder / RESULT  # not there after os._exit
+        written = folder / RESULT  # missing after os._exit
         result = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
         found = comparison.outcome(trial.name, history, result)
         is_idle = trial.level != "O0" and not found.note and comparison.changed_nothing(history)
@@ -274,7 +274,7 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
 def _start(trial: Trial, folder: Path) -> subprocess.Popen[bytes]:
     """Start the process; what it prints goes to a file."""
     here = str(Path(__file__).resolve().parents[2])
-    # Behind the user's own: with a package that is installed this is the folder of all packages.
+    # After the user's own paths: for an installed package, this is the folder of all packages.
     paths = filter(None, [os.environ.get("PYTHONPATH"), here])
     description = folder / "trial.json"
     description.write_text(json.dumps(asdict(trial)), encoding="utf-8")
@@ -305,7 +305,7 @@ def _watch(process: subprocess.Popen[bytes], history: Path, title: str, display:
                 text = f"{loss:.4g}" if isinstance(loss, float) else str(loss)
                 display.step(step, f"loss {text}")
     finally:
-        process.kill()  # nothing happens to one that has ended
+        process.kill()  # no effect on one that has ended
         process.wait()
     return process.returncode
 
@@ -315,7 +315,7 @@ def _records(process: subprocess.Popen[bytes], history: Path) -> Iterator[Record
     read, runs = 0, True
     while runs:
         time.sleep(_POLL_SECONDS)
-        runs = process.poll() is None  # in front of the last look
+        runs = process.poll() is None  # before the last look
         if history.exists():
             with open(history, "rb") as file:
                 file.seek(read)
@@ -325,7 +325,7 @@ def _records(process: subprocess.Popen[bytes], history: Path) -> Iterator[Record
 
 
 def _why(code: int, output: Path) -> str:
-    """Return why a process ended: its error; with a code of its own that, and what it last said."""
+    """Return why a process failed: its error, or its exit code and its last line of output."""
     last = _last_line(output)
     if code == 1 and last:  # an exception, or ``sys.exit("a sentence")``
         return last
@@ -333,9 +333,9 @@ def _why(code: int, output: Path) -> str:
 
 
 def _last_line(path: Path) -> str:
-    """Return the last line that says something of what a process printed.
+    """Return the last line of a process's output that holds more than spaces and dashes.
 
-    Where MindSpore's advice stands there, it is the first line of the error in front of that.
+    If MindSpore's advice follows an error, it is the first line of that error instead.
     """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     said = [line for line in lines if line.strip(" -")]

@@ -23,7 +23,7 @@ _SHOWN_VARIABLES = (
     "RANK_ID",
     "MS_ASCEND_CHECK_OVERFLOW_MODE",
 )
-# A healthy convolution is 1-4 times as slow as a matrix product of equal work here; the
+# At full speed a convolution is 1-4 times as slow as a matrix product of equal work here. The
 # reference kernel that oneDNN falls back to in some wheels is 20-50 times slower than that.
 _SLOW_RATIO = 12.0
 

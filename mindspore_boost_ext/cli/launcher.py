@@ -18,7 +18,7 @@ INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
 
 
 def problem_of_file(script: str) -> str:
-    """Return why a file is no script that can be run; empty if it is one."""
+    """Return why a file cannot be run as a script; empty if it can."""
     if not os.path.isfile(script):
         return f"cannot open the script {script!r}"
     try:
@@ -26,7 +26,7 @@ def problem_of_file(script: str) -> str:
             is_source = b"\0" not in file.read()
     except OSError as error:
         return f"cannot open the script {script!r}: {error.strerror}"
-    # A zip archive, or compiled.
+    # Null bytes: a zip archive, or compiled code.
     return "" if is_source else f"{script!r} holds no Python source: name the script that is in it"
 
 
@@ -49,7 +49,7 @@ def run_script(script: str, args: Sequence[str]) -> None:
 
 
 def _put_first(folder: str) -> None:
-    """Put a folder in the place of the first one that is searched, unless Python was given -P."""
+    """Replace the first folder of ``sys.path``, unless Python was started with -P."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 
@@ -57,10 +57,10 @@ def _put_first(folder: str) -> None:
 def file_of_module(name: str) -> str:
     """Return the file that ``python -m name`` would run; raise a ``ValueError`` without one.
 
-    Nothing is imported: ``run_module`` does that, when everything is in its place. The file is ""
-    where only an import shows in which folders a package looks for its modules.
+    Nothing is imported: ``run_module`` does that later. The file is "" if only an import would show
+    in which folders a package looks for its modules.
     """
-    _put_first(os.getcwd())  # as for every module
+    _put_first(os.getcwd())  # as python -m does
     spec, whole = None, ""
     for part in name.split("."):
         whole, package = f"{whole}.{part}" if whole else part, spec
@@ -81,19 +81,19 @@ def file_of_module(name: str) -> str:
 def _spec_of(
     name: str, package: importlib.machinery.ModuleSpec | None
 ) -> importlib.machinery.ModuleSpec | None:
-    """Return where a module is, within a package but for one that stands alone."""
+    """Return the spec of a module in a package, or of a top-level module without ``package``."""
     places = None if package is None else package.submodule_search_locations
     if not name.rpartition(".")[2] or (package is not None and places is None):
         return None
     try:
         found = (finder.find_spec(name, places) for finder in sys.meta_path)
         return next(filter(None, found), None)
-    except KeyError:  # of a folder without __init__ in another, which must have been imported
+    except KeyError:  # a folder without __init__ in another, which must be imported first
         return None
 
 
 def _may_look_elsewhere(package: importlib.machinery.ModuleSpec) -> bool:
-    """Return whether a package may find modules where its own file does not stand."""
+    """Return whether a package may find modules outside the folder of its own file."""
     if package.origin is None or not package.has_location:
         return True  # a folder without __init__
     with open(package.origin, "rb") as file:
@@ -103,7 +103,7 @@ def _may_look_elsewhere(package: importlib.machinery.ModuleSpec) -> bool:
 def run_module(name: str, args: Sequence[str]) -> None:
     """Run a module as ``python -m name args`` would."""
     file = file_of_module(name)
-    sys.argv[:] = ["-m", *args]  # what Python shows to the packages around it
+    sys.argv[:] = ["-m", *args]  # as Python does while it imports the packages around it
     if file:
         _hide_launcher_frames(file)
         _compat.set_entry_script(file)
@@ -111,10 +111,10 @@ def run_module(name: str, args: Sequence[str]) -> None:
 
 
 def when_threads_have_ended(do: Callable[[], object]) -> None:
-    """Do something at the end of a script: now, or when threads for which Python waits have ended.
+    """Call ``do`` at the end of a script: now, or when threads that Python waits for have ended.
 
-    Python waits for them at the end of the process. The threads of pools are such, too, and end
-    there alone: nothing may wait for them here.
+    Python waits for non-daemon threads at the end of the process. The threads of pools end only
+    then, so that this function must not wait for them.
     """
     others = [one for one in threading.enumerate() if one is not threading.current_thread()]
     if any(not one.daemon for one in others):

@@ -1,7 +1,7 @@
 """``python -m mindspore_boost_ext recommend``: which settings bring a script to its loss soonest.
 
 Each candidate runs the script in a process of its own, with the same seed and a bounded number of
-steps. The race is to the loss with which the plain run ends; compilation counts.
+steps. The goal is the loss with which the plain run ends; the time of compilation counts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from mindspore_boost_ext.report import markdown
 
 _SMOOTHED = 0.05  # share of the plain run's steps over which a loss is averaged
 _PLAIN_SHARE = 0.11  # of the minutes: the others share the rest, and each gets more than plain
-_SAME = 0.02  # a loss that is nearer to the plain one's than this counts as reached
+_SAME = 0.02  # a loss that is above the goal by at most this share counts as reached
 _CLEAR = 0.95  # of plain's time; what takes longer is within the noise of one run
 CAUTION = (
     "One run each: repeat it, or compare with several seeds, before you rely on a difference of "
@@ -58,10 +58,10 @@ class Racer:
     """One candidate, and how it did."""
 
     name: str  # what it is called
-    level: str  # what the script's Models are given, as ``config``
+    level: str  # given to the script's Models, like ``config``
     config: dict[str, Any]
     outcome: Outcome = Outcome("", NOT_RUN)  # of the run, or that there was none yet
-    steps: int = 0  # that it made
+    steps: int = 0  # that were made
     reached: float | None = None  # seconds, with compilation, to the plain run's loss; None: never
     idle: bool = False  # whether nothing could be applied: it was plain training once more
 
@@ -88,7 +88,7 @@ def candidates(updates: int, eager: bool = False) -> list[Racer]:
 
 
 class _NoGoalError(ValueError):
-    """Plain training has come to no loss that others could reach."""
+    """The plain run gives no loss that others could reach."""
 
 
 def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
@@ -118,14 +118,14 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
             display.line(f"broken off after {len(racers)} of the runs")
     winner, told = _winner(racers), "" if ended else "Broken off; of these runs alone: "
     write(f"{_table(racers)}\n\n{told}{_sentence(winner, racers[0])}\n{CAUTION}")
-    # That plain wins is not known before the end.
+    # Before the end it is not known whether plain wins.
     has_winner = ended or winner is not racers[0]
     written = has_winner and _write(winner, options.json, racers[0].steps, write)
     return int(not written) if ended else INTERRUPTED
 
 
 def _race_all(options: argparse.Namespace, display: Display) -> Iterator[Racer]:
-    """Run plain, then all others, and yield each with how it did."""
+    """Run plain, then all others, and yield each with its figures."""
     script, *args = options.script
     base = Trial(PLAIN, seed=options.seed, script=os.path.abspath(script), args=args)
     seconds = options.minutes * 60
@@ -141,7 +141,7 @@ def _race_all(options: argparse.Namespace, display: Display) -> Iterator[Racer]:
 
 
 def _goal(plain: Racer, history: Sequence[Record]) -> tuple[int, float]:
-    """Return the loss to be reached, behind the number of steps of which it is the mean."""
+    """Return the number of steps over which losses are averaged, and the mean to reach."""
     if plain.outcome.status != RAN or not plain.steps:
         raise _NoGoalError(f"the plain run of the script failed: {plain.outcome.note}")
     width = max(1, round(plain.steps * _SMOOTHED))
@@ -204,7 +204,7 @@ def _race(
 
 
 def _curve(history: Sequence[Record]) -> tuple[list[float], list[float]]:
-    """Return the seconds from the first step to the end of each, and the loss of each."""
+    """Return, for each step, the seconds from the start of the first to its end, and its loss."""
     steps = [
         record
         for record in history
@@ -215,19 +215,19 @@ def _curve(history: Sequence[Record]) -> tuple[list[float], list[float]]:
 
 
 def _smoothed(losses: Sequence[float], width: int) -> list[float]:
-    """Return means over the last ``width`` steps, from the first that has so many."""
+    """Return the means over the last ``width`` steps, from step ``width`` on."""
     return [math.fsum(losses[end - width : end]) / width for end in range(width, len(losses) + 1)]
 
 
 def _reached(history: Sequence[Record], width: int, goal: float) -> float | None:
-    """Return when the goal was reached, and kept to the end of the run."""
+    """Return the seconds after which the run stays at the goal to its end; None if it does not."""
     seconds, losses = _curve(history)
     limit = goal + _SAME * abs(goal)
     return for_good(seconds[width - 1 :], _smoothed(losses, width), lambda loss: loss <= limit)
 
 
 def _winner(racers: Sequence[Racer]) -> Racer:
-    """Return who was clearly faster than plain, else plain."""
+    """Return the fastest candidate if it was clearly faster than plain, else plain."""
     plain = racers[0]
     limit = (plain.reached or 0.0) * _CLEAR
     able = [one for one in racers[1:] if not one.idle]

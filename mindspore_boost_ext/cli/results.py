@@ -1,11 +1,11 @@
-"""What the runs of ``compare`` came to: figures from their histories, as table, picture and data.
+"""The results of the runs of ``compare``: figures from histories, as table, picture and data.
 
 Definitions. *Loss*: mean over the steps of the last epoch. *Metrics*: the last that were measured.
 A step *compiles* when it takes more than five times the median step and at least 0.05 s longer;
 *compile time* is what the first step and every such step took beyond the median; *step time* is the
 mean of all other steps (data loading included). *Memory*: peak of the process's resident memory.
-*Time to accuracy*: seconds of the steps, compilation included, until the first run's final accuracy
-(without one its loss) was reached and never lost again, looked at after each epoch.
+*Time to accuracy*: seconds of the steps, compilation included, until a run reaches the first run's
+final accuracy (or loss, if it has none) and never loses it again, checked after each epoch.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class Outcome:
     stopped: bool = False  # whether the seconds that a script was given have ended its training
     losses: list[float] = field(default_factory=list)  # mean of each epoch
     curves: dict[str, list[float]] = field(default_factory=dict)  # each metric after each epoch
-    # Seconds of the steps when each value of these was measured; of the loss as "loss".
+    # Seconds of the steps when each value of the curves was measured; "loss" for the losses.
     clocks: dict[str, list[float]] = field(default_factory=dict)
 
     def curve(self, key: str) -> tuple[list[float], list[float]]:
-        """Return seconds and values of the loss, under that name, or of a metric."""
+        """Return seconds and values of a metric, or, for ``"loss"``, of the loss."""
         values = self.losses if key == "loss" else self.curves.get(key, [])
         return self.clocks.get(key, [])[: len(values)], values
 
 
 def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Outcome:
-    """Return what a run that ended well came to.
+    """Return the figures of a run that ended without an error.
 
     Args:
         name: what the run is called.
@@ -100,7 +100,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
 
 
 def times_to_accuracy(outcomes: Sequence[Outcome]) -> tuple[str, list[float | None]]:
-    """Return what the race is to, and the seconds until each run was there for good.
+    """Return the name of the goal, and the seconds until each run has reached it for good.
 
     Returns:
         tuple, the name of the first run's first metric that is an accuracy, else ``"loss"``; and
@@ -134,7 +134,7 @@ def for_good(
 
 
 def step_and_compile_seconds(steps: Sequence[float]) -> tuple[float | None, float | None]:
-    """Return the mean of the steps that do not compile, and what the others took beyond a step.
+    """Return the mean of the steps that do not compile, and what the others took beyond the median.
 
     Examples:
         >>> from mindspore_boost_ext.cli.results import step_and_compile_seconds
@@ -143,7 +143,7 @@ def step_and_compile_seconds(steps: Sequence[float]) -> tuple[float | None, floa
     """
     if len(steps) < 2:
         return None, None
-    median = float(np.median(steps[1:]))  # by no module that the user's folder may have, too
+    median = float(np.median(steps[1:]))  # not statistics: the user may have a module of that name
     limit = max(_COMPILES_TIMES * median, median + _COMPILES_SECONDS)
     usual = [seconds for seconds in steps[1:] if seconds <= limit]
     compiling = [steps[0], *(seconds for seconds in steps[1:] if seconds > limit)]
@@ -161,7 +161,7 @@ def applied(history: Sequence[Record]) -> str:
 
 
 def changed_nothing(history: Sequence[Record]) -> bool:
-    """Return whether nothing that was asked for was applied in the end, in no training."""
+    """Return whether every training ended with nothing applied of what was asked for."""
     starts = [place for place, one in enumerate(history) if one.get("event") == "start"]
     trainings = [history[start:end] for start, end in zip(starts, [*starts[1:], len(history)])]
     rows = [row for one in trainings for row in _asked_for(one)]
@@ -170,7 +170,7 @@ def changed_nothing(history: Sequence[Record]) -> bool:
 
 
 def why_nothing(history: Sequence[Record]) -> str:
-    """Return why nothing of what was asked for is in the report, not even as skipped."""
+    """Return why the report lists nothing that was asked for, not even as skipped."""
     report = _last_report(history)
     steps = [row for row in report.get("rows", []) if row.get("algorithm") == "step"]
     why = "the settings switch nothing on"
@@ -182,12 +182,12 @@ def why_nothing(history: Sequence[Record]) -> str:
 
 
 def _asked_for(history: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the rows of the last report of what was applied, and of what was skipped."""
+    """Return the rows of the last report that were asked for: applied or skipped."""
     return [
         row
         for row in _last_report(history).get("rows", [])
-        # Others were asked for by nobody, or are a detail such as what became of one layer;
-        # the tuning of the machine is alike in every run, and so are the seconds of compiling.
+        # Other rows were not asked for, or are details, such as what was done to one layer. Every
+        # run has rows on the tuning of the machine and on the seconds of compiling.
         if row.get("status") in (APPLIED, SKIPPED) and row.get("asked by") not in ("import", "-")
     ]
 
@@ -210,7 +210,7 @@ def several_models(one: Outcome) -> str:
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return all runs as a Markdown table, and their notes below it.
 
-    Times are given as a multiple of the first run's, too.
+    Times are also given as multiples of the first run's.
     """
     metrics = list(dict.fromkeys(key for one in outcomes for key in one.metrics))
     goal, reached = times_to_accuracy(outcomes)
@@ -239,7 +239,7 @@ def _notes(one: Outcome) -> list[str]:
 
 
 def _ratios(values: Sequence[float | None]) -> list[float | None]:
-    """Return each as a multiple of the first that there is."""
+    """Return each value as a multiple of the first one that is neither None nor 0."""
     first = next(filter(None, values), None)
     return [value / first if first and value else None for value in values]
 

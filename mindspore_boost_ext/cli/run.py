@@ -1,8 +1,8 @@
 """One run of ``compare``, in a process of its own, so that memory and compilation are its own.
 
-``python -m mindspore_boost_ext.cli.run TRIAL.json`` trains the bundled network with one algorithm,
-or runs a user's script with the level and the settings of every ``ms.Model`` set from outside. It
-leaves ``history.jsonl``, by a ``BoostMonitor``, and ``result.json`` beside the description.
+``python -m mindspore_boost_ext.cli.run TRIAL.json`` trains a bundled network with one algorithm,
+or runs a user's script and sets level and settings of every ``ms.Model`` in it. A ``BoostMonitor``
+writes ``history.jsonl`` beside ``TRIAL.json``; ``result.json`` also goes there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from mindspore_boost_ext.integration import install
 HISTORY, RESULT, OUTPUT = "history.jsonl", "result.json", "output.txt"
 MODES = {"graph": ms.GRAPH_MODE, "pynative": ms.PYNATIVE_MODE}
 _SNAPSHOTS = 40
-_WATCHING: list[BoostMonitor] = []  # the one of the call that is running: a history has one writer
+_WATCHING: list[BoostMonitor] = []  # of the running call: a history has only one writer
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Trial:
 
 
 def run(path: Path) -> None:
-    """Do the run that a file describes; its folder takes the results."""
+    """Do the run that a file describes; write the results into its folder."""
     started, report = time.perf_counter(), ""
     trial = Trial(**json.loads(path.read_text(encoding="utf-8")))
     bound = Bound(trial.most_steps, trial.most_seconds)
@@ -109,7 +109,7 @@ def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.
     steps, settings = trial.epochs * steps_per_epoch, settings_of(name)
     plain = NETWORKS[trial.network]
     rates = plain.rate * settings.rate * plain.course(steps, trial.epochs)
-    rates = rates[:: settings.window].tolist()  # an update takes one, so a window counts as one
+    rates = rates[:: settings.window].tolist()  # one for each update, and so for each window
     level, config = configuration(name, Setup(trial.network, steps, snapshots))
     return ms.Model(
         net,
@@ -123,9 +123,9 @@ def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.
 
 
 def _run_script(trial: Trial, folder: Path, bound: Bound) -> None:
-    """Run a script, whose trainings ``bound`` counts and may end."""
+    """Run a script; ``bound`` counts its Models, and may end its trainings."""
     install()
-    # A script decides on its own models; here, in a process made for this, the run decides.
+    # Else a script decides on its own Models; in this process, made for the run, the run does.
     ms.Model.__init__ = _with_settings(ms.Model.__init__, trial)
     ms.set_seed(trial.seed)  # else each run would begin at other weights; a script may set its own
     for name in ("train", "fit", "eval"):
@@ -148,15 +148,15 @@ def _with_settings(construct: Callable[..., None], trial: Trial) -> Callable[...
 
 
 class Bound(Callback):
-    """Stops a training after so many steps, or so many seconds from its first step on.
+    """Stops training after ``steps`` steps, or ``seconds`` after the first training began.
 
     Args:
-        steps (int): 0 for no bound.
+        steps (int): of all trainings together; 0 for no bound.
         seconds (float): 0 for no bound.
 
     Attributes:
-        models (int): how many Models it has seen train, by their steps.
-        stopped (bool): whether it was the seconds that have ended a training.
+        models (int): how many Models it has seen train, by their step cells.
+        stopped (bool): whether the bound on the seconds has ended a training.
     """
 
     def __init__(self, steps: int, seconds: float) -> None:
@@ -174,7 +174,7 @@ class Bound(Callback):
         self.began = self.began or time.perf_counter()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Stop where it is time."""
+        """Stop if a bound is reached."""
         self.done += 1
         if 0 < self.steps <= self.done:
             run_context.request_stop()
@@ -184,13 +184,13 @@ class Bound(Callback):
 
 
 def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Callable[..., Any]:
-    """Return a method of ``ms.Model`` with callbacks of ours behind the script's own."""
+    """Return a method of ``ms.Model`` with our callbacks after the script's own."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def monitored(*args: object, **kwargs: object) -> object:
         writing = [one for one in _WATCHING if one.is_writing()]
-        if writing and method.__name__ == "eval":  # by a callback, in the middle of a training
+        if writing and method.__name__ == "eval":  # called by a callback, during a training
             result = method(*args, **kwargs)
             writing[0].write_metrics(result)
             return result

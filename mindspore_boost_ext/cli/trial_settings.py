@@ -1,8 +1,8 @@
 """How ``compare`` switches each algorithm on: settings that act within a short run.
 
-``runs()`` lists what can be chosen: every switch of the configuration, the accelerators that are
-chosen by an object instead of a switch, and the recipes. A switch without an entry here runs with
-its default settings.
+``runs()`` lists what can be chosen: every switch of the configuration, accelerators that an object,
+not a switch, selects, and the recipes "fast" and "fastest". A switch without an entry here
+runs with its default settings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PlainTraining(NamedTuple):
 
     network: Callable[[], nn.Cell]  # makes it
     rate: float  # the highest learning rate
-    course: Callable[[int, int], np.ndarray]  # from steps and epochs: the share of it in each step
+    course: Callable[[int, int], np.ndarray]  # (steps, epochs) -> share of that rate in each step
     weight_decay: float = 0.0  # of all weights
 
 
@@ -93,18 +93,18 @@ class TrialSettings:
     """How to run one algorithm on a bundled network."""
 
     sections: Callable[[Setup], Mapping[str, Any]] = lambda setup: {}  # of the configuration
-    # From the network's name, makes it and further arguments of ``ms.Model``.
+    # Name of the network -> network, and further arguments of ``ms.Model``.
     parts: Callable[[str], Parts] = _plain_parts
     snapshots: bool = False  # whether a plain run before it has to leave snapshots of its weights
     networks: tuple[str, ...] = tuple(NETWORKS)  # on which it is run
     modes: tuple[str, ...] = ("graph", "pynative")  # in which it is run
-    unsuited: str = ""  # why it is not run on or in the others
-    rate: float = 1.0  # the learning rate over that of the plain run
+    unsuited: str = ""  # why it is not run with others
+    rate: float = 1.0  # the learning rate, as a multiple of the plain run's
     window: int = 1  # steps for one update
 
 
 def _freezing(setup: Setup) -> Mapping[str, Any]:
-    """Return upstream's schedule for LeNet-5; on the ResNet half is frozen early, for good."""
+    """Return MindSpore's schedule for LeNet-5; on the ResNet, half is frozen early, for good."""
     if setup.network == LENET:
         return {"grad_freeze": {"param_groups": 5, "total_steps": setup.steps}}
     half = {"schedule": "step", "prefix_start": 0.1, "prefix_fraction": 0.5}
@@ -113,7 +113,7 @@ def _freezing(setup: Setup) -> Mapping[str, Any]:
 
 _FIXED_SIZE = "LeNet-5 fixes the size of images: take --network resnet"
 TRIAL_SETTINGS: dict[str, TrialSettings] = {
-    # LeNet-5 has no BatchNorm: what is left of it is the head, which then must be asked for.
+    # LeNet-5 has no BatchNorm: only the head of less_bn can act, and must be asked for by name.
     "less_bn": TrialSettings(
         lambda setup: {"less_bn": {"heads": ["fc3"]}} if setup.network == LENET else {}
     ),
@@ -132,7 +132,7 @@ TRIAL_SETTINGS: dict[str, TrialSettings] = {
     ),
     "thor": TrialSettings(
         lambda setup: {"thor": {"damping": 0.1, "frequency": 20, "batch_size": 32}},
-        rate=1 / 3,  # as tuned by examples/benchmarks/thor.py; at the plain one's it diverges
+        rate=1 / 3,  # as tuned by examples/benchmarks/thor.py; at plain's rate it diverges
     ),
     "progressive_resizing": TrialSettings(
         lambda setup: {"progressive_resizing": {"total_steps": setup.steps}},
