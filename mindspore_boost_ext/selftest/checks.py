@@ -1,6 +1,6 @@
-"""The checks: each trains a small network by one algorithm and returns how far it is off.
+"""The checks: each trains a small network with one algorithm and returns its error.
 
-With several ranks each trains on its share of every batch, and the oracle on all of it.
+With several ranks, each trains on its part of every batch; the oracle trains on whole batches.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _CLIP, _DAMPING, _MULTIPLIER, _COMPONENTS, _SMOOTHING = 0.3, 0.1, 2.0, 2, 0.2
 
 
 class NotPossible(Exception):
-    """What a check raises that cannot be done here; its text says why."""
+    """Raised by a check that cannot be done here; its text says why."""
 
 
 class Net(nn.Cell):
-    """The oracle's network. A manager of groups marks where its layers pass into each other."""
+    """The oracle's network. A ``GroupLossScaleManager`` marks the passages between its layers."""
 
     def __init__(self, manager: nn.Cell | None = None) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class PerPixel(Net):
 
 
 def residual(fewer: bool) -> nn.Cell:
-    """Return a convolution, a residual block, with its last BatchNorm only or both, and a Dense."""
+    """Return a convolution, a residual block and a Dense; ``fewer`` omits the first BatchNorm."""
     block = BasicBlock(4, 4)
     if fewer:
         block.bn1 = nn.Identity()
@@ -114,7 +114,7 @@ def train(
 
 
 def after_steps(step: nn.Cell, net: nn.Cell, data: Sequence[Batch]) -> Weights:
-    """Take a step by this rank's part of each batch; return the weights."""
+    """Take a step on this rank's part of each batch; return the weights."""
     rank, ranks = rank_and_count()
     for batch in data:
         step(*(Tensor(np.array_split(one, ranks)[rank].copy()) for one in batch))
@@ -122,7 +122,7 @@ def after_steps(step: nn.Cell, net: nn.Cell, data: Sequence[Batch]) -> Weights:
 
 
 def furthest(found: Weights, expected: Weights, start: Weights | None = None) -> float:
-    """Return the largest difference, as a share of the way that the weight has gone."""
+    """Return the largest difference of a weight, as a share of its largest change."""
     start = oracle.first_weights() if start is None else start
     shares = [
         np.abs(found[name] - end).max() / np.abs(end - start[name]).max()
@@ -139,7 +139,7 @@ def by_rule(
     rule: Callable[[oracle.Backward], Weights] = lambda backward: backward.gradients,
     **arguments: Any,
 ) -> float:
-    """Train with some switches on, and by a rule that makes the gradients."""
+    """Compare training with some switches on to the oracle, whose gradients ``rule`` makes."""
     data = oracle.batches(STEPS)
     found, _ = train(data, switches, **arguments)
     return furthest(found, oracle.trained(data, rule))
@@ -155,7 +155,7 @@ def accumulation() -> float:
 
 
 def short_sequences() -> float:
-    """Train on sequences of four, of which the first half of the steps takes the first two."""
+    """Train on sequences of length 4; the first half of the steps takes their first half."""
     steps = [oracle.batches(4 * STEPS)[4 * number :][:4] for number in range(STEPS)]
     data = [_joined(step, lambda parts: np.stack(parts, axis=1)) for step in steps]
     short = [step[: 2 if number < STEPS // 2 else 4] for number, step in enumerate(steps)]
@@ -190,13 +190,13 @@ def _pixels(images: Array, targets: Array) -> Batch:
 
 
 def short_schedule() -> float:
-    """Make half of the updates of a schedule; the rates of the others would go astray."""
+    """Make half of the updates of a schedule; the others have a learning rate of 10."""
     section = {"share": 0.5, "total_steps": 2 * STEPS}
     return by_rule("short_schedule", rate=[oracle.RATE, 10.0] * STEPS, short_schedule=section)
 
 
 def smoothed_labels() -> float:
-    """Take a step of a Dense layer on classes, a share of which belongs to all of them."""
+    """Take a step of a Dense layer on smoothed class labels."""
     features, values = oracle.batches(1)[0]
     labels, generator = values.argmax(axis=1).astype(np.int32), np.random.default_rng(5)
     first = generator.normal(size=(oracle.OUTPUTS, oracle.FEATURES)).astype(np.float32)
@@ -220,7 +220,7 @@ def freezing() -> float:
 
 
 def head() -> float:
-    """Compute the classifier of cosines, and see that no gradient is along a weight's row."""
+    """Check the cosine classifier, and that gradients are orthogonal to the weights, by rows."""
     features, target = oracle.batches(1)[0]
     made = CommonHeadLastFN(oracle.FEATURES, oracle.OUTPUTS, has_bias=False, multiplier=_MULTIPLIER)
     weight = oracle.first_weights()["first.weight"][: oracle.OUTPUTS]
@@ -235,7 +235,7 @@ def head() -> float:
 
 
 def fewer_norms() -> float:
-    """Train with fewer BatchNorms, and by MindSpore a network that was written without them."""
+    """Compare ``less_bn`` to MindSpore on a network that is written with fewer BatchNorms."""
     generator, (_, target) = np.random.default_rng(3), oracle.batches(1)[0]
     images = generator.normal(size=(oracle.BATCH, 1, 4, 4)).astype(np.float32)
     written, made = residual(fewer=True), residual(fewer=False)
@@ -259,7 +259,7 @@ def _by_mindspore(net: nn.Cell, data: Sequence[Batch]) -> Weights:
 
 
 def cheaper() -> float:
-    """Train by cheaper operators, and by MindSpore with its own."""
+    """Compare training with cheaper operators to MindSpore with its own."""
     target = ms.get_context("device_target")
     if target != "CPU":
         raise NotPossible(f"{target} keeps its own operators")
@@ -282,7 +282,7 @@ def _slow_net() -> nn.Cell:
 
 
 class Watched(nn.Cell):
-    """Three weights whose gradients are what it is called on, times a scale; was one too large?"""
+    """Three weights, whose gradients are the inputs times a scale; says whether one overflows."""
 
     def __init__(self, dtype: ms.Type, detector: OverflowDetector) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ class Watched(nn.Cell):
 
 
 class Product(nn.Cell):
-    """The sum over weights of their products with what it is called on."""
+    """The sum of the products of each weight with its input."""
 
     def __init__(self, weights: ParameterTuple) -> None:
         super().__init__()
@@ -313,13 +313,13 @@ class Product(nn.Cell):
 
 
 def overflow_detection() -> float:
-    """See one value of one gradient that overflows, of each type; and none where none does."""
+    """Check, for each dtype, that one overflowing value is seen, and nothing if there is none."""
     types = {"float16": 2.0**10, "float32": 2.0**120}
     facts = DeviceFacts.read()
     if facts.target == "Ascend" and not facts.saturates()[0]:  # others have no kernels for it
         types["bfloat16"] = 2.0**120
     detector = choose_detector()
-    sees_nan = isinstance(detector, FiniteDetector)  # a register knows arithmetic alone
+    sees_nan = isinstance(detector, FiniteDetector)  # a status register sees arithmetic only
     for name, large in types.items():
         dtype = getattr(ms, name)
         watched, scale = Watched(dtype, detector), Tensor(2.0**10, dtype)
@@ -367,7 +367,7 @@ def thor() -> float:
 
 
 def adasum(gathered_bytes: int = cell.GATHERED_BYTES) -> float:
-    """Train one step with AdaSum over the ranks, which exchange more bytes than that in halves."""
+    """Train one step with AdaSum; ranks exchange more than ``gathered_bytes`` bytes in halves."""
     _, ranks = rank_and_count()
     if ranks < 2 or ranks & (ranks - 1):
         raise NotPossible(f"needs 2, 4 or 8 ranks, as by --ranks 2, got {ranks}")
@@ -386,7 +386,7 @@ def adasum(gathered_bytes: int = cell.GATHERED_BYTES) -> float:
 
 
 def dim_reduce() -> float:
-    """Train by P-BFGS; return which share of the weights' way is outside the snapshots' span."""
+    """Train by P-BFGS; return the share of the weights' change outside the snapshots' span."""
     data, generator = oracle.batches(STEPS), np.random.default_rng(2)
     start, snapshots = oracle.first_weights(), []
     with tempfile.TemporaryDirectory(prefix="selftest-") as folder:
@@ -398,7 +398,7 @@ def dim_reduce() -> float:
             snapshots.append(_flat(moved))
             listed = [{"name": name, "data": Tensor(value)} for name, value in moved.items()]
             ms.save_checkpoint(listed, str(Path(folder) / f"snapshot-{number}.ckpt"))
-        # alpha is the share of the gradient outside the span that is stepped along as well.
+        # alpha above 0 would also step along the gradient outside the span.
         section = {"n_components": _COMPONENTS, "weight_load_dir": folder, "alpha": 0.0}
         found, _ = train(data, ["dim_reduce"], dim_reduce=section)
     before, after = (oracle.Backward(one, data[-1]).loss for one in (start, found))

@@ -27,7 +27,7 @@ from mindspore_boost_ext.selftest import worker
 from mindspore_boost_ext.selftest.checks import CHECKS
 from mindspore_boost_ext.selftest.worker import FAILED, MODES, PASSED
 
-_END = 2000  # characters of what a process that died has said last
+_END = 2000  # characters of the last output of a process that died
 
 
 def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
@@ -79,7 +79,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace, folder: Path) -> tuple[list[list[dict[str, Any]]], str]:
-    """Do the checks in other processes; return the lines of each, and what one that died said."""
+    """Do the checks in other processes; return each one's lines, and the last output on failure."""
     order = {
         "device": options.device,
         "ranks": options.ranks,
@@ -113,7 +113,7 @@ def _run(options: argparse.Namespace, folder: Path) -> tuple[list[list[dict[str,
         except subprocess.TimeoutExpired:
             code, why = 1, f"not done after {options.timeout} s"
         finally:
-            for rank in ranks_beside(process.pid).values():  # which have sessions of their own
+            for rank in ranks_beside(process.pid).values():  # ranks have sessions of their own
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
@@ -132,7 +132,7 @@ def _free_port() -> int:
 
 
 def _lines_of_rank(path: Path, order: dict[str, Any], why: str) -> list[dict[str, Any]]:
-    """Return a line for each check that was ordered; what is missing has failed."""
+    """Return a line for each check that was ordered; a missing one has failed."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     written = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     last = {(one["check"], one["mode"]): one for one in written}

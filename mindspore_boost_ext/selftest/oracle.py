@@ -1,4 +1,4 @@
-"""What each check must end with: a network of three layers, its training and its rules in float64.
+"""The expected results: a network of three layers, its training and its rules in float64.
 
 Written from the formulas, with NumPy alone.
 """
@@ -36,7 +36,7 @@ def first_weights() -> Weights:
 
 
 def batches(count: int) -> list[Batch]:
-    """Return so many batches: float32 ``[BATCH, FEATURES]`` and ``[BATCH, OUTPUTS]``."""
+    """Return ``count`` batches: float32 ``[BATCH, FEATURES]`` and ``[BATCH, OUTPUTS]``."""
     generator = np.random.default_rng(1)
 
     def values(size: int) -> Array:
@@ -78,7 +78,7 @@ def trained(
     data: Sequence[Batch],
     rule: Callable[[Backward], Weights] = lambda backward: backward.gradients,
 ) -> Weights:
-    """Return the weights after an update for each batch; ``rule`` makes the gradients of it."""
+    """Return the weights after an update for each batch, with the gradients that ``rule`` makes."""
     weights = {name: wide(value) for name, value in first_weights().items()}
     moments = {name: np.zeros_like(value) for name, value in weights.items()}
     for batch in data:
@@ -103,7 +103,7 @@ def clipped(bound: float) -> Callable[[Backward], Weights]:
 
 
 def centralized(backward: Backward) -> Weights:
-    """Return gradients of weights less their mean over the inputs of each output."""
+    """Return gradients of weights minus their mean over the inputs of each output."""
     return {
         name: one - one.mean(axis=1, keepdims=True) if one.ndim > 1 else one
         for name, one in backward.gradients.items()
@@ -127,7 +127,7 @@ def preconditioned(damping: float) -> Callable[[Backward], Weights]:
 
 
 def only_last(steps: Sequence[bool]) -> Callable[[Backward], Weights]:
-    """Return the rule that trains the last layer alone in some steps."""
+    """Return the rule that trains only the last layer in the steps that are True."""
     turns: Iterator[bool] = iter(steps)
 
     def rule(backward: Backward) -> Weights:
@@ -140,7 +140,7 @@ def only_last(steps: Sequence[bool]) -> Callable[[Backward], Weights]:
 
 
 def cosine_outputs(features: Array, weight: Array, multiplier: float) -> Array:
-    """Return the outputs of the head: cosines of rows, times m."""
+    """Return the outputs of the head: cosines of rows, times ``multiplier``."""
 
     def unit(rows: Array) -> Array:
         rows = wide(rows)
@@ -153,7 +153,7 @@ def cosine_outputs(features: Array, weight: Array, multiplier: float) -> Array:
 def step_on_smoothed_labels(
     weights: Weights, features: Array, labels: Array, smoothing: float
 ) -> Weights:
-    """Return the gradients of a layer's mean cross-entropy, labels being smoothed."""
+    """Return the gradients of a Dense layer's mean cross-entropy with smoothed labels."""
     logits = wide(features) @ wide(weights["weight"]).T + wide(weights["bias"])
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     classes = logits.shape[1]
@@ -163,7 +163,7 @@ def step_on_smoothed_labels(
 
 
 def adasum(steps: Sequence[Array]) -> Array:
-    """Return the AdaSum of the steps of a power of two ranks, of one tensor, by neighbours."""
+    """Return the AdaSum of one tensor's steps on 2**k ranks, combined by pairs of neighbours."""
     level = [wide(one) for one in steps]
     while len(level) > 1:
         level = [_pair(*level[place : place + 2]) for place in range(0, len(level), 2)]

@@ -1,8 +1,8 @@
 """One process of the selftest: does the checks, and writes each result as soon as it has it.
 
-``python -m mindspore_boost_ext.selftest.worker ORDER.json``: what to do. Lines of JSON go to
-``results_RANK.jsonl`` beside it, so that what ends the process can be told from what is not done;
-what the process has found of its device, to ``surroundings_RANK.json``.
+``python -m mindspore_boost_ext.selftest.worker ORDER.json``: the file says what to do. Lines of
+JSON go to ``results_RANK.jsonl`` beside it: they show the check that ended the process, and those
+not begun. What the process finds about its device goes to ``surroundings_RANK.json``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from mindspore_boost_ext.stages.overflow import DeviceFacts, choose_detector
 
 _SETTINGS = ("MS_", "ASCEND_", "HCCL_", "CUDA_", "NCCL_", "RANK_", "DNNL_", "ONEDNN_")
 PASSED, FAILED, NOT_POSSIBLE = "passed", "failed", "not possible here"
-# How far a weight may be off, as a share of its way. On CPU float32 sums of at most 40 products,
-# and inverses of condition 10 at most, are off by some 1e-6; the kernels of accelerators may
-# multiply in shorter types by default, while a step more or less is off by 0.1 and more.
+# Largest error of a weight, as a share of its change. On CPU, float32 sums of at most 40 products
+# and inverses of condition at most 10 are off by some 1e-6. Kernels of accelerators may multiply in
+# shorter dtypes by default. One step too many or too few is off by 0.1 or more.
 _ON_CPU, _ON_ACCELERATORS = 1e-4, 2e-2
 
 
@@ -43,7 +43,7 @@ def work(order: Path) -> None:
     here = json.dumps(surroundings())
     (order.parent / f"surroundings_{rank}.json").write_text(here, encoding="utf-8")
     absent = {"status": NOT_POSSIBLE, "reason": missing, "seconds": 0.0}
-    # By lines, so that each is there at once.
+    # Buffered by line, so that each line is in the file at once.
     with open(order.parent / f"results_{rank}.jsonl", "w", 1, encoding="utf-8") as file:
         for mode in wanted["modes"]:
             ms.set_context(mode=MODES[mode])
@@ -67,7 +67,7 @@ def _use(device: str, ranks: int) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what this process has found of the device, and what is set for it."""
+    """Return what this process finds about the device, and what is set for it."""
     detector = choose_detector()
     settings = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_SETTINGS)}
     return {
@@ -84,9 +84,9 @@ def result(name: str, mode: str, tolerance: float) -> dict[str, Any]:
     line: dict[str, Any] = {"check": name, "mode": mode}
     try:
         off = CHECKS[name]()
-    except (NotPossible, NotImplementedError) as reason:  # the second: a limit of a card
+    except (NotPossible, NotImplementedError) as reason:  # the second: a limit of the device
         line |= {"status": NOT_POSSIBLE, "reason": str(reason)}
-    except Exception as error:  # whatever a device does belongs into the table
+    except Exception as error:  # any error of a device belongs in the table
         line |= {"status": FAILED, "reason": f"{type(error).__name__}: {error}"}
     else:
         good = off <= tolerance
