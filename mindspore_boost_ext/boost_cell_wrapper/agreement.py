@@ -1,4 +1,4 @@
-"""What a step that reduces over ranks must have in common with those of the other ranks."""
+"""Checks that the steps of all ranks agree, if they reduce over the ranks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from mindspore_boost_ext.runtime.watch import watch_ranks
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
-# What optimizers call their settings, where they have them.
+# Names of the settings of optimizers.
 _SETTINGS = ("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps")
 _GROUP_SETTINGS = ("lr", "weight_decay", "momentum", "betas")
 _COMPARED: WeakSet[nn.Cell] = WeakSet()
 _BEGUN: WeakSet[nn.Cell] = WeakSet()
 _COUNTED = (ms.int32, ms.int64)  # dtypes of counters
-_UPDATES = ("global_step", "state_step", "step_t")  # what MindSpore's optimizers call theirs
+_UPDATES = ("global_step", "state_step", "step_t")  # names in MindSpore's optimizers
 _SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
 
 
 def watch_or_report(step: BoostTrainOneStepCell) -> None:
-    """Watch the other ranks if a step trains with them; else put it into its report."""
+    """Watch the other ranks if a step trains with them; if the ranks train apart, report that."""
     if step.reducer_flag:
         watch_ranks()
     elif rank_count() > 1 and ms.get_auto_parallel_context("parallel_mode") == "stand_alone":
@@ -50,9 +50,9 @@ def watch_or_report(step: BoostTrainOneStepCell) -> None:
 def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
     """Compare settings, optimizer and weights' shapes with those of the other ranks, once.
 
-    Every rank that trains must call this; on each, what differs is a ``ValueError`` with names,
-    values and ranks. A step alone, this package's or MindSpore's own, which is of level O0, is no
-    reason to: a rank may build a Model that it only evaluates with.
+    Every rank that trains must call this. If something differs, each raises a ``ValueError`` with
+    names, values and ranks. Call it when a training begins, not when a step is built: a rank may
+    build a Model only to evaluate. A step of MindSpore's own counts as level O0.
     """
     if step.reducer_flag and step not in _COMPARED:
         boost = getattr(step, "auto_boost", None) or AutoBoost()
@@ -67,7 +67,7 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
 
 
 def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batches: str) -> None:
-    """Raise a ``ValueError`` on every rank if a training is not as long, or begins elsewhere."""
+    """Raise a ``ValueError`` on every rank if the training's length or start differs."""
     if not step.reducer_flag:
         return
     check_equal_on_ranks(
@@ -76,21 +76,21 @@ def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batch
         "Give every rank as many batches, such as by num_shards and shard_id of the dataset; and "
         "to go on from checkpoints, those of the same epoch.",
     )
-    _BEGUN.discard(step)  # maybe loaded since
+    _BEGUN.discard(step)  # a file may have been loaded since
     check_same_start_on_ranks(step)
 
 
 def check_first_run_on_ranks(step: nn.TrainOneStepCell) -> None:
-    """Raise a ``ValueError`` on every rank if a step, or where it begins, differs; look once."""
+    """Raise a ``ValueError`` on every rank if a step or its start differs; check once."""
     check_same_step_on_ranks(step)
     check_same_start_on_ranks(step)
 
 
 def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
-    """Compare where a training begins with the other ranks, once: counters, weights and moments.
+    """Compare the start of a training with the other ranks, once: counters, weights and moments.
 
-    Weights or moments that differ are a warning: each rank then trains another network. Counters
-    that differ are a ValueError on every rank: ranks would not reduce at the same time.
+    If weights or moments differ, it warns: each rank then trains another network. If counters
+    differ, every rank raises a ``ValueError``: ranks would not reduce at the same time.
     """
     if not step.reducer_flag or step in _BEGUN:
         return
@@ -143,7 +143,7 @@ def _parts(step: nn.TrainOneStepCell) -> dict[str, str]:
 
 
 def _settings(optimizer: nn.Cell) -> dict[str, str]:
-    """Return the rates and the like of an optimizer, and what wrappers add to it, in words."""
+    """Return the settings of an optimizer, and those that its wrappers add, as text."""
     found: dict[str, object] = {}
     while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
         found |= getattr(optimizer, "common_to_ranks", dict)()
@@ -157,7 +157,7 @@ def _settings(optimizer: nn.Cell) -> dict[str, str]:
 
 
 def _described(value: object) -> str:
-    """Return numbers, lists and schedules in words that differ where they do; else nothing."""
+    """Return numbers, lists and schedules as text that shows differences; else an empty text."""
     return _cut(_in_words(value))
 
 
@@ -173,7 +173,7 @@ def _in_words(value: object) -> str:
     if isinstance(value, nn.Cell):  # a schedule is known by the numbers in it
         inside = {**_compat.own_attributes(value), **_compat.own_parameters(value)}
         kept = {**inside, **_compat.children(value)}
-        # An int of the user's own class may be its rank.
+        # In a class of the user's own, an int may be the number of the rank.
         is_known = type(value).__module__.startswith("mindspore")
         kinds = (nn.Cell, float, Tensor, *((int,) if is_known else ()))
         found = sorted(name for name, one in kept.items() if isinstance(one, kinds))
@@ -181,13 +181,13 @@ def _in_words(value: object) -> str:
         return f"{type(value).__name__}({words})"
     if isinstance(value, (int, float, Tensor)):
         return ", ".join(str(one) for one in host_array(value).ravel())
-    return ""  # an optimizer of the user's own may mean anything by such a name
+    return ""  # in the user's own optimizer, such a name may mean anything
 
 
 def _shapes(step: nn.TrainOneStepCell) -> dict[str, str]:
     weights = [one for one in step.weights if not one.layerwise_parallel]
     shapes = {f"weight {one.name}": f"{one.dtype} {one.shape}" for one in weights}
-    # Gradients are reduced one after the other: those of other weights would be mixed.
+    # Gradients are reduced in this order. In another order, those of different weights would mix.
     return {**shapes, "order of the weights": _cut(", ".join(one.name for one in weights))}
 
 
@@ -197,18 +197,18 @@ def _checksums(parameters: Sequence[Parameter]) -> dict[str, str]:
 
 
 def _counters(step: nn.TrainOneStepCell) -> dict[str, str]:
-    """Return where a training stands: which updates, and so which reductions, come next."""
+    """Return the position of a training, which decides the next updates and reductions."""
     window = getattr(step, "window_part", None)
     held = {} if window is None else {"micro-batches in the window": str(window.micro_steps())}
     apart = set() if window is None else {id(one) for one in window.state()}
     counters = (one for one in step.get_parameters() if one.dtype in _COUNTED)
-    # Others may be a rank's own, such as a seed in an optimizer of the user's.
+    # Others may differ by rank, such as a seed in the user's own optimizer.
     known = (one for one in counters if one.name.startswith("boost.") or one.name in _UPDATES)
     return {**held, **{one.name: _described(one) for one in known if id(one) not in apart}}
 
 
 def _moments(step: nn.TrainOneStepCell) -> list[Parameter]:
-    """Return what the optimizer remembers; none under AdaSum, where each server has its own."""
+    """Return the optimizer's state; nothing under AdaSum, where each server has its own."""
     if getattr(step, "enable_adasum", False):
         return []
     weights = {id(one) for one in step.weights}

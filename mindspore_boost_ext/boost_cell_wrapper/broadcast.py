@@ -1,4 +1,4 @@
-"""What rank 0 hands to all ranks where ``parameter_broadcast`` is set."""
+"""What rank 0 sends to all ranks if ``parameter_broadcast`` is set."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mindspore import Parameter, Tensor, nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime.ranks import differences_between_ranks
 
-# MindSpore sends float32, on CPU.
+# On CPU, MindSpore sends float32.
 _HELD_BY_FLOAT32 = (ms.float32, ms.float16, ms.bfloat16, ms.bool_, ms.int8, ms.uint8)
 
 
 def broadcasts_weights() -> bool:
-    """Return whether MindSpore gives all ranks what rank 0 begins with: in GRAPH_MODE alone."""
+    """Return whether MindSpore sends the start of rank 0 to all ranks (only in GRAPH_MODE)."""
     compiles = ms.get_context("mode") == ms.GRAPH_MODE
     return compiles and bool(ms.get_auto_parallel_context("parameter_broadcast"))
 
 
 def hand_out(parameters: Iterable[Parameter]) -> None:
-    """Give all ranks the values of rank 0; what float32 cannot hold goes in pieces of 16 bits."""
+    """Send the values of rank 0 to all; what float32 cannot hold goes in pieces of 16 bits."""
     kept = list(parameters)
     pieces = {one.name: _in_pieces(one) for one in kept if one.dtype not in _HELD_BY_FLOAT32}
     _compat.broadcast_parameters({one.name: pieces.get(one.name, one) for one in kept})
@@ -39,24 +39,24 @@ def _in_pieces(parameter: Parameter) -> Parameter:
 
 
 class BroadcastsWeights(nn.Cell):
-    """Hands out what all ranks have in common, and no state of a rank's own.
+    """Sends what all ranks have in common, but no state that belongs to one rank.
 
-    MindSpore broadcasts whenever a Cell is compiled. A variant of the step, a new shape and a flush
-    compile in the middle of a training, where windows and, under AdaSum, moments differ by rank.
+    MindSpore broadcasts whenever it compiles a Cell. Variants of the step, new shapes and flushes
+    compile during a training, when windows and, under AdaSum, moments differ by rank.
     """
 
     was_restored = False  # from a file of this rank's own
 
     def begin_together(self) -> bool:
-        """Give all ranks what rank 0 begins with, once; return whether that was done now.
+        """Send the start of rank 0 to all ranks, once; return whether this call did so.
 
-        It comes before an algorithm looks at it. Ranks that go on from files of their own have
-        each its own statistics of BatchNorm.
+        It runs before an algorithm reads the values. If all ranks were restored from their files,
+        nothing is sent: their BatchNorm statistics differ.
         """
         if self._has_begun or not (self.reducer_flag and broadcasts_weights()):
             return False
         restored = {"restored from a file": str(self.was_restored)}
-        # All ranks ask, also those that know the answer: the others wait for them.
+        # All ranks ask, even those that know the answer: the others wait for them.
         differs = differences_between_ranks(restored, "the start")
         hands_out = bool(differs) or not self.was_restored
         if hands_out:
@@ -65,7 +65,7 @@ class BroadcastsWeights(nn.Cell):
         return hands_out
 
     def parameters_broadcast_dict(self, recurse: bool = True) -> dict[str, Parameter]:
-        """Return what begins a training, also from a checkpoint; later the weights it trains."""
+        """Return what to send: shared state as a training begins or resumes, later its weights."""
         handed_out = self.weights
         if not (self._first_runs or self._has_begun):
             begins = self.network if self.enable_adasum else self

@@ -16,7 +16,7 @@ FIRST_RUN: list[Callable[[Any], None]] = []  # called with a step that runs for 
 
 @contextlib.contextmanager
 def timing_the_first(step: nn.Cell) -> Iterator[None]:
-    """Put into the report how long the first run of a variant took, which compiles it."""
+    """Report how long the first run of a variant took, compilation included."""
     start = time.perf_counter()
     yield
     if step._variant:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def lacks_a_batch(part: Update) -> bool:
-    """Return whether an update runs the network again and has no batch to do so; say so."""
+    """Return whether an update runs the network again but has no batch for it; if so, warn."""
     if part.last_inputs() is not None:
         return False
     warn(
@@ -28,10 +28,10 @@ def lacks_a_batch(part: Update) -> bool:
 
 
 class Flush(nn.Cell):
-    """Updates with what the window of a step without variants holds, and empties it.
+    """Updates with the gradients in the window of a step without variants, and empties it.
 
-    Is given the last batch, if the update runs the network again, and returns its loss, shape ();
-    0 without one.
+    If the update runs the network again, the inputs are the last batch, and the output is its loss,
+    shape (). Otherwise there are no inputs, and the output is 0.
     """
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
@@ -39,7 +39,7 @@ class Flush(nn.Cell):
         self.step = step
 
     def parameters_broadcast_dict(self, recurse: bool = True) -> dict[str, Parameter]:
-        """Return what rank 0 hands to all when this compiles: as the step."""
+        """Return what rank 0 sends to all when this compiles: the same as for the step."""
         return self.step.parameters_broadcast_dict(recurse)
 
     def construct(self, *inputs: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from mindspore_boost_ext import _compat
 def refusing_what_is_forgotten(asks_for_less: bool) -> Iterator[None]:
     """Refuse a network that MindSpore would train wrongly after this step.
 
-    What a function of ``ms.jit`` was not asked for when it was first differentiated in
-    PYNATIVE_MODE, MindSpore leaves out of all later steps.
+    If a step in PYNATIVE_MODE is the first to differentiate a function of ``ms.jit``, MindSpore
+    leaves gradients that this step does not ask for out of all later steps.
     """
     if not asks_for_less:
         yield

@@ -1,4 +1,4 @@
-"""What graphs of before would do to a step: those of other settings, and of the other mode."""
+"""Guards a step against earlier graphs: of other settings, and of the other mode."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mindspore_boost_ext.report import warn
 
 
 def warn_of_kept_graphs(boost: AutoBoost) -> None:
-    """Warn where MindSpore may load the graph of a run with other settings from its cache.
+    """Warn if MindSpore may load the graph of a run with other settings from its cache.
 
-    It finds a graph by the text of the script, which settings from outside do not change.
+    MindSpore finds a graph by the text of the script, which settings from outside do not change.
     """
     if boost.level != "O0" and _compat.keeps_graphs():
         warn(
@@ -25,7 +25,7 @@ def warn_of_kept_graphs(boost: AutoBoost) -> None:
 
 
 def follow_mode(step: nn.Cell) -> None:
-    """Let a step that has run in the other mode be compiled as if it had not."""
+    """Make a step that has run in the other mode compile as if it had not."""
     mode = ms.get_context("mode")
     if step._ran_in != mode:
         step._ran_in = mode

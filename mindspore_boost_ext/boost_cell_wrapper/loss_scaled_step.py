@@ -1,4 +1,4 @@
-"""The loss-scaled training step; and, under upstream's module name, both step cells."""
+"""The loss-scaled training step."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from mindspore_boost_ext.stages.overflow import choose_detector
 from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import connected
 
-# Steps between two looks at the scale from the host. Only CPU has the value at hand at no cost.
+# Steps between two reads of the scale by the host. Only on CPU does reading cost nothing.
 _LOOK_EVERY = {"CPU": 1}
-_MANY = 10  # skipped steps in a row, or looks at them, before a fixed scale is warned of
-# Whose Cells are known to compile; in PYNATIVE_MODE one of the user's own need not.
+_MANY = 10  # skipped steps, seen in a row, before a warning about a fixed scale
+# Packages whose Cells are known to compile; in PYNATIVE_MODE, a Cell of the user's own need not.
 _COMPILE = ("mindspore", __name__.partition(".")[0])
-# Whose optimizers hold settings as Python's numbers, which a graph would never see changed. Those
-# of mint do as well, but train nothing on CPU in PYNATIVE_MODE unless they are compiled.
+# Its optimizers hold settings as Python numbers, whose changes a graph would never see. So do those
+# of mint, but on CPU in PYNATIVE_MODE these train nothing unless they are compiled.
 _CHANGE = "mindspore.experimental"
 
 
@@ -57,7 +57,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
 
     Raises:
         TypeError: for a ``scale_sense`` of any other type.
-        ValueError: for a Tensor of another shape, or not finite and above 0; for a group manager
+        ValueError: for a Tensor of another shape, or that is not finite and above 0; for a manager
             whose groups do not hold every trained parameter exactly once.
 
     Supported Platforms:
@@ -83,7 +83,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
 
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, scale_sense: Tensor | nn.Cell) -> None:
         super().__init__(network, optimizer, sens=None)
-        # Ranks must agree also where MindSpore slices weights, and no gradients are reduced here.
+        # Ranks must also agree if MindSpore slices weights and no gradients are reduced here.
         distributed = self.parallel_mode != "stand_alone"
         self.detector = choose_detector(distributed)
         add_overflow_names(self, distributed)
@@ -98,7 +98,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         ours = type(self) is self._library_class() and _compiles(optimizer)
         ours = ours and _compiles(self.update_part, "inner")
         ours = ours and (self.loss_scaling_manager is None or _compiles(self.loss_scaling_manager))
-        # What runs the network again is not compiled: the network need not compile.
+        # An update that runs the network again is not compiled: not every network compiles.
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
         self.compiles_end = self.compiles_end and self.graph_part is None
@@ -111,7 +111,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         self._complete()
 
     def _scale(self, scale_sense: Tensor | nn.Cell) -> OneScale:
-        """Return the part for a scale; a manager with a rule of its own brings that."""
+        """Return the part for a scale; a manager with a rule of its own makes the part."""
         make = getattr(scale_sense, "scale_of_step", None)
         if make is None:
             return OneScale(scale_sense, self.detector)
@@ -145,9 +145,9 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         gradients, captured, extra, batch = self._parts(rest)
         if self.capturing:
             captured = self.captures_part.prepared(captured, self.scale_part.of_layers(scale))
-            status = ops.depend(status, captured)  # a register is read behind these products, too
+            status = ops.depend(status, captured)  # a register is read after these products, too
         gradients = self.grad_reducer(self.scale_part.divided(gradients, scale))
-        if self._has_own_rule:  # of a subclass, by the names under which upstream calls it
+        if self._has_own_rule:  # of a subclass, under the names of mindspore.boost
             overflow = self._get_overflow_status(status, gradients)
             skips = self._process_loss_scale(overflow)
         else:
@@ -156,11 +156,11 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         loss = call(self._update_unless, (skips, loss, gradients, weight, captured, *batch))
         return loss, overflow
 
-    # In PYNATIVE_MODE dozens of small operators one by one cost more than the backward pass.
+    # In PYNATIVE_MODE, dozens of small operators cost more one by one than the backward pass.
     _finish_compiled = ms.jit(_finish)
 
     def _parts(self, rest: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
-        """Return gradients, captured, what the scale wants, and inputs of a flat list."""
+        """Split a flat list into gradients, captures, what the scale needs, and inputs."""
         captures = len(self.weights)
         extra = captures + self._captured
         batch = extra + len(self._extra)
@@ -203,7 +203,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         return outputs
 
     def look_at_outputs(self, outputs: object, steps: int = 1) -> None:
-        """From time to time look whether the scale sits at its minimum."""
+        """From time to time, check whether steps are skipped and the scale cannot fall."""
         before, self._steps_run = self._steps_run, self._steps_run + steps
         if before == 0:
             self.scale_part.after_first_step()
@@ -216,7 +216,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         """Return this step for some of the parameters."""
         step: Any = super().restricted(optimizer, positions)
         step._has_own_rule = False
-        step._look_every = 0  # the step of which this is a part looks
+        step._look_every = 0  # the whole step looks
         step.scale_part = self.scale_part.restricted(positions)
         return step
 
@@ -249,7 +249,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         return observed
 
     def _warn_of_overflows(self, overflow: Tensor, scale: Tensor) -> None:
-        """Warn, once, of a scale that skips steps and can fall no further."""
+        """Warn, once, if steps are skipped and the scale cannot fall."""
         if not bool(overflow.asnumpy()):
             self._overflows_in_a_row = 0
             return
@@ -260,7 +260,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             warn(reason)
 
     def _cannot_fall(self, scale: np.ndarray) -> str:
-        """Return what to say of a scale that overflowed and will not change; else empty."""
+        """Return a warning if a scale overflowed and cannot fall; else an empty text."""
         manager, largest = self.loss_scaling_manager, float(scale.max())
         if largest != 1 and (manager is None or isinstance(manager, nn.FixedLossScaleUpdateCell)):
             if self._overflows_in_a_row < _MANY:

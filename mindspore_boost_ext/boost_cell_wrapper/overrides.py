@@ -1,4 +1,4 @@
-"""What a subclass of a step cell has of its own, and what then does not run."""
+"""Finds what a subclass of a step cell overrides, and what then does not run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mindspore import nn
 from mindspore_boost_ext.base.order import names_of
 from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, warn
 
-# What a step that chooses among variants does not call: they are the library's steps.
+# Methods that a step with variants does not call: the variants are the library's steps.
 _NOT_IN_VARIANTS = (
     "gradient_accumulation_process",
     "adasum_process",
@@ -25,7 +25,7 @@ _NOT_IN_VARIANTS = (
 
 
 class Overridable(nn.Cell):
-    """Asks which of the library's methods are still those that run."""
+    """Finds out which of the library's methods still run."""
 
     scales_loss = False  # by a part of its own, whatever sens is
 
@@ -34,15 +34,15 @@ class Overridable(nn.Cell):
         return not self.overridden("construct")
 
     def overridden(self, *names: str) -> list[str]:
-        """Return those of the names for which a subclass has a method of its own."""
+        """Return those of the names whose methods a subclass overrides."""
         ours = self._library_class()
         known = [one for one in names if hasattr(ours, one)]
         return [one for one in known if getattr(type(self), one) is not getattr(ours, one)]
 
     def calls_update(self, *, clips: bool = False) -> bool:
-        """Return whether the step ends in our ``update``, which clips and runs the update's part.
+        """Return whether the step ends in our ``update``, which clips and runs ``update_part``.
 
-        With ``clips`` the update's part, called past ``update``, does not count.
+        A direct call of ``update_part`` counts, too, unless ``clips`` is True.
         """
         ends = {"update"} if clips else {"update", "update_part"}
         if self.overridden("update") and not ends & self._names_used(type(self).update):
@@ -53,10 +53,10 @@ class Overridable(nn.Cell):
         return self.reaches(*ends)
 
     def reaches(self, *names: str) -> bool:
-        """Return whether the step of a subclass uses, by its code, one of the names.
+        """Return whether the code of a subclass's step uses one of the names.
 
-        One that calls the library's has them all. What is no function of Python's, and so has no
-        code to look at, counts as one that uses them.
+        A step that calls the library's uses all of them. A callable that is no Python function has
+        no code to look at, and counts as one that uses them.
         """
         own = self.overridden("construct", "_no_sens_impl")
         if "construct" not in own and "gradient_freeze_process" in names:
@@ -71,18 +71,18 @@ class Overridable(nn.Cell):
                 if way not in used:
                     return False
                 if not self._is_ours_in(used):
-                    continue  # it calls that of the class below
+                    continue  # it calls the method of the class below
             return True
         return True
 
     def updates_past(self, method: str) -> bool:
-        """Return whether the step calls the optimizer itself, neither ``update`` nor a method."""
+        """Return whether the step calls the optimizer, and neither ``update`` nor ``method``."""
         ways = self.overridden("construct", "_no_sens_impl", "update")
         calls = any("optimizer" in self._names_used(getattr(type(self), way)) for way in ways)
         return calls and not (self.calls_update() or self.reaches(method))
 
     def moves_schedule(self) -> bool:
-        """Return whether a subclass, by its code, moves ``step`` on as upstream's step does."""
+        """Return whether a subclass's code advances ``step``, as mindspore.boost's step does."""
         for name in self.overridden("construct", "gradient_freeze_process"):
             code = getattr(inspect.unwrap(getattr(type(self), name)), "__code__", None)
             if code is not None and "freeze_nets" in code.co_names and _sets_own(code, "step"):
@@ -90,13 +90,13 @@ class Overridable(nn.Cell):
         return False
 
     def leave_out(self, row: str, asked_by: str, method: str = "update") -> None:
-        """Put into the report, and warn, that something has no effect for lack of a call."""
+        """Report, and warn, that something has no effect because nothing calls ``method``."""
         reason = self.why_left_out(method)
         self.report().update(row, INACTIVE, reason)
         warn(f"{asked_by} has no effect: {reason}", NoEffectWarning)
 
     def why_left_out(self, method: str = "update") -> str:
-        """Return what to say where no way of a subclass to an update calls a method of ours."""
+        """Return the reason if a subclass makes updates without a call of our ``method``."""
         return (
             f"methods of {type(self).__name__}'s own, by their code, do not call {method} of "
             "BoostTrainOneStepCell"
@@ -116,7 +116,7 @@ class Overridable(nn.Cell):
             )
 
     def warn_of_own_reducer(self, ours: object) -> None:
-        """Warn where a ``grad_reducer`` in the place of ours is not all that reduces."""
+        """Warn if a subclass's own ``grad_reducer`` is not the only one that reduces."""
         others = {"each variant of the step": self.choice_part, "a full window": self.window_part}
         found = " and ".join(name for name, part in others.items() if part is not None)
         if found and self.grad_reducer is not ours:
@@ -132,11 +132,11 @@ class Overridable(nn.Cell):
         return [vars(one)[way] for one in kinds if way in vars(one)]
 
     def _is_ours_in(self, names: set[str]) -> bool:
-        """Return whether a class of the library, whose construct is called, is among names."""
+        """Return whether the names hold a class of the library: its construct is then called."""
         return any(one.__name__ in names for one in self._library_class().__mro__)
 
     def _names_used(self, function: Callable[..., object]) -> set[str]:
-        """Return the names that a function uses, also in methods and functions of the user's."""
+        """Return the names that a function uses, also through the user's methods and functions."""
         found: set[str] = set()
         asked, seen = [function], set[int]()
         while asked:
@@ -153,18 +153,18 @@ class Overridable(nn.Cell):
         return found
 
     def _is_new(self, name: str) -> bool:
-        """Return whether a name is a method that the library's class has not."""
+        """Return whether a name is a method that the library's class does not have."""
         method = getattr(type(self), name, None)
         return inspect.isfunction(method) and not hasattr(self._library_class(), name)
 
     def _library_class(self) -> type[nn.Cell]:
-        """Return the class of this package that the object is of, not the user's subclass."""
+        """Return the object's nearest class of this package, not the user's subclass."""
         own = __name__.partition(".")[0]
         return next(kind for kind in type(self).__mro__ if kind.__module__.startswith(own))
 
 
 def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Callable[..., Any]]:
-    """Return the user's functions that a function may call: around it, in modules and classes."""
+    """Return the user's functions that a function may call, also in modules and classes."""
     around = getattr(function, "__globals__", {})
     near = [around.get(name) for name in names]
     cells = getattr(function, "__closure__", None) or ()

@@ -1,7 +1,7 @@
 """The training step: a batch, the choice of a variant, gradients, window, clipping, update.
 
-With nothing switched on it is MindSpore's own, operator for operator: weights are bit-identical to
-``nn.TrainOneStepCell``.
+With nothing switched on, it runs the same operators as MindSpore's own step: weights are
+bit-identical to ``nn.TrainOneStepCell``.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
 class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainOneStepCell):
     r"""One training step of a network with the accelerators of its configuration.
 
-    Subclasses may override ``construct``; the parts of the step are there under the names that
-    ``mindspore.boost`` gave them (``grad``, ``weights``, ``grad_reducer``, ``sens`` and so on).
-    Algorithms put their parts into its places when they join it:
+    Subclasses may override ``construct``; the parts of the step have the names that they have in
+    ``mindspore.boost`` (``grad``, ``weights``, ``grad_reducer``, ``sens`` and so on). When
+    algorithms join the step, they put their parts into its places:
 
     * ``batch_part`` (Cell) changes the inputs before the network sees them;
     * ``choice_part`` (StepChoice) runs one of several variants of the step;
-    * ``captures_part`` (FactorCaptures) is what a capturing variant differentiates by, too;
+    * ``captures_part`` (FactorCaptures) holds what a capturing variant also differentiates by;
     * ``window_part`` (GradientAccumulation) gathers gradients of several batches;
     * ``graph_part`` (StepGraph) runs the step as one graph in PYNATIVE_MODE;
     * ``surrounding_part`` (Callable) gives the context in which the step runs;
     * ``clip_norm`` (float) bounds the global norm; ``update_part`` (Update) writes the weights.
 
     Args:
-        network (Cell): the network with its loss; one output, a loss of any shape; or, without
-            ``sens``, a tuple of Tensors, which train by their sum (but one for a search of
-            ``dim_reduce``).
+        network (Cell): the network with its loss. The output is a loss of any shape; or, without
+            ``sens``, a tuple of Tensors, whose sum is minimised (for a search of ``dim_reduce``
+            only one output).
         optimizer (Cell): the optimizer over the parameters to train.
         sens (numbers.Number, optional): factor on the gradients, put into the backward pass. The
             optimizer divides it out again when its own ``loss_scale`` is the same number.
@@ -128,10 +128,10 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             self._complete()
 
     def _empty_places(self) -> None:
-        """Begin without parts, and with upstream's names for them.
+        """Begin without parts, and set the names of ``mindspore.boost``.
 
-        The names of the places end in ``_part``: a Cell also has the names of its weights, and
-        a network may call one of these "scale" or "window".
+        The names of the places end in ``_part``: weights are attributes of a Cell, too, and a
+        network may call one of them "scale" or "window".
         """
         self.update_part: Any = Update(self.optimizer)
         self.batch_part: Any = None
@@ -263,7 +263,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             return self._run_chosen(*inputs, **kwargs)
 
     def look_before_first(self, *inputs: Tensor) -> None:
-        """Check what can be checked before the first step, by its batch; sink mode shows none."""
+        """Make the checks before the first step, on its batch; in sink mode there is none."""
         self._settle()
         check_first_run_on_ranks(self)
         self.warn_of_own_reducer(self._our_reducer)
@@ -278,13 +278,13 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             told(self)
 
     def look_at_outputs(self, outputs: object, steps: int = 1) -> None:
-        """Look at what the last of so many steps has returned; sink mode has several."""
+        """Look at the outputs of the last of ``steps`` steps; sink mode runs several."""
 
     def _run_chosen(self, *inputs: Tensor, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
-        """Run a step, or that variant of it whose turn it is.
+        """Run a step, or the variant of it whose turn it is.
 
-        Chosen here on the host, only those whose turn has come are ever compiled. Inside another
-        Cell's graph, and in a subclass with a way of its own to the choice, the graph chooses.
+        The host chooses here, so that only variants whose turn comes are compiled. Inside another
+        Cell's graph, and in a subclass that overrides the way to the choice, the graph chooses.
         """
         if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
             self._count_batch()
@@ -304,7 +304,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             return self.choice_part.run(variant, *inputs, **kwargs)
 
     def _count_batch(self) -> None:
-        """Show the other ranks the update that this batch makes all of them take part in."""
+        """Show the other ranks if this batch leads to an update, in which all take part."""
         if self.reducer_flag and next(self._batch_numbers) % self.window() == 0:
             PROGRESS.begin_update()
 
@@ -313,7 +313,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         return 1 if self.window_part is None else self.max_accumulation_step
 
     def updates_in(self, batches: int) -> int:
-        """Return how many updates are made of so many batches."""
+        """Return how many updates are made from ``batches`` batches."""
         return batches * self.updates_per_batch // self.window()
 
     def joined(self, outputs: tuple[Any, ...], samples: int) -> Any:
@@ -321,12 +321,12 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         return joined_losses(outputs, samples)
 
     def expect_training(self, epochs: int, steps: int) -> None:
-        """Warn about settings that so many epochs of so many steps leave without effect."""
+        """Warn about settings without effect in ``epochs`` epochs of ``steps`` steps."""
         for algorithm in self.auto_boost.algorithms:
             algorithm.check_length(self, epochs, steps)
 
     def flush_accumulation(self) -> bool:
-        """Update with a window that is not full yet; return whether there was anything in it."""
+        """Update with the gradients of a window that is not full; return whether it did."""
         with ONE_AT_A_TIME:
             if self.window_part is None or self.window_part.micro_steps() == 0:
                 return False
@@ -344,11 +344,11 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             return True
 
     def choose_first(self, make: MakeChoice) -> None:
-        """Let a choice be made in front of all others: its variants train some of the weights."""
+        """Put a choice before all others: its variants train some of the weights."""
         self._make_choices.insert(0, make)
 
     def choose_last(self, make: MakeChoice) -> None:
-        """Let a choice be made behind all others: each of their variants gets its own."""
+        """Put a choice after all others: each of their variants gets its own."""
         self._make_choices.append(make)
 
     def _complete(self) -> None:
@@ -366,7 +366,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         for step in every:
             step._settle()
             step._asks_for_less = len(step._differentiated) < most
-            step._has_run = step is not self  # state of variants is looked at once, by this step
+            step._has_run = step is not self  # this step checks the state of all, once
             step._host_writes = HostWrites(self._state if step is self else ())
         self.warn_of_what_does_not_run()
         if self.clip_norm is not None and not self.calls_update(clips=True):
@@ -377,8 +377,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters: the same Cells and state, fewer weights.
 
-        It is the library's step, as in upstream: what a subclass does around the step, over all
-        ``weights``, stays in the subclass.
+        It is the library's step, as in ``mindspore.boost``: what a subclass does around the step
+        is for all ``weights``, and stays in the subclass.
 
         Args:
             optimizer (Cell): the optimizer of these parameters.
@@ -405,7 +405,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._differentiate()
 
     def _settle(self) -> None:
-        """Compile what stands in the places now; without a part of anybody's own it is less."""
+        """Compile what stands in the places now; without special parts less has to be compiled."""
         own_update = type(self.update_part) is not Update or bool(self.overridden("update"))
         self._special = self.sense_flag or self.capturing or own_update
         self._calls_adasum_process = self.enable_adasum and bool(self.overridden("adasum_process"))

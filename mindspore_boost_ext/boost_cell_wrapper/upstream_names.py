@@ -23,8 +23,8 @@ def _buffers(step: StepNames) -> None:
     )
 
 
-# What is kept elsewhere: the window, or None; the micro-batches in it, int32 of shape (); updates
-# along the schedule of freezing, the same; the group of each of its steps, or None.
+# Kept elsewhere: the window, or None; the number of micro-batches in it (int32, shape ()); the
+# position in the freezing schedule (the same); the group of each of its steps, or None.
 _ELSEWHERE: dict[str, Callable[[StepNames], Any]] = {
     "accumulation": lambda step: step.window_part,
     "accumulation_step": _counter,
@@ -35,7 +35,7 @@ _ELSEWHERE: dict[str, Callable[[StepNames], Any]] = {
 
 
 class StepNames(nn.Cell):
-    """What upstream's step has and this one keeps elsewhere, unless a subclass sets it."""
+    """What mindspore.boost's step has and this one keeps elsewhere, unless a subclass sets it."""
 
     def __getattr__(self, name: str) -> Any:
         """Read what is kept elsewhere."""
@@ -44,7 +44,7 @@ class StepNames(nn.Cell):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Take note of names that are a subclass's own: MindSpore asks whether they are taken."""
+        """Note names that a subclass sets itself: MindSpore asks whether a name is taken."""
         if name in _ELSEWHERE:
             self.__dict__.setdefault("_set_here", set()).add(name)
         super().__setattr__(name, value)
@@ -68,7 +68,7 @@ class OverflowNames(nn.Cell):
     """Parts of a loss-scaled step under MindSpore's names, for a ``construct`` of the user's."""
 
     def start_overflow_check(self, pre_cond: Tensor, compute_input: Any) -> tuple[Tensor, Any]:
-        """Begin to look for overflow behind ``pre_cond``; return a status, and the input."""
+        """Begin to look for overflow after ``pre_cond``; return a status, and the input."""
         return self.detector.start(compute_input, pre_cond)
 
     def get_overflow_status(self, status: Tensor, compute_output: tuple[Tensor, ...]) -> Tensor:
