@@ -139,7 +139,6 @@ MISSING = {
         "how upstream makes one optimizer a group; here they are views of one",
     ),
     "OptimizerProcess": {
-        "learning_rate": "groups carry their rates in origin_params",
         "opt_init_args": INNER,
     },
     "CommonHeadLastFN": dict.fromkeys(("bias_add", "fc", "w_norm", "x_norm"), INNER),

@@ -64,6 +64,8 @@ class AdaSumAlgorithm(Algorithm):
         if reason:
             report.update(self.switch, SKIPPED, reason)
             return
+        if step.declines(self.switch, "check_adasum_enable"):
+            return
         step.reducer_of = functools.partial(server_reducer, device_number=devices)
         part = AdaSumUpdate(step.optimizer, devices)
         adasum = part.adasum

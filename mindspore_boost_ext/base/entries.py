@@ -18,7 +18,7 @@ ONE_A_PARAMETER = (Parameter, bool, ops.Primitive, nn.Cell)
 def _has_entry_for_each(value: object, optimizer: nn.Optimizer) -> bool:
     """Return whether a value has as many entries as there are parameters, maybe by chance."""
     count = len(optimizer.parameters)
-    if isinstance(value, (Tensor, np.ndarray)) and not isinstance(value, Parameter):
+    if isinstance(value, (Tensor, np.ndarray)):
         return count > 1 and tuple(value.shape) == (count,)
     return isinstance(value, (tuple, list, nn.CellList)) and len(value) == count
 
@@ -32,6 +32,13 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
     if not _has_entry_for_each(value, optimizer):
         return False
     kind, entries = type(optimizer), cast(Iterable[object], value)
+    if isinstance(value, Parameter):
+        if name in getattr(kind, "parameter_aligned", ()):
+            raise ValueError(
+                f"{kind.__name__}.{name} is one Parameter for all parameters, which cannot be "
+                "divided: make it a tuple of Parameters, one for each"
+            )
+        return False
     if name in ALIGNED or name in getattr(kind, "parameter_aligned", ()):
         return True
     if all(isinstance(entry, ONE_A_PARAMETER) for entry in entries):

@@ -179,9 +179,6 @@ class OptimizerProcess:
     Attributes:
         origin_params (list): the parameters or groups for the new optimizer, with present learning
             rates; may be set.
-        single_opt (nn.Optimizer): the optimizer, under LARS the one inside.
-        opt_class (type): its class.
-        is_lars (bool): whether ``opt`` is ``nn.LARS``.
 
     Raises:
         TypeError: if ``opt`` is no optimizer, or wraps one (but LARS).
@@ -201,14 +198,32 @@ class OptimizerProcess:
     """
 
     def __init__(self, opt: nn.Optimizer) -> None:
-        self.single_opt = base_of(opt)
-        self.opt_class = type(self.single_opt)
-        self.is_lars = isinstance(opt, nn.LARS)
+        base_of(opt)
         self.origin_params: list[Any] = groups_of(opt)
         self._opt = opt
         self._output_axes: dict[str, int] = {}
         self._marked_groups: list[Any] | None = None
         self._whole_groups: list[Any] = []
+
+    @property
+    def single_opt(self) -> nn.Optimizer:
+        """The optimizer; under LARS the one that it wraps."""
+        return base_of(self._opt)
+
+    @property
+    def opt_class(self) -> type[nn.Optimizer]:
+        """The class of :attr:`single_opt`."""
+        return type(self.single_opt)
+
+    @property
+    def is_lars(self) -> bool:
+        """Whether the optimizer is ``nn.LARS``."""
+        return isinstance(self._opt, nn.LARS)
+
+    @property
+    def learning_rate(self) -> object:
+        """The present learning rate; a new optimizer has that of ``origin_params``, or this one."""
+        return self.single_opt.learning_rate
 
     @staticmethod
     def build_params_dict(network: nn.Cell) -> dict[int, nn.Cell]:

@@ -124,4 +124,6 @@ def _kept_parameters(
 
     cut = members(vars(optimizer).values()) - members(attributes.values())
     listed = _compat.own_parameters(optimizer).items()
+    for name, parameter in listed:
+        is_divided(name, parameter, optimizer)  # refuses one that would have to be
     return OrderedDict((name, parameter) for name, parameter in listed if id(parameter) not in cut)

@@ -46,6 +46,7 @@ class BroadcastsWeights(nn.Cell):
     """
 
     was_restored = False  # from a file of this rank's own
+    has_other_settings = False  # than that file
 
     def begin_together(self) -> bool:
         """Send the start of rank 0 to all ranks, once; return whether this call did so.

@@ -200,6 +200,9 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         """Run a step."""
         outputs: tuple[Tensor, Tensor, Tensor] = super().__call__(*inputs, **kwargs)
         self.look_at_outputs(outputs)
+        looks = self.window_part is not None and self.update_part.takes_inputs
+        if looks and bool(outputs[1].asnumpy()):
+            self.update_part.after_skipped_step()
         return outputs
 
     def look_at_outputs(self, outputs: object, steps: int = 1) -> None:

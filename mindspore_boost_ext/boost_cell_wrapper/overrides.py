@@ -11,7 +11,7 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext.base.order import names_of
-from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, warn
+from mindspore_boost_ext.report import INACTIVE, SKIPPED, NoEffectWarning, warn
 
 # Methods that a step with variants does not call: the variants are the library's steps.
 _NOT_IN_VARIANTS = (
@@ -88,6 +88,14 @@ class Overridable(nn.Cell):
             if code is not None and "freeze_nets" in code.co_names and _sets_own(code, "step"):
                 return True
         return False
+
+    def declines(self, row: str, method: str) -> bool:
+        """Return whether a subclass says by a method that an algorithm is off; report it."""
+        said_no = bool(self.overridden(method)) and not getattr(self, method)()
+        if said_no:
+            reason = f"{method} of {type(self).__name__} says no"
+            self.report().update(row, SKIPPED, reason)
+        return said_no
 
     def leave_out(self, row: str, asked_by: str, method: str = "update") -> None:
         """Report, and warn, that something has no effect because nothing calls ``method``."""

@@ -9,6 +9,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.report import NoEffectWarning, warn
 
 
 def _counter(step: StepNames) -> Tensor:
@@ -34,6 +35,14 @@ _ELSEWHERE: dict[str, Callable[[StepNames], Any]] = {
 }
 
 
+# What is read when a step is made -> where it comes from.
+_FIXED = {
+    "max_accumulation_step": "grad_accumulation.grad_accumulation_step",
+    "use_grad_accumulation": "boost.grad_accumulation",
+    "train_strategy": "grad_freeze.schedule, or a FreezeOpt with that train_strategy,",
+}
+
+
 class StepNames(nn.Cell):
     """What mindspore.boost's step has and this one keeps elsewhere, unless a subclass sets it."""
 
@@ -47,7 +56,19 @@ class StepNames(nn.Cell):
         """Note names that a subclass sets itself: MindSpore asks whether a name is taken."""
         if name in _ELSEWHERE:
             self.__dict__.setdefault("_set_here", set()).add(name)
+        is_made = bool(self.__dict__.get("_state")) and self.runs_our_construct()
+        if name in _FIXED and is_made and getattr(self, name, None) is not value:
+            warn(
+                f"{name} of a step has no effect once it is made: give {_FIXED[name]} before",
+                NoEffectWarning,
+            )
         super().__setattr__(name, value)
+
+    def check_sums(self, method: str) -> None:
+        """Raise if a method of a subclass reads sums of the window: a graph would not say why."""
+        asks = bool(self.overridden(method)) and "_set_here" not in self.__dict__
+        if asks and "grad_accumulation" in self._names_used(getattr(type(self), method)):
+            _buffers(self)
 
     def _no_sens_impl(self, *inputs: Tensor) -> object:
         """Train one step and return the loss: what ``construct`` does without a ``sens``."""

@@ -10,6 +10,13 @@ from mindspore import nn
 
 # Step cell -> number of epochs done, in earlier calls and in the restored run.
 DONE: WeakKeyDictionary[nn.Cell, int] = WeakKeyDictionary()
+# Step cell -> how often a file was restored into it.
+RESTORES: WeakKeyDictionary[nn.Cell, int] = WeakKeyDictionary()
+
+
+def restored_epochs(step: nn.Cell) -> tuple[int, int]:
+    """Return how many epochs of a step are done, and how often a file was restored into it."""
+    return DONE.get(step, 0), RESTORES.get(step, 0)
 
 
 def batches_of_epoch(params: Mapping[str, Any]) -> int:

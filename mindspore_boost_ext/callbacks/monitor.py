@@ -20,7 +20,11 @@ from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.base.learning_rate import host_array, read_learning_rate
 from mindspore_boost_ext.callbacks.checkpoint import step_in
 from mindspore_boost_ext.callbacks.display import Display, PlainDisplay, make_display
-from mindspore_boost_ext.callbacks.epoch import DONE, batches_of_epoch, is_last_of_epoch
+from mindspore_boost_ext.callbacks.epoch import (
+    batches_of_epoch,
+    is_last_of_epoch,
+    restored_epochs,
+)
 from mindspore_boost_ext.callbacks.history import HistoryWriter, PathLike, Record
 from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
@@ -179,7 +183,7 @@ class BoostMonitor(Callback):
         self._depth = 0
         self._run: _Run | None = None
         # Steps and epochs of earlier calls, by step cell.
-        self._done: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+        self._done: WeakKeyDictionary[Any, tuple[int, int, int]] = WeakKeyDictionary()
         self._last_step = 0  # of the training that was watched last
 
     def __enter__(self) -> BoostMonitor:
@@ -228,9 +232,10 @@ class BoostMonitor(Callback):
         number = params.cur_epoch_num
         if run.epoch is None:
             run.last_epoch = number - 1 + params.epoch_num
-            restored = DONE.get(step_in(run.network), 0)
-            before = restored * batches_of_epoch(params), restored
-            steps, epochs = self._done.get(run.network, before)
+            restored, restores = restored_epochs(step_in(run.network))
+            steps, epochs, then = self._done.get(run.network, (0, 0, -1))
+            if then != restores:  # new to this monitor, or back to a file
+                steps, epochs = restored * batches_of_epoch(params), restored
             if run.last_step == 0:
                 run.step_offset = (number - 1) * batches_of_epoch(params)
             if number == 1 and epochs:
@@ -321,7 +326,8 @@ class BoostMonitor(Callback):
             run.close()
             if run.epoch is not None:
                 steps = run.last_step + run.step_offset
-                self._done[run.network] = steps, run.epoch.number
+                _, restores = restored_epochs(step_in(run.network))
+                self._done[run.network] = steps, run.epoch.number, restores
                 self._last_step = steps
 
 

@@ -23,7 +23,7 @@ from mindspore_boost_ext.callbacks.checkpoint import (
     settings_of,
     step_in,
 )
-from mindspore_boost_ext.callbacks.epoch import DONE, is_last_of_epoch
+from mindspore_boost_ext.callbacks.epoch import DONE, RESTORES, is_last_of_epoch
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.integration.model import EndOfTraining
 from mindspore_boost_ext.report import warn
@@ -105,9 +105,8 @@ class BoostCheckpoint(Callback):
         network, done = step_in(run.train_network), (self._before or 0) + run.cur_epoch_num
         is_over = isinstance(network, BoostTrainOneStepCell) and EndOfTraining(network).is_now()
         # Epochs may differ in length: an unexpected length alone is no sign of a break.
-        is_broken = run_context.get_stop_requested() and not is_last_of_epoch(
-            run, self._steps_before
-        )
+        stopped = run.get("stopped_in_step", run_context.get_stop_requested())
+        is_broken = stopped and not is_last_of_epoch(run, self._steps_before)
         if is_broken and not is_over:
             self._warn(f"epoch {done} was broken off: {self.path!r} is left as it was")
             return
@@ -192,8 +191,9 @@ def restore(
     if not (changed or now):  # a batch that this step has seen has decided
         now.update(seen)
     DONE[step] = epoch
+    RESTORES[step] = RESTORES.get(step, 0) + 1
     if isinstance(step, BoostTrainOneStepCell):
-        step.was_restored = True
+        step.was_restored, step.has_other_settings = True, bool(changed)
     return epoch
 
 
@@ -201,9 +201,10 @@ def _path_of_rank(path: str) -> str:
     rank, count = rank_and_count()
     if count > 1 and _RANK not in path:
         name, suffix = os.path.splitext(path)
+        own = name.replace(f"rank{rank}", f"rank{_RANK}")
         raise ValueError(
             f"path must give each of the {count} ranks a file of its own, got {path!r}: write "
-            f"{name + '.rank' + _RANK + suffix!r}"
+            f"{(name + '.rank' + _RANK if own == name else own) + suffix!r}, with these braces"
         )
     return path.replace(_RANK, str(rank))
 

@@ -75,6 +75,7 @@ def candidates(updates: int, eager: bool = False) -> list[Racer]:
     """
     prefix = {"schedule": "cubic", "prefix_fraction": 0.7, "total_steps": updates}
     half = {"schedule": "step", "prefix_start": 0.1, "prefix_fraction": 0.5, "total_steps": updates}
+    alone = {"fn_flag": False, "gc_flag": False}
     compiled = [Racer("compiled step", "O1", only("compiled_step"))] if eager else []
     return [
         *compiled,
@@ -83,7 +84,7 @@ def candidates(updates: int, eager: bool = False) -> list[Racer]:
         Racer("cubic prefix", "O1", only("grad_freeze", grad_freeze=prefix)),
         Racer("half frozen from 10 % on", "O1", only("grad_freeze", grad_freeze=half)),
         *(Racer(f"recipe {name}", "O1", recipe(name, updates)) for name in ("fast", "fastest")),
-        Racer("fewer BatchNorms", "O1", only("less_bn", less_bn={"fn_flag": False})),
+        Racer("fewer BatchNorms", "O1", only("less_bn", less_bn=alone)),
     ]
 
 

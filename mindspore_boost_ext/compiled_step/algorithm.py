@@ -50,6 +50,14 @@ class StepGraph:
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the step; where it cannot be compiled, raise a ``ValueError``, and train nothing."""
+        for place, one in enumerate(inputs):
+            if not isinstance(one, Tensor):
+                raise ValueError(
+                    f"compiled_step takes Tensors alone, input {place + 1} is a "
+                    f"{type(one).__name__}: in a graph MindSpore would run the network twice, and "
+                    "BatchNorm would count each batch twice; give Tensors, or leave compiled_step "
+                    "away"
+                )
         training = tuple(one.training for _, one in self.step.network.cells_and_names())
         function = self._functions.get(training)
         if function is not None:

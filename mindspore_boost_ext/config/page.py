@@ -13,18 +13,21 @@ _MODES = {
     "auto": "follows the level",
     "manual": "the level's table, overridden by the given switches",
     "enable_all": "all that can act, but dim_reduce never, and names in bold only by their section",
-    "disable_all": "nothing; sections `gradients` and `loss_scale` act all the same",
+    "disable_all": "nothing, but sections `gradients` and `loss_scale` still act",
 }
 _HEAD = f"""# Configuration
 
 This page is what `python -m mindspore_boost_ext --explain settings` prints.
 
-`boost_config_dict`, an argument of `ms.Model` beside `boost_level` (`O0` by default, where nothing
-acts), is a dict, or the path of a JSON file; sections and settings may be left out. All that is
-wrong in it is named in one error before anything is built: wrong types, values out of range,
-unknown names (a warning each, if the environment has `{STRICT_VARIABLE}=0`).
-A switch, a section or a setting that the mode, the level or another setting makes ineffective is
-named in a warning. Ask before a run:
+`boost_config_dict` is an argument of `ms.Model`: a dict, or the path of a JSON file. Sections and
+settings may be left out. One error names all that is wrong in it before anything is built: wrong
+types, values out of range, unknown names (warnings, if the environment has `{STRICT_VARIABLE}=0`).
+A warning names each switch, section or setting that has no effect because of the mode, the level or
+another setting.
+
+The settings act at the level `boost_level`. At `O0`, the default of `ms.Model`, no method of this
+package acts; an algorithm of your own does, at every level. `make_train_step` and `--config` take
+level `O1` if settings are given. Check before a run:
 
 ```bash
 python -m mindspore_boost_ext --explain examples/configs/accumulation.json

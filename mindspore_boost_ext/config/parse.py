@@ -232,10 +232,16 @@ class BoostConfig:
             elif section in plan and plan[section].asked_by != "-":
                 reason = plan[section].reason  # asked for, and then left out
             else:
-                reason = f"{' or '.join(readers)} is not switched on"
+                reason = self._why_off() or f"{' or '.join(readers)} is not switched on"
             if reason:
                 found.append(f"section {section!r} has no effect: {reason}")
         return (*found, *self._idle_settings(wanted))
+
+    def _why_off(self) -> str:
+        """Return why no method is on, with the remedy; empty if some may be."""
+        if self.level == "O0":
+            return "level O0 switches nothing on; use level O1 or O2"
+        return "mode disable_all switches nothing on" if self.mode == "disable_all" else ""
 
     def _idle_settings(self, wanted: Collection[str]) -> Iterator[str]:
         """Yield one sentence for each setting without effect in a section that has an effect."""

@@ -53,7 +53,7 @@ class DimReduceAlgorithm(Algorithm):
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Let the step search in the subspace, if its basis has come with the optimizer."""
-        if not self.is_on(step):
+        if not self.is_on(step) or step.declines(self.switch, "check_dim_reduce_enable"):
             return
         mean = step.mean if step.reducer_flag else True
         settings = step.auto_boost.config.dim_reduce

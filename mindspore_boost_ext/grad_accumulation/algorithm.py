@@ -35,6 +35,8 @@ class AccumulationAlgorithm(Algorithm):
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Refuse a window that micro-batches of the other weighting have filled."""
+        if step.use_grad_accumulation:
+            step.check_sums("gradient_accumulation_process")
         if step.use_grad_accumulation and len(inputs) > 0:
             if step.window_part.by_samples and not getattr(inputs[0], "shape", ()):
                 raise ValueError(
@@ -42,7 +44,8 @@ class AccumulationAlgorithm(Algorithm):
                     f"the first input, got {shown(inputs[0])}: give the samples first, or "
                     "weighting 'equal'"
                 )
-            step.window_part.check_weighting(step.window_part.weight_of(*inputs))
+            if step.has_other_settings or not step.was_restored:
+                step.window_part.check_weighting(step.window_part.weight_of(*inputs))
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when an epoch ends before a window is full."""

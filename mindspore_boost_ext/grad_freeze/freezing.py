@@ -249,6 +249,9 @@ class GradientFreeze:
         known = {id(parameter) for parameter in owned}
         always = [one for one in optimizer.parameters if id(one) not in known]
         groups = growing_prefixes(split_chunks(owned), self._param_groups) or [[]]
+        if type(self).split_parameters_groups is not GradientFreeze.split_parameters_groups:
+            own = self.split_parameters_groups(network, self._param_groups)
+            groups = [[one for one in group if id(one) in trained] for group in own]
         self._warn_of_fewer(len(groups))
         groups = [group + always for group in groups]
         if self._schedule == ADAPTIVE:

@@ -111,7 +111,7 @@ class FreezeOpt(nn.Optimizer):
         self.opt = opt
         self.group_positions = self._positions(train_parameter_groups)
         self.schedule = as_schedule(train_strategy, len(self.group_positions))
-        self.train_strategy = None if train_strategy is None else self.schedule.groups
+        self._has_schedule = train_strategy is not None
         self.position = Parameter(Tensor(0, ms.int32), name=POSITION_NAME, requires_grad=False)
         self._views: dict[tuple[int, ...], nn.Optimizer] = {}
         self._warned_of_short_training = False
@@ -123,7 +123,7 @@ class FreezeOpt(nn.Optimizer):
             return super().__getattr__(name)
         except AttributeError:
             opt = _compat.wrapped_optimizer(self)
-            if opt is None or name.startswith("_"):
+            if opt is None or name.startswith("_") or not hasattr(opt, name):
                 raise
             return getattr(opt, name)
 
@@ -131,6 +131,11 @@ class FreezeOpt(nn.Optimizer):
     def base(self) -> nn.Optimizer:
         """The optimizer that holds the moments: under LARS, the one it wraps."""
         return self.opt.opt if isinstance(self.opt, nn.LARS) else self.opt
+
+    @property
+    def train_strategy(self) -> Sequence[int] | None:
+        """The group of each step of the schedule; None without one. A schedule is not set anew."""
+        return self.schedule.groups if self._has_schedule else None
 
     @property
     def parameters(self) -> ParameterTuple:

@@ -16,6 +16,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.group_loss_scale_manager.marker import Marker, marker_constants
 from mindspore_boost_ext.group_loss_scale_manager.scale import GroupedScale
+from mindspore_boost_ext.report import NoEffectWarning, warn
 from mindspore_boost_ext.stages.overflow import OverflowDetector
 
 GROWTH_FACTOR = 2 ** (1 / 1000)
@@ -242,6 +243,13 @@ class GroupLossScaleManager(nn.Cell):
         layers: Sequence[Parameter] = (),
     ) -> GroupedScale:
         """Return the part of a step that works with these scales."""
+        ours = GroupLossScaleManager.update_loss_scale_status
+        if type(self).update_loss_scale_status is not ours:
+            warn(
+                f"update_loss_scale_status of {type(self).__name__} is not called: the step moves "
+                "all scales at once; bound them by minimum and maximum",
+                NoEffectWarning,
+            )
         return GroupedScale(self, detector, weights, layers)
 
     def blamed(self, marked: Tensor, own: Tensor) -> Tensor:

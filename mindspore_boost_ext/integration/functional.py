@@ -190,6 +190,7 @@ class TrainStep:
                     yield tuple(batch)
                     state.net_outputs = self._last
                     _call(callbacks, "on_train_step_end", context)
+                    state.stopped_in_step = context.get_stop_requested()
                     if context.get_stop_requested():
                         break
                 if self._last is None and not getattr(self.train_network, "_has_run", False):

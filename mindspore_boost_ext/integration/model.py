@@ -278,6 +278,8 @@ class EndOfTraining(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Check after each step; in sink mode, after each sink call."""
+        # As the last callback: for BoostCheckpoint, whether a step, not an epoch, was the end.
+        run_context.original_args()["stopped_in_step"] = run_context.get_stop_requested()
         over = [name for name, end in self.ends.items() if end()]
         if over:
             run_context.original_args()["ended_by"] = over[0]  # for BoostMonitor
@@ -341,12 +343,10 @@ def train_model(
         end = EndOfTraining(step)
         if end.was_before():
             return None
-        more: list[Callback] = [end] if end.ends else []
-        more += [SinkMode(step)] if given.arguments.get("dataset_sink_mode") else []
-        if more:
-            callbacks = given.arguments.get("callbacks") or []
-            several = isinstance(callbacks, Iterable)
-            given.arguments["callbacks"] = [*(callbacks if several else [callbacks]), *more]
+        more = [SinkMode(step)] if given.arguments.get("dataset_sink_mode") else []
+        callbacks = given.arguments.get("callbacks") or []
+        several = isinstance(callbacks, Iterable)
+        given.arguments["callbacks"] = [*(callbacks if several else [callbacks]), *more, end]
         return plain_train(*given.args, **given.kwargs)
 
 

@@ -17,9 +17,9 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.files import no_duplicates
-from mindspore_boost_ext.config.parse import LEVELS, BoostConfig, ConfigSource
+from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig, ConfigSource
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, Report, Row, warn
+from mindspore_boost_ext.report import APPLIED, INACTIVE, NoEffectWarning, Report, Row, warn
 from mindspore_boost_ext.runtime.machine import tuning
 
 LEVEL_VARIABLE = "MINDSPORE_BOOST_EXT_LEVEL"
@@ -101,7 +101,8 @@ class Built:
         if self._knows(step):
             return
         self.last = step
-        if step.auto_boost.level == "O0":
+        acts = any(one.status == APPLIED for one in step.report() if one.algorithm in ALGORITHMS)
+        if step.auto_boost.level == "O0" and not acts:
             self.own_steps.append(type(step).__name__)
         else:
             self.boosted.append((type(step.network).__name__, step.report()))

@@ -62,8 +62,11 @@ def _text(path: str) -> str:
         return ""
 
 
-def watch(notice: Callable[[], object]) -> None:
-    """Call a function before the first convolution is made, as a layer or an operator."""
+def watch(notice: Callable[[bool], object]) -> None:
+    """Call a function before the first convolution is made, as a layer or an operator.
+
+    It is told whether that is only a graph from a file, which may hold some.
+    """
     unwatch()
     for kind, plain in _PLAIN.items():
         if kind.__init__ is plain:  # nobody else watches
@@ -78,11 +81,11 @@ def unwatch() -> None:
     _WATCHED.clear()
 
 
-def _noticed(plain: Callable[..., None], notice: Callable[[], object]) -> Callable[..., None]:
+def _noticed(plain: Callable[..., None], notice: Callable[[bool], object]) -> Callable[..., None]:
     @functools.wraps(plain)
     def made(self: object, *args: object, **kwargs: object) -> None:
         unwatch()
-        notice()
+        notice(isinstance(self, nn.GraphCell))
         plain(self, *args, **kwargs)
 
     return made

@@ -125,8 +125,8 @@ class InstructionSet(Cure):
         else:
             convolutions.unwatch()
 
-    def _convolve(self) -> None:
-        self.made = True
+    def _convolve(self, in_graph: bool) -> None:
+        self.made, self.in_graph = True, in_graph
         tuning()
 
     def apply(self) -> tuple[str, str]:
@@ -139,6 +139,8 @@ class InstructionSet(Cure):
         event, first = "the import", "import mindspore_boost_ext"
         if self.made:
             event, first = "the first convolution was made", "make one"
+        if self.made and self.in_graph:
+            event, first = "a graph was loaded, which may hold some", "load one"
         late = (
             f"an operator of oneDNN ran before {event}, so convolutions stay tens of times "
             f"slower: set {ISA_VARIABLES[0]}={ISA}, or {first} first"

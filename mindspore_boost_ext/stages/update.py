@@ -56,15 +56,21 @@ class Update(nn.Cell):
 
     def before_step(self, *inputs: Tensor) -> None:
         """Look at the batch on the host, before a step runs; keep it, if the part takes inputs."""
-        if self.takes_inputs:
-            self.__dict__["_batch"] = inputs  # not as an attribute: a Cell would look at each
+        if self.takes_inputs:  # not as attributes: a Cell would look at each Tensor
+            self.__dict__["_batches"] = (inputs, *self.__dict__.get("_batches", ())[:1])
+
+    def after_skipped_step(self) -> None:
+        """Forget the batch of a step that was skipped: no window holds it."""
+        self.__dict__["_batches"] = self.__dict__.get("_batches", ())[1:]
 
     def last_inputs(self) -> tuple[Any, ...] | None:
         """Return the batch to run the network on when a window is closed before it is full.
 
         Empty if the part does not run the network; None if the host has seen no batch yet.
         """
-        return self.__dict__.get("_batch") if self.takes_inputs else ()
+        if not self.takes_inputs:
+            return ()
+        return next(iter(self.__dict__.get("_batches", ())), None)
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of that batch, shape ()."""

@@ -59,6 +59,8 @@ class FactorCaptures(nn.Cell):
 class RefreshChooser(Chooser):
     """Lets the step capture when a refresh is due; of a window, in its last micro-batch.
 
+    If such a window was closed before, the next micro-batch makes up for it.
+
     Ordinary steps do without taps, which cost time in PYNATIVE_MODE and compilation in GRAPH_MODE.
     When a refresh is done, ``report`` gets a row for each parameter anew.
     """
@@ -71,14 +73,16 @@ class RefreshChooser(Chooser):
         """Return the variant's number in the graph."""
         due = self.thor.is_due().all()
         if self.window is not None:
-            due = ops.logical_and(due, self.window.lacks_one())
+            at_once = ops.logical_or(self.window.lacks_one(), self.thor.is_overdue().all())
+            due = ops.logical_and(due, at_once)
         return ops.cast(due, ms.int32)
 
     def now(self) -> int:
         """Return the variant's number on the host."""
         due = self.thor.is_due_now()
         if due and self.window is not None:
-            due = bool(self.window.lacks_one().asnumpy())
+            overdue = self.thor.is_overdue().asnumpy().all()
+            due = bool(overdue or self.window.lacks_one().asnumpy())
         return CAPTURING if due else ORDINARY
 
     @contextlib.contextmanager

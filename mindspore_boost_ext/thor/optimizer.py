@@ -216,6 +216,10 @@ class THOR(nn.Optimizer):
         """Return bool [1]: whether this step should refresh the curvature."""
         return self.global_step >= self.next_refresh
 
+    def is_overdue(self) -> Tensor:
+        """Return bool [1]: whether the step that should have refreshed it did not."""
+        return self.global_step > self.next_refresh
+
     def is_due_now(self) -> bool:
         """Return the same on the host."""
         if not self.factors:

@@ -14,6 +14,7 @@ from mindspore_boost_ext import (
     BoostModel,
     BoostMonitor,
     FreezeOpt,
+    OptimizerProcess,
     restore,
     save_checkpoint,
 )
@@ -259,3 +260,28 @@ def test_to_read_a_rate_does_not_count_as_a_call(mode, schedule):
     assert [one.asnumpy() for one in counts] == [6] * len(counts)
     assert read_learning_rate(optimizer) == pytest.approx(0.1 / 7, rel=1e-6)  # float32
     assert [one.asnumpy() for one in counts] == [6] * len(counts)
+
+
+class OneForAll(nn.Optimizer):
+    """Keeps the factors of all parameters in one Parameter."""
+
+    parameter_aligned = ("factors",)
+
+    def __init__(self, params):
+        super().__init__(0.1, params)
+        self.factors = Parameter(Tensor(np.ones(len(self.parameters), np.float32)), name="factors")
+
+
+def test_a_parameter_with_an_entry_for_each_of_them_cannot_be_divided():
+    optimizer = OneForAll(nets.MLP().trainable_params())
+    with pytest.raises(ValueError, match=r"OneForAll\.factors is one Parameter for all .*a tuple"):
+        optimizer_view(optimizer, (1, 2))
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "opt_class", "is_lars", "single_opt"])
+def test_what_an_optimizer_process_reads_cannot_be_set(name):
+    """It would have no effect on the new optimizer."""
+    process = OptimizerProcess(nets.momentum(nets.MLP().trainable_params()))
+    assert getattr(process, name) is not None
+    with pytest.raises(AttributeError, match=name):
+        setattr(process, name, None)

@@ -472,3 +472,26 @@ def test_a_reducer_of_a_step_without_variants_is_used(pynative_mode):
     for name, way in ways[0].items():
         # A way is a difference of two weights of up to 1, each rounded to 6e-8.
         np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
+
+
+class Sums(BoostTrainOneStepCell):
+    """Has upstream's text of the window, which takes the sums from the step."""
+
+    def gradient_accumulation_process(self, loss, grads, sens, *inputs):
+        return ops.depend(loss, self.hyper_map(ops.add, self.grad_accumulation, grads))
+
+
+def test_a_window_of_upstreams_text_is_refused_before_it_is_compiled(mode):
+    accumulating = {**OFF, "grad_accumulation": True}
+    settings = {"boost": accumulating, "grad_accumulation": {"grad_accumulation_step": 2}}
+    step = made(Sums, settings)
+    (x, y), *_ = nets.batches(1)
+    with pytest.raises(AttributeError, match=r"call super\(\)\.gradient_accumulation_process"):
+        step(Tensor(x), Tensor(y))
+
+
+def test_a_setting_that_is_read_when_a_step_is_made_is_warned_of_later():
+    step = made(BoostTrainOneStepCell, {})
+    step.max_accumulation_step = 1  # as it is
+    with pytest.warns(NoEffectWarning, match="max_accumulation_step of a step has no effect once"):
+        step.max_accumulation_step = 4

@@ -531,3 +531,54 @@ def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
     train(accumulating(), 1, BoostCheckpoint(tmp_path / "run{rank}.ckpt"))
     assert os.listdir(tmp_path) == ["run1.ckpt"]
     assert restore(accumulating().train_network, tmp_path / "run{rank}.ckpt") == 1
+
+
+class StopAfter(Callback):
+    """Ends the training at the end of an epoch, as EarlyStopping does."""
+
+    def on_train_epoch_end(self, run_context):
+        if run_context.original_args().cur_epoch_num == 2:
+            run_context.request_stop()
+
+
+def test_a_stop_at_the_end_of_an_epoch_breaks_none_off(tmp_path):
+    """Even if the second epoch is shorter than the dataset has said, here three of four."""
+    net = nets.MLP()
+    step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
+    callbacks = [StopAfter(), BoostCheckpoint(tmp_path / "run.ckpt")]
+    for batch in step.over(Varying(), 4, callbacks):
+        step(*batch)
+    assert restore(step.train_network, tmp_path / "run.ckpt") == 2
+
+
+def test_a_monitor_goes_back_with_a_run_that_is_restored_in_its_process(tmp_path):
+    path, history = tmp_path / "run.ckpt", tmp_path / "run.jsonl"
+    model, monitor = accumulating(), BoostMonitor(history, progress=False)
+    train(model, 1, BoostCheckpoint(path), monitor)
+    train(model, 2, monitor)
+    restore(model.train_network, path)
+    train(model, 1, monitor)
+    epochs = [one["epoch"] for one in read_history(history) if one["event"] == "epoch"]
+    assert epochs == [1, 2, 3, 2]
+
+
+@pytest.mark.parametrize("name", ["run.rank1.ckpt", "run.ckpt"])
+def test_a_path_of_one_rank_is_refused_with_the_name_to_give(monkeypatch, name):
+    monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
+    with pytest.raises(ValueError, match=r"write 'run\.rank\{rank\}\.ckpt', with these braces"):
+        restore(accumulating().train_network, name)
+
+
+def test_a_window_of_single_samples_goes_on(mode, tmp_path):
+    """By their weights alone they look as if all micro-batches counted alike."""
+
+    whole, first, second = (accumulating("samples").train_network for _ in range(3))
+    (x, y), (x2, y2) = nets.batches(2)
+    one, rest = (Tensor(x[:1]), Tensor(y[:1])), (Tensor(x2), Tensor(y2))
+    whole(*one)
+    whole(*rest)
+    first(*one)
+    save_checkpoint(first, str(tmp_path / "run.ckpt"), append_dict={"epoch": 1})
+    restore(second, tmp_path / "run.ckpt")
+    second(*rest)
+    nets.assert_same_weights(second, whole)

@@ -383,6 +383,11 @@ SCRIPTS = {
     "BoostTrainOneStepCell(net, optimizer)(*next(iter(data)))",
     "by hand, O0": "from mindspore.boost import BoostTrainOneStepCell\n"
     "BoostTrainOneStepCell(nn.WithLossCell(net, loss), optimizer)(*next(iter(data)))",
+    "by hand, FreezeOpt": "from mindspore.boost import BoostTrainOneStepCell\n"
+    "from mindspore.boost.grad_freeze import FreezeOpt\n"
+    "every = net.trainable_params()\n"
+    "optimizer = FreezeOpt(optimizer, [every, every[1:]], [0, 1])\n"
+    "BoostTrainOneStepCell(nn.WithLossCell(net, loss), optimizer)(*next(iter(data)))",
     "loop": "gradient = ms.value_and_grad(net, None, optimizer.parameters)",
     "own settings": "ms.Model(net, loss, optimizer, boost_level='O1',\n"
     "         boost_config_dict={'boost': {'mode': 'disable_all'}}).train(1, data)",
@@ -524,8 +529,9 @@ def test_a_class_that_takes_the_usual_step_is_boosted(launched):
     assert "boost level O1, mode manual" in result.stderr
 
 
-def test_a_class_that_makes_our_step_by_hand_keeps_it(launched):
-    result = launched("own class by hand")
+@pytest.mark.parametrize("name", ["own class by hand", "by hand, FreezeOpt"])
+def test_a_class_that_makes_our_step_by_hand_keeps_it(launched, name):
+    result = launched(name)
     assert re.search(r"grad_freeze +FreezeOpt +applied", result.stderr)
     assert "no effect" not in result.stderr
 

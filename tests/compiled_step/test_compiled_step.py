@@ -217,3 +217,16 @@ def test_it_is_asked_for_by_its_section_and_by_no_level(level):
     assert AutoBoost(level).boost_config[SWITCH] is False
     assert AutoBoost(level, {"boost": {"mode": "enable_all"}}).boost_config[SWITCH] is False
     assert AutoBoost(level, {SWITCH: {}}).boost_config[SWITCH] is True
+
+
+class OfPairs(MeanOfSquares):
+    """Takes its input in a tuple."""
+
+    def construct(self, pair):
+        return super().construct(pair[0])
+
+
+def test_an_input_that_is_no_tensor_is_refused():
+    """A graph of MindSpore's would run the network twice, and BatchNorm would count twice."""
+    with pytest.raises(ValueError, match="takes Tensors alone, input 1 is a tuple"):
+        compiled(OfPairs())((X,))

@@ -374,7 +374,7 @@ def test_an_alias_beside_its_name_is_an_error():
         (
             "O0",
             {"common": {"device_number": 2}},
-            "section 'common' has no effect: less_bn or adasum is not switched on",
+            "section 'common' has no effect: level O0 switches nothing on; use level O1 or O2",
         ),
         (
             "O1",

@@ -16,7 +16,13 @@ import pytest
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from models import loss_of, model_of
 
-from mindspore_boost_ext import AutoBoost, BoostModel, BoostWarning, DimReduce
+from mindspore_boost_ext import (
+    AutoBoost,
+    BoostModel,
+    BoostTrainOneStepCell,
+    BoostWarning,
+    DimReduce,
+)
 from mindspore_boost_ext.cli.run import peak_mib
 from mindspore_boost_ext.dim_reduce import setup as subspace
 from mindspore_boost_ext.dim_reduce.basis import load_basis, save_basis
@@ -614,3 +620,33 @@ def test_a_rank_that_does_not_answer_is_named(monkeypatch):
     answers.set()  # nobody shall use MindSpore beside the tests that follow
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
+
+
+def test_a_flush_does_not_search_on_a_batch_that_was_skipped(mode):
+    """Its loss is not finite, so that every trial would fail."""
+    scale = ms.DynamicLossScaleManager(1024, 2, 100)
+    _, step = reduced(accumulation=3, loss_scale_manager=scale)
+    (x, y), *_ = nets.batches(1)
+    run(step, [(x, y), (np.full_like(x, 1e38), y)])
+    assert step.flush_accumulation()
+    found = step.observations()
+    assert (found["dim_reduce.accepted_steps"], found["skipped_steps"]) == (1, 1)
+
+
+class DeclinesSearch(BoostTrainOneStepCell):
+    def check_dim_reduce_enable(self):
+        return False
+
+
+def test_a_subclass_may_decline_the_search(pynative_mode):
+    net = nets.MLP()
+    with AutoBoost("O1", config(None, 0, nets.MLP)).building() as boost:
+        optimizer = nets.momentum(net.trainable_params())
+        loss = nn.WithLossCell(net, nets.loss_fn())
+        step = DeclinesSearch(*boost.network_auto_process_train(loss, optimizer))
+    row = step.report()["dim_reduce"]
+    assert (row.status, row.reason) == (
+        "skipped",
+        "check_dim_reduce_enable of DeclinesSearch says no",
+    )
+    assert not step.enable_dim_reduce

@@ -570,3 +570,29 @@ def test_freeze_cell_refuses_what_it_cannot_do():
         freeze_cell(False, net, FreezeOpt(momentum(net)), 1.0, grad, True, None, None, 0)
     with pytest.raises(TypeError, match=r"grad_freeze needs an nn.Optimizer, got NoneType"):
         GradientFreeze(2, 0, 0.5, 5).freeze_generate(net, None)
+
+
+class LastAlone(GradientFreeze):
+    """Has groups of its own."""
+
+    def split_parameters_groups(self, net, freeze_para_groups_number):
+        every = net.trainable_params()
+        return [every, every[-1:]]
+
+
+def test_groups_of_a_subclass_are_taken():
+    net = nets.Deep()
+    optimizer = nets.momentum(net.trainable_params())
+    _, freezing = LastAlone(3, 0, 0.5, 8).freeze_generate(net, optimizer)
+    last = net.trainable_params()[-1].name
+    assert [one.name for one in freezing.train_parameter_groups[1]] == [last]
+
+
+def test_a_schedule_is_not_set_anew():
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    freezing = FreezeOpt(optimizer, [net.trainable_params()], [0])
+    with pytest.raises(AttributeError, match="train_strategy"):
+        freezing.train_strategy = (0, 0)
+    with pytest.raises(AttributeError, match="FreezeOpt"):
+        _ = freezing.opt_index

@@ -16,7 +16,9 @@ from mindspore_boost_ext import (
     BoostTrainOneStepWithLossScaleCell,
     BoostWarning,
     GroupLossScaleManager,
+    NoEffectWarning,
 )
+from mindspore_boost_ext.stages.overflow import choose_detector
 
 ON = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False, "loss_scale_group": True}}
 
@@ -452,3 +454,17 @@ def test_scales_are_read_and_set_by_upstreams_names():
         with pytest.raises(ValueError, match=message):
             call()
     assert manager.group_scales() == [16.0, 16.0]
+
+
+class Capped(GroupLossScaleManager):
+    """Would cap scales in a method that upstream's step calls."""
+
+    def update_loss_scale_status(self, layer, update_ratio):
+        return super().update_loss_scale_status(layer, min(update_ratio, 1))
+
+
+def test_a_method_that_the_step_does_not_call_is_named():
+    net = nets.MLP()
+    manager = Capped(8.0, [net.first.trainable_params(), net.second.trainable_params()])
+    with pytest.warns(NoEffectWarning, match="update_loss_scale_status of Capped is not called"):
+        manager.scale_of_step(choose_detector(False), net.trainable_params())
