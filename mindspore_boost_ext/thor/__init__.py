@@ -1,4 +1,4 @@
-"""Second order: stale Kronecker factors in front of momentum."""
+"""THOR, a second-order optimizer: stale Kronecker factors before momentum."""
 
 from mindspore_boost_ext.thor.optimizer import THOR, thor
 

@@ -1,4 +1,4 @@
-"""The switch ``thor``: THOR in place of the optimizer, and its factors in the step."""
+"""The switch ``thor``: THOR replaces the optimizer, and the step computes its factors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORDINARY, CAPTURING = 0, 1  # the variants of the step
 
 
 class FactorCaptures(nn.Cell):
-    """The factors of THOR's layers, which a capturing step differentiates by."""
+    """The factors of THOR's layers; a step that captures also differentiates by them."""
 
     def __init__(self, thor: THOR) -> None:
         super().__init__(auto_prefix=False)
@@ -32,7 +32,7 @@ class FactorCaptures(nn.Cell):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """What is differentiated by besides the weights."""
+        """The Parameters by which the step differentiates, besides the weights."""
         return self.thor.factors
 
     @property
@@ -48,7 +48,7 @@ class FactorCaptures(nn.Cell):
     def prepared(
         self, captured: tuple[Tensor, ...], scales: Tensor | tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Return gradients of :attr:`parameters` as :meth:`use` takes them in."""
+        """Return gradients of :attr:`parameters` in the form that :meth:`use` takes."""
         return self.thor.curvature.prepared(captured, scales)
 
     def use(self, captured: tuple[Tensor, ...]) -> Tensor:
@@ -57,12 +57,11 @@ class FactorCaptures(nn.Cell):
 
 
 class RefreshChooser(Chooser):
-    """Lets the step capture when a refresh is due; of a window, in its last micro-batch.
+    """Lets the step capture when a refresh is due; with a window, in its last micro-batch.
 
-    If such a window was closed before, the next micro-batch makes up for it.
-
-    Ordinary steps do without taps, which cost time in PYNATIVE_MODE and compilation in GRAPH_MODE.
-    When a refresh is done, ``report`` gets a row for each parameter anew.
+    If that window was closed before it was full, the next micro-batch makes up for it.
+    Ordinary steps have no taps, which cost time in PYNATIVE_MODE and compilation in GRAPH_MODE.
+    After a refresh, the row of each parameter in ``report`` is renewed.
     """
 
     def __init__(self, thor: THOR, report: Report, window: nn.Cell | None) -> None:
@@ -87,9 +86,9 @@ class RefreshChooser(Chooser):
 
     @contextlib.contextmanager
     def running(self, index: int) -> Iterator[None]:
-        """Attach the taps for a step that captures; an ordinary one neither runs nor compiles them.
+        """Attach the taps for a step that captures; detach them while an ordinary one runs.
 
-        They are there again afterwards, for a graph of the user's in which this step is called.
+        Afterwards they are attached again, for a graph of the user's that calls this step.
         """
         if index == CAPTURING:
             self.thor.taps.attach()
@@ -135,7 +134,7 @@ class ThorAlgorithm(Algorithm):
 
     @staticmethod
     def _check_construct(step: BoostTrainOneStepCell) -> None:
-        """Refuse a subclass that differentiates by itself, whatever variants it has."""
+        """Refuse a subclass with its own ``construct``, in which taps do not work."""
         if not step.runs_our_construct():
             raise ValueError(
                 f"{type(step).__name__} has a construct of its own, so THOR cannot see activations "
@@ -156,7 +155,7 @@ class ThorAlgorithm(Algorithm):
         return StepChoice((ordinary, capturing), chooser, ("ordinary", "refresh of THOR"))
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Refuse a batch whose number of samples a graph does not know."""
+        """Refuse a first input whose number of samples ``set_inputs`` leaves open in a graph."""
         shapes = [] if step.runs_eagerly() else declared_shapes(step)
         if step.captures_part is not None and shapes and is_open(shapes[0], slice(1)):
             raise ValueError(

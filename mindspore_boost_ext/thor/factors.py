@@ -1,4 +1,4 @@
-"""The curvature that THOR keeps: factors, their inverses, and when these are made anew."""
+"""The curvature that THOR keeps: factors, their inverses, and when it inverts again."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mindspore_boost_ext.thor.inverse import inverse_for_device
 from mindspore_boost_ext.thor.layers import EMBEDDING, LayerPlan, padded_rows
 
 _TINY = 1e-30
-# Operators where a layer has a call of its own: of methods of Tensor, of functions of ops and of
-# signs such as + MindSpore compiles one to four graphs for each call, and keeps them.
+# Operators for calls that each layer makes: for each call of a method of Tensor, a function of ops
+# or a sign such as +, MindSpore compiles one to four graphs and keeps them.
 _SUM, _ANY, _ALL = ops.ReduceSum(), ops.ReduceAny(), ops.ReduceAll()
 _NOT_EQUAL, _IS_FINITE, _SELECT = ops.NotEqual(), ops.IsFinite(), ops.Select()
 _EYE, _MUL, _MATMUL, _RESHAPE = ops.Eye(), ops.Mul(), ops.MatMul(), ops.Reshape()
@@ -66,14 +66,14 @@ def _is_finite(factor: Tensor) -> Tensor:
 
 
 def _mean(old: float, first: Tensor, kept: Tensor, new: Tensor) -> Tensor:
-    """Return the moving average of one factor, in which the first one counts whole."""
+    """Return the moving average of one factor; at the first refresh, the new factor itself."""
     share = ops.where(first, 0.0, old)
     return kept * share + new * (1.0 - share)
 
 
 def _chosen(condition: Tensor, one: Tensor, other: Tensor) -> Tensor:
     """Return one of two Tensors of equal shapes, by a bool [] or [1]."""
-    # With a condition of another shape the CPU kernel keeps buffers of seven such Tensors for good.
+    # If the condition has another shape, the CPU kernel never frees buffers of seven such Tensors.
     return _SELECT(ops.broadcast_to(condition, one.shape), one, other)
 
 
@@ -99,16 +99,16 @@ class LayerFactors(nn.Cell):
     def renew(
         self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, usable: Tensor, wanted: Tensor
     ) -> Tensor:
-        """Take in the factors A and G where they are usable, and invert them where that is wanted.
+        """Take in the factors A and G if they are usable, and invert them if that is wanted.
 
         ``for_a`` and ``for_g``, float32 [], are added to their diagonals; the last two are bool [].
-        Returns float32 [3]: what was added at last, and 1 if both were inverted and kept, else 0.
+        Returns float32 [3]: what was really added, and 1 if both new inverses are stored, else 0.
         """
         if self.settings.trace_rule is None:
             used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
         else:
             used_a, used_g, good = self._invert_if(a, g, for_a, for_g, wanted)
-        # Averages go on where the trace rule keeps the inverses; without averages F stays F_old.
+        # If the inverses stay, moving averages still take in the new factors; without them F stays.
         taken = good if self.settings.moving_average == 0.0 else usable
         _ASSIGN(self.a, _chosen(taken, a, self.a))
         _ASSIGN(self.g, _chosen(taken, g, self.g))
@@ -127,10 +127,10 @@ class LayerFactors(nn.Cell):
     def invert(
         self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Invert both damped factors, and keep the inverses if they are wanted and good.
+        """Invert both damped factors, and store the inverses if they are wanted and good.
 
         Returns:
-            Tensors of [1]: the dampings used for A and for G, and whether the inverses were kept.
+            Tensors of [1]: the dampings used for A and for G, and whether the inverses are stored.
         """
         a_inverse, used_a, good_a = self._inverse_of_a(a, for_a)
         g_inverse, used_g, good_g = self.inverse(g, for_g)
@@ -171,7 +171,7 @@ class LayerFactors(nn.Cell):
 
 
 class Curvature(nn.Cell):
-    """The factors of all layers, and the count of what was done to them.
+    """The factors of all layers, and counters of refreshes, inversions and troubles.
 
     Attributes:
         factors (tuple(Parameter)): A and G of each layer, in turn.
@@ -191,13 +191,13 @@ class Curvature(nn.Cell):
         self.kept_trace = state("kept_trace", np.zeros(count, np.float32))
         self.change = state("change", np.zeros(count, np.float32))
         self.stopped = state("stopped", np.zeros(count, np.bool_))
-        # Rows: refreshes seen, inversions made, dampings raised, refreshes that kept the old ones,
-        # refreshes in which the layer's own construct had not run.
+        # Rows: refreshes, inversions, raised dampings, refreshes in which the old inverses had to
+        # stay, refreshes in which all factors were zero.
         self.counters = state("tally", np.zeros((5, count), np.int32))
         self.reducer: Any = None
 
     def use_ranks(self, degree: int, split_indices: Iterable[int] | None) -> None:
-        """Let factors be averaged over ``degree`` ranks from now on."""
+        """From now on, average the factors over ``degree`` ranks."""
         self.reducer = MeanOverRanks(degree, split_indices, len(self.plans))
 
     def prepared(
@@ -206,7 +206,7 @@ class Curvature(nn.Cell):
         """Divide the loss scale out of new factors and average them over the ranks.
 
         Args:
-            factor_gradients: what the backward pass brought: A and G of each layer in turn.
+            factor_gradients: A and G of each layer in turn, from the backward pass.
             scales: the loss scale, or a tuple with one for each layer. Only G carries it, squared.
         """
         divide = ops.partial(self._without_scale, scales)
@@ -226,11 +226,11 @@ class Curvature(nn.Cell):
     ) -> tuple[Tensor, Tensor]:
         """Take in new factors, as :meth:`prepared` returns them, with the damping λ, float32 [].
 
-        Returns the counters, when all is done, and bool [layers], those that the rule has stopped.
+        Returns the counters, when all is done, and bool [layers]: which the trace rule has stopped.
         """
         first = self.kept_trace <= 0.0
         a, g = factor_gradients[::2], factor_gradients[1::2]
-        # No row at all: the weight was used past its layer, which keeps the inverses that it has.
+        # If both are zero, the layer's own construct has not run: it keeps its inverses.
         reached = ops.logical_or(ops.stack(each(_is_anything, a)), ops.stack(each(_is_anything, g)))
         if self.settings.moving_average > 0.0:
             a, g = self._averaged(first, a, g)
@@ -266,7 +266,7 @@ class Curvature(nn.Cell):
         return each(mean, since, self.factors[::2], a), each(mean, since, self.factors[1::2], g)
 
     def _wanted(self, first: Tensor, change: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which layers shall be inverted now, and which never again: bool [layers]."""
+        """Return which layers to invert now, and which never again: bool [layers]."""
         if self.settings.trace_rule is None:
             return usable, self.stopped
         above, below = self.settings.trace_rule
@@ -286,9 +286,9 @@ class Curvature(nn.Cell):
 
 
 class MeanOverRanks(nn.Cell):
-    """Averages the two tensors of each layer over all ranks, one AllReduce for a group of layers.
+    """Averages the two tensors of each layer over all ranks, with one AllReduce for each group.
 
-    ``split_indices`` are the numbers of the layers that end a group; None for one group of all.
+    ``split_indices`` are the numbers of the layers that end a group; None: all are one group.
     """
 
     def __init__(self, degree: int, split_indices: Iterable[int] | None, layers: int) -> None:

@@ -1,4 +1,4 @@
-"""Inverse of a damped factor: the only place where THOR inverts, whatever the device."""
+"""Inverse of a damped factor. THOR inverts only here, on all devices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from mindspore import Tensor, mint, nn, ops
 _EPS = float(np.finfo(np.float32).eps)
 _FLOOR, _MINOR, _RESIDUAL = 16.0, 1.01, 0.1
 _RAISE = 10.0
-_SMALL = 64  # below that size a triangular matrix is inverted as any other
+_SMALL = 64  # up to this size, a triangular matrix is inverted like any other
 
 
 def inverse_for_device() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """Return what inverts on this device: a function or a Cell, called as :func:`by_lu`."""
+    """Return the inverter for this device: a function or a Cell, called like :func:`by_lu`."""
     target = ms.get_context("device_target")
     if target == "CPU":
         return ByCholesky()
@@ -46,7 +46,7 @@ def _inverse_in_float32(
     factor: np.ndarray, damping: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     inverse, used, good = damped_inverse(factor, float(np.asarray(damping).reshape(())))
-    with np.errstate(over="ignore"):  # what leaves float32 is flagged
+    with np.errstate(over="ignore"):  # an overflow of float32 is flagged
         inverse = inverse.astype(np.float32)
     good = good and bool(np.isfinite(inverse).all())
     return inverse, np.array([used], np.float32), np.array([good])
@@ -60,8 +60,8 @@ def damped_inverse(factor: np.ndarray, damping: float) -> tuple[np.ndarray, floa
         damping: at least 0.
 
     Returns:
-        tuple: float64 in the shape of ``factor``; float; bool, False for a factor or a damping that
-        is not finite (the identity then stands for the inverse).
+        tuple: float64 in the shape of ``factor``; float; bool. The bool is False, and the inverse
+        the identity, if an input is not finite or Cholesky fails.
     """
     eye = np.eye(factor.shape[-1])
     if not (np.isfinite(factor).all() and np.isfinite(damping)):
@@ -83,7 +83,7 @@ def damped_inverse(factor: np.ndarray, damping: float) -> tuple[np.ndarray, floa
 
 
 def inverse_of_lower(lower: np.ndarray) -> np.ndarray:
-    """Return the inverse of a lower triangular matrix over the last two axes, by halves."""
+    """Return the inverse of lower triangular matrices (the last two axes), half by half."""
     size = lower.shape[-1]
     if size <= _SMALL:
         return np.linalg.inv(lower)
@@ -99,7 +99,7 @@ def inverse_of_lower(lower: np.ndarray) -> np.ndarray:
 
 
 def by_lu_on_ascend(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what :func:`by_lu` does, by the operator that is documented for Ascend."""
+    """Do the same as :func:`by_lu`, with the operator that is documented for Ascend."""
     return by_lu(factor, damping, mint.inverse)
 
 
@@ -115,7 +115,7 @@ def by_lu(
 
     Returns:
         Tensors: the inverse in the shape of ``factor``; float32 [1]; bool [1]. An inverse that is
-        not good must not be used; it holds finite numbers all the same where ``factor`` does not.
+        not good must not be used; it is finite even if ``factor`` is not.
     """
     eye = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)
     finite = ops.logical_and(ops.isfinite(factor).all(), ops.isfinite(damping))
@@ -145,5 +145,5 @@ def _indefinite(factor: Tensor, eye: Tensor) -> Tensor:
 def _is_inverse(matrix: Tensor, inverse: Tensor, eye: Tensor) -> Tensor:
     residual = ops.abs(ops.matmul(matrix, inverse) - eye).max()
     products = ((matrix * eye).sum(-1) * (inverse * eye).sum(-1)).min()
-    # Comparisons with NaN are False: a residual that is no number is not good.
+    # Comparisons with NaN are False, so a residual of NaN is not good.
     return ops.logical_and(ops.less(residual, _RESIDUAL), ops.greater(products, 0.5))

@@ -26,8 +26,8 @@ class LayerPlan:
         kind: ``"Dense"``, ``"Conv2d"`` or ``"Embedding"``.
         layer: the Cell.
         weight: the Parameter that the factors belong to.
-        a_size: length of a row of activations: the vocabulary for an embedding, whose A is a
-            vector.
+        a_size: length of a row of activations; for an embedding the size of the vocabulary, and A
+            is a vector.
         g_size: length of a row of output gradients.
         block: rows and columns of a diagonal block; factors up to that size are one block.
     """
@@ -64,7 +64,7 @@ def layer_plans(
 
     Args:
         network: searched with all its Cells.
-        trained: the Parameters that the optimizer trains; layers with others are left out.
+        trained: the Parameters that the optimizer trains; the others get no plan.
         block: largest size of a factor's block.
 
     Returns:
@@ -73,7 +73,7 @@ def layer_plans(
     """
     wanted = {id(parameter): parameter for parameter in trained}
     cells = [cell for _, cell in network.cells_and_names()]
-    # Those in a ParameterTuple have a name with a dot: it may count or log them alone.
+    # A dot in the name shows a ParameterTuple. It owns nothing: it may only count or log.
     owned = [
         {id(one) for name, one in _compat.own_parameters(cell).items() if "." not in name}
         for cell in cells
@@ -93,16 +93,16 @@ def layer_plans(
                 plans[key] = plan
     for key in wanted:
         if owners[key] > 1 and reasons[key] != LAYER_NORM:
-            reasons[key] = "shared"  # no Kronecker factors for the sum of two layers
+            reasons[key] = "shared"  # the sum of two layers has no Kronecker factors
     for parameter, name in _tables_read(network, plans.values()):
-        plans.pop(id(parameter), None)  # no Kronecker factors for the sum here, either
+        plans.pop(id(parameter), None)  # nor has the sum of these uses
         reasons[id(parameter)] = f"read by the code of {name}, too"
     reasons = {key: reason for key, reason in reasons.items() if key not in plans}
     return list(plans.values()), reasons
 
 
 def _tables_read(network: nn.Cell, plans: Iterable[LayerPlan]) -> list[tuple[Parameter, str]]:
-    """Return tables of embeddings that other Cells read, as an output does that is tied to them."""
+    """Return tables of embeddings that another Cell reads, as a tied output does, and its class."""
     owners = {id(plan.weight): plan.layer for plan in plans if plan.kind == EMBEDDING}
     return [
         (parameter, type(cell).__name__)
@@ -177,25 +177,25 @@ def same_padding(size: int, kernel: int, stride: int, dilation: int) -> tuple[in
     return total // 2, total - total // 2
 
 
-# Operators and one function for all numbers, since every layer has a tap of its own to compile:
-# with the functions of ``ops`` and arithmetic on shapes a small ResNet takes 2 seconds longer.
+# Each layer compiles its own tap. Operators, and one function for all numbers, compile fast: with
+# functions of ``ops`` and arithmetic on shapes, a small ResNet takes 2 seconds longer.
 _RESHAPE, _TRANSPOSE, _CAST = ops.Reshape(), ops.Transpose(), ops.Cast()
 _MUL, _ZEROS_LIKE = ops.Mul(), ops.ZerosLike()
 
 
 @ops.constexpr
 def _factors_scales(samples: int, rows: int, positions: int) -> tuple[float, float]:
-    """Return what the products of columns are multiplied by for A and for G.
+    """Return the factors on the column products for A and for G.
 
-    There are ``rows`` of activations, as many as columns are multiplied, and ``positions`` of the
-    output share one weight matrix within a sample.
+    The products are sums over ``rows`` columns. In a sample, ``positions`` of the output share the
+    weight.
     """
     scale = positions**0.5 / rows
     return scale, scale * samples * samples
 
 
 class _Tap(nn.Cell):
-    """Identity forwards; backwards factors as gradients of ``a`` and ``g``."""
+    """Identity in the forward pass; backwards, the factors as gradients of ``a`` and ``g``."""
 
     def __init__(self, plan: LayerPlan) -> None:
         super().__init__(auto_prefix=False)
@@ -210,22 +210,22 @@ class _Tap(nn.Cell):
     def bprop(
         self, out: Tensor, x: Tensor, a: Parameter, g: Parameter, result: Tensor, dout: Tensor
     ) -> tuple[Tensor, ...]:
-        """Hand the gradient on, and the factors to ``a`` and ``g``."""
+        """Pass the gradient on; return the factors as gradients of ``a`` and ``g``."""
         activations, gradients = self.columns(x, _CAST(dout, ms.float32))
         for_a, for_g = self.scales(x, gradients, dout)
         note_a = _MUL(self.a_product(activations), for_a)
         return dout, _ZEROS_LIKE(x), note_a, _MUL(gram(gradients, self.block), for_g)
 
     def scales(self, x: Tensor, gradients: Tensor, dout: Tensor) -> tuple[float, float]:
-        """Return what the products of columns are multiplied by for A and for G."""
+        """Return the factors on the column products for A and for G."""
         return _factors_scales(self.samples(x), gradients.shape[1], 1)
 
     def samples(self, x: Tensor) -> int:
-        """Return the size of the first axis, but 1 for the features of one sample alone."""
+        """Return the size of the first axis; 1 if ``x`` is the features of a single sample."""
         return x.shape[0] if x.ndim > 1 else 1
 
     def a_product(self, activations: Tensor) -> Tensor:
-        """Return the sum that factor A is made of, from the columns of activations."""
+        """Return the sum for factor A over the columns of activations."""
         return gram(activations, self.block)
 
     def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
@@ -234,7 +234,7 @@ class _Tap(nn.Cell):
         return _TRANSPOSE(x, (1, 0)), self.columns_of_rows(dout)
 
     def columns_of_rows(self, dout: Tensor) -> Tensor:
-        """Return gradients whose last axis is that of the rows, as columns."""
+        """Return gradients, whose last axis is a row, as columns."""
         return _TRANSPOSE(_RESHAPE(dout, (-1, self.g_size)), (1, 0))
 
 
@@ -284,11 +284,11 @@ class _ConvTap(_Tap):
 _TAPS = {DENSE: _Tap, CONV: _ConvTap, EMBEDDING: _EmbeddingTap}
 
 
-# ---- layers that carry a tap; these functions stand in for the layer's own construct ----
+# ---- layers with a tap; these functions replace the layer's own construct ----
 
 
 def _through_tap(layer: nn.Cell, out: Tensor, x: Tensor) -> Tensor:
-    """Return ``out``; casts of its own, so that its gradient comes back in its own dtype."""
+    """Return ``out`` through the tap, with casts, so that its gradient has the dtype of ``out``."""
     wide = layer.thor_tap(_CAST(out, ms.float32), ops.stop_gradient(x), layer.thor_a, layer.thor_g)
     return _CAST(wide, out.dtype)
 
@@ -316,7 +316,7 @@ _OWN = ("construct", "thor_plain", "thor_tap", "thor_a", "thor_g")
 
 
 class Taps:
-    """Puts taps on layers, each with its Parameters A and G, and takes them away again."""
+    """Attaches taps, each with its Parameters A and G, to layers, and detaches them."""
 
     def __init__(
         self, plans: Iterable[LayerPlan], factors: Iterable[tuple[Parameter, Parameter]]
@@ -327,11 +327,11 @@ class Taps:
         self.used = False  # whether they have ever been attached
 
     def follow(self, network: nn.Cell) -> None:
-        """Go over to the layers that have the weights now: mixed precision O1 makes them anew."""
+        """Use the layers that have the weights now: mixed precision O1 makes new ones."""
         self.detach()
         cells = [cell for _, cell in network.cells_and_names()]
         left = {id(cell) for cell in cells}
-        # Other Cells may hold a weight, too, such as a loss with a penalty on it.
+        # Only layers of these kinds: a loss with a penalty may hold a weight, too.
         anew = {id(_main(cell)): cell for cell in cells if _kind(cell)}
         self.layers = [
             plan.layer if id(plan.layer) in left else anew.get(id(plan.weight), plan.layer)
@@ -339,14 +339,14 @@ class Taps:
         ]
 
     def attach(self) -> None:
-        """Let the layers carry these taps, whatever they carried before."""
+        """Attach these taps to the layers, in place of any others."""
         self.used = True
         for plan, layer, part in zip(self._plans, self.layers, self._parts):
             _remove(layer)
             function = _tapped_embedding if plan.kind == EMBEDDING else _tapped
             if plan.kind == DENSE and layer.activation_flag:
                 function = _tapped_dense_with_activation
-            # Past Cell.__setattr__: the layer must not list them among its Cells and Parameters.
+            # Not by Cell.__setattr__: the layer must not list them as its Cells and Parameters.
             values = (types.MethodType(function, layer), layer.construct, *part)
             layer.__dict__.update(zip(_OWN, values))
 

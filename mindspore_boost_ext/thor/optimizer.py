@@ -1,4 +1,4 @@
-"""THOR: second-order optimization in four lines."""
+"""THOR, the second-order optimizer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings, state
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
 PRECONDITIONED = "preconditioned"
-_NEVER = 2**30  # no step is so late; exact in float32, in which MindSpore 2.7 multiplies int32
-_WHOLE = 2**30  # the size of a block that no factor exceeds
+_NEVER = 2**30  # later than any step; exact in float32, in which MindSpore 2.7 multiplies int32
+_WHOLE = 2**30  # a block size that no factor exceeds
 _GRADIENT_NORM = 1.0  # enable_clip_grad bounds each gradient by this
-_LEAST_CURVATURE = 1e-30  # without damping, that of a gradient of 0, which has no direction
+_LEAST_CURVATURE = 1e-30  # without damping, a gradient of 0 has curvature 0
 _CAST = ops.Cast()
 _REMEDY = "a larger damping avoids that"
 _TROUBLES = (  # of layers, in the order in which the curvature counts them
@@ -41,13 +41,13 @@ def _every_parameter(parameter: Parameter) -> bool:
 class THOR(nn.Optimizer):
     r"""Second-order optimizer with stale Kronecker factors.
 
-    For each Dense, Conv2d and Embedding layer two matrices, the Kronecker factors, are computed
-    every ``frequency`` steps: A of its inputs, G of the gradients of its outputs. Damped by
-    :math:`\lambda` and inverted, they multiply the gradient :math:`\nabla W` from both sides,
-    :math:`u = (G + \sqrt\lambda I)^{-1} \nabla W (A + \sqrt\lambda I)^{-1} + w W`, in front of
-    momentum: :math:`m \leftarrow \mu m + u, W \leftarrow W - \eta m`. A tap is what a layer
-    carries to hand out what its factors are made from. ``python -m mindspore_boost_ext --explain
-    thor`` prints the rest.
+    Every ``frequency`` steps, THOR computes two matrices, the Kronecker factors, for each Dense,
+    Conv2d and Embedding layer: A from its inputs, G from the gradients of its outputs. It damps
+    them by :math:`\lambda`, inverts them, and multiplies the gradient :math:`\nabla W` from both
+    sides: :math:`u = (G + \sqrt\lambda I)^{-1} \nabla W (A + \sqrt\lambda I)^{-1} + w W`. Then
+    comes momentum: :math:`m \leftarrow \mu m + u, W \leftarrow W - \eta m`. A tap is the part of a
+    layer that captures the factors. ``python -m mindspore_boost_ext --explain thor`` prints the
+    rest.
 
     Source: Chen et al., THOR, AAAI 2021; Martens and Grosse, K-FAC, ICML 2015.
 
@@ -56,28 +56,28 @@ class THOR(nn.Optimizer):
             ``thor.layers``); classes, names and outputs stay.
         learning_rate (Union[float, Tensor, Iterable, LearningRateSchedule]): as for any optimizer.
         damping (Union[float, Sequence[float], Tensor, LearningRateSchedule]): :math:`\lambda`, at
-            least 0: a number, one for each step (the last one holds), or a schedule.
+            least 0: a number, one for each step (the last one stays), or a schedule.
         momentum (float): :math:`\mu`, at least 0.
         weight_decay (Union[float, Cell]): :math:`w`, at least 0. Default: 0.0.
-        loss_scale (float): divides gradients, above 0; that of a FixedLossScaleManager with
+        loss_scale (float): divides gradients, above 0: the scale of a FixedLossScaleManager with
             ``drop_overflow_update=False``. Default: 1.0.
-        batch_size (int): samples N in the rule of LayerNorm, at least 1. Elsewhere N is taken from
-            the activations themselves. Default: 32.
+        batch_size (int): samples N in the rule of LayerNorm, at least 1. The other rules take N
+            from the activations. Default: 32.
         use_nesterov (bool): Nesterov momentum. Default: False.
-        decay_filter (Callable): Parameter -> bool, whether it decays; where ``params`` come in
-            groups, their own weight decay says so. Default: all do.
-        split_indices (Sequence[int], optional): numbers of the layers that end a group whose
-            factors are averaged over ranks together. Default: None, one group.
+        decay_filter (Callable): Parameter -> bool, whether it decays; not used if ``params`` come
+            in groups, which have their own weight decay. Default: all do.
+        split_indices (Sequence[int], optional): numbers of the layers that end a group; the factors
+            of a group are averaged over ranks together. Default: None, one group.
         enable_clip_grad (bool): bound the norm of each update by 1 before momentum.
             Default: False.
-        frequency (int): steps from one refresh to the next (with ``trace_rule``: from one look at
+        frequency (int): steps from one refresh to the next (with ``trace_rule``: from one check of
             the traces to the next), at least 1. Default: 100.
-        block_size (int, optional): size of the diagonal blocks to which larger factors are cut, at
-            least 1. Default: None, no blocks.
+        block_size (int, optional): size of the diagonal blocks into which larger factors are cut,
+            at least 1. Default: None, no blocks.
         trace_rule (tuple[float, float], optional): :math:`(\omega_1, \omega_2)` with
             :math:`\omega_1 \ge \omega_2 \ge 0`; the paper has (.01, 0), (.01, .001) and (0, 0).
             Default: None.
-        pi_damping (bool): share the damping out by the traces. Default: False.
+        pi_damping (bool): divide the damping between A and G by their traces. Default: False.
         kl_clip (float, optional): bound :math:`\kappa > 0` of
             :math:`\eta^2 \sum \langle u, \nabla W \rangle`; larger steps are shrunk by one factor
             for all preconditioned layers. Default: None.
@@ -142,7 +142,7 @@ class THOR(nn.Optimizer):
             raise TypeError(f"THOR: net must be a Cell, got {shown(net)}")
         if not callable(decay_filter):
             raise TypeError(f"THOR: decay_filter must be a function, got {shown(decay_filter)}")
-        check("THOR.momentum", momentum, real("[0, inf)"))  # None is for the section alone
+        check("THOR.momentum", momentum, real("[0, inf)"))  # only the section may have None
         stored = ThorConfig.check(
             "THOR",
             batch_size=batch_size,
@@ -171,7 +171,7 @@ class THOR(nn.Optimizer):
         self._register(net, _WHOLE if block_size is None else int(block_size), settings)
 
     def _register(self, net: nn.Cell, block: int, settings: CurvatureSettings) -> None:
-        """Find the layers, make room for their curvature, and attach the taps."""
+        """Find the layers, and make their curvature and their taps, which the step attaches."""
         plans, self._reasons = layer_plans(net, self.parameters, block)
         self.curvature = Curvature(plans, settings)
         self.taps = Taps(plans, self.curvature.pairs)
@@ -181,7 +181,7 @@ class THOR(nn.Optimizer):
         self.normed = tuple(reason == LAYER_NORM for reason in reasons)
         self.next_refresh = state("next_refresh", np.array(0, np.int32))
         self._warned: set[tuple[str, str]] = set()
-        # Runs when the update is compiled, on the host; True, so that the graph has a use for it.
+        # Runs on the host when the update is compiled. It returns True, which the graph uses.
         self.look_for_taps = ops.constexpr(self._warn_without_taps, reuse_result=False)
         if not plans:
             warn("THOR: the network has no layer to precondition, so all gradients stay plain")
@@ -196,7 +196,7 @@ class THOR(nn.Optimizer):
 
     @property
     def factors(self) -> tuple[Parameter, ...]:
-        """A and G of each layer in turn; differentiate by them to get the new ones."""
+        """A and G of each layer in turn; the gradients by them are the new factors."""
         return self.curvature.factors
 
     def get_frequency(self) -> int:
@@ -204,9 +204,9 @@ class THOR(nn.Optimizer):
         return self.frequency
 
     def get_weight_decay(self) -> Tensor | tuple[Tensor, ...]:
-        """Return the weight decay of this step; MindSpore keeps it times ``loss_scale``."""
+        """Return the weight decay of this step, without the factor ``loss_scale`` of MindSpore."""
         held = super().get_weight_decay()
-        if not self.need_scale:  # gradients are divided by it before they decay
+        if not self.need_scale:  # else gradients are divided by it before they decay
             return held
         if not self.is_group:
             return held / self.loss_scale
@@ -221,7 +221,7 @@ class THOR(nn.Optimizer):
         return self.global_step > self.next_refresh
 
     def is_due_now(self) -> bool:
-        """Return the same on the host."""
+        """Return, on the host, whether this step should refresh the curvature."""
         if not self.factors:
             return False
         return int(self.global_step.asnumpy()[0]) >= int(self.next_refresh.asnumpy())
@@ -288,7 +288,7 @@ class THOR(nn.Optimizer):
     def _directions(
         self, gradients: tuple[Tensor, ...], rate: Tensor | tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Return the gradients with curvature taken out, in the dtypes of the parameters."""
+        """Return the preconditioned gradients, in the dtypes of the parameters."""
         found = each(self._direction, self.layer_of, self.normed, gradients)
         if self.kl_clip is not None:
             found = self._clipped(found, gradients, rate)
@@ -335,7 +335,7 @@ class THOR(nn.Optimizer):
         return observed
 
     def warn_of_troubles(self) -> None:
-        """Warn once for each cause: dampings raised, inverses that are old, layers passed by."""
+        """Warn once for each layer and cause: raised dampings, kept inverses, factors of zero."""
         names = [plan.weight.name for plan in self.curvature.plans]
         for trouble, counts in zip(_TROUBLES, self.curvature.counters.asnumpy()[2:]):
             affected = {(name, trouble) for name, count in zip(names, counts) if count}
@@ -424,7 +424,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _bytes(cell: nn.Cell) -> int:
-    """Return the memory of what a Cell holds all the time."""
+    """Return the bytes of a Cell's Parameters."""
     return sum(int(one.nbytes) for one in cell.get_parameters())
 
 

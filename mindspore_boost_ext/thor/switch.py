@@ -1,4 +1,4 @@
-"""The switch ``thor``: from the user's optimizer to a THOR that trains the same parameters."""
+"""The switch ``thor``: replaces the user's optimizer by a THOR over the same parameters."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.thor.optimizer import THOR, thor_of
 
 _MOMENTUM = 0.9
-# What nn.Optimizer keeps of learning rate, weight decay and loss scale; one entry a parameter where
-# these come in groups. Taken over as they are, so that every parameter keeps its group's settings.
+# Attributes of nn.Optimizer for learning rate, weight decay and loss scale. With groups, some have
+# one entry for each parameter. They are copied unchanged, so that groups keep their settings.
 _TAKEN_OVER = (
     *("learning_rate", "dynamic_lr", "is_group", "is_group_lr", "is_group_params_ordered"),
     *("weight_decay", "dynamic_weight_decay", "decay_flags", "dynamic_decay_flags"),
@@ -26,10 +26,10 @@ _KEY = "thor"
 def thor_in_place_of(
     optimizer: nn.Optimizer, network: nn.Cell, settings: ThorConfig
 ) -> tuple[nn.Optimizer, str]:
-    """Return THOR over the user's optimizer's parameters, with its settings, and a sentence on it.
+    """Return a THOR in place of the optimizer, and a sentence for the report.
 
-    Its rates and its count of steps become those of THOR. A THOR is returned as it is, and so is
-    one that an earlier Model has put in the optimizer's place, if it was made alike.
+    The THOR has the optimizer's parameters, rates and step count. If the optimizer is THOR already,
+    or an earlier Model has replaced it by a THOR with the same settings, that THOR is returned.
 
     Raises:
         ValueError: if the optimizer wraps another one, or computes its own rate.
@@ -70,7 +70,7 @@ def thor_in_place_of(
     for name in _GROUPS:
         if hasattr(optimizer, name):
             result.__dict__[name] = getattr(optimizer, name)
-    # One count of steps, for the schedules; moments of plain gradients would not fit.
+    # Schedules need the same step count. The moments are not shared: they are of plain gradients.
     exchange_parameters(result, {id(result.global_step): optimizer.global_step})
     in_its_place(optimizer)[_KEY] = (made_of, arguments, result)
     return result, reason
@@ -88,7 +88,7 @@ def _is_nesterov(optimizer: nn.Optimizer) -> bool:
 
 
 def _replace(cell: nn.Cell, name: str, value: object) -> None:
-    """Set an attribute whatever kind it was before: a Cell keeps Parameters and Cells apart."""
+    """Delete, then set an attribute: a Cell stores Parameters, Cells and other values apart."""
     if hasattr(cell, name):
         delattr(cell, name)
     setattr(cell, name, value)
