@@ -1,4 +1,4 @@
-"""Training in the few directions that an earlier training has moved along."""
+"""Training in the few main directions of an earlier training."""
 
 from mindspore_boost_ext.dim_reduce.p_bfgs import DimReduce
 from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler

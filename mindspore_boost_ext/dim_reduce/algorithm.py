@@ -1,4 +1,4 @@
-"""The switch ``dim_reduce``: the step in the few directions of an earlier training."""
+"""The switch ``dim_reduce``: training in the few main directions of an earlier training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SubspaceUpdate(Update):
         self.weights = optimizer.parameters
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
-        """Step in the subspace; between two steps a clone of the weights is equal to them."""
+        """Step in the subspace; the weights serve as their clone, as the step saves them itself."""
         weights = self.weights
         return call(self.dim_reduce, (loss, gradients, self.sens, weights, weights, *inputs))
 
@@ -36,7 +36,7 @@ class SubspaceUpdate(Update):
         return self
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
-        """Return the loss of a batch for the weights as they are."""
+        """Return the loss of a batch at the present weights."""
         return call(self.dim_reduce.loss_of, inputs)
 
 
@@ -46,13 +46,13 @@ class DimReduceAlgorithm(Algorithm):
     switch = "dim_reduce"
 
     def build(self, build: Build) -> None:
-        """Read or make the basis; it travels with the optimizer."""
+        """Read or make the basis, and attach it to the optimizer."""
         prepared = prepare(build.network, build.optimizer, build.config.dim_reduce)
         build.optimizer, reason, counts = prepared
         build.applied(self.switch, reason, counts)
 
     def join(self, step: BoostTrainOneStepCell) -> None:
-        """Let the step search in the subspace, if its basis has come with the optimizer."""
+        """Let the step search in the subspace, if the optimizer has a basis."""
         if not self.is_on(step) or step.declines(self.switch, "check_dim_reduce_enable"):
             return
         mean = step.mean if step.reducer_flag else True
@@ -68,7 +68,7 @@ class DimReduceAlgorithm(Algorithm):
         if not step.enable_dim_reduce:
             return
         step.dim_reduce.check_state()
-        if step.updates_past("dim_reduce"):  # its optimizer is one for a subspace
+        if step.updates_past("dim_reduce"):  # its optimizer works only in the subspace
             raise ValueError(
                 f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce away"
             )

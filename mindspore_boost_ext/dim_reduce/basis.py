@@ -20,9 +20,9 @@ Layout = tuple[tuple[str, tuple[int, ...]], ...]
 
 # Columns in a block: 40 snapshots of them in float64 fit into the cache of one core.
 _COLUMNS = 8192
-# Variances below this share of the largest are rounding; from the second on, P needs a second pass.
+# Shares of the largest variance: below the first, rounding; below the second, P needs two passes.
 _ROUNDING, _ILL_CONDITIONED = 1e-13, 1e-8
-# How far from orthonormal a basis of a file may be: float32 keeps 1e-6, other programs less.
+# How far from orthonormal a basis of a file may be: float32 errs by 1e-6, other programs by more.
 ORTHONORMAL_WITHIN = 1e-4
 
 
@@ -86,7 +86,7 @@ def principal_coefficients(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return C [k, t] with ``P = C @ centred snapshots``, and the explained shares [k]; float64.
 
-    C is small: ranks that each read the snapshots need to share nothing else.
+    C is small. If each rank reads the snapshots, the ranks need to share only C.
     """
     count = _check_snapshots(snapshots, n_components)
     gram = _gram((block for block, _ in _centred(snapshots)), count)
@@ -109,7 +109,7 @@ def principal_coefficients(
 
 
 def project(snapshots: np.ndarray, coefficients: np.ndarray, overwrite: bool) -> np.ndarray:
-    """Return ``coefficients @ centred snapshots`` as float32 [rows, n], maybe over the first."""
+    """Return ``coefficients @ centred snapshots`` as float32 [rows, n], maybe in their place."""
     if overwrite and snapshots.dtype == np.float32:
         target = snapshots[: len(coefficients)]
     else:
@@ -142,7 +142,7 @@ def rows_of_rank(n_components: int, rank: int, rank_size: int) -> slice:
 
 
 def reordered(rows: np.ndarray, present: Layout, wanted: Layout) -> np.ndarray:
-    """Return [..., n] with the columns of a layout in the order of one of the same weights."""
+    """Return ``rows`` with columns in the order of ``wanted``, which has the same weights."""
     if present == wanted:
         return rows
     ends = np.cumsum([int(np.prod(shape)) for _, shape in present])
@@ -178,7 +178,7 @@ def _centred(snapshots: np.ndarray) -> Iterator[tuple[np.ndarray, slice]]:
     """Yield blocks of columns minus their means, in float64, each with its place."""
     for columns in _blocks(snapshots.shape[1]):
         block = snapshots[:, columns].astype(np.float64)
-        with np.errstate(invalid="ignore"):  # inf - inf: flagged once the Gram matrix is there
+        with np.errstate(invalid="ignore"):  # inf - inf: the Gram matrix shows it later
             block -= block.mean(axis=0)
         yield block, columns
 
@@ -207,7 +207,7 @@ def save_basis(path: str | os.PathLike[str], basis: Basis) -> None:
     if os.path.islink(path):
         raise ValueError(f"{path} is a symbolic link: give the file itself")
     folder, name = os.path.split(path)
-    # Not by mkstemp, of whose files other accounts, as those of ranks, may read nothing.
+    # Not by mkstemp: other accounts, such as those of ranks, could not read its files.
     with tempfile.TemporaryDirectory(prefix=".basis-", dir=folder) as scratch:
         with open(os.path.join(scratch, name), "xb") as file:
             if path.endswith(".npy"):
@@ -231,9 +231,9 @@ def _members(basis: Basis) -> dict[str, np.ndarray]:
 def load_basis(
     path: str | os.PathLike[str], n_components: int, layout: Layout | None = None
 ) -> Basis:
-    """Read and check a basis; its first ``n_components`` rows are returned.
+    """Read and check a basis; return its first ``n_components`` rows.
 
-    Nothing in a file is ever executed: pickled objects are refused, as are compressed members.
+    Nothing in a file is ever executed: pickled objects and compressed members are refused.
 
     Args:
         path: a ``.npz`` file of :func:`save_basis`, or a ``.npy`` file with a float matrix [k, n].
@@ -315,7 +315,7 @@ def _layout(text: np.ndarray | None) -> Layout | None:
 
 
 def _read_array(file: IO[bytes], size: int) -> np.ndarray:
-    """Read one array in NumPy's format whose header agrees with the ``size`` bytes at hand."""
+    """Read one array in NumPy's format; refuse a file whose length does not fit its header."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"it has version {version} of NumPy's format, not 1.0 or 2.0")
@@ -369,7 +369,7 @@ def _check_layout(basis: Basis, layout: Layout) -> None:
 def first_difference(
     wanted: dict[str, tuple[int, ...]], found: dict[str, Sequence[int]] | dict[str, tuple[int, ...]]
 ) -> str:
-    """Return in words where ``found`` does not hold a parameter of ``wanted``; "" if it does."""
+    """Return in words the first parameter of ``wanted`` that ``found`` does not hold; else ""."""
     for name, shape in wanted.items():
         if name not in found:
             return f"it has no parameter {name!r} {list(shape)}"

@@ -1,4 +1,4 @@
-"""DimReduce: train in the few directions that a first training run has moved along."""
+"""DimReduce: training in the few main directions of an earlier training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DimReduce(Subspace):
     Args:
         network (Cell): the network with its loss, for the trials; a loss of several elements counts
             as their sum.
-        optimizer (Cell): applies the step; it must take it whole, as ``nn.SGD(weight, 1.0)`` does.
+        optimizer (Cell): must subtract the step unchanged, as ``nn.SGD(weight, 1.0)`` does.
         weight (tuple(Parameter)): the trained parameters, in the order of the basis' columns.
         pca_mat_local (numpy.ndarray): float [rows, n], this rank's rows of the orthonormal basis:
             rows rank·c to (rank+1)·c, c = ceil(k / rank_size); zero rows at its end are padding.
@@ -47,17 +47,17 @@ class DimReduce(Subspace):
         trials (int): step lengths tried before the step is given up. Default: 2, as upstream.
         first_update_scaling (bool): scale the first B so that its step fits the curvature.
             Default: False, as upstream.
-        stall_limit (int, optional): failures in a row after which B shrinks; None never, as
-            upstream. Default: 3.
-        gradients_mean (bool): whether gradients are means over the ranks, and so the losses; else
-            they are sums. Default: True.
+        stall_limit (int, optional): failures in a row after which B shrinks; with None it never
+            does, as upstream. Default: 3.
+        gradients_mean (bool): whether gradients and losses are means over the ranks; else they are
+            sums. Default: True.
 
     Inputs:
         - **loss** (Tensor) - the loss at the present weights, of this rank.
         - **old_grad** (tuple(Tensor)) - its gradients, the same on all ranks, times ``loss_scale``.
         - **loss_scale** (Union[Tensor, float]) - divided out of the gradients, once.
-        - **weight** (tuple(Tensor)) - the parameters; those of the constructor are used.
-        - **weight_clone** (tuple(Tensor)) - not used: weights are saved within.
+        - **weight** (tuple(Tensor)) - not used: the parameters of the constructor are.
+        - **weight_clone** (tuple(Tensor)) - not used: the step saves the weights itself.
         - **\*inputs** (tuple(Tensor)) - the inputs of ``network`` for the trials.
 
     Outputs:
@@ -145,15 +145,15 @@ class DimReduce(Subspace):
         self.step_length = state("step_length", 0.0)
 
     def _make_scratch(self) -> None:
-        """Make room for what a trial changes: the weights, and what else the network holds."""
+        """Make buffers for what a trial changes: the weights and the network's other Parameters."""
         trained = {id(one) for one in self.weight}
         held = [one for one in self.network.get_parameters() if id(one) not in trained]
         self.__dict__["held"] = ParameterTuple(held)
         self.__dict__["held_before"] = ParameterTuple(
             [Parameter(one.value().copy(), f"saved.{one.name}", False) for one in held]
         )
-        # Parameters, too: of Tensors that go in a tuple from one function of ms.jit to the next,
-        # PYNATIVE_MODE keeps every one, as a constant.
+        # Parameters, too: if Tensors pass in a tuple from one function of ms.jit to the next,
+        # PYNATIVE_MODE keeps each as a constant.
         column = np.zeros((sum(self.sizes), 1))
         self.__dict__["weights_before"] = state("weights_before", column)
         self.__dict__["direction"] = state("direction", column)
@@ -180,13 +180,13 @@ class DimReduce(Subspace):
         slope, updated = self._propose(gradient, weights)
         start = call(self._loss_here, (loss, *inputs))
         length = ops.where(ops.isnan(slope), slope, ops.ones_like(slope))
-        accepted = ops.isnan(length)  # False; a slope of nan leaves nothing to search for
+        accepted = ops.isnan(length)  # False; True if the slope is nan: then there is no search
         tried = ops.zeros_like(self.trials_run)
         while ops.logical_and(ops.logical_not(accepted), tried < self.trials):
             loss_there = call(self._loss_at, (length, *inputs))
             accepted = loss_there < start + self.sigma * length * slope
             tried = tried + 1
-            # No `if` in here: inside a loop each one that is run loses memory (MindSpore 2.10).
+            # No `if` in here: inside a loop, each `if` that runs leaks memory (MindSpore 2.10).
             length = ops.where(accepted, length, length * self.rho)
         delta = self._conclude(accepted, length, tried, start, slope, updated)
         delta = ops.depend(delta, self._set_weights(self.weights_before))
@@ -194,7 +194,7 @@ class DimReduce(Subspace):
 
     @ms.jit
     def _propose(self, gradient: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Update B, find the direction, save what a trial changes; return the slope along it."""
+        """Update B, find the direction, save the weights; return slope and whether B changed."""
         coordinates = self.projected(gradient)
         inverse_hessian, updated = self._updated_inverse_hessian(coordinates)
         inverse_hessian = inverse_hessian * self._shrunk()
@@ -212,7 +212,7 @@ class DimReduce(Subspace):
         return ops.depend((coordinates * step).sum(), done), updated
 
     def _shrunk(self) -> Tensor | float:
-        """Return the factor on B: a search behind failed ones goes on where the last one ended."""
+        """Return the factor on B, by which a search starts where the last failed one ended."""
         if self.stall_limit == 0:
             return 1.0
         beyond = ops.maximum(self.failures_in_a_row - (self.stall_limit - 1), 0)
@@ -231,12 +231,12 @@ class DimReduce(Subspace):
             old = ops.where(first, scaled, old)
         by = ops.matmul(old, y)
         crosses = self.outer(s, by) + self.outer(by, s)
-        # Not r * r, which leaves float32 for steps and gradients of unusual units.
+        # Not r * r, which float32 cannot hold if steps and gradients have unusual units.
         new = old - r * crosses + (r * (r * (y * by).sum()) + r) * self.outer(s, s)
         return ops.where(known, new, self.inverse_hessian), known
 
     def _loss_here(self, loss: Tensor, *inputs: Tensor) -> Tensor:
-        """Return f at the present weights: the loss of the step; without dropout, its own."""
+        """Return f at the present weights: the step's loss, or a new one if that had dropout."""
         if self.has_dropout:
             return call(self._trial_loss, (loss, *inputs))
         return self._agreed(loss)
@@ -250,15 +250,15 @@ class DimReduce(Subspace):
         return each(ops.assign, self.weight, self.parts(column))
 
     def _trial_loss(self, after: Tensor, *inputs: Tensor) -> Tensor:
-        """Return the loss of all ranks for the weights as they are."""
+        """Return the loss of all ranks at the present weights."""
         return self._agreed(call(self._untraced_loss, (after, *inputs)))
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
-        """Return this rank's loss for the weights as they are; nothing else changes."""
+        """Return this rank's loss at the present weights; change nothing."""
         return call(self._untraced_loss, (self.step_length, *inputs))
 
     def _untraced_loss(self, after: Tensor, *inputs: Tensor) -> Tensor:
-        """Run the network and put back what it changes in what is not trained."""
+        """Run the network, and restore its Parameters that are not trained."""
         after = ops.depend(after, each(ops.partial(_copied, after), self.held_before, self.held))
         inputs = ops.depend(inputs, after)
         loss = call(self.trial_network, inputs)
@@ -293,12 +293,12 @@ class DimReduce(Subspace):
         return ops.depend(delta, self._count(accepted, length, tried, updated))
 
     def _remember(self, accepted: Tensor, length: Tensor, start: Tensor, slope: Tensor) -> Tensor:
-        """Take over the state of an accepted step; count how many searches fail on and on."""
+        """Store the state of an accepted step; count the failed searches in a row."""
         done = accepted
         if self.stall_limit > 0:
             asked, least = -self.sigma * slope, _ROUNDING * ops.abs(start)
             stalled = ops.logical_and(ops.logical_not(accepted), asked > least)
-            # Shrunk below rounding the search begins anew; a batch without a gradient says nothing.
+            # Shrunk below rounding, the search starts anew; batches without gradient do not count.
             gone = ops.logical_and(asked <= least, asked > least * self._shrunk())
             anew = ops.cast(ops.logical_or(accepted, gone), ms.int32)
             in_a_row = (self.failures_in_a_row + ops.cast(stalled, ms.int32)) * (1 - anew)
@@ -334,15 +334,15 @@ class DimReduce(Subspace):
 
 
 def without_dropout(network: nn.Cell) -> nn.Cell:
-    """Return the network, over the same Parameters, with its dropout layers out of action."""
+    """Return the network, over the same Parameters, with its dropout layers switched off."""
     return eval_copy(network, layers_of(network, _DROPOUTS))
 
 
 def _copied(after: Tensor, target: Parameter, source: Parameter) -> Tensor:
-    """Write one Parameter into another once ``after`` is there."""
+    """Write one Parameter into another after ``after`` is computed."""
     return ops.assign(target, ops.depend(source, after))
 
 
 def _replaced(accepted: Tensor, place: Parameter, new: Tensor) -> Tensor:
-    """Write the new value where the step was accepted."""
+    """Write the new value if the step was accepted."""
     return ops.assign(place, ops.where(accepted, new, place))

@@ -1,4 +1,4 @@
-"""Projection onto a subspace of the weights: what P-BFGS, P-SGD and TWA share, and P-SGD itself."""
+"""Projection onto a subspace of the weights, for P-BFGS, P-SGD and TWA; and P-SGD itself."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Subspace(nn.Cell):
         self.share = -(-n_components // rank_size)
         padded = np.zeros((self.share, sum(self.sizes)), np.float32)
         padded[: len(rows)] = rows
-        # Scratch, not state: beside the Cell's own Parameters, so that no checkpoint holds it.
+        # Not among the Cell's own Parameters, so that no checkpoint holds it.
         self.__dict__["basis"] = state("basis", padded)
         self.first_row = rank * self.share
         self.padding = Tensor(np.zeros((self.share * rank_size - n_components, 1), np.float32))
@@ -96,10 +96,10 @@ class Subspace(nn.Cell):
         weight_clone: Sequence[Tensor],
         *inputs: Tensor,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Run the step; GRAPH_MODE takes no Parameters as inputs, and they are known anyway."""
+        """Run the step without the weights as inputs: they are known, and GRAPH_MODE takes none."""
         if not isinstance(loss_scale, Tensor):
             loss_scale = Tensor(float(loss_scale), ms.float32)
-        gradients = ms.mutable(tuple(old_grad))  # or GRAPH_MODE compiles their values in
+        gradients = ms.mutable(tuple(old_grad))  # else GRAPH_MODE compiles their values in
         with _compat.without_autograd():
             return super().__call__(loss, gradients, loss_scale, (), (), *inputs)
 
@@ -116,13 +116,13 @@ class Subspace(nn.Cell):
 
 
 class ProjectedGradient(Subspace):
-    r"""P-SGD: leaves of the gradient what lies in the subspace; the user's optimizer does the rest.
+    r"""P-SGD: projects the gradient onto the subspace; the user's optimizer does the rest.
 
     .. math::
         w \leftarrow optimizer(w, P^T P g)
 
-    With an optimizer whose step is a sum of gradients (SGD, momentum) the weights stay in the
-    subspace through their start; Adam and the like leave it, and so does weight decay.
+    If the optimizer's step is a sum of gradients (SGD, momentum), the weights stay in the subspace
+    through their start. With Adam, similar optimizers or weight decay, they leave it.
 
     Args:
         optimizer (Cell): the optimizer over the weights.
@@ -140,7 +140,7 @@ class ProjectedGradient(Subspace):
         self.optimizer = optimizer
 
     def construct(self, loss: Tensor, old_grad: tuple[Tensor, ...], *others: object) -> Tensor:
-        """Project the gradient and run the optimizer; neither weights nor inputs are asked for."""
+        """Project the gradient and run the optimizer; weights and inputs are not needed."""
         return ops.depend(loss, self.optimizer(self.parts(self._inside(self.flat(old_grad)))))
 
     @ms.jit
@@ -161,7 +161,7 @@ def _column(value: Tensor) -> Tensor:
 
 
 def basis_mark(rows: np.ndarray) -> np.ndarray:
-    """Return float32 [rows]: each row against one fixed vector, which sets two bases apart."""
+    """Return float32 [rows]: each row times one fixed vector, which tells two bases apart."""
     probe = np.sin(np.arange(1, rows.shape[1] + 1) * 0.7) * np.sqrt(2.0)
     return (rows.astype(np.float64) @ probe).astype(np.float32)
 
@@ -192,6 +192,6 @@ def _checked_rows(
 
 
 def state(name: str, value: np.ndarray | float, dtype: type = np.float32) -> Parameter:
-    """Return a Parameter that training changes but no optimizer does."""
+    """Return a Parameter for state, which the step changes, but no optimizer."""
     name = f"boost.dim_reduce.{name}"
     return Parameter(Tensor(np.asarray(value, dtype)), name, requires_grad=False)

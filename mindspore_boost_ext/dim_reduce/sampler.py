@@ -29,20 +29,20 @@ class TrajectorySampler(Callback):
     """Saves snapshots of the trainable parameters during training.
 
     Args:
-        folder (Union[str, os.PathLike]): where the snapshots go; made if it is not there.
+        folder (Union[str, os.PathLike]): where the snapshots go; made if missing.
         every (int): epochs or steps between two snapshots, at least 1. Default: 1.
         unit (str): ``"epoch"`` or ``"step"``. Default: ``"epoch"``.
         keep (int): how many snapshots stay at most; older ones are removed. Default: 64.
         format (str): ``"ckpt"`` or ``"safetensors"``. Default: ``"ckpt"``.
-        initial (bool): whether the weights before the first step are a snapshot too, which a new
-            training from the same weights needs. Default: True.
+        initial (bool): whether to save the weights before the first step, too. A new training from
+            the same weights needs them. Default: True.
         prefix (str): letters, digits and underscores. Default: ``"snapshot"``.
-        resume (bool): whether snapshots that are there already belong to this run: the numbers go
-            on, and no initial snapshot is added to them. Default: False, which refuses them.
+        resume (bool): whether snapshots in the folder belong to this run. If so, the numbers go on,
+            and no initial snapshot is added. Default: False, which refuses them.
 
     Raises:
         ValueError: if an argument breaks its rule; when training begins, if the folder cannot be
-            used, or holds snapshots of this prefix of another run while ``resume`` is False.
+            used, or holds another run's snapshots of this prefix and ``resume`` is False.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -94,13 +94,13 @@ class TrajectorySampler(Callback):
         self.unit, self.format = str(plain(unit)), str(plain(format))
         self.initial, self.prefix, self.resume = initial, prefix, resume
         self._next = 0
-        self._seen = 0  # steps at the last look, which in sink mode is several steps ago
+        self._seen = 0  # step count at the last call; in sink mode several steps back
         self._steps = self._epochs = 0  # over all calls of train
         self._epochs_before: int | None = None
         self._samples: weakref.ref[nn.Cell] | None = None
 
     def on_train_begin(self, run_context: RunContext) -> None:
-        """Look at the folder, and save the weights as they are before the first step."""
+        """Check the folder, and save the weights before the first step."""
         if not is_main_process():
             return
         parameters = run_context.original_args()
@@ -114,13 +114,13 @@ class TrajectorySampler(Callback):
         self._next = max(self._next, 1)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        """Count on, where the call does not say at which epoch it begins."""
+        """Add the epochs of earlier calls if this call counts its epochs from 1 again."""
         is_first = run_context.original_args().cur_epoch_num == 1
         if self._epochs_before is None:
             self._epochs_before = self._epochs if is_first else 0
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        """Save after a step whose number is due."""
+        """Save after every ``every`` steps."""
         parameters, before = run_context.original_args(), self._steps
         self._steps += parameters.cur_step_num - self._seen
         self._seen = parameters.cur_step_num
@@ -128,7 +128,7 @@ class TrajectorySampler(Callback):
             self._save(parameters.network)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
-        """Save after an epoch whose number is due."""
+        """Save after every ``every`` epochs."""
         parameters = run_context.original_args()
         self._epochs = (self._epochs_before or 0) + parameters.cur_epoch_num
         if self.unit == "epoch" and self._epochs % self.every == 0:
@@ -163,7 +163,7 @@ class TrajectorySampler(Callback):
             return
         name = f"{self.prefix}-{self._next:05d}.{self.format}"
         content = [{"name": one.name, "data": one} for one in network.trainable_params()]
-        # In a folder of its own, on the same disk: a reader never sees half a file.
+        # Written in a scratch folder on the same disk, then moved: a reader never sees half a file.
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".unfinished-") as scratch:
             written = os.path.join(scratch, name)
             ms.save_checkpoint(content, written, format=self.format)

@@ -1,4 +1,4 @@
-"""From the section ``dim_reduce`` to the optimizer and the rows of the basis that a rank holds."""
+"""Makes the optimizer and a rank's rows of the basis from the section ``dim_reduce``."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from mindspore_boost_ext.dim_reduce.snapshots import layout_of, read_snapshots, 
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.runtime.ranks import rank_and_count
 
-# The attribute of an optimizer under which the step finds the basis; upstream puts True there.
+# The attribute of an optimizer that holds the basis for the step; upstream stores True there.
 _TAG = "dim_reduce"
-# Where the next Model on the same optimizer finds its SGD, its search and the mean it began at.
+# Keys for the next Model on the same optimizer: its SGD, its search and the mean at its start.
 _SGD, _SEARCH, _MEAN = "dim_reduce.sgd", "dim_reduce.search", "dim_reduce.mean"
 _RULES = ("rho", "gamma", "alpha", "sigma", "trials", "first_update_scaling", "stall_limit")
 
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What one rank holds of a basis.
+    """One rank's share of a basis.
 
     Attributes:
         rows: float32 [rows, n], the rows of this rank.
         explained: the share of variance along each of all k directions; empty when not known.
         mean: float32 [n], the mean of the snapshots, or None.
         source: where the basis comes from, in words.
-        snapshots: how many snapshots it was made from here; 0 for a file.
+        snapshots: how many snapshots it was made from; 0 if a file holds the basis.
     """
 
     rows: np.ndarray
@@ -64,7 +64,7 @@ def prepare(
 ) -> tuple[nn.Cell, str, dict[str, int]]:
     """Make the basis; return the optimizer to train with, and a sentence and counts for the report.
 
-    With ``"p-bfgs"`` another optimizer takes the place of the user's.
+    With ``"p-bfgs"``, an SGD of learning rate 1 replaces the user's optimizer.
 
     Raises:
         ValueError: if the optimizer is a ``FreezeOpt``; if the snapshots or the basis cannot be
@@ -120,7 +120,7 @@ def make_dim_reduce(
 
 
 def _go_on(search: DimReduce, kept: dict[str, Any]) -> None:
-    """Let a search use the state of an earlier Model's, if that was in the same basis."""
+    """Let a search continue with the state of an earlier Model's search in the same basis."""
     own, earlier = _compat.own_parameters(search), kept.get(_SEARCH)
     if earlier is not None and np.array_equal(
         earlier["basis_mark"].asnumpy(), own["basis_mark"].asnumpy()
@@ -130,7 +130,7 @@ def _go_on(search: DimReduce, kept: dict[str, Any]) -> None:
 
 
 def _taking_steps_whole(optimizer: nn.Cell, ordered: Sequence[Any]) -> nn.Optimizer:
-    """Return the SGD in the place of the user's optimizer, for every Model on that the same one."""
+    """Return the SGD that replaces the user's optimizer: one for all Models on that optimizer."""
     kept = in_its_place(optimizer)
     found: nn.Optimizer | None = kept.get(_SGD)
     if found is None or [id(one) for one in found.parameters] != [id(one) for one in ordered]:
@@ -175,7 +175,7 @@ def _from_folder(layout: Layout, settings: DimReduceConfig, rank: int, rank_size
 def _coefficients(
     matrix: np.ndarray, k: int, timeout: float, rank: int, rank_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Let rank 0 find the directions, and give them to all in two float32 halves."""
+    """Let rank 0 find the directions, and send them to all as two float32 parts: high and low."""
     if rank_size == 1:
         return principal_coefficients(matrix, k)
     result = np.zeros((k, len(matrix) + 1))
@@ -197,7 +197,7 @@ def _coefficients(
 
 
 def _agreed(read: Callable[[], tuple[Any, int]], timeout: float, rank_size: int) -> Any:
-    """Read on every rank, and make sure that all could, and have read the same."""
+    """Read on every rank; check that all ranks could read, and that they read the same."""
     if rank_size == 1:
         return read()[0]
     content, checksum, failure = None, 0, None
@@ -236,13 +236,13 @@ def broadcasts(values: np.ndarray, roots: Sequence[int], timeout: float) -> np.n
     def listen() -> None:
         try:
             for root in roots:
-                # One tensor at a time: of several, Broadcast on CPU leaves the later ones unset.
+                # One tensor at a time: given several, Broadcast on CPU sets only the first.
                 sent = ops.Broadcast(root)((Tensor(values),))
                 heard.append(sent[0].asnumpy().copy())
-        except Exception as error:  # handed to the thread that waits
+        except Exception as error:  # raised in the thread that waits
             failures.append(error)
 
-    # A collective cannot be given up: it is left behind, in a thread that ends with the process.
+    # A collective cannot be cancelled: it stays in a thread that ends with the process.
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     listener.join(timeout)
@@ -257,7 +257,7 @@ def broadcasts(values: np.ndarray, roots: Sequence[int], timeout: float) -> np.n
 
 
 def _ranks() -> tuple[int, int]:
-    """Return rank and number of ranks of the step, which reduces gradients over them."""
+    """Return this rank, and the number of ranks over which the step reduces gradients."""
     mode = ms.get_auto_parallel_context("parallel_mode")
     if mode in ("semi_auto_parallel", "auto_parallel"):
         raise ValueError(
@@ -279,7 +279,7 @@ def _explanation(share: Share, settings: DimReduceConfig) -> str:
 
 
 def _start_at_mean(optimizer: nn.Cell, ordered: Sequence[Any], share: Share) -> str:
-    """Put the weights at the mean, unless an earlier Model on this optimizer did; say which."""
+    """Set the weights to the mean, unless an earlier Model on this optimizer did; say which."""
     if share.mean is None:
         raise ValueError(
             "dim_reduce.method 'twa' starts at the mean of the snapshots, which this basis does "

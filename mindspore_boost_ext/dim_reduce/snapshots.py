@@ -53,7 +53,7 @@ def read_snapshots(files: Sequence[str], layout: Layout, memory_limit: float) ->
         files: paths that end in ``.ckpt`` or ``.safetensors``.
         layout: the weights, in the order of the columns.
         memory_limit: MiB that the matrix may take; a larger one is a ``numpy.memmap`` of a scratch
-            file that nobody else sees and that goes with it.
+            file without a name, which is deleted with it.
 
     Raises:
         ValueError: naming file and parameter: damaged, of another network, not finite.
@@ -91,10 +91,10 @@ def _read_into(row: np.ndarray, path: str, layout: Layout) -> None:
 
 
 def _load(path: str, names: frozenset[str]) -> dict[str, Any]:
-    """Return the Parameters of a checkpoint that bear one of ``names``."""
+    """Return the Parameters of a checkpoint whose names are in ``names``."""
     kind = "safetensors" if path.endswith(".safetensors") else "ckpt"
     with open_regular(path):
-        pass  # missing, a folder, a device or a link: named in our words
+        pass  # our own message for a missing file, a folder, a device or a link
     seen: list[str] = []
 
     def wanted(name: str) -> bool:
@@ -105,6 +105,6 @@ def _load(path: str, names: frozenset[str]) -> dict[str, Any]:
         loaded: dict[str, Any] = ms.load_checkpoint(path, choice_func=wanted, format=kind)
     except ValueError as error:
         if seen and names.isdisjoint(seen):
-            return {}  # which MindSpore takes for a mistake in choice_func
+            return {}  # MindSpore takes this for a mistake in choice_func
         raise ValueError("it is damaged, or no checkpoint") from error
     return loaded
