@@ -1,4 +1,4 @@
-"""The switch ``adasum``: this rank's own step, combined with those of the other servers."""
+"""The switch ``adasum``: combines the step of this rank's server with those of the others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class AdaSumAlgorithm(Algorithm):
         report.update(self.switch, APPLIED, adasum.describe(), adasum.counts())
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Refuse a subclass that updates by itself: its servers would never be combined."""
+        """Refuse a subclass that updates by itself: its step would never be combined."""
         if step.enable_adasum and step.updates_past("adasum_process"):
             raise ValueError(
                 f"adasum cannot combine servers: {step.why_left_out()}: call it, or leave "

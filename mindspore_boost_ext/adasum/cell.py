@@ -1,4 +1,4 @@
-"""AdaSum: add what different servers learned where it differs, average it where it agrees."""
+"""AdaSum: adds the steps of servers if they differ, and averages them if they agree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.runtime.ranks import rank_and_count, rank_count
 
-GATHERED_BYTES = 1 << 20  # up to this, all ranks' buffers together, every rank gets everything
+GATHERED_BYTES = 1 << 20  # all ranks' buffers together; up to this, every rank gathers all
 _WIDE_DEVICES = ("CPU",)  # those that compute in float64
 
 
@@ -35,8 +35,8 @@ class AdaSum(nn.Cell):
         group_number (int): servers, at least 1; with 1 there is no communication across servers.
         parameter_tuple (tuple(Parameter)): the parameters, of which shapes and dtypes are read.
         equal_in_server (bool, optional): whether all devices of a server give the same
-            ``delta_weights``, as after a reduction of their gradients; if not, they are averaged
-            first, by one collective more. Default: False.
+            ``delta_weights``, as after a reduction of their gradients; if not, one more collective
+            averages them first. Default: False.
 
     Inputs:
         - **delta_weights** (tuple(Tensor)) - the step of this rank, old minus new weights.
@@ -112,7 +112,7 @@ class AdaSum(nn.Cell):
 
     @property
     def calc_times(self) -> int:
-        """How often pairs of servers combine, one after the other; upstream's name."""
+        """Number of rounds in which pairs of servers combine; upstream's name."""
         return len(tree(self.server, self.group_number))
 
     def snapshot(self) -> Tensor:
@@ -120,7 +120,7 @@ class AdaSum(nn.Cell):
         return self.packing.pack(self.parameter_tuple)
 
     def update_since(self, old: Tensor) -> tuple[Tensor, ...]:
-        """Combine what all ranks changed since a snapshot, the same on all of them; write it."""
+        """Combine the changes of all ranks since ``old``, equal on all ranks; write the result."""
         combined = self.combine(old - self.packing.pack(self.parameter_tuple))
         return self.packing.write(old - combined, self.parameter_tuple)
 
@@ -147,7 +147,7 @@ class AdaSum(nn.Cell):
         return ops.reshape(ops.gather(rows, self.slices, 0), steps.shape)
 
     def _make_levels(self, levels: tuple[Level, ...]) -> None:
-        """Make the Cells of the tree, following which blocks this rank holds."""
+        """Make a Cell for each level, with the blocks that this rank holds after it."""
         first, count = self.device * self.part, self.part
         for number, level in enumerate(levels):
             keeps_right = level.partner is not None and level.partner < self.server
@@ -233,7 +233,7 @@ class _LevelCell(nn.Cell):
         return self.rule.combined(pair, products, scales)
 
     def _look_on(self, piece: Tensor) -> Tensor:
-        """Take part in the gather that all ranks run, and hold a piece of the right size."""
+        """Take part in the gather that all ranks run; return a piece of the right size."""
         size = self.rule.count * self.rule.columns
         rows = self.gather_rows(ops.zeros((size,), ms.float32))
         return ops.depend(piece[: self.kept], rows)
@@ -263,7 +263,7 @@ def unavailable_reason(device_number: int) -> str:
 
 
 def has_partial_server(device_number: int) -> bool:
-    """Return whether the ranks are more than one server, but not a number of whole ones."""
+    """Return whether there is more than one server, but not all of them are complete."""
     ranks = rank_count()
     return ranks > device_number and ranks % device_number > 0
 
@@ -281,7 +281,7 @@ def server_reducer(weights: Sequence[Parameter], device_number: int) -> nn.Cell:
 
 
 class _MeanOfServer(nn.Cell):
-    """Averages dense gradients over a server where AllReduce knows only all ranks."""
+    """Averages dense gradients over a server if AllReduce works over all ranks only."""
 
     def __init__(self, first: int, device_number: int) -> None:
         super().__init__(auto_prefix=False)

@@ -1,4 +1,4 @@
-"""What ranks send each other: half a buffer with a partner, small vectors with everybody."""
+"""Exchange between ranks: half a buffer with a partner, small vectors with all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mindspore_boost_ext.runtime.ranks import rank_count
 def group_of(ranks: tuple[int, ...]) -> str:
     """Return the name of the communication group of these ranks, made when it is first asked for.
 
-    They are two global ranks, or several that follow each other, in rising order; this rank is one.
+    The ranks are global and rising: any two, or several in a row. This rank must be one of them.
     """
     name = f"boost.{ranks[0]}-{ranks[-1]}.{len(ranks)}"  # short, however many ranks there are
     _compat.make_group(name, ranks)
@@ -31,7 +31,7 @@ class AllReduceSwap(nn.Cell):
         self.all_reduce = ops.AllReduce(group=group_of((min(rank, partner), max(rank, partner))))
 
     def construct(self, piece: Tensor) -> Tensor:
-        """Return what the partner gave for ``piece``."""
+        """Give ``piece`` to the partner, and return the partner's piece."""
         rows = piece.shape[0]
         zeros = ops.zeros_like(piece)
         if self.lower:
@@ -52,7 +52,7 @@ class SendReceiveSwap(nn.Cell):
         )
 
     def construct(self, piece: Tensor) -> Tensor:
-        """Return what the partner gave for ``piece``."""
+        """Give ``piece`` to the partner, and return the partner's piece."""
         if self.lower:
             return self.receive(ops.depend(piece, self.send(piece)))
         received = self.receive(piece)
@@ -60,10 +60,9 @@ class SendReceiveSwap(nn.Cell):
 
 
 def make_swap(rank: int, partner: int, shape: tuple[int, ...], tag: int) -> nn.Cell:
-    """Return the swap of pieces of a shape with another rank, in the form that the device has.
+    """Return a Cell that swaps pieces of a shape with another rank, in a way that suits the device.
 
-    The partner calls a swap of its own with the same ``tag``, which sets it apart from others
-    between the two.
+    The partner runs its own swap with the same ``tag``. The tag tells swaps of the two ranks apart.
     """
     if ms.get_context("device_target") == "CPU":
         return AllReduceSwap(rank, partner)
@@ -71,9 +70,9 @@ def make_swap(rank: int, partner: int, shape: tuple[int, ...], tag: int) -> nn.C
 
 
 class RowsOfRanks(nn.Cell):
-    """The same vector of every rank, float32 [n], as the rows of a matrix [ranks, n].
+    """Gathers one float32 vector [n] of each rank as the rows of a matrix [ranks, n].
 
-    On CPU MindSpore casts float64 to float32 on its way through AllGather.
+    On CPU, AllGather of MindSpore casts float64 to float32.
     """
 
     def __init__(self) -> None:
@@ -88,10 +87,10 @@ class RowsOfRanks(nn.Cell):
 
 
 class SumOverGroup(nn.Cell):
-    """Sum of a float32 Tensor over ``count`` ranks from ``first`` on; others sum among theirs.
+    """Sums a float32 Tensor over ``count`` ranks from ``first`` on; other groups sum their own.
 
-    It is bitwise the same on the ranks of a group. Where AllReduce knows only all ranks, every rank
-    gathers from all and adds its group's rows.
+    The sum is bitwise the same on the ranks of a group. If AllReduce works over all ranks only,
+    every rank gathers from all and adds its group's rows.
     """
 
     def __init__(self, first: int, count: int) -> None:

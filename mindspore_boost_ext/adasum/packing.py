@@ -41,14 +41,14 @@ class Packing(nn.Cell):
         self.starts = tuple(int(n) * self.width for n in np.cumsum([0, *blocks])[:-1])
         self.blocks = -(-sum(blocks) // multiple) * multiple
         self.places = tuple(range(self.count))
-        # What the buffer is joined of: the number of a tensor, or minus a number of zeros.
+        # The parts of the buffer: the number of a tensor, or minus a number of zeros.
         pieces: list[int] = []
         for place, size in enumerate(self.sizes):
             gap = -size % self.width
             pieces += (place, -gap) if gap else (place,)
         tail = (self.blocks - sum(blocks)) * self.width
         self.pieces = (*pieces, -tail) if tail else tuple(pieces)
-        # Made once: in PYNATIVE_MODE ``ops.zeros`` for every gap was most of the time of packing.
+        # Made once: in PYNATIVE_MODE ``ops.zeros`` for every gap took most of the time of packing.
         self.zeros = {
             -piece: Tensor(np.zeros(-piece, np.float32)) for piece in self.pieces if piece < 0
         }
@@ -58,7 +58,7 @@ class Packing(nn.Cell):
 
     def pack(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return float32 ``[blocks, width]`` with the values of the tensors."""
-        # One piece is joined, too: without, PYNATIVE_MODE would return a view of the tensor.
+        # Even for one piece: without concat, PYNATIVE_MODE would return a view of the tensor.
         flat = ops.concat(each(ops.partial(self._piece, tensors), self.pieces))
         return ops.reshape(flat, (self.blocks, self.width))
 
@@ -84,9 +84,9 @@ class Packing(nn.Cell):
 
 
 def block_width(sizes: Sequence[int]) -> int:
-    """Return the values in a block: a power of two that wastes about 1/16 of the buffer at most.
+    """Return the number of values in a block: a power of two that wastes at most about 1/16.
 
-    On average half a block is lost for each tensor, of ``sizes`` values.
+    On average, each tensor wastes half a block. ``sizes`` are the tensors' numbers of values.
 
     Examples:
         >>> block_width([400, 120, 48000, 120, 10080, 84, 840, 10])

@@ -15,9 +15,9 @@ class Level:
     """What one server does at one level of the tree.
 
     Attributes:
-        partner: the server it works with; None for a server that has nothing to do.
-        halves: whether each of the two works on a half (else both have the whole piece).
-        members: the servers, from and up to, whose sums make up those of the pair.
+        partner: the server it works with; None if it has nothing to do.
+        halves: whether each of the two works on a half; else both have the whole piece.
+        members: first server, and last plus 1, of those whose sums make up the pair's.
     """
 
     partner: int | None
@@ -28,8 +28,8 @@ class Level:
 def tree(server: int, servers: int) -> tuple[Level, ...]:
     """Return the levels for one server: a fold unless there are 2^k servers, then adjacent pairs.
 
-    With the largest power of two P in ``servers``, server P + i is first combined with server i;
-    equal inputs then give a mean in which those count half.
+    The fold combines server P + i with server i, P the largest power of two up to ``servers``. If
+    all steps are equal, the result is a mean in which these two count half.
 
     Examples:
         >>> [level.partner for level in tree(2, 4)]
@@ -59,11 +59,10 @@ def _fold(server: int, servers: int, power: int) -> Level:
 
 
 def owners_of_slices(devices: int, servers: int) -> tuple[int, ...]:
-    """Return the rank that ends with each slice of the buffer, in the order of the slices.
+    """Return the rank that holds each slice of the buffer at the end, in the order of the slices.
 
     Device c of a server begins with the c-th of ``devices`` parts. At each level the server with
-    the lower number keeps the left half: the bits of its number, from the lowest, lead to its
-    slice.
+    the lower number keeps the left half. So the bits of its number, lowest first, give its slice.
 
     Examples:
         >>> owners_of_slices(1, 4)
@@ -80,7 +79,7 @@ class PairRule(nn.Cell):
     Args:
         owners (numpy.ndarray): int32 [blocks], the tensor to which each block belongs.
         count (int): number of tensors, padding included.
-        wide (bool): float64 throughout, or float32 with every tensor scaled.
+        wide (bool): True for float64 throughout, False for float32 with every tensor scaled.
     """
 
     def __init__(self, owners: np.ndarray, count: int, wide: bool) -> None:
@@ -97,7 +96,7 @@ class PairRule(nn.Cell):
         self.mix = ops.BatchMatMul()
 
     def construct(self, pair: Tensor) -> Tensor:
-        """Return the AdaSum, float32 [blocks, width], of pairs that hold all of every tensor.
+        """Return the AdaSum, float32 [blocks, width], of pairs of whole tensors.
 
         Args:
             pair (Tensor): float32 [blocks, 2, width].
@@ -117,14 +116,14 @@ class PairRule(nn.Cell):
     def sums(self, pair: Tensor) -> Tensor:
         """Return float32 [count * columns]: |a|^2, <a, b>, |b|^2 of this range, and their scales.
 
-        Collectives carry no float64, so a wide number goes as two float32 and a power of two.
+        Collectives carry no float64, so each is sent as two float32 and a power of two.
         """
         if self.wide:
             return ops.reshape(_split(self._products(pair)), (-1,))
         largest = ops.unsorted_segment_max(
             ops.ReduceMax()(ops.abs(pair), -1), self.owners, self.count
         )
-        largest = ops.maximum(largest, 0.0)  # of a tensor without a block in the range, too
+        largest = ops.maximum(largest, 0.0)  # 0 if a tensor has no block in the range
         products = self._products(self._scaled(pair, _divisors(largest)))
         return ops.reshape(ops.concat((products, largest), 1), (-1,))
 
@@ -160,9 +159,9 @@ class PairRule(nn.Cell):
 
 
 class WholeTree(nn.Cell):
-    """The tree on one rank that has the steps of all servers: each level is one batch of pairs.
+    """The whole tree on one rank, which has the steps of all servers: one batch of pairs a level.
 
-    Of ``servers`` servers, at least 2; the other arguments are those of :class:`PairRule`.
+    ``servers`` is at least 2; the other arguments are those of :class:`PairRule`.
     """
 
     def __init__(self, owners: np.ndarray, count: int, servers: int, wide: bool) -> None:
@@ -200,7 +199,7 @@ class WholeTree(nn.Cell):
 
 
 def _divisors(largest: Tensor) -> Tensor:
-    """Return the largest numbers of tensors, and 1 for those that are 0."""
+    """Return the largest values of tensors, with 1 in place of 0."""
     return ops.select(largest > 0, largest, ops.ones_like(largest))
 
 
