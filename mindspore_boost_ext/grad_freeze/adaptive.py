@@ -11,36 +11,36 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 
 _NEVER = 2**31 - 1
-_RANDOM_WALK = 2**-0.5  # the way of a random walk over two windows, over the sum of both
+_RANDOM_WALK = 2**-0.5  # random walk: way over two windows / sum of the ways over each
 
 
 class AdaptiveFreezeOpt(FreezeOpt):
     r"""A :class:`FreezeOpt` that decides from the weights when its next group begins.
 
-    Every ``window`` updates the weights :math:`w` of each part are compared with those of one and
-    two windows ago, :math:`w'` and :math:`w''`. The part that is next to be frozen has stopped when
-    its relative change is small beside the largest that it has had, and what is left is noise, not
-    a way in one direction:
+    Every ``window`` updates, the weights :math:`w` of each part are compared with those of one and
+    two windows ago, :math:`w'` and :math:`w''`. The next part to freeze has stopped if its relative
+    change is small compared with its largest so far, and is noise, not a move in one direction:
 
     .. math::
         \frac{|w - w'|}{|w|} \le tolerance \cdot \max \frac{|w - w'|}{|w|}, \qquad
         |w - w''| \le \sqrt{\tfrac12}\,(|w - w'| + |w' - w''|)
 
-    Decisions are made between two steps on the host, from weights that are the same on all ranks;
-    in sink mode that is not possible. State: the first update of each group, and two copies of the
-    weights that may be frozen.
+    The host decides between two steps, from weights that are equal on all ranks. In sink mode this
+    is not possible. State: the first update of each group, and two copies of the weights that may
+    be frozen.
 
     Args:
         opt (nn.Optimizer): the plain optimizer.
-        train_parameter_groups (Union[tuple, list]): growing prefixes are left out, group 0 is all.
+        train_parameter_groups (Union[tuple, list]): group 0 is all; each further one leaves out a
+            longer prefix.
         most (int): the last group that may begin.
-        window (int): updates between two looks, at least 1.
-        tolerance (float): share of a part's largest change at which it stands still, in (0, 1).
+        window (int): updates between two comparisons, at least 1.
+        tolerance (float): share of a part's largest change at which it has stopped, in (0, 1).
 
     Inputs and outputs are those of :class:`FreezeOpt`.
 
-    Source: the relative change and its order along the network are those of Liu et al., AutoFreeze,
-    2021; that a part is judged by its own plasticity, those of Wang et al., Egeria, 2023.
+    Source: the relative change and its order along the network are from Liu et al., AutoFreeze,
+    2021; to judge a part by its own plasticity is from Wang et al., Egeria, 2023.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class AdaptiveFreezeOpt(FreezeOpt):
             tuple(sorted({*groups[one]} - {*groups[one + 1]})) for one in range(self.most)
         ]
         self.first_steps = _state("first_steps", np.array([0, *[_NEVER] * most], np.int32))
-        self.looked = _state("looked", np.zeros(2, np.int32))  # looks, and the update of the last
-        # One at least: a checkpoint file of MindSpore's leaves out what has no entry.
+        self.looked = _state("looked", np.zeros(2, np.int32))  # number of looks, update of the last
+        # At least one entry: a checkpoint file of MindSpore leaves out empty Parameters.
         self.fastest = _state("fastest", np.zeros(max(most, 1), np.float32))
         frozen = [self.parameters[place] for part in self.parts for place in part]
         self.last = _copies("last", frozen)
         self.before_last = _copies("before_last", frozen)
 
     def next_group(self) -> int:
-        """Return the group whose turn it is; look at the weights first if it is time to."""
+        """Return the group to train now; first look at the weights if a window is over."""
         position = int(self.position.asnumpy())
         looks, last = self.looked.asnumpy().tolist()
         if looks == 0 or position - last >= self.window:
@@ -78,7 +78,7 @@ class AdaptiveFreezeOpt(FreezeOpt):
         return int(np.searchsorted(self.first_steps.asnumpy(), position, side="right")) - 1
 
     def _look(self, position: int, looks: int) -> None:
-        """Take the change of each part down, and begin the next group if its part has stopped."""
+        """Record the change of each part; begin the next group if its part has stopped."""
         now = [self.parameters[place].asnumpy() for part in self.parts for place in part]
         last, before = ([one.asnumpy() for one in kept] for kept in (self.last, self.before_last))
         fastest, group, begin = self.fastest.asnumpy().copy(), self.present_group(position), 0
@@ -103,7 +103,7 @@ class AdaptiveFreezeOpt(FreezeOpt):
         self.looked.set_data(Tensor(np.array([looks + 1, position], np.int32)))
 
     def expect_updates(self, updates: int) -> None:
-        """Nothing is known beforehand."""
+        """Do nothing: what will freeze is not known beforehand."""
 
     def ever_freezes(self) -> bool:
         """Return whether there is a group that may begin."""
@@ -121,7 +121,7 @@ class AdaptiveFreezeOpt(FreezeOpt):
         return f"at most {names[0]} ... {names[-1]}, each part when its weights have stopped moving"
 
     def over_other_parameters(self, opt: nn.Optimizer) -> FreezeOpt:
-        """Return the same over another optimizer; it looks at the weights from the start."""
+        """Return the same over another optimizer, which compares its weights anew."""
         plain = super().over_other_parameters(opt)
         groups = plain.train_parameter_groups
         other = AdaptiveFreezeOpt(opt, groups, self.most, self.window, self.tolerance)

@@ -25,16 +25,16 @@ class FreezeAlgorithm(Algorithm):
     switch = "grad_freeze"
 
     def build(self, build: Build) -> None:
-        """Put groups and schedule around the optimizer, unless the user has done so."""
+        """Wrap the optimizer in groups and a schedule, unless it is a ``FreezeOpt`` already."""
         if isinstance(build.optimizer, FreezeOpt):
             return
         settings = dict(vars(build.config.grad_freeze))
-        del settings["eval_frozen"]  # a matter of the step
+        del settings["eval_frozen"]  # only the step uses it
         freezing = GradientFreeze(**settings)
         build.network, build.optimizer = freezing.freeze_generate(build.network, build.optimizer)
 
     def join(self, step: BoostTrainOneStepCell) -> None:
-        """Let the schedule choose among a step for each group."""
+        """Make a step for each group, among which the schedule chooses."""
         if not isinstance(step.optimizer, FreezeOpt):
             if self.is_on(step):
                 reason = "the optimizer of the step is no FreezeOpt: something has replaced it"
@@ -74,13 +74,13 @@ class FreezeAlgorithm(Algorithm):
             trained = {id(one) for one in step.optimizer.parameters}
             others = [one for one in step.network.trainable_params() if id(one) not in trained]
             frozen = frozen_cells(step.network, [*variant.weights, *others])
-            # A copy would lose what captures; these layers act alike in training and evaluation.
+            # No copies of layers that capture. They act alike in training and evaluation.
             kept = () if step.captures_part is None else step.captures_part.layers
             variant.network = eval_copy(step.network, frozen, kept).set_grad()
         return variant
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
-        """Return which group trained last, where the training itself decides that."""
+        """Return the present group if the schedule is adaptive."""
         optimizer = step.optimizer
         if not isinstance(optimizer, AdaptiveFreezeOpt):
             return {}

@@ -1,4 +1,4 @@
-"""Which group's step runs now: asked of the optimizer on the host, looked up in the graph."""
+"""Chooses the group whose step runs now: the host asks the optimizer, a graph has a table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_LOOK = (
 
 
 def group_chooser(optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> GroupChooser:
-    """Return what follows the schedule of a ``FreezeOpt``; the steps move its position.
+    """Return the chooser for the schedule of a ``FreezeOpt``; the steps advance its position.
 
     ``variant_of_group`` has the number of the variant that trains each group.
     """
@@ -43,14 +43,14 @@ def _refusal(optimizer: FreezeOpt, length: int) -> str:
     """Return why no graph can look up a schedule that repeats itself after ``length`` steps."""
     if isinstance(optimizer, AdaptiveFreezeOpt):
         return _NO_LOOK
-    # A function that is asked as the steps come up cannot be asked in the graph.
+    # A graph cannot call a function that is called block by block.
     is_function = isinstance(optimizer.schedule.groups, FunctionGroups)
     longest = AT_ONCE if is_function else _LONGEST_TABLE
     return _TOO_LONG.format(length) if length > longest else ""
 
 
 class GroupChooser(Chooser):
-    """Chooses by the schedule of a ``FreezeOpt``: asked on the host, as a table in the graph."""
+    """Chooses by the schedule of a ``FreezeOpt``: the host asks it, the graph has a table."""
 
     def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
         super().__init__()
@@ -74,24 +74,24 @@ class GroupChooser(Chooser):
         return Tensor(np.array(self.variant_of_group, np.int32)[groups])
 
     def place(self) -> Tensor:
-        """Return, in the graph, where in the sequence the position lies."""
+        """Return, in the graph, the index of the position in the sequence."""
         if self.holds:
             return ops.minimum(self.position, self.steps - 1)
         return self.position % self.steps
 
     def index(self) -> Tensor:
-        """Look the position up in the table, or say what is possible instead."""
+        """Look the position up in the table; raise a ``ValueError`` if there can be no table."""
         if self.refusal != "":
             raise ValueError(self.refusal)
         return self.table[self.place() % self.length]
 
 
 class FirstStepsChooser(GroupChooser):
-    """Has the first step of each group in the graph, whatever the number of steps."""
+    """Puts the first step of each group into the graph; the number of steps does not matter."""
 
     def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
         super().__init__(optimizer, variant_of_group)
-        self.refusal = ""  # a number for each group, however many steps there are
+        self.refusal = ""  # the graph holds one number for each group
         self.first_steps = Tensor(self.groups.first_steps.astype(np.int32))
         self.variants = Tensor(self.variant_of_group, ms.int32)
 

@@ -40,17 +40,17 @@ from mindspore_boost_ext.stages.state import connected, state_of
 
 _MARGIN = 1.01  # entries of a sequence for each step asked for
 _CHUNK = 3  # parameters in a chunk before it may close
-# With what stands before it: biases, BatchNorms, and the one scale of a normalised head. "bn" is
-# not looked for inside of a word such as subnet.
+# Names that stay with the one before: biases, BatchNorms, the one scale of a normalised head. "bn"
+# inside a word, such as subnet, does not count.
 _STAYS = re.compile("bias|(?<![a-z])bn|bn(?![a-z])|(?<![a-z])multiplier$")
 
 
 def split_chunks(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
     """Cut parameters into the smallest parts that are frozen together.
 
-    A chunk closes when it has three parameters or more, before a parameter whose name holds neither
-    ``bn`` nor ``bias`` nor ends with ``multiplier``: a convolution keeps its bias, and a BatchNorm
-    that is named so; others may be cut off, or in two.
+    A chunk of three parameters or more ends before a parameter whose name does not hold ``bn`` or
+    ``bias`` and does not end with ``multiplier``. So a convolution keeps its bias, and a BatchNorm
+    with such a name. Other BatchNorms may be cut off, or in two.
     """
     chunks: list[list[Parameter]] = []
     for parameter in parameters:
@@ -75,9 +75,9 @@ def growing_prefixes(chunks: Sequence[list[Parameter]], groups: int) -> list[lis
 
 
 def frozen_cells(network: nn.Cell, trained: Iterable[Parameter]) -> list[nn.Cell]:
-    """Return the largest Cells in ``network`` of whose parameters none is in ``trained``.
+    """Return the largest Cells in ``network`` that have parameters, but none in ``trained``.
 
-    In a ``SequentialCell`` also those without parameters in front of the first trained one.
+    In a ``SequentialCell``, also the Cells without parameters before the first trained one.
     """
     known = {id(parameter) for parameter in trained}
 
@@ -100,8 +100,8 @@ def frozen_cells(network: nn.Cell, trained: Iterable[Parameter]) -> list[nn.Cell
 class GradientFreeze:
     r"""Cuts a network into groups and gives its optimizer a schedule of them.
 
-    Source: freeze types 0 and 1 are those of ``mindspore.boost``; a prefix that grows is that of
-    Brock et al., FreezeOut, 2017.
+    Source: freeze types 0 and 1 are those of ``mindspore.boost``; the growing prefix is from Brock
+    et al., FreezeOut, 2017.
 
     Args:
         param_groups (int): number of groups, >= 1. A network with fewer parts gets fewer.
@@ -113,8 +113,8 @@ class GradientFreeze:
             instead of a freeze type: the group of each step as a list; a function step -> group; or
             the kind of a :func:`prefix_schedule`, or ``"adaptive"``, see
             :class:`AdaptiveFreezeOpt`. Default: None.
-        prefix_fraction (float): with a prefix or adaptive schedule, the share of the groups frozen
-            in the end, at most, in [0, 1]. Default: 1.0.
+        prefix_fraction (float): with a prefix or adaptive schedule, the largest share of the groups
+            that is frozen, in [0, 1]. Default: 1.0.
         prefix_start (float): with a prefix schedule, the share of the steps before the first
             freezing, in [0, 1]. Default: 0.5.
         adaptive_window (int): with the adaptive schedule, updates between two looks at the weights,
@@ -184,12 +184,11 @@ class GradientFreeze:
 
         Args:
             net (Cell): the network.
-            freeze_para_groups_number (int): groups wanted; never more come back than the network
-                has parts.
+            freeze_para_groups_number (int): groups wanted; a network with fewer parts gets fewer.
 
         Returns:
             list[list[Parameter]]; the first group is all trainable parameters, and each further one
-            leaves out a longer part of its beginning.
+            leaves out a longer prefix.
         """
         check("freeze_para_groups_number", freeze_para_groups_number, integer(1))
         chunks = split_chunks(in_order_of_last_use(net))
@@ -202,7 +201,7 @@ class GradientFreeze:
         freeze_p: float,
         total_steps: int,
     ) -> Sequence[int]:
-        """Return the group of each step: a list, up to 2**20 steps; a longer one is computed.
+        """Return the group of each step: a list, or above 2**20 steps a computed sequence.
 
         Args:
             parameter_groups_number (int): number of groups, >= 1.
@@ -230,7 +229,7 @@ class GradientFreeze:
     def freeze_generate(
         self, network: nn.Cell, optimizer: nn.Optimizer
     ) -> tuple[nn.Cell, FreezeOpt]:
-        """Return the network as it is, and the optimizer with groups and schedule.
+        """Return the network unchanged, and the optimizer with groups and schedule.
 
         Parameters that the optimizer trains but the network does not have are never frozen.
 
@@ -338,7 +337,7 @@ class GroupTrainStep(nn.Cell):
 
 
 class ScheduledSteps(StepChoice):
-    """Runs, of a training step for each group, the one whose turn it is by a ``FreezeOpt``."""
+    """Has a training step for each group, and runs the one that a ``FreezeOpt`` names."""
 
     def __init__(self, steps: Sequence[nn.Cell], optimizer: FreezeOpt) -> None:
         distinct = list({id(step): step for step in steps}.values())

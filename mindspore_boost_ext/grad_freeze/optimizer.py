@@ -1,4 +1,4 @@
-"""FreezeOpt: an optimizer that trains, step by step, the group of parameters a schedule names.
+"""FreezeOpt: an optimizer that trains in each step the parameters that a schedule names.
 
 Moments, global step and learning rate are those of the plain optimizer; each group is a view of it.
 """
@@ -24,7 +24,7 @@ POSITION_NAME = "boost.grad_freeze.position"
 
 
 class GroupOptimizer(nn.Cell):
-    """A group's view of the plain optimizer, which moves the schedule on with every update."""
+    """A group's view of the plain optimizer, which advances the schedule with every update."""
 
     def __init__(self, optimizer: nn.Optimizer, position: Parameter) -> None:
         super().__init__(auto_prefix=False)
@@ -44,10 +44,10 @@ class GroupOptimizer(nn.Cell):
 class FreezeOpt(nn.Optimizer):
     r"""An optimizer with groups of parameters to train, and a schedule of them.
 
-    It owns nothing but its position in the schedule; moments, global step and learning rate are
-    those of ``opt``, which stays usable. It reads as ``opt`` does (``learning_rate``,
-    ``global_step``, ``loss_scale``, ``get_lr`` and so on); called with all gradients it updates
-    everything, as ``opt`` does.
+    Its only state is its position in the schedule. Moments, global step and learning rate are those
+    of ``opt``, which stays usable. It has the attributes of ``opt`` (``learning_rate``,
+    ``global_step``, ``loss_scale``, ``get_lr`` and so on). Called with all gradients, it updates
+    everything.
 
     Args:
         opt (nn.Optimizer): the plain optimizer, or ``nn.LARS`` over one.
@@ -55,7 +55,7 @@ class FreezeOpt(nn.Optimizer):
             trains: Parameters, or dicts with ``"params"`` as for an optimizer. Default: None, one
             group of all.
         train_strategy (Union[FreezeSchedule, tuple, list, Tensor], optional): the group of each
-            step; a Tensor is int32 [steps]. It starts again at its end unless the schedule holds.
+            step; a Tensor is int32 [steps]. It starts again at its end, unless the schedule holds.
             Default: None, the groups in turn.
 
     Inputs:
@@ -67,9 +67,9 @@ class FreezeOpt(nn.Optimizer):
     Attributes:
         opt (nn.Optimizer): the plain optimizer.
         train_parameter_groups (list): the Parameters of each group, in the order of ``parameters``.
-        train_strategy (Sequence): the group of each step, or None: a tuple, or of more than 2**20
-            steps a sequence that is computed as it is read.
-        schedule (FreezeSchedule): the same with what happens at its end; never None.
+        train_strategy (Sequence): the group of each step, or None: a tuple, or above 2**20 steps a
+            sequence that is computed when it is read.
+        schedule (FreezeSchedule): the same, and what happens at its end; never None.
         position (Parameter): int32 [], updates so far, named ``boost.grad_freeze.position``.
         opts (tuple): the optimizer of each group; equal groups share one.
 
@@ -118,7 +118,7 @@ class FreezeOpt(nn.Optimizer):
         prepare_first_step(self.base)
 
     def __getattr__(self, name: str) -> Any:
-        """Read as the plain optimizer does whatever this object does not have itself."""
+        """Return the plain optimizer's attribute if this object has none of that name."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -144,7 +144,7 @@ class FreezeOpt(nn.Optimizer):
 
     @property
     def learning_rate(self) -> Any:
-        """The learning rate of the plain optimizer: a Parameter, a schedule, or one a parameter."""
+        """The plain optimizer's learning rate: Parameter, schedule, or one for each parameter."""
         return self.base.learning_rate
 
     @learning_rate.setter
@@ -179,7 +179,7 @@ class FreezeOpt(nn.Optimizer):
     ) -> tuple[nn.Cell, ...]:
         """Return the training step of each group; equal groups share one.
 
-        ``make`` makes it of the group's optimizer, which moves the schedule on, and its positions.
+        ``make`` makes it from the group's optimizer, which advances the schedule, and positions.
         """
         groups = {positions: group for group, positions in enumerate(self.group_positions)}
         steps = {
@@ -189,14 +189,14 @@ class FreezeOpt(nn.Optimizer):
         return tuple(steps[positions] for positions in self.group_positions)
 
     def next_group(self) -> int:
-        """Return the group whose turn it is: the schedule at the present position."""
+        """Return the group to train now: the schedule at the present position."""
         position = int(self.position.asnumpy())
         group = self.schedule.at(position)
-        check_highest(group, len(self.group_positions))  # a function may not have been asked yet
+        check_highest(group, len(self.group_positions))  # a function's groups come unchecked
         return group
 
     def expect_updates(self, updates: int) -> None:
-        """Warn, once, when so many more updates end before the schedule freezes anything."""
+        """Warn, once, if the schedule freezes nothing in the next ``updates`` updates."""
         position = int(self.position.asnumpy())
         freezes = any(map(self._freezes, self.schedule.tally(position, updates)))
         if self.ever_freezes() and not freezes and not self._warned_of_short_training:
@@ -209,7 +209,7 @@ class FreezeOpt(nn.Optimizer):
             )
 
     def counts(self) -> dict[str, int]:
-        """Return figures for a report: groups, distinct ones, and the share of full steps in %."""
+        """Return figures for a report: groups, distinct ones, % of steps that train everything."""
         steps = self.schedule.tally()
         full = sum(count for group, count in steps.items() if not self._freezes(group))
         return {
@@ -219,7 +219,7 @@ class FreezeOpt(nn.Optimizer):
         }
 
     def common_to_ranks(self) -> dict[str, object]:
-        """Return what ranks that train together must have in common, by name."""
+        """Return, by name, what must be equal on ranks that train together."""
         schedule = np.array(self.schedule.groups[:AT_ONCE], np.int32)
         return {"freezing groups": self.group_positions, "freezing schedule": Tensor(schedule)}
 
@@ -241,8 +241,8 @@ class FreezeOpt(nn.Optimizer):
     def over_other_parameters(self, opt: nn.Optimizer) -> FreezeOpt:
         """Return the same groups, schedule and position in it over another optimizer.
 
-        The position is the very Parameter of this object: both go through one schedule. Parameters
-        that ``opt`` does not train leave their groups; those that only ``opt`` trains join each.
+        The position is this object's own Parameter: both go through one schedule. Parameters that
+        ``opt`` does not train leave their groups. Those that only ``opt`` trains join all groups.
         """
         before = {id(parameter) for parameter in self.parameters}
         left = {id(parameter) for parameter in opt.parameters}
@@ -293,9 +293,9 @@ class FreezeOpt(nn.Optimizer):
 def prepare_first_step(optimizer: nn.Optimizer) -> None:
     """Write, before the first step, the state that some optimizers set up in it.
 
-    Rprop's step sizes and ASGD's rates start as the learning rate, written at global step 1: a
-    parameter frozen then would never get them. For parameters trained in that step nothing changes.
-    Other optimizers, and those that have begun, are left alone.
+    At global step 1, Rprop and ASGD write the learning rate into their step sizes and rates. A
+    parameter frozen then would never get them. For parameters trained then, nothing changes. Other
+    optimizers, and those that have begun, are left alone.
     """
     state = {nn.Rprop: "step_size", nn.ASGD: "eta"}
     names = [name for kind, name in state.items() if isinstance(optimizer, kind)]
@@ -335,7 +335,7 @@ def rebuilt_with_groups(
     added: Iterable[Parameter] = (),
     centralize: Centralize = None,
 ) -> nn.Optimizer:
-    """Return ``base.rebuild.rebuilt`` with the state of an optimizer, and a FreezeOpt's groups."""
+    """Return ``base.rebuild.rebuilt`` with the optimizer's state; keep a FreezeOpt's groups."""
     if isinstance(optimizer, FreezeOpt):
         plain = rebuilt(optimizer.opt, removed, added, centralize, carry_state=True)
         return optimizer.over_other_parameters(plain)

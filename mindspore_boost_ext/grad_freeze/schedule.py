@@ -29,8 +29,8 @@ class FreezeSchedule:
     """Which group trains at which step.
 
     Attributes:
-        groups: the group of each step, ints >= 0: a tuple, or a ``GroupSequence`` where there are
-            more than ``AT_ONCE``, of which a block at a time is computed.
+        groups: the group of each step, ints >= 0: a tuple, or a ``GroupSequence`` of more than
+            ``AT_ONCE`` entries, which computes a block at a time.
         at_end: what follows the last entry: ``"wrap"`` starts again, ``"hold"`` keeps the last one.
     """
 
@@ -47,7 +47,7 @@ class FreezeSchedule:
             object.__setattr__(self, "groups", groups)
 
     def __hash__(self) -> int:
-        """Hash what tells schedules apart, but not every step."""
+        """Hash the end, the length and the first groups, not every step."""
         return hash((self.at_end, len(self.groups), self.groups[:64]))
 
     def at(self, position: int) -> int:
@@ -56,11 +56,11 @@ class FreezeSchedule:
         return self.groups[min(position, last) if self.at_end == HOLD else position % (last + 1)]
 
     def tally(self, position: int = 0, steps: int | None = None) -> dict[int, int]:
-        """Return the groups of so many steps, each with how often it comes; see ``GroupSequence``.
+        """Return how often each group comes in a number of steps; see ``GroupSequence``.
 
         Args:
-            position: steps before the first of them.
-            steps: None for those of the whole schedule, which are never exceeded.
+            position: number of steps before the first one that counts.
+            steps: number of steps that count; None, or too many, means the whole schedule.
         """
         length = len(self.groups)
         steps = length if steps is None else min(steps, length)
@@ -89,12 +89,12 @@ def prefix_schedule(
     fraction: float = 1.0,
     start: float = 0.5,
 ) -> FreezeSchedule:
-    r"""Return a schedule that freezes a growing prefix of the network for good.
+    r"""Return a schedule that freezes a growing prefix of the network, which stays frozen.
 
     With :math:`K = \lfloor fraction\cdot(G-1)\rfloor`, prefix k of 1 … K is frozen from the share
     :math:`t_k` of the steps on: linear :math:`t_k = s + (1-s)(k-1)/K`; cubic
-    :math:`t_k = (\sqrt[3]s + (1-\sqrt[3]s)(k-1)/K)^3`, which freezes the first parts sooner after
-    each other; step :math:`t_k = s`, all at once.
+    :math:`t_k = (\sqrt[3]s + (1-\sqrt[3]s)(k-1)/K)^3`, which freezes the first prefixes at shorter
+    intervals; step :math:`t_k = s`, all at once.
 
     Args:
         groups: number of groups G, an int from 1 on. Group 0 trains everything.
@@ -121,13 +121,13 @@ def prefix_schedule(
     power = {"linear": 1, "cubic": 3, "step": 1}[kind]
     root = start ** (1 / power)
     shares = np.full(frozen, start) if kind == "step" else (root + (1 - root) * ramp) ** power
-    # Rounded so that 0.5 of 8 steps is 4 whatever the arithmetic says in the sixteenth digit.
+    # Rounded, so that an error in the sixteenth digit does not turn 0.5 of 8 steps into 5.
     first_steps = np.ceil(np.round(shares * total_steps, 6))
     return FreezeSchedule(PrefixGroups(first_steps, int(total_steps)), HOLD)
 
 
 def prefix_length(groups: int, fraction: float) -> int:
-    """Return how many groups a share of them is, without group 0, rounded down."""
+    """Return the number of groups in a share of all but group 0, rounded down."""
     return math.floor(fraction * (groups - 1) + 1e-9)
 
 
@@ -135,9 +135,9 @@ def tabulate(schedule: Callable[[int], int], total_steps: int) -> FreezeSchedule
     """Return the schedule of a function of the step: step 0, 1, … -> group.
 
     Args:
-        schedule: it must return ints >= 0, and the same for the same step. Up to ``AT_ONCE`` steps
-            it is called once for each, here and now; of a longer schedule, for each step when it
-            comes near, and more than once.
+        schedule: it must return ints >= 0, and the same for the same step. Up to ``AT_ONCE`` steps,
+            it is called now, once for each. For a longer schedule, it is called block by block when
+            steps come near, perhaps more than once for a step.
         total_steps: number of steps, an int from 1 on. After them the schedule starts again.
     """
     check("total_steps", total_steps, integer(1))
@@ -145,7 +145,7 @@ def tabulate(schedule: Callable[[int], int], total_steps: int) -> FreezeSchedule
 
 
 def as_schedule(strategy: Strategy, groups: int) -> FreezeSchedule:
-    """Return any form of strategy as a schedule that names existing groups only."""
+    """Return any form of strategy as a schedule; refuse groups that do not exist."""
     if strategy is None:
         return FreezeSchedule(tuple(range(groups)))
     if isinstance(strategy, (Tensor, np.ndarray)):
@@ -164,7 +164,7 @@ def as_schedule(strategy: Strategy, groups: int) -> FreezeSchedule:
 
 
 def check_highest(group: int, groups: int) -> None:
-    """Raise ``ValueError`` unless a schedule's group is one of so many."""
+    """Raise ``ValueError`` unless a schedule's group is one of ``groups`` groups."""
     if group >= groups:
         raise ValueError(
             "a schedule (train_strategy, grad_freeze.schedule) must name groups "

@@ -1,4 +1,4 @@
-"""Sequences of groups that are computed as they are asked for, however long they are."""
+"""Sequences of groups of any length, computed when they are read."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from mindspore_boost_ext.config.rules import check, integer
 
 AT_ONCE = 2**20  # entries that may be computed and held together
 _BLOCK = 4096
-_ASKED = 2**16  # steps at which a function is asked to see what it returns
+_ASKED = 2**16  # steps at which a function is asked for an estimate
 _GROUP = integer(0)
 
 
 def checked_group(name: str, group: object) -> int:
-    """Return the number of a group as an int; ``name`` says in the error where it comes from."""
+    """Return the number of a group as an int; ``name`` is its source, for the error."""
     if type(group) is not int or group < 0:
         check(name, group, _GROUP, "give ints, the group of each step")
     return int(group)  # type: ignore[call-overload]
 
 
 class GroupSequence(Sequence[int]):
-    """The group of each step, with the memory of one block whatever the length.
+    """The group of each step; it takes the memory of one block, whatever the length.
 
-    Any entry costs the same to reach, so that a training goes on from a late step at once. Equal
-    to a list or tuple with the same entries.
+    All entries take the same time to read, so a training resumes from a late step at once. It is
+    equal to a list or tuple with the same entries.
     """
 
     def __init__(self, length: int) -> None:
@@ -42,7 +42,7 @@ class GroupSequence(Sequence[int]):
 
     @abstractmethod
     def _estimate(self, begin: int, end: int) -> Iterable[tuple[int, int]]:
-        """Return the groups from ``begin`` to ``end`` - 1 with their counts, in a moment."""
+        """Return the groups from ``begin`` to ``end`` - 1 with their counts, perhaps estimated."""
 
     @property
     def period(self) -> int:
@@ -50,10 +50,10 @@ class GroupSequence(Sequence[int]):
         return self._length
 
     def tally(self, begin: int, end: int) -> dict[int, int]:
-        """Return how often each group comes from ``begin`` to ``end`` - 1, without those at 0.
+        """Return how often each group comes from ``begin`` to ``end`` - 1, without counts of 0.
 
-        Above ``AT_ONCE`` steps drawn groups are counted as often as is to be expected, and those of
-        a function as often as in a part of the steps.
+        Above ``AT_ONCE`` steps, counts of drawn groups are the expected ones. Those of a function
+        are estimated from a part of the steps.
         """
         if end - begin <= AT_ONCE:
             found, counts = np.unique(self.between(begin, end), return_counts=True)
@@ -93,7 +93,7 @@ class GroupSequence(Sequence[int]):
             len(self) == len(other) and all(one == two for one, two in zip(self, other))
         )
 
-    __hash__ = None  # type: ignore[assignment]  # as of a list
+    __hash__ = None  # type: ignore[assignment]  # like a list
 
     def __repr__(self) -> str:
         beginning = ", ".join(str(group) for group in self[:8])
@@ -101,9 +101,9 @@ class GroupSequence(Sequence[int]):
 
 
 class RepeatedGroups(GroupSequence):
-    """Freeze type 0: a run of zeros, a share ``freeze_p``, then each group once, over and over.
+    """Freeze type 0: repeats a run of zeros, a share ``freeze_p``, and each other group once.
 
-    Of at least ``length`` steps: the last repetition is a whole one.
+    It has at least ``length`` steps: the last repetition is complete.
     """
 
     def __init__(self, groups: int, freeze_p: float, length: int) -> None:
@@ -113,7 +113,7 @@ class RepeatedGroups(GroupSequence):
 
     @property
     def period(self) -> int:
-        """The zeros, and each further group once."""
+        """The length of one repetition: the zeros, and each other group once."""
         return self._zeros + self._groups - 1
 
     def between(self, begin: int, end: int) -> np.ndarray:
@@ -131,11 +131,11 @@ class RepeatedGroups(GroupSequence):
 
 
 class DrawnGroups(GroupSequence):
-    """Freeze type 1: zeros and drawn groups, of two or more, take turns.
+    """Freeze type 1: zeros and drawn groups take turns; needs two groups at least.
 
-    The running share of zeros is never off ``freeze_p`` by more than one step; draws take k from
-    1 … groups−1 with probability ∝ groups−k. Draw number i is the same in a whole sequence and
-    alone: each takes one number of the generator, which can leap.
+    The running share of zeros never differs from ``freeze_p`` by more than one step. Draws take k
+    from 1 … groups−1 with probability ∝ groups−k. Draw i is the same in every block: each draw
+    takes one number of the generator, which can skip numbers.
     """
 
     def __init__(self, groups: int, freeze_p: float, length: int, seed: int) -> None:
@@ -146,7 +146,7 @@ class DrawnGroups(GroupSequence):
         self._groups, self._weights = np.arange(1, groups), weights / weights.sum()
 
     def between(self, begin: int, end: int) -> np.ndarray:
-        """Return a draw wherever the number of frozen steps grows, else 0."""
+        """Return a drawn group where the number of frozen steps grows, else 0."""
         frozen = self._frozen_before(np.arange(begin, end + 1))
         entries = np.zeros(end - begin, np.int64)
         entries[np.diff(frozen) > 0] = self._draws(int(frozen[0]), int(frozen[-1]))
@@ -161,9 +161,9 @@ class DrawnGroups(GroupSequence):
     def _frozen_before(self, steps: np.ndarray) -> np.ndarray:
         """Return how many of the first ``steps`` steps are frozen.
 
-        The first is not; after n steps the next one is, while the frozen ones are less than their
-        share of n. So after one more they are the smallest k with k / n >= share, in floats as
-        they are: share * n tells k but for a rounding.
+        The first is not. After n steps, the next one is frozen if fewer than their share of n are.
+        So n + 1 steps have k frozen ones, the smallest k with k / n >= share, compared as floats.
+        share * n gives k only up to a rounding error.
         """
         n = np.maximum(steps - 1, 0)
         least = np.floor(self._share * n).astype(np.int64) - 1
@@ -176,9 +176,9 @@ class DrawnGroups(GroupSequence):
 
 
 class PrefixGroups(GroupSequence):
-    """Group k from its first step to that of group k + 1.
+    """Group k trains from its first step until group k + 1 begins.
 
-    Group 0 begins; ``first_steps`` are of the groups from 1 on, none before the one in front of it.
+    Group 0 begins at step 0. ``first_steps`` are those of groups 1, 2, …, in order.
     """
 
     def __init__(self, first_steps: np.ndarray, length: int) -> None:
@@ -186,7 +186,7 @@ class PrefixGroups(GroupSequence):
         self.first_steps = np.concatenate([[0], first_steps]).astype(np.int64)
 
     def between(self, begin: int, end: int) -> np.ndarray:
-        """Look each step up among the first ones."""
+        """Look each step up among the first steps of the groups."""
         steps = np.arange(begin, end)
         return np.searchsorted(self.first_steps, steps, side="right").astype(np.int64) - 1
 
@@ -195,7 +195,7 @@ class PrefixGroups(GroupSequence):
 
 
 class FunctionGroups(GroupSequence):
-    """What a function of the step returns: asked block by block, and anew if a block comes again.
+    """Groups from a function of the step, called block by block, again if a block is read again.
 
     It must return ints >= 0, and the same for the same step.
     """
@@ -205,11 +205,11 @@ class FunctionGroups(GroupSequence):
         self._function = function
 
     def between(self, begin: int, end: int) -> np.ndarray:
-        """Ask the function for each step; ``ValueError`` if it returns no group."""
+        """Call the function for each step; raise ``ValueError`` if it returns no group."""
         return np.array([self._ask(step) for step in range(begin, end)], np.int64)
 
     def _estimate(self, begin: int, end: int) -> Iterable[tuple[int, int]]:
-        # One in each of as many equal parts, drawn: even spacing would miss a period.
+        # A random step in each of ``_ASKED`` equal parts: even spacing would miss a period.
         borders = np.linspace(begin, end, _ASKED + 1).astype(np.int64)
         steps = np.random.default_rng(0).integers(borders[:-1], borders[1:]).tolist()
         asked = Counter(self._ask(step) for step in (begin, *steps, end - 1))

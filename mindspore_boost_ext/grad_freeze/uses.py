@@ -12,13 +12,13 @@ from mindspore_boost_ext.base.order import in_order_of_construct, parameters_rea
 
 
 def in_order_of_last_use(network: nn.Cell) -> list[Parameter]:
-    """Return the trainable parameters of a network in the order in which they are used last.
+    """Return the trainable parameters of a network in the order of their last use.
 
-    That is the order of ``trainable_params``, but for a parameter that several Cells hold, that is
-    in a Cell which stands in several places, or that the code of another Cell reads: an embedding
-    that is the output's matrix, too, stands where the output is. For such code it is the end of the
-    Cell whose ``construct`` it is; but what that Cell holds itself, such as positions that are
-    added to the input, stands in front of the first child that its code calls afterwards.
+    It is the order of ``trainable_params``, except for a parameter that several Cells hold, whose
+    Cell stands in several places, or that another Cell's code reads. So an embedding that is also
+    the output's matrix stands at the output. A parameter that a Cell's code reads has its place at
+    the end of that Cell. But if the Cell itself holds it, such as positions added to the input, the
+    place is before the first child that the code calls after the use.
     """
     last = {id(one): one for one in network.trainable_params()}
     for parameter in _uses(network):
@@ -28,7 +28,7 @@ def in_order_of_last_use(network: nn.Cell) -> list[Parameter]:
 
 
 def _uses(cell: nn.Cell) -> Iterator[Parameter]:
-    """Yield the parameters that a Cell and those in it use, one more than once perhaps."""
+    """Yield the parameters that a Cell and its inner Cells use, some perhaps several times."""
     own = list(cell.get_parameters(expand=False))
     yield from own
     read = {id(one): one for one in parameters_read(cell)}
