@@ -34,7 +34,7 @@ class AccumulationAlgorithm(Algorithm):
         step.window_part.drops_on_overflow = settings.on_overflow == "drop_window"
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Refuse a window that micro-batches of the other weighting have filled."""
+        """Refuse inputs without samples to count, and a window filled with the other weighting."""
         if step.use_grad_accumulation:
             step.check_sums("gradient_accumulation_process")
         if step.use_grad_accumulation and len(inputs) > 0:

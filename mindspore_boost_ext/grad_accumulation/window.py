@@ -86,8 +86,8 @@ class GradientAccumulation(nn.Cell):
         )
         self._max_accumulation_step = int(max_accumulation_step)
         self.by_samples = weighting == SAMPLES
-        # A division takes a CPU twenty times as long as a product, which is exact for full windows
-        # of a power of two. Others round as they did when their checkpoints were written.
+        # On CPU, a division takes twenty times as long as a product. For full windows of a power of
+        # two it is exact. Others divide, to round as earlier runs did.
         self.divides = not self.by_samples and max_accumulation_step & (max_accumulation_step - 1)
         self.drops_on_overflow = False
         self._warned_of_long_window = False
@@ -142,7 +142,7 @@ class GradientAccumulation(nn.Cell):
         return float(inputs[0].shape[0]) if self.by_samples else 1.0
 
     def window_gradients(self) -> tuple[Tensor, ...]:
-        """Return the mean over what the window holds, in the dtypes of the parameters."""
+        """Return the mean over the micro-batches in the window, in the dtypes of the parameters."""
         mean = ops.partial(self._mean, 1.0 / self._total_weight)
         return each(mean, self._grad_accumulation, self.weights)
 
@@ -185,13 +185,13 @@ class GradientAccumulation(nn.Cell):
         return int(self._accumulation_step.asnumpy())
 
     def check_weighting(self, weight: float) -> None:
-        """Refuse what the window holds if another weighting than that of ``weight`` put it there.
+        """Refuse a window filled with the other weighting; ``weight`` is that of the next batch.
 
         Raises:
             ValueError: with the remedy.
         """
         held, total = self.micro_steps(), float(self._total_weight.asnumpy())
-        # Weighted equally, each of them counts 1; by samples, as many as it has.
+        # With equal weights, each of them counts 1; by samples, the number of its samples.
         if held and (total == held and weight != 1 if self.by_samples else total != held):
             raise ValueError(
                 f"the window holds {held} micro-batches that were not weighted by "
@@ -200,7 +200,7 @@ class GradientAccumulation(nn.Cell):
             )
 
     def expect_epoch(self, steps: int) -> None:
-        """Warn, once, when an epoch of so many steps ends before one window is full."""
+        """Warn, once, if an epoch of ``steps`` steps ends before one window is full."""
         if steps < self._max_accumulation_step and not self._warned_of_long_window:
             self.__dict__["_warned_of_long_window"] = True
             warn(
