@@ -1,4 +1,4 @@
-"""The switch ``loss_scale_group``: it and a ``GroupLossScaleManager`` come together."""
+"""The switch ``loss_scale_group``: it needs a ``GroupLossScaleManager``, and vice versa."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class GroupedScaleAlgorithm(Algorithm):
-    """Loss scales of groups; the manager itself brings the part of the step."""
+    """Loss scales of groups; the manager itself makes the part of the step."""
 
     switch = "loss_scale_group"
 

@@ -26,9 +26,9 @@ MAXIMUM = 2.0**100
 
 @_compat.not_rewritten
 class GroupLossScaleManager(nn.Cell):
-    r"""Loss scales by groups of parameters; a loss-scale manager and the marker between groups.
+    r"""A loss-scale manager with one scale for each group, and the marker between groups.
 
-    Source: the class of this name in ``mindspore.boost``, with a scale that shrinks, too.
+    Source: the class of this name in ``mindspore.boost``; here, scales also shrink.
 
     Args:
         init_loss_scale (Union[Number, list[Number]]): first scale of all groups, or one for each.
@@ -110,27 +110,27 @@ class GroupLossScaleManager(nn.Cell):
         values = self._row("init_loss_scale", _first_scales(self._init_loss_scale, len(checked)))
         self._groups = checked
         name = "boost.loss_scale_group"
-        # Plain attributes of the object, not of the Cell: the network that carries the markers
-        # would count the scales among its own parameters, and the probe among those to train. The
-        # training step owns them both.
+        # Plain attributes, not Parameters of the Cell. Else the network that holds the markers
+        # would count the scales among its parameters, and the probe among those to train. The
+        # training step owns both.
         own = self.__dict__
         own["scales"] = Parameter(values, name=f"{name}.scales", requires_grad=False)
-        # Its "gradient" brings what the markers record of overflow out of the backward pass.
+        # Its "gradient" carries the markers' records of overflow out of the backward pass.
         own["probe"] = Parameter(np.zeros((len(values), 4), np.float32), name=f"{name}.probe")
         own["picks"], own["rows"] = marker_constants(len(values))
 
     def _row(self, name: str, scales: Sequence[float]) -> np.ndarray:
-        """Return scales that are in their range, between those of input and output: [n + 2]."""
+        """Check the scales; return them between 1 for the input and 1 for the output: [n + 2]."""
         for scale in scales:
             within = self.minimum <= scale <= self.maximum
             _check(name, scale, within, f"in [{self.minimum:g}, {self.maximum:g}]")
         return np.array([1.0, *scales, 1.0], np.float32)
 
     def add_flags_recursive(self, **flags: object) -> GroupLossScaleManager:
-        """Stay in float32 inside a network of lower precision, and hand on what that one uses.
+        """Stay in float32 inside a network of lower precision, but return ``x`` in that precision.
 
-        A manager that was cast with its network would hold its scales in float16, where 65504 is
-        the largest number; one without a precision of its own would take over its caller's.
+        A manager cast with its network would have scales in float16, whose largest number is 65504.
+        Without a precision of its own, it would take its caller's.
         """
         if "fp16" in flags:
             low = ms.float16 if flags["fp16"] else ms.bfloat16 if flags.get("bf16") else None
@@ -213,7 +213,7 @@ class GroupLossScaleManager(nn.Cell):
         return False
 
     def use(self, parameters: Sequence[Parameter]) -> list[int]:
-        """Keep the groups from changing, and return the group of each parameter, from 0 on.
+        """Lock the groups, and return the group of each parameter, from 0 on.
 
         Raises:
             ValueError: if a parameter to train is in no group, or a group's parameter is not
@@ -255,11 +255,11 @@ class GroupLossScaleManager(nn.Cell):
     def blamed(self, marked: Tensor, own: Tensor) -> Tensor:
         """Return which groups have overflowed by themselves.
 
-        What the loss itself brings is blamed on the group that it enters.
+        An overflow of the loss itself is blamed on the group that it enters.
 
         Args:
-            marked: bool [n, 3], for each group whether it handed on something that is not finite,
-                something not finite entered it, and that was so before the ratio was applied.
+            marked: bool [n, 3], for each group whether it passed on a gradient that is not finite,
+                whether one entered it, and whether that one was so before the ratio was applied.
             own: bool [n], whether a gradient of the group's own parameters is not finite.
 
         Returns:
@@ -274,7 +274,7 @@ class GroupLossScaleManager(nn.Cell):
 
         Args:
             blamed: bool [n], the groups that overflowed.
-            moving: bool [n], the groups whose scale changes: it grows where they are not blamed.
+            moving: bool [n], the groups whose scale changes; it grows if they are not blamed.
         """
         factors = ops.where(blamed, Tensor(self.shrink_factor), Tensor(self.growth_factor))
         factors = ops.where(moving, factors, ops.ones_like(factors))

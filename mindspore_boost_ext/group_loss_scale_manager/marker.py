@@ -12,7 +12,7 @@ _Table = tuple[tuple[Tensor, ...], ...]  # of pairs of layers
 
 
 class Marker(nn.Cell):
-    """Identity forwards; backwards a factor, and a note of overflow as gradient of ``probe``."""
+    """Identity forwards; backwards a factor, and a record of overflow as gradient of ``probe``."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -34,7 +34,7 @@ class Marker(nn.Cell):
         out: Tensor,
         dout: Tensor,
     ) -> tuple[Any, ...]:
-        """Scale the gradient of ``out`` and take a note."""
+        """Scale the gradient of ``out`` and record overflow."""
         dtype = dout.dtype if self.dtype is None else self.dtype
         return scaled_and_recorded(dout, scales, pick, rows, dtype)
 
@@ -43,8 +43,8 @@ class Marker(nn.Cell):
 def scaled_and_recorded(
     dout: Tensor, scales: Tensor, pick: Tensor, rows: Tensor, dtype: ms.Type
 ) -> tuple[Any, ...]:
-    """Scale in float32: no large ratio and no small gradient is lost before the product."""
-    one, other = ops.unstack(ops.gather(scales, pick, 0))  # exact, as no product is in HF32
+    """Scale in float32, so that large ratios and small gradients are not lost; record overflow."""
+    one, other = ops.unstack(ops.gather(scales, pick, 0))  # exact, unlike a product in HF32
     dx = ops.cast(ops.cast(dout, ms.float32) * (one / other), dtype)
     finite = _finite(dout)
     # One for each column of the rows that marker_constants describes.
@@ -60,19 +60,19 @@ def _finite(values: Tensor) -> Tensor:
 
 
 def marker_constants(count: int) -> tuple[_Table, _Table]:
-    """Return for each pair of layers what its marker needs.
+    """Return the constants of the marker of each pair of layers.
 
     Returns:
         picks int32 [2], the places of the two scales; rows float32 [count, 4], where the records
-        go. Their columns: layer2 handed on something bad; something bad enters layer1; it
-        was bad before the ratio, by another group's fault; something entered layer1 at all.
+        go. Columns: layer2 passed on a gradient that is not finite; one entered layer1; another
+        group made it so, before the ratio; any gradient entered layer1.
     """
     unit = np.eye(count, dtype=np.float32)
     everyone = range(count)
     picks = tuple(tuple(Tensor([one, two], ms.int32) for two in everyone) for one in everyone)
 
     def rows(one: int, two: int) -> Tensor:
-        if one == 0:  # nothing below is trained: what the first group hands on is thrown away
+        if one == 0:  # nothing below is trained: what the first group passes on is not used
             return Tensor(np.zeros((count, 4), np.float32))
         by_others = unit[one] if two < count - 1 else np.zeros(count, np.float32)
         return Tensor(np.stack((unit[two], unit[one], by_others, unit[one]), axis=1))

@@ -1,4 +1,4 @@
-"""The loss scales of groups in the step: which group overflowed, and what each gradient carries."""
+"""The loss scales of groups in the step: which group overflowed, and the scale of each gradient."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class GroupedScale(OneScale):
         return part
 
     def start(self, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a status that nobody reads, the gradient of the loss, and the scales."""
-        scales = self.scale_sense[1:-1] + 0.0  # values of their own: the Parameter changes later
+        """Return a status that is not used, the gradient of the loss, and the scales."""
+        scales = self.scale_sense[1:-1] + 0.0  # a copy, as the Parameter changes later
         return loss, ops.ones_like(loss), scales
 
     def divided(self, gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
-        """Return gradients as they are: an overflow is looked for with the scale in them."""
+        """Return gradients unchanged: overflow is looked for while they carry the scale."""
         return gradients
 
     def of_layers(self, scale: Tensor) -> Any:
@@ -83,24 +83,24 @@ class GroupedScale(OneScale):
     ) -> tuple[tuple[Any, ...], Tensor]:
         """Find the groups that overflowed, set the next scales, and divide the gradients.
 
-        An overflow counts if it reaches the gradient of a weight that this step trains. The scale
-        of a group of which it trains nothing does not grow.
+        An overflow counts if it reaches the gradient of a weight that this step trains. If it
+        trains no weight of a group, the group's scale does not grow.
         """
         marked = extra[0][1:-1] > 0
         own = ops.reshape(self._own_overflows(gradients), (-1, 1))
         missing = ops.reshape(ops.logical_not(marked[:, 3]), (-1, 1))
-        # A rank whose own gradients are clean is handed those of the others, and blames alike.
+        # Reduced gradients bring the overflows of other ranks: with common flags all blame alike.
         flags = self.detector.agree(ops.concat((marked, own, missing), 1))
         own = flags[:, 4]
-        # In GRAPH_MODE markers also see branches in which nothing is trained at present.
+        # In GRAPH_MODE markers also see branches in which no weight is trained now.
         blamed = ops.logical_and(self.manager.blamed(flags[:, :3], own), own.any())
         entered = ops.logical_and(flags[:, 3], self.has_weights)
-        # Without its marker a group's gradients do not carry its scale: nothing may be divided.
+        # Without a marker, a group's gradients do not carry its scale: the step must not update.
         complete = ops.logical_not(ops.logical_and(flags[:, 5], self.has_weights).any())
         inverses = each(ops.partial(entry, ops.unstack(1.0 / scale)), self.group_of_weight)
         result = each(multiplied, inverses, gradients)
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
-        # A group of which nothing is trained may hand on an overflow, but has none to grow for.
+        # If no weight of a group is trained, its scale shrinks at an overflow, but does not grow.
         skip = ops.depend(skip, self.manager.update(blamed, ops.logical_or(entered, blamed)))
         return result, ops.depend(skip, ops.assign(self.markers_complete, complete))
 
