@@ -1,4 +1,4 @@
-"""The switch ``less_bn``: the network rewritten, the optimizer rebuilt, gradients centralized."""
+"""The switch ``less_bn``: rewrites the network, rebuilds the optimizer, centralizes gradients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LessBNAlgorithm(Algorithm):
             build.report.put(row)
 
     def _centralized(self, build: Build) -> dict[str, int]:
-        """Return whose gradients are to be centralized; none by an optimizer without a place."""
+        """Return whose gradients to centralize; none if the optimizer has no place for it."""
         found = centralized_weights(build, _CENTRALIZATION, self.switch)
         if found and not place_of_rule(innermost(build.optimizer)):
             reason = f"{type(build.optimizer).__name__} never calls gradients_centralization"
@@ -68,7 +68,7 @@ class LessBNAlgorithm(Algorithm):
         if reason:
             settings["fn_flag"] = False
             build.report.put(Row("less_bn head", "less_bn", KEPT, reason))
-        # The head costs accuracy: it comes with what saves time, or when it is asked for.
+        # The head costs accuracy: it comes only with removed BatchNorms, or if ``heads`` names it.
         rewriting = less_bn(
             network, **settings, head_alone=False, frozen=self._frozen, loss_fn=build.loss_fn
         )
@@ -79,9 +79,9 @@ class LessBNAlgorithm(Algorithm):
 def _rebuilt_for(
     optimizer: nn.Cell, rewriting: Rewriting, centralize: dict[str, int]
 ) -> nn.Optimizer:
-    """Return an optimizer over the parameters that a rewritten network has.
+    """Return an optimizer over the parameters of a rewritten network.
 
-    Itself where nothing is to change; a ``FreezeOpt`` keeps its groups and schedule.
+    If nothing is to change, it is ``optimizer`` itself. A ``FreezeOpt`` keeps groups and schedule.
     """
     trained = {id(parameter) for parameter in getattr(optimizer, "parameters", ())}
     removed = [one for one in rewriting.removed_parameters if id(one) in trained]

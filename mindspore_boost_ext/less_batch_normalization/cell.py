@@ -1,4 +1,4 @@
-"""LessBN as a Cell, and what is warned of when a network is rewritten."""
+"""LessBN as a Cell, and the warnings when a network is rewritten."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 class LessBN(nn.Cell):
     r"""Rewrites a network so that it has fewer BatchNorms, and runs it.
 
-    The network given is rewritten itself, and its parameters keep their names; make the optimizer
-    afterwards. Through ``boost_level`` all that is done for you. Source: the pass of the graph
-    compiler behind the class of this name in ``mindspore.boost``.
+    It changes the given network itself; parameters keep their names. Make the optimizer afterwards.
+    ``boost_level`` does all this for you. Source: the pass of the graph compiler behind the class
+    of this name in ``mindspore.boost``.
 
     Args:
         network (Cell): the network, with or without its loss.
@@ -70,7 +70,7 @@ class LessBN(nn.Cell):
 
 
 def warn_of(rewriting: Rewriting, also: str = "") -> None:
-    """Warn if a network has not changed, and what else there is, or has lost what it had learnt."""
+    """Warn if a network has not changed (``also`` is added), or has lost what it had learnt."""
     if not rewriting.has_effect:
         reasons = sorted({change.reason for change in rewriting.changes})
         why = "; ".join(reasons) or "the network has no BatchNorm"
@@ -88,6 +88,6 @@ def warn_of(rewriting: Rewriting, also: str = "") -> None:
 
 
 def _has_been_trained(batch_norm: nn.Cell) -> bool:
-    """Return whether the statistics differ from those with which a BatchNorm begins."""
+    """Return whether the statistics differ from those of a new BatchNorm."""
     mean, variance = map(host_array, (batch_norm.moving_mean, batch_norm.moving_variance))
     return bool((mean != 0.0).any() or (variance != 1.0).any())

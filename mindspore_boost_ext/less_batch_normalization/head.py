@@ -1,4 +1,4 @@
-"""CommonHeadLastFN: a classifier of cosines, in which neither features nor weights have a length.
+"""CommonHeadLastFN: a classifier by cosines; lengths of features and weights do not matter.
 
 Divides every row of features and of weights by its length before they are multiplied,
 and scales the cosines by one learned number m.
@@ -20,10 +20,10 @@ EPSILON = 1e-4
 
 
 class _Head(nn.Cell):
-    """Cosines plus a bias, times m; and the cosines. Gradients pass over rows only once.
+    """(Cosines + bias) · m, and the cosines. Its gradients pass over the rows only once.
 
-    The gradient of a row has no part along the row, and the part to take away is a sum of gradients
-    times cosines: one number a row. Automatic differentiation goes back through all squares.
+    The gradient of a row has no part along the row. The part to subtract is one number for each
+    row, a sum of gradients times cosines. Automatic differentiation goes back through all squares.
     """
 
     def construct(
@@ -46,17 +46,17 @@ class _Head(nn.Cell):
 _HEAD = _Head(auto_prefix=False)
 
 
-# Both are one call from PYNATIVE_MODE instead of a dozen. Not one function that MindSpore
-# differentiates: where it was first called for the weight's gradient alone, as while the layers
-# below are frozen, it leaves out that of the rows for ever after.
+# Each is one call in PYNATIVE_MODE instead of a dozen. They are not one function that MindSpore
+# differentiates: if its first call needs the weight's gradient alone, as with frozen layers below,
+# it never returns the rows' gradient afterwards.
 @ms.jit
 def _outputs(
     rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return cosines plus bias, times m; and the cosines.
+    """Return (cosines + bias) · m, and the cosines.
 
-    Only the features are divided before the product: dividing its columns instead of the weight is
-    cheaper, and the product stays within the length of a weight.
+    Only the features are divided before the product. To divide the product's columns is cheaper
+    than to divide the weight, and the product is at most the length of a weight row.
     """
     product = ops.MatMul(transpose_b=True)(_unit(rows), ops.cast(weight, rows.dtype))
     cosines = product * ops.cast(ops.transpose(_lengths(weight)[0], (1, 0)), rows.dtype)
@@ -90,7 +90,7 @@ def _gradients(
 
 
 def _lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1 / length of each row, 100 for those shorter than 0.01; and the same, but 0 there."""
+    """Return 1 / length of each row, but 100 below length 0.01; and the same, but 0 there."""
     wide = ops.cast(rows, ms.float32)
     square = ops.ReduceSum(keep_dims=True)(wide * wide, 1)
     scale = ops.rsqrt(ops.maximum(square, EPSILON))
@@ -98,7 +98,7 @@ def _lengths(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Return rows divided by their lengths, of the type of ``rows``."""
+    """Return rows divided by their lengths, in the dtype of ``rows``."""
     return ops.cast(ops.cast(rows, ms.float32) * _lengths(rows)[0], rows.dtype)
 
 
@@ -109,13 +109,13 @@ class CommonHeadLastFN(nn.Cell):
     Args:
         in_channels (int): length of the features, >= 1.
         out_channels (int): number of outputs, >= 1.
-        weight_init: the weight as a Tensor; or how to make it, a name, Initializer or number as for
-            ``initializer``; a ``Parameter`` is taken itself. Default: ``'normal'``.
+        weight_init: the weight as a Tensor, or a name, Initializer or number for ``initializer``; a
+            ``Parameter`` is used itself. Default: ``'normal'``.
         bias_init: the bias, likewise. Default: ``'zeros'``.
         has_bias (bool): whether there is a bias, added to the cosines before they are multiplied.
             Default: ``True``.
         activation (Union[Cell, Primitive, None]): applied to the result. Default: None.
-        multiplier (float): where m starts, > 0. Default: ``1.0``.
+        multiplier (float): initial m, > 0. Default: ``1.0``.
 
     Inputs:
         - **x** (Tensor) - floating ``[..., in_channels]``.
@@ -176,7 +176,7 @@ class CommonHeadLastFN(nn.Cell):
         elif self.fp32:
             x = ops.cast(x, ms.float32)
         rows = x if x.ndim == 2 else x.reshape((-1, self.in_channels))
-        # Plain Tensors: ms.jit compiles a function anew for each Parameter, and keeps that.
+        # As plain Tensors: for each Parameter, ms.jit compiles anew and keeps the result.
         weight = ops.reshape(self.weight, (self.out_channels, self.in_channels))
         multiplier = ops.reshape(self.multiplier, (1,))
         bias = ops.zeros((self.out_channels,), ms.float32) if self.bias is None else self.bias
@@ -193,7 +193,7 @@ class CommonHeadLastFN(nn.Cell):
 def in_place_of(dense: nn.Dense, multiplier: float) -> CommonHeadLastFN:
     """Return the head that takes the place of a Dense: its Parameters, settings and activation.
 
-    Its multiplier is named as the weight is, ``<layer>.multiplier``; the Dense is left as it is.
+    Its multiplier is named like the weight, ``<layer>.multiplier``; the Dense does not change.
     """
     head = CommonHeadLastFN(
         *(dense.in_channels, dense.out_channels, dense.weight, dense.bias),
@@ -244,15 +244,15 @@ _OVER_CLASSES = frozenset(
 
 
 def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
-    """Return why a network has no classifier to normalise: no loss of it is over classes; or empty.
+    """Return why there is no classifier to normalise: no loss is over classes; else empty.
 
-    Cosines are bounded: a head of them cannot reach targets of any size, and where outputs do not
-    compete as the classes of a softmax do, their lengths carry what is learned.
+    Cosines are bounded, so their head cannot reach targets of any size. If outputs do not compete
+    as the classes of a softmax do, their lengths carry what is learned.
     """
     cells = [cell for _, cell in network.cells_and_names()]
     if not any(isinstance(cell, (nn.Dense, CommonHeadLastFN)) for cell in cells):
-        return ""  # which is said elsewhere
-    if loss_fn is not None:  # else it is the network that computes it
+        return ""  # reported elsewhere
+    if loss_fn is not None:  # else the network computes it
         cells = [cell for cell in cells if isinstance(cell, nn.LossBase)]
         cells += [cell for _, cell in loss_fn.cells_and_names()]
     others: list[str] = []

@@ -10,7 +10,7 @@ from mindspore_boost_ext.base.order import names_of
 
 
 def names_in_code(cell: nn.Cell) -> set[str]:
-    """Return the names that the methods of a Cell's class look up, if it is the script's own."""
+    """Return the names that a Cell's methods look up, without ``__init__`` and MindSpore's own."""
     names: set[str] = set()
     for kind in type(cell).__mro__:
         for held in vars(kind).values():

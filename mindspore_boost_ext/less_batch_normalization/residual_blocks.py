@@ -29,7 +29,7 @@ LONGEST = 6  # convolutions; each may divide the variance by 6, and BatchNorm ad
 
 @dataclass(frozen=True)
 class Removal:
-    """Whether a BatchNorm may go, and why (not)."""
+    """Whether a BatchNorm may be removed, and why (not)."""
 
     removable: bool
     reason: str
@@ -37,10 +37,10 @@ class Removal:
 
 
 def classify(graph: Graph) -> dict[Node, Removal]:
-    """Return a removal on each BatchNorm that a graph calls."""
+    """Return a ``Removal`` for each BatchNorm that a graph calls."""
     removals: dict[Node, Removal] = {}
     for block in _blocks(graph):
-        # An inner block comes before the one around it, and decides on what is in it.
+        # An inner block comes before the one around it, and decides on its BatchNorms.
         removals = {**block.removals(removals), **removals}
     outside = Removal(False, "not in a residual block")
     return {**{node: outside for node in graph.nodes if is_batch_norm(node)}, **removals}
@@ -59,7 +59,7 @@ def _blocks(graph: Graph) -> list[_Block]:
 
 
 def _dominators(graph: Graph) -> dict[Node | None, Node | None]:
-    """Return the nearest node that each way to a node goes through; None where there is none."""
+    """Return, for each node, the nearest one on all ways to it; None if there is none."""
     above: dict[Node | None, Node | None] = {}
     depth: dict[Node | None, int] = {None: 0}
 
@@ -79,7 +79,7 @@ def _dominators(graph: Graph) -> dict[Node | None, Node | None]:
 
 
 class _Block:
-    """One addition or concatenation with its fork and its two branches, each back from the end."""
+    """One addition or concatenation, its fork, and its two branches, listed from their ends."""
 
     def __init__(self, graph: Graph, join: Node, above: dict[Node | None, Node | None]) -> None:
         self.graph = graph
@@ -101,19 +101,19 @@ class _Block:
 
     @property
     def is_residual(self) -> bool:
-        """Whether a branch of convolutions is added to what came in, of which it has the whole."""
+        """Whether a branch of convolutions is added to its input, which is not part of a split."""
         is_whole = self.fork is not None and self.fork.name not in SPLITS
         return self.join.name in ADDITIONS and is_whole and _convolutions(self.main) > 0
 
     @property
     def is_dense_layer(self) -> bool:
-        """Whether the block is a BatchNorm and more whose result is put beside what came in."""
+        """Whether a branch that begins with a BatchNorm is concatenated with its input."""
         if self.join.name in ADDITIONS or self.shortcut or not _convolutions(self.main):
             return False
         return is_batch_norm(self.main[-1]) or self.main[-1].name == "removedbatchnorm"
 
     def removals(self, decided: dict[Node, Removal]) -> dict[Node, Removal]:
-        """Return what may happen to the BatchNorms on the branches, by that in inner blocks."""
+        """Return a removal for each BatchNorm on the branches; ``decided`` has inner blocks'."""
         in_branch = [node for node in self.nodes if is_batch_norm(node)]
         on_shortcut = [node for node in self.shortcut if is_batch_norm(node)]
         reason = self._not_understood()
@@ -136,10 +136,10 @@ class _Block:
         return ""
 
     def _obstacles(self, gone: set[Node]) -> dict[Node, str]:
-        """Return why the scale of what a node gives would be felt; empty if it would not be.
+        """Return, for each node, why the scale of its result matters; empty if it does not.
 
-        It would not if on every way to the end of the branch a BatchNorm comes, and before it
-        nothing but steps that pass the scale on.
+        It does not matter if every way to the end of the branch has a BatchNorm, and before it only
+        steps that pass the scale on.
         """
         found: dict[Node, str] = {}
         followed: set[Node] = set()
@@ -183,7 +183,7 @@ def _convolutions(line: list[Node]) -> int:
 
 
 def _made_from(ends: Iterable[Node], parts: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """Return nodes and all that they are made from."""
+    """Return nodes and all nodes that they are made from."""
     pending, found = list(ends), set(ends)
     while pending:
         fresh = set(parts(pending.pop())) - found
@@ -195,11 +195,11 @@ def _made_from(ends: Iterable[Node], parts: Callable[[Node], Iterable[Node]]) ->
 def find_classifier(graph: Graph) -> tuple[list[nn.Dense], str]:
     """Return the network's last Dense in the order of execution, if it is its classifier, and why.
 
-    It is if it has several outputs, nothing with weights comes after it, and nothing made from the
-    same data joins its result before the network returns it, alone or with what it was made from,
-    or compares it with labels. So the gate of a squeeze-and-excitation, the first layer of a
-    generator, or one of two heads is none. In a network whose code was not understood it has to be
-    the last layer with weights.
+    It is the classifier if it has several outputs, no weights come after it, and nothing made from
+    the same data joins its result before the network returns it or compares it with labels. The
+    network may also return what the result is made from. So the gate of a squeeze-and-excitation,
+    the first layer of a generator, or one of two heads is no classifier. If the network's code was
+    not understood, it must be the last layer with weights.
     """
     nodes = [node for node in graph.nodes if _dense_inside(node, graph)]
     if not nodes:
@@ -222,7 +222,7 @@ def find_classifier(graph: Graph) -> tuple[list[nn.Dense], str]:
 
 
 def _is_last(layer: nn.Cell, network: nn.Cell) -> bool:
-    """Return whether no layer with weights stands behind another one in the network's own order."""
+    """Return whether a layer holds the last parameter in the network's own order."""
     last = list(network.get_parameters())[-1]
     return any(last is one for one in layer.get_parameters())
 
@@ -238,7 +238,7 @@ def _dense_inside(node: Node, graph: Graph) -> list[nn.Cell]:
 
 
 def _joined(graph: Graph, start: Node) -> str:
-    """Return what keeps the result of ``start`` from being the network's own; empty if nothing."""
+    """Return why the result of ``start`` is not the network's own; empty if it is."""
     sources = _sources(graph)
     made_from = {
         one: _made_from([one], lambda node: node.inputs) for one in (start, *graph.outputs)
@@ -263,7 +263,7 @@ def _joined(graph: Graph, start: Node) -> str:
 
 
 def _has_weights(node: Node) -> bool:
-    """Return whether a node multiplies what comes in by weights, as a layer or as an operator."""
+    """Return whether a node multiplies its inputs by weights, as a layer or as an operator."""
     if node.cell is not None and any(True for _ in node.cell.get_parameters()):
         return True
     return is_convolution(node) or (

@@ -1,4 +1,4 @@
-"""LessBN: most BatchNorms of a residual network removed, its classifier normalised if wanted."""
+"""LessBN: removes most BatchNorms of a residual network, and can normalise its classifier."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Patterns = Sequence[str]
 
 @dataclass(frozen=True)
 class _Before:
-    """What a removed layer had. In an object, so that its Cell does not own the parameters."""
+    """What a removed layer had: held in an object, so that its Cell does not own the parameters."""
 
     name: str
     parameters: tuple[Parameter, ...]
 
 
 class RemovedBatchNorm(nn.Cell):
-    """Stands where a BatchNorm was, with its settings, and returns what it is given."""
+    """Replaces a BatchNorm, keeps its settings, and returns its input."""
 
     one_step = True  # for tracing.py
 
@@ -51,14 +51,14 @@ class RemovedBatchNorm(nn.Cell):
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one layer.
+    """What was done to one layer.
 
     Attributes:
         name: the layer, as in the names of its parameters.
         done: ``"removed"``, ``"kept"`` or ``"normalised"``.
         reason: why.
         now: whether it was done now, and not by an earlier rewriting.
-        is_head: whether it is a classifier, or what is said of the missing one.
+        is_head: whether it is a classifier, or says why there is none.
     """
 
     name: str
@@ -75,9 +75,9 @@ class Rewriting:
     Attributes:
         changes: one entry for each BatchNorm, and one for the head if it was asked for.
         removed_parameters: parameters of removed layers, also of earlier rewritings.
-        heads: the normalised heads, likewise.
+        heads: the normalised heads, also of earlier rewritings.
         network: what was rewritten.
-        exchanged: each Cell put in now, with the one whose place it took.
+        exchanged: each Cell put in now, with the one that it replaced.
     """
 
     changes: tuple[Change, ...]
@@ -96,7 +96,7 @@ class Rewriting:
         return tuple(head.multiplier for head in self.heads)
 
     def regrouped(self, groups: Iterable[Iterable[Parameter]]) -> list[list[Parameter]]:
-        """Return groups of the original parameters as groups of those of the rewritten network.
+        """Turn groups of the original parameters into groups of the rewritten network's.
 
         A multiplier joins the group that has the weight of its head.
         """
@@ -139,7 +139,7 @@ class Rewriting:
 
 @dataclass
 class _Plan:
-    """Which layers to exchange, by identity, and what to say of each."""
+    """Which layers to exchange (compared by identity), and the reason for each."""
 
     network: nn.Cell
     settings: LessBNConfig
@@ -241,9 +241,9 @@ class _Plan:
 
 
 def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:
-    """Return the Parameters that other Cells than BatchNorms hold, as attributes or in lists: ids.
+    """Return ids of Parameters that Cells other than BatchNorms hold, as attributes or in lists.
 
-    Their code may read them, as a penalty on the scales of BatchNorms does.
+    The code of these Cells may read them, as a penalty on the scales of BatchNorms does.
     """
     roots = [network] if loss_fn is None else [network, loss_fn]
     cells = [cell for root in roots for _, cell in root.cells_and_names()]
@@ -271,8 +271,8 @@ def less_bn(
 ) -> Rewriting:
     """Rewrite a network in place; a second call changes nothing.
 
-    Names in patterns are those of the layers as in the names of their parameters, such as
-    ``"layer1.0.bn1"``; patterns are those of a shell (``"layer1.*"``).
+    Patterns are those of a shell (``"layer1.*"``). They match the names of layers as they are in
+    the names of parameters, such as ``"layer1.0.bn1"``.
 
     Args:
         network (Cell): the network, with or without its loss.
@@ -280,15 +280,15 @@ def less_bn(
         keep_shortcut (bool): whether BatchNorms on shortcuts stay. Default: ``False``.
         include (Sequence[str], optional): patterns of BatchNorms that may go. Default: None, all.
         exclude (Sequence[str]): patterns of BatchNorms that stay. Default: ``()``.
-        multiplier (float): where the head's multiplier starts, > 0. Default: ``1.0``.
+        multiplier (float): initial multiplier of the head, > 0. Default: ``1.0``.
         heads (Sequence[str], optional): patterns of the Dense layers to normalise instead of the
             classifier. Default: None.
-        head_alone (bool): whether the classifier is normalised where no BatchNorm is removed, too.
+        head_alone (bool): whether the classifier is normalised even if no BatchNorm is removed.
             Default: ``True``.
         frozen (Collection[str]): names of Parameters that no optimizer trains. Their layers stay,
-            as those without ``requires_grad``: they could not learn back what is lost.
+            like those without ``requires_grad``: they could not relearn what is lost.
             Default: ``()``.
-        loss_fn (Cell, optional): the loss of a network that is given without: BatchNorms whose
+        loss_fn (Cell, optional): the loss, if ``network`` is without it. BatchNorms whose
             parameters it holds stay. Default: None.
 
     Returns:
@@ -343,7 +343,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _removals(graphs: Iterable[Graph]) -> dict[int, Removal]:
-    """Return one removal for each BatchNorm: one place where it must stay is enough."""
+    """Return one removal for each BatchNorm; if it must stay in one place, it stays."""
     found: dict[int, Removal] = {}
     for graph in graphs:
         for node, removal in classify(graph).items():
@@ -354,13 +354,13 @@ def _removals(graphs: Iterable[Graph]) -> dict[int, Removal]:
 
 
 def _failures(graphs: Iterable[Graph]) -> dict[int, str]:
-    """Return for each BatchNorm directly in a Cell that was not understood, why it was not."""
+    """Return, for each Cell directly in one that was not understood, why that one was not."""
     failures = [one for graph in graphs for one in graph.failures.items()]
     return {id(cell): reason for failed, reason in failures for cell in failed.cells()}
 
 
 def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:
-    """Return the parameters of removed layers that nothing else in the network has."""
+    """Return the parameters of removed layers that no other Cell of the network has."""
     removed = layers_of(network, (RemovedBatchNorm,))
     left = {id(parameter) for parameter in network.get_parameters()}
     parameters = dict.fromkeys(one for cell in removed for one in cell.before.parameters)

@@ -1,4 +1,4 @@
-"""What the steps of a traced network are: which hand the scale of values on, and their names."""
+"""The steps of a traced network: which ones pass the scale of values on, and their names."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ _WORDS = {
 
 
 def is_batch_norm(node: Node) -> bool:
-    """Return whether a node is a BatchNorm over its batch, and nothing besides."""
+    """Return whether a node is a BatchNorm over its batch, and nothing else."""
     return isinstance(node.cell, BATCH_NORMS) and not does_else(node.cell)
 
 
 def does_else(norm: nn.Cell) -> str:
-    """Return why a BatchNorm neither goes nor takes the scale out of its batch; else empty."""
+    """Return why a BatchNorm stays, and does not count as removing the scale; else empty."""
     if norm.use_batch_statistics is False:
         return "its statistics are fixed"
     return own_construct(norm)
 
 
 def own_construct(layer: nn.Cell) -> str:
-    """Return why a layer of a subclass must stay: it may do more than MindSpore's; else empty."""
+    """Return why a layer must stay: its own code may do more than MindSpore's; else empty."""
     kind = type(layer)
     if is_rewritten(layer):
         return "auto_mixed_precision has rewritten it: give amp_level='O1' to the Model instead"
@@ -77,15 +77,15 @@ def is_convolution(node: Node) -> bool:
 
 
 def passes_on(node: Node) -> bool:
-    """Return whether larger inputs make a node's result larger, and nothing else of it new."""
+    """Return whether a node passes the scale of its inputs on, and changes in nothing else."""
     if node.name in ADDITIONS and len(node.inputs) == 1:
-        return False  # of a number
+        return False  # adds a number
     known = is_convolution(node) or node.name in _PASSING_ON
     return known or _gates_itself(node) or _is_scaled(node)
 
 
 def words(node: Node) -> str:
-    """Return what a user calls a step that does not pass the scale of its input on."""
+    """Return the user's name for a step that does not pass the scale of its input on."""
     if node.name in _MULTIPLICATIONS:
         _, way = _gate(node)
         if any(step.name in _MEANS for step in way):

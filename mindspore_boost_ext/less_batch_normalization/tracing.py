@@ -38,7 +38,7 @@ class Node:
 
     @property
     def data(self) -> tuple[Node, ...]:
-        """The inputs that depend on what enters the network, each once."""
+        """The inputs that depend on the inputs of the network, each once."""
         return tuple(dict.fromkeys(one for one in self.inputs if not one.constant))
 
 
@@ -48,14 +48,14 @@ class Graph:
 
     nodes: list[Node] = field(default_factory=list)  # each after those it depends on
     outputs: list[Node] = field(default_factory=list)  # what the call returns
-    # For each Cell that was not understood, why. It is one node in ``nodes``.
+    # For each Cell that was not understood, the reason. It is one node in ``nodes``.
     failures: dict[nn.Cell, str] = field(default_factory=dict)
-    read: set[int] = field(default_factory=set)  # ids of Cells of which other code read Parameters
-    fixed: dict[int, str] = field(default_factory=dict)  # ids of Cells, and why none can replace it
+    read: set[int] = field(default_factory=set)  # ids of Cells whose Parameters other code reads
+    fixed: dict[int, str] = field(default_factory=dict)  # ids of Cells that must stay, and why
 
     @functools.cached_property
     def users(self) -> dict[Node, list[Node]]:
-        """For each node the nodes that depend on its value; ask when all nodes are there."""
+        """For each node, the nodes that depend on its value; read it when all nodes are there."""
         found: dict[Node, list[Node]] = {node: [] for node in self.nodes}
         for node in self.nodes:
             for one in () if node.constant else node.data:
@@ -64,7 +64,7 @@ class Graph:
 
 
 def trace(network: nn.Cell) -> list[Graph]:
-    """Return what a network computes: its own graph first, then those of parts of opaque Cells."""
+    """Return the graph of a network, then those of the parts of Cells that were not understood."""
     graphs: list[Graph] = []
     pending, seen = [network], {id(network)}
     while pending:
@@ -85,7 +85,7 @@ def trace(network: nn.Cell) -> list[Graph]:
 
 
 def trace_both(network: nn.Cell) -> list[Graph]:
-    """Return what a network computes while it is trained, and while it is not."""
+    """Return the graphs of a network in training mode, then those in evaluation mode."""
     cells = list({id(cell): cell for _, cell in network.cells_and_names()}.values())
     flags = [cell.training for cell in cells]
     graphs: list[Graph] = []
@@ -101,18 +101,18 @@ def trace_both(network: nn.Cell) -> list[Graph]:
 
 
 def _reaches_into(cell: nn.Cell, inner: nn.Cell) -> bool:
-    """Return whether the code of a Cell names parts of an inner one, and so may call them alone."""
+    """Return whether a Cell's code names parts of an inner one, and so may call them directly."""
     parts = names_in_code(cell).intersection(_compat.children(inner))
     return bool(parts - _compat.children(cell).keys())
 
 
 class _Tracer:
-    """Runs one Cell on proxies and writes down what happens."""
+    """Runs one Cell on proxies and records what happens."""
 
     def __init__(self) -> None:
         self.graph = Graph()
         self.type_stand_in = _TypeStandIn(self, type)
-        self._classes: dict[type, _ClassStandIn] = {}  # one for each, as code compares them
+        self._classes: dict[type, _ClassStandIn] = {}  # one for each class, as code compares them
 
     def run(self, root: nn.Cell) -> Graph:
         arguments = [self.record("input") for _ in range(_arguments(root))]
@@ -148,8 +148,8 @@ class _Tracer:
             return self.record(type(cell).__name__, inputs, cell)
 
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """Run a Python function with proxies for what it finds in its surroundings."""
-        # By its other names a wrapper is what it wraps; what exec has made may have no module.
+        """Run a Python function with proxies for its globals and its closure."""
+        # Only its globals show where a wrapper is defined; those of exec may have no __name__.
         while hasattr(function, "__wrapped__") and is_own(
             str(function.__globals__.get("__name__"))
         ):
@@ -219,7 +219,7 @@ class _Tracer:
 
 
 class Value:
-    """Stands for a tensor: whatever is done with it is written down."""
+    """Stands for a tensor: whatever is done with it is recorded."""
 
     def __init__(self, tracer: _Tracer, node: Node) -> None:
         self.tracer = tracer
@@ -255,7 +255,7 @@ def _add_operators() -> None:
 
         def operator(self: Value, *others: object, _name: str = name) -> Value:
             if _name == "add" and isinstance(others[0], numbers.Number) and others[0] == 0:
-                return self  # the beginning of Python's sum
+                return self  # Python's sum begins with 0
             return self.tracer.record(_name, (self, *_values(others)))
 
         setattr(Value, special, operator)
@@ -292,14 +292,14 @@ class _ClassStandIn:
         return self._tracer.wrap(self._kind(*args, **kwargs))
 
     def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, self._kind)  # asked by code that is run as it is
+        return isinstance(instance, self._kind)  # called by code that is not traced
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._kind, name)
 
 
 class _TypeStandIn(_ClassStandIn):
-    """Stands for ``type``, which names the class of what a proxy stands for."""
+    """Stands for ``type``: returns the class of what a proxy stands for."""
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if len(args) > 1:
@@ -308,7 +308,7 @@ class _TypeStandIn(_ClassStandIn):
 
 
 def _is_instance(thing: object, kinds: type | tuple[Any, ...]) -> bool:
-    """Return what ``isinstance`` does; note where it would not if another layer were there."""
+    """Return what ``isinstance`` does; note a layer whose replacement would change the answer."""
     plain = tuple(_plain_kinds(kinds))
     if type(thing) is not _CellStandIn:
         return isinstance(thing, plain)
@@ -430,7 +430,7 @@ def _is_leaf(cell: nn.Cell) -> bool:
 
 
 def _arguments(cell: nn.Cell) -> int:
-    """Return how many tensors to call a Cell with: its parameters without default."""
+    """Return how many tensors to call a Cell with: the arguments without default."""
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(cell.construct).parameters.values()
     return sum(one.default is one.empty and one.kind not in kinds for one in parameters)
