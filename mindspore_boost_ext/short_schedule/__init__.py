@@ -1,4 +1,4 @@
-"""Trainings that take a share of their steps, their rates' schedule compressed to it."""
+"""Fewer updates, with the whole learning-rate schedule compressed into them."""
 
 from mindspore_boost_ext.short_schedule.algorithm import FasterSchedule
 

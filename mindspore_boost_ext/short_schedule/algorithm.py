@@ -1,4 +1,4 @@
-"""The switch ``short_schedule``: fewer updates, and the rates' schedule compressed to them."""
+"""The switch ``short_schedule``: compresses the learning-rate schedule into fewer updates."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 REFUSE, SKIP = "refuse", "skip"
-# Their updates take the optimizer's count of steps for something else than rates.
+# Their updates use the optimizer's step count for more than learning rates.
 _COUNTING = (nn.Lamb, nn.ASGD, nn.Rprop)
-_MOST_UPDATES = 2**30  # added up as int32
-_FEWEST = 32  # samples of a part that a recipe makes: fewer take longer, each, to compute
+_MOST_UPDATES = 2**30  # counted as int32
+_FEWEST = 32  # least samples in a part of a recipe: with fewer, each takes longer
 
 
 class ShortScheduleAlgorithm(Algorithm):
@@ -64,7 +64,7 @@ class ShortScheduleAlgorithm(Algorithm):
 
     @staticmethod
     def _parts(step: BoostTrainOneStepCell, settings: Any) -> int:
-        """Return in how many parts batches can be cut."""
+        """Return into how many parts batches can be cut."""
         reason, parts = "", int(settings.parts)
         if step.window_part is not None:
             reason = "makes several updates of a batch, and a window one of several batches"
@@ -78,7 +78,7 @@ class ShortScheduleAlgorithm(Algorithm):
 
     @staticmethod
     def _choice(step: BoostTrainOneStepCell) -> PartByPart:
-        """Return the step, which runs on one part of a batch after the other."""
+        """Return the step that runs on the parts of a batch one after the other."""
         everything = tuple(range(len(step.weights)))
         return PartByPart(step.restricted(step.optimizer, everything), step.updates_per_batch)
 
@@ -99,7 +99,7 @@ class ShortScheduleAlgorithm(Algorithm):
         step.report().update(self.switch, APPLIED, reason, {"updates": updates, **counts})
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Where a recipe asks, leave a language model alone, and small batches whole."""
+        """Check the first axis; in a recipe, skip language models, leave small batches whole."""
         settings: Any = step.auto_boost.config.short_schedule
         if not self._is_applied(step) or not inputs:
             return
@@ -124,9 +124,9 @@ class ShortScheduleAlgorithm(Algorithm):
             self.other_length.release()
 
     def _seen(self, step: BoostTrainOneStepCell, *inputs: object) -> tuple[str, str | None]:
-        """Return why the schedule stays, and why batches stay whole; what a file says goes first.
+        """Return why the schedule stays, and why batches stay whole; a restored file decides first.
 
-        The first is empty where the schedule gets shorter; the second as of :func:`_why_whole`.
+        The first is empty if the schedule gets shorter; the second is as from :func:`_why_whole`.
         """
         seen = seen_in_first_batch(step)
         known = seen.get(self.switch)
@@ -152,7 +152,7 @@ class ShortScheduleAlgorithm(Algorithm):
                 f"short_schedule.parts={parts} cuts batches along the first axis of the first "
                 f"input, got {shown(first)}: leave it away"
             )
-        # A run that is gone on with may begin with the rest of its data.
+        # A resumed run may begin with the last, smaller batch of an epoch.
         if parts > 1 and samples < 2 * parts and not step.was_restored:
             raise ValueError(
                 f"short_schedule.parts={parts} needs batches of at least {2 * parts} samples, two "
@@ -178,7 +178,7 @@ class ShortScheduleAlgorithm(Algorithm):
         waiting = 0 if step.window_part is None else step.window_part.micro_steps()
         planned = round(position * batches / total) + (epochs * steps + waiting) // step.window()
         remedy = f"set {self.switch}.total_steps to the updates of the whole training"
-        if planned > total > position + 1:  # else it is over already, which is said elsewhere
+        if planned > total > position + 1:  # else it is over: reported elsewhere
             self.other_length.give(
                 f"{self.switch}.total_steps={total} ends this training after {batches} of the "
                 f"{planned} updates that it has: {remedy}"
@@ -198,7 +198,7 @@ class ShortScheduleAlgorithm(Algorithm):
         return self._updates(step) if self._is_applied(step) else None
 
     def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
-        """Return what says whether the schedule has come to its end."""
+        """Return a function that tells whether the schedule has ended."""
         if not self._is_applied(step):
             return None
         settings: Any = step.auto_boost.config.short_schedule
@@ -213,18 +213,18 @@ class ShortScheduleAlgorithm(Algorithm):
 
 
 def _why_whole(network: nn.Cell, parts: int, *inputs: Any) -> str | None:
-    """Return why no part of a batch may be trained on alone; empty if one may, None if few gain."""
+    """Return why batches stay whole: empty if they do not, None if too small or not of samples."""
     if _samples(inputs[0]) < _FEWEST * parts or not _are_of_samples(inputs):
         return None
     with on_trial(network) as run:
         try:
             run(*inputs)
-        except Exception:  # one that runs in a graph only is not tried
+        except Exception:  # if it runs in a graph only, it is not tried
             return ""
         try:
             run(*part_of(inputs, 0, parts))
             mixes = mixes_samples(run, *inputs)
-        except Exception as error:  # a network with states of one size, or a graph of its samples
+        except Exception as error:  # states of one size, or a graph of the samples
             return f"; batches stay whole, as a part does not run: {described(error)}"
     why = "the loss of one is not made up of those of its samples, as where it compares these"
     return f"; batches stay whole, as {why}" if mixes else ""
@@ -259,7 +259,7 @@ def _unfit(optimizer: nn.Cell) -> str:
 
 
 def _check_rates(optimizer: nn.Cell, total: int) -> None:
-    """Refuse lists that end before the schedule does."""
+    """Refuse lists of learning rates that end before the schedule does."""
     lengths = [len(one) for one in _compat.lists_of_rates(optimizer)]
     if min(lengths, default=total) < total:
         raise ValueError(
@@ -270,13 +270,13 @@ def _check_rates(optimizer: nn.Cell, total: int) -> None:
 
 
 class FasterSchedule(UpdateAround):
-    r"""Advances the count of steps by which an optimizer looks up its rates.
+    r"""Advances the step count by which an optimizer looks up its learning rates.
 
-    After update :math:`c` of :math:`E` it is :math:`\min(\lfloor c T / E \rfloor, T - 1)`. No step
-    divides: devices divide 64-bit integers in floating point.
+    After update :math:`c` of :math:`E` it is :math:`\min(\lfloor c T / E \rfloor, T - 1)`. A step
+    does not divide: devices divide 64-bit integers in floating point.
 
     Args:
-        inner (Update): what stood in this place.
+        inner (Update): the update that this one wraps.
         position (Parameter): the count, int32, shape (1,); ``inner`` adds 1 to it.
         updates (int): :math:`E`, of the shorter training.
         total (int): :math:`T`, those that the schedule was made for, at most 2**30.
@@ -284,35 +284,35 @@ class FasterSchedule(UpdateAround):
 
     def __init__(self, inner: Update, position: Parameter, updates: int, total: int) -> None:
         super().__init__(inner)
-        name = "boost.short_schedule.remainder"  # of c T by E; -1 where it is left alone
+        name = "boost.short_schedule.remainder"  # of c T / E; -1 if left alone
         self.remainder = Parameter(Tensor([0], ms.int32), name=name, requires_grad=False)
         self.position, self.total = position, total
         self.last = Tensor([total - 1], ms.int32)
-        self.runs, self.__dict__["said"] = 0, {"over": False}  # the second is one for all variants
+        self.runs, self.__dict__["said"] = 0, {"over": False}  # all variants share the second
         self.go_through_in(updates)
 
     def go_through_in(self, updates: int) -> None:
-        """Go through the schedule in so many updates, from the first step on."""
+        """Go through the schedule in ``updates`` updates, from the first step on."""
         self.updates = updates
         self.whole, self.rest = divmod(self.total, updates)
 
     def leave_alone(self) -> None:
-        """Go through the schedule as ever, from the first step on."""
+        """Go through the schedule at its usual pace, from the first step on."""
         self.whole, self.rest, self.last = 1, 0, Tensor([2**31 - 1], ms.int32)
-        self.remainder.set_data(Tensor([-1], ms.int32))  # stays so, and says it in a file
-        self.said["over"] = True  # it never is
+        self.remainder.set_data(Tensor([-1], ms.int32))  # stays so, also in a file
+        self.said["over"] = True  # so that no warning comes
 
     def is_left_alone(self) -> bool:
-        """Return whether the schedule goes as ever, maybe in the run that was restored."""
+        """Return whether the schedule keeps its usual pace, perhaps since a restored run."""
         return bool(self.remainder.asnumpy()[0] < 0)
 
     def before_step(self, *inputs: Tensor) -> None:
-        """Say, once, that a loop of the script's own goes on behind the end of the schedule."""
+        """Warn, once, if a loop of the script's own goes on after the end of the schedule."""
         super().before_step(*inputs)
-        if self.runs == 0:  # maybe restored
+        if self.runs == 0:  # perhaps restored
             self.runs = int(self.position.asnumpy()[0]) * self.updates // self.total
         self.runs += 1
-        if self.said["over"] or self.runs <= self.updates:  # the host reads no more than it must
+        if self.said["over"] or self.runs <= self.updates:  # the host reads as little as it can
             return
         if self.position.asnumpy()[0] >= self.total - 1:
             self.said["over"] = True
@@ -324,7 +324,7 @@ class FasterSchedule(UpdateAround):
             )
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
-        """Update, then go on in the schedule."""
+        """Update, then advance in the schedule."""
         loss = call(self.inner, (loss, gradients, *inputs))
         remainder = self.remainder + self.rest
         carry = ops.cast(remainder >= self.updates, ms.int32)
