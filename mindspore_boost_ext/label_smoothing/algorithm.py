@@ -24,10 +24,10 @@ class LabelSmoothingAlgorithm(Algorithm):
     """Smoothed labels."""
 
     switch = "label_smoothing"
-    network: nn.Cell | None = None  # the user's, perhaps around its loss
+    network: nn.Cell | None = None  # the user's, perhaps with its loss
 
     def build(self, build: Build) -> None:
-        """Note whose losses are not smoothed."""
+        """Keep the network: losses that it holds are not smoothed."""
         self.network = build.network
 
     def join(self, step: BoostTrainOneStepCell) -> None:
@@ -38,7 +38,7 @@ class LabelSmoothingAlgorithm(Algorithm):
         if reason:
             self._unfit(step, reason)
             return
-        # A loss that the network holds is the user's, in other Models and without a Model, too.
+        # A loss that the network holds stays: the user may use it in other Models or without one.
         loss: Any = step.auto_boost.loss_fn
         share = step.auto_boost.config.label_smoothing.smoothing
         if _is_known(loss):
@@ -55,7 +55,7 @@ class LabelSmoothingAlgorithm(Algorithm):
             )
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Refuse labels that are not one class of each sample, as those of a language model."""
+        """Refuse or skip labels that are not one class per sample, as those of a language model."""
         losses = layers_of(step.network, (SmoothedLoss,)) if self.is_on(step) else []
         if not (losses and inputs):
             return
@@ -104,13 +104,13 @@ class _WithGradientOf(nn.Cell):
 class SmoothedLoss(nn.Cell):
     r"""A cross-entropy with the gradient of smoothed labels; its value stays that of the labels.
 
-    Of :math:`K` classes each gets :math:`\epsilon / K`, and the right one :math:`1 - \epsilon` more
-    (Szegedy et al., Rethinking the Inception Architecture, 2016). In evaluation it is the loss that
-    it stands for.
+    Each of the :math:`K` classes gets :math:`\epsilon / K`, and the right one :math:`1 - \epsilon`
+    more (Szegedy et al., Rethinking the Inception Architecture, 2016). In evaluation, it is the
+    plain loss.
 
     Args:
         plain (Cell): an ``nn.SoftmaxCrossEntropyWithLogits`` or an ``nn.CrossEntropyLoss``.
-        share (float): :math:`\epsilon`, in [0, 1); 0 for none. Fixed by the first step.
+        share (float): :math:`\epsilon`, in [0, 1); 0 for none. The first step fixes it.
 
     Inputs:
         - **logits** (Tensor) - as ``plain`` takes them.
@@ -124,7 +124,7 @@ class SmoothedLoss(nn.Cell):
         super().__init__(auto_prefix=False)
         self.plain, self.share = plain, share
         self.of_shares = None
-        if isinstance(plain, nn.CrossEntropyLoss):  # may ignore labels, or weigh classes
+        if isinstance(plain, nn.CrossEntropyLoss):  # may ignore labels, or weight classes
             self.of_shares = nn.CrossEntropyLoss(
                 plain.weight, plain.ignore_index, plain.reduction, share
             )
@@ -139,7 +139,7 @@ class SmoothedLoss(nn.Cell):
         return self.with_gradient_of(loss, self.smoothed(loss, logits, labels))
 
     def smoothed(self, loss: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of smoothed labels; in float32 where ``plain.to_float`` asks for it."""
+        """Return the loss of smoothed labels; in float32 if ``plain.to_float`` asks for it."""
         if self.in_float32:
             logits = ops.cast(logits, ms.float32)
         if self.of_shares is not None:
