@@ -17,12 +17,12 @@ TRUNCATE, RESHAPE = "truncate", "reshape"
 class ShortSequences(nn.Cell):
     r"""Makes the sequences of a batch shorter.
 
-    Shortened are all inputs whose second axis is as long as that of the first input. To reshape, a
-    length :math:`l` that does not divide :math:`L` leaves the last :math:`L \bmod l` places out.
+    It shortens all inputs whose second axis is as long as that of the first input. If it reshapes,
+    and :math:`l` does not divide :math:`L`, it leaves out the last :math:`L \bmod l` places.
 
     Args:
-        scale (float): of the length, in (0, 1).
-        multiple (int): what the length is rounded to a multiple of, at least 1. Default: 1.
+        scale (float): factor on the length, in (0, 1).
+        multiple (int): the length is rounded to a multiple of this, at least 1. Default: 1.
         method (str): ``"truncate"`` keeps the first :math:`l` places; ``"reshape"`` makes
             :math:`\lfloor L / l \rfloor` sequences of each, so that nearly all is trained on.
             Default: ``"truncate"``.
@@ -75,11 +75,11 @@ class SeqLengthAlgorithm(GrowingInputs):
     switch = "seq_length_warmup"
 
     def smaller(self, settings: Any, scale: float) -> nn.Cell:
-        """Return what shortens sequences."""
+        """Return the Cell that shortens sequences."""
         return ShortSequences(scale, settings.multiple, settings.method)
 
     def check_inputs(self, settings: object, *inputs: object) -> None:
-        """Refuse a first input that is no batch of sequences; to skip, pieces that do not match."""
+        """Refuse inputs that are not sequences or, with ``"skip"``, whose pieces do not match."""
         first = inputs[0] if inputs else None
         if isinstance(first, Tensor) and first.ndim in (2, 3):
             reason = why_not(*inputs) if _asks(settings) else ""
@@ -93,7 +93,7 @@ class SeqLengthAlgorithm(GrowingInputs):
         )
 
     def check_loss(self, settings: object, run: Run, *inputs: Any) -> None:
-        """To skip, refuse a network that would compare pieces of sequences in place of these."""
+        """With ``"skip"``, refuse a loss that compares samples: it would compare their pieces."""
         if not _asks(settings):
             return
         try:
@@ -109,5 +109,5 @@ class SeqLengthAlgorithm(GrowingInputs):
 
 
 def _asks(settings: Any) -> bool:
-    """Return whether the network decides if its sequences are trained on in pieces."""
+    """Return whether it depends on the network if sequences are trained on in pieces."""
     return bool(settings.if_unfit == SKIP and settings.method == RESHAPE)

@@ -7,11 +7,11 @@ from itertools import combinations
 import numpy as np
 from mindspore import Tensor
 
-_MOSTLY = 0.9  # of the places of a batch: padding may differ
+_MOSTLY = 0.9  # share of the places of a batch: padding may differ
 
 
 def why_not(first: Tensor, *others: object) -> str:
-    """Return why pieces would not go together; empty if nothing in the inputs speaks against it."""
+    """Return why pieces would not belong together; empty if the inputs show no reason."""
     if any(_is_taught(*two, first) for two in combinations(others, 2)):
         return (
             "it takes a source and a target, as for a translation, whose pieces do not belong "
@@ -21,9 +21,9 @@ def why_not(first: Tensor, *others: object) -> str:
 
 
 def _is_taught(one: object, other: object, first: Tensor) -> bool:
-    """Return whether two inputs are what a decoder is given and what it is to say, one further.
+    """Return whether two inputs are a decoder's input and its target, shifted by one place.
 
-    Of the latter what is below 0 counts as left out of the loss.
+    Targets below 0 count as left out of the loss.
     """
     for each in (one, other):
         if not isinstance(each, Tensor) or each.shape != first.shape or each.is_floating_point():
@@ -36,5 +36,5 @@ def _is_taught(one: object, other: object, first: Tensor) -> bool:
     compared = (said >= 0) & ~((given == filler) & (said == filler))
     right, rows = int((compared & (given == said)).sum()), len(said)
     wrong = int(compared.sum()) - right
-    # An end of each sentence is said and never given, and padding may differ.
+    # The end of a sentence is only in the target, and padding may differ.
     return right >= 2 * rows and wrong <= rows + (1 - _MOSTLY) * (right + wrong)
