@@ -14,12 +14,12 @@ from mindspore_boost_ext.stages.growing_inputs import GrowingInputs, scaled
 class ResizedImages(nn.Cell):
     r"""Makes the images of a batch smaller, bilinearly.
 
-    The value at :math:`i` is taken at :math:`(i + 1/2) H / h - 1/2` of the given image, between its
-    neighbours: at scale 1/2 the mean of four.
+    The value at :math:`i` is interpolated at :math:`(i + 1/2) H / h - 1/2` of the given image. At
+    scale 1/2 it is the mean of four pixels.
 
     Args:
-        scale (float): of height and width, in (0, 1).
-        multiple (int): what both are rounded to a multiple of, at least 1. Default: 1.
+        scale (float): factor on height and width, in (0, 1).
+        multiple (int): both are rounded to a multiple of this, at least 1. Default: 1.
 
     Inputs:
         - **images** (Tensor) - float, shape :math:`(N, C, H, W)`.
@@ -72,7 +72,7 @@ class ResizingAlgorithm(GrowingInputs):
     switch = "progressive_resizing"
 
     def smaller(self, settings: Any, scale: float) -> nn.Cell:
-        """Return what resizes images."""
+        """Return the Cell that resizes images."""
         return ResizedImages(scale, settings.multiple)
 
     def check_inputs(self, settings: object, *inputs: object) -> None:
