@@ -1,1 +1,1 @@
-"""Gradients without what all inputs of an output have in common; the rule stands in ``base``."""
+"""Gradients minus their mean over the inputs of an output; the rule is in ``base``."""

@@ -1,4 +1,4 @@
-"""The switch ``gradient_centralization``: the optimizer made anew, with centralized gradients."""
+"""The switch ``gradient_centralization``: rebuilds the optimizer with centralized gradients."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mindspore_boost_ext.thor.optimizer import thor_of
 
 
 class GradientCentralizationAlgorithm(Algorithm):
-    """Centralized gradients, without fewer BatchNorms."""
+    """Gradient centralization alone, without ``less_bn``."""
 
     switch = "gradient_centralization"
 
     def build(self, build: Build) -> None:
-        """Make the optimizer anew."""
+        """Rebuild the optimizer."""
         if not isinstance(build.optimizer, nn.Optimizer):
             kind = type(build.optimizer).__name__
             raise TypeError(f"{self.switch} needs an nn.Optimizer, got {kind}: leave it away")
@@ -27,7 +27,7 @@ class GradientCentralizationAlgorithm(Algorithm):
 
 
 def centralized_weights(build: Build, row: str, asked_by: str) -> dict[str, int]:
-    """Return whose gradients are to be centralized, with output axes, and put a row for it."""
+    """Return whose gradients to centralize, with output axes, and put a row into the report."""
     names = {parameter.name for parameter in getattr(build.optimizer, "parameters", ())}
     axes = output_axes(build.network)
     found = {name: axis for name, axis in axes.items() if name in names}
