@@ -284,8 +284,7 @@ def open_regular(path: str) -> Iterator[BinaryIO]:
 
 
 def _read_npy(file: BinaryIO) -> Basis:
-    size = os.fstat(file.fileno()).st_size
-    return Basis(_read_array(file, size), np.empty(0))
+    return Basis(_read_array(file), np.empty(0))
 
 
 def _read_npz(file: BinaryIO) -> Basis:
@@ -295,7 +294,7 @@ def _read_npz(file: BinaryIO) -> Basis:
             if info.compress_type != zipfile.ZIP_STORED:
                 raise ValueError("its members are compressed: write it with save_basis")
             with archive.open(info) as member:
-                arrays[info.filename] = _read_array(member, info.file_size)
+                arrays[info.filename] = _read_array(member)
     if "components.npy" not in arrays:
         raise ValueError("it holds no array 'components'")
     explained, layout = arrays.get("explained.npy", np.empty(0)), _layout(arrays.get("layout.npy"))
@@ -314,7 +313,7 @@ def _layout(text: np.ndarray | None) -> Layout | None:
         raise ValueError("its layout is damaged") from None
 
 
-def _read_array(file: IO[bytes], size: int) -> np.ndarray:
+def _read_array(file: IO[bytes]) -> np.ndarray:
     """Read one array in NumPy's format; refuse a file whose length does not fit its header."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
