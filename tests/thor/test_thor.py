@@ -101,6 +101,20 @@ def test_embedding_has_a_diagonal_factor(mode):
     np.testing.assert_allclose(found["embedding_table"], expected, **TOLERANCE)
 
 
+def test_words_that_a_batch_lacks_stay_where_they_are_without_damping(mode):
+    """Their entries of A are 0 then, and its inverse has none."""
+    layer = nn.Embedding(6, 3)
+    net = Weighted(layer)
+    step = BoostTrainOneStepCell(net, THOR(layer, RATE, 0.0, 0.0)).set_train()
+    before = layer.embedding_table.asnumpy().copy()
+    ids = np.array([[0, 2], [2, 3], [2, 0], [4, 4]], np.int32)
+    with pytest.warns(BoostWarning, match="its damping was raised"):
+        step(Tensor(ids), Tensor(random(4, 2, 3)))
+    after = layer.embedding_table.asnumpy()
+    assert np.isfinite(after).all()
+    np.testing.assert_array_equal(after[[1, 5]], before[[1, 5]])
+
+
 def test_layer_norm(mode):
     x, target = random(8, 4), random(8, 4, seed=1)
     with pytest.warns(BoostWarning, match="no layer to precondition, so all gradients stay plain"):
@@ -217,16 +231,53 @@ def test_the_trace_rule_refreshes_keeps_and_stops(mode):
     observed = optimizer.observations()
     assert (observed["thor.refreshes"], observed["thor.inversions"]) == (2, 1)
     assert int(optimizer.next_refresh.asnumpy()) == 2**30
-    # 3 % more of A changes the trace by less than 10 % and more than 1 %: the old factors stay.
     x, target = steps[0]
+    traces = [np.trace(oracle.second_moment(one)) for one in (x, target)]
+    expected = traces[0] * traces[1] + DAMPING * 3 * 2
+    # Sums of a few products in float32.
+    assert observed["thor.trace.layer.weight"] == pytest.approx(expected, rel=1e-5)
+    # 3 % more of A changes the trace by less than 10 % and more than 1 %: the old factors stay.
+    # 12 % more are 9 % more than in the last refresh, but counted from the last inversion.
     _, optimizer = train_layer(
-        [(x, target), (1.015 * x, target), (2 * x, target)], frequency=1, trace_rule=(0.1, 0.01)
+        [(x, target), (1.015 * x, target), (1.06 * x, target)], frequency=1, trace_rule=(0.1, 0.01)
     )
     observed = optimizer.observations()
     assert (observed["thor.refreshes"], observed["thor.inversions"]) == (3, 2)
     np.testing.assert_allclose(
-        optimizer.factors[0].asnumpy(), oracle.second_moment(2 * x), rtol=1e-5
+        optimizer.factors[0].asnumpy(), oracle.second_moment(1.06 * x), rtol=1e-5
     )
+
+
+class TwoTasks(nn.Cell):
+    """Two layers over the input and over the target, whose factors know no weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Dense(3, 2), nn.Dense(2, 1)
+
+    def construct(self, x, target):
+        return ((self.first(x) * target).sum() + self.second(target).sum()) / x.shape[0]
+
+
+def test_a_layer_that_has_stopped_stays_so_and_the_other_goes_on(mode):
+    """In the second batch nothing changes for the first layer: twice A, and half of G."""
+    ((x, target),) = pairs(1)
+    factors = [(1, 1), (2, 0.5), (2, 1), (2, 2)]
+    steps = [(a * x, np.float32(b) * target) for a, b in factors]
+    _, optimizer = train_layer(steps, net=TwoTasks(), frequency=1, trace_rule=(0.01, 0.001))
+    _, inversions, *_ = optimizer.curvature.counters.asnumpy()
+    assert inversions.tolist() == [1, 4]
+    assert optimizer.observations()["thor.refreshes"] == 4
+
+
+def test_averages_go_on_where_the_trace_rule_keeps_the_inverses(mode):
+    ((x, target),) = pairs(1)
+    steps = [(x, target), (1.1 * x, target)]
+    _, optimizer = train_layer(steps, frequency=1, moving_average=0.5, trace_rule=(5.0, 0.0))
+    assert optimizer.observations()["thor.inversions"] == 1
+    expected = (oracle.second_moment(x) + oracle.second_moment(1.1 * x)) / 2
+    # Sums of a few products in float32.
+    np.testing.assert_allclose(optimizer.factors[0].asnumpy(), expected, rtol=1e-5)
 
 
 class Tied(nn.Cell):
