@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -292,6 +293,7 @@ def test_a_gradient_outside_the_subspace_gives_a_zero_step_without_nan(mode):
         step(net(x), (net.w.value(),), 1.0, weight, weight, x)
     assert net.w.asnumpy().tolist() == [0.0, 1.0]
     # No direction was asked for: that is no stall, and B stays as it is.
+    assert step.failures_in_a_row.asnumpy() == 0
     assert step.inverse_hessian.asnumpy().tolist() == [[1.0]]
     assert all(np.isfinite(one.asnumpy()).all() for one in step.get_parameters())
 
@@ -513,14 +515,32 @@ def test_the_mark_of_a_ranks_own_rows_is_not_broadcast():
     assert name not in step.parameters_broadcast_dict()
 
 
-def test_a_loaded_state_of_another_basis_is_refused(tmp_path):
+@pytest.mark.parametrize("other", ["other directions", "other signs"])
+def test_a_loaded_state_of_another_basis_is_refused(tmp_path, other):
     _, step = reduced()
     ms.save_checkpoint(step, str(tmp_path / "run.ckpt"))
-    other = nets.basis_file(seed=1)
-    _, second = reduced({"pca_mat_path": other})
+    path = nets.basis_file(seed=1)
+    if other == "other signs":
+        basis, path = load_basis(nets.basis_file(), 7), tmp_path / "basis.npz"
+        save_basis(path, dataclasses.replace(basis, components=-basis.components))
+    _, second = reduced({"pca_mat_path": path})
     ms.load_param_into_net(second, ms.load_checkpoint(str(tmp_path / "run.ckpt")))
     with pytest.raises(ValueError, match="belongs to another basis"):
         run(second, nets.batches(1))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_second_model_goes_on_in_the_same_basis_alone(pynative_mode, seed):
+    net = nets.MLP()
+    optimizer, searches = nets.momentum(net.trainable_params()), []
+    for path in (nets.basis_file(), nets.basis_file(seed=seed)):
+        model = model_of(net, config({"pca_mat_path": path}), optimizer, BoostModel)
+        searches.append(model.train_network.dim_reduce)
+        if len(searches) == 1:
+            run(model.train_network, nets.batches(4))
+    first, second = (one.inverse_hessian.asnumpy() for one in searches)
+    assert not np.array_equal(first, np.eye(7))
+    np.testing.assert_array_equal(second, first if seed == 0 else np.eye(7))
 
 
 def test_a_parallel_mode_that_slices_weights_is_refused(monkeypatch):
