@@ -6,6 +6,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
+from contract import switched
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import (
@@ -288,6 +289,48 @@ def test_a_part_gets_the_batch_beside_adasum_and_when_a_window_closes_early(mode
         assert step.flush_accumulation()
         assert len(entered) == 4
     assert step.update_part.total.asnumpy() == X.sum()
+
+
+class Unchanged(Algorithm):
+    switch = "unchanged"
+
+    def join(self, step):
+        step.update_part = UpdateAround(step.update_part)
+
+
+SCALES = {
+    "window": None,
+    "fixed": ms.FixedLossScaleManager(8.0, drop_overflow_update=False),
+    "dynamic": ms.DynamicLossScaleManager(8, 2, 100),
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_part_around_a_search_hands_on_the_batch_and_divides_no_scale(mode, scale):
+    """Not when a window is closed early, either."""
+    config = switched(dim_reduce=True, grad_accumulation=scale == "window")
+    config["dim_reduce"] = {"n_components": 7, "pca_mat_path": nets.basis_file()}
+    if scale == "window":
+        config["grad_accumulation"] = {"grad_accumulation_step": 2}
+    manager = {"loss_scale_manager": SCALES[scale]} if SCALES[scale] else {}
+    found = []
+    for own in ([], [Unchanged()]):
+        net = nets.MLP()
+        # A warning, as of an optimizer that does not divide the scale, would be an error here.
+        step = BoostModel(
+            net,
+            nets.loss_fn(),
+            nets.momentum(net.trainable_params()),
+            boost_level="O1",
+            boost_config_dict=config,
+            algorithms=own,
+            **manager,
+        ).train_network
+        for batch in nets.batches(3):
+            step(*map(Tensor, batch))
+        assert scale != "window" or step.flush_accumulation()
+        found.append(nets.weights(net))
+    nets.assert_same(*found)
 
 
 def test_what_the_host_sets_reaches_a_window_of_freeze_cell(mode):
