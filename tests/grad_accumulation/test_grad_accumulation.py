@@ -250,15 +250,40 @@ def test_overflow_drops_the_micro_batch_or_the_window(mode, policy):
     assert model.train_network.observations()["skipped_steps"] == 1
 
 
-def test_buffers_of_low_precision_parameters_are_float32(mode):
-    """2048 + 1 is 2048 in float16: a buffer of that type would lose every further gradient."""
+@pytest.mark.parametrize(("weighting", "samples"), [("equal", 1.0), ("samples", 64.0)])
+def test_buffers_of_low_precision_parameters_are_float32(mode, weighting, samples):
+    """2048 + 1 is 2048 in float16: a buffer of that type would lose every further gradient.
+
+    And 64 samples times 2048 are inf there.
+    """
     weight = Parameter(Tensor([0.0], ms.float16), name="w")
-    accumulation = GradientAccumulation(5, nn.SGD([weight], 1.0))
+    accumulation = GradientAccumulation(5, nn.SGD([weight], 1.0), weighting=weighting)
     for gradient in (2048.0, 1.0, 1.0, 1.0, 1.0):
-        loss = accumulation(Tensor(3.0), (Tensor([gradient], ms.float16),))
+        loss = accumulation(Tensor(3.0), (Tensor([gradient], ms.float16),), samples)
         assert float(loss.asnumpy()) == 3.0
     # (2048 + 4) / 5 = 410.4, to half a unit in the last place of float16 there (0.125)
     np.testing.assert_allclose(weight.asnumpy(), [-410.4], atol=0.125)
+
+
+def test_a_window_that_was_longer_where_it_was_saved_closes_with_the_next_batch(mode):
+    net = nn.Dense(1, 1, weight_init="zeros", has_bias=False)
+    long, short = (GradientAccumulation(n, nn.SGD(net.trainable_params(), 1.0)) for n in (4, 2))
+    gradient = (Tensor([[1.0]], ms.float32),)
+    for _ in range(3):
+        long(Tensor(0.0), gradient)
+    ms.load_param_into_net(short, {one.name: one for one in long.get_parameters()})
+    short(Tensor(0.0), gradient)
+    assert float(net.weight.asnumpy().reshape(())) == -1.0  # the mean of four
+    assert short.micro_steps() == 0
+
+
+def test_batches_of_one_sample_weigh_as_equal_ones_do():
+    weight = Parameter(Tensor([0.0]), name="w")
+    accumulation = GradientAccumulation(2, nn.SGD([weight], 1.0), weighting="samples")
+    accumulation(Tensor(0.0), (Tensor([1.0]),), 1.0)
+    accumulation.check_weighting(1.0)
+    with pytest.raises(ValueError, match="1 micro-batches that were not weighted by"):
+        accumulation.check_weighting(2.0)
 
 
 def test_state_has_names_of_its_own():
