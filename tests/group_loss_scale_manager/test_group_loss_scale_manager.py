@@ -111,6 +111,49 @@ def test_what_another_rank_hands_down_is_not_blamed_on_a_lower_group(mode):
     assert manager.group_scales() == [16.0, 32.0]
 
 
+class Finish(nn.Cell):
+    """The end of a step that trains group 1 alone, of two with one weight each."""
+
+    def __init__(self, manager):
+        super().__init__(auto_prefix=False)
+        weights = [one for group in manager.loss_scale_groups for one in group]
+        self.part = manager.scale_of_step(choose_detector(), weights).restricted((0,))
+
+    def construct(self, gradient, record):
+        _, _, scale = self.part.start(gradient)
+        _, skip = self.part.finish(gradient, scale, (gradient,), (record,))
+        return skip
+
+
+def finished(gradient, *flags):
+    """Return whether the step is skipped, and the next scales; before they are 4.
+
+    ``flags`` are what the markers of both groups have seen: whether it handed on an overflow, was
+    entered by one, was so before, had an entry.
+    """
+    manager = GroupLossScaleManager(4.0, groups(["a"], ["b"]), growth_factor=2.0, shrink_factor=0.5)
+    nothing = [0, 0, 0, 0]  # of input and output
+    record = Tensor([nothing, *flags, nothing], ms.float32)
+    skip = Finish(manager)(Tensor([gradient], ms.float32), record)
+    return bool(skip.asnumpy()), manager.group_scales()
+
+
+SEEN = {
+    "nothing": [0, 0, 0, 1],
+    "no backward pass": [0, 0, 0, 0],
+    "an overflow that reaches no weight": [1, 0, 0, 1],
+}
+
+
+@pytest.mark.parametrize("seen", SEEN)
+def test_the_scale_of_a_group_that_rests_stays(mode, seen):
+    assert finished(1.0, [0, 0, 0, 1], SEEN[seen]) == (False, [8.0, 4.0])
+
+
+def test_the_scale_of_a_group_that_rests_shrinks_where_it_spoils_another(mode):
+    assert finished(np.inf, [0, 1, 1, 1], [1, 0, 0, 1]) == (True, [8.0, 2.0])
+
+
 def test_an_overflow_between_groups_is_not_missed(mode):
     """The gradient that group 2 hands on overflows, but the one of its own weight does not."""
     # dL/dw2 = S2 * x * w1 = 1024 * 2 ** -10; what is handed on: S2 * w2 = 1024 * 128 = inf in fp16.
@@ -368,6 +411,21 @@ def test_scales_stay_float32_inside_a_float16_network(mode):
     assert not overflow
     assert scales == [2.0**17] * 2
     assert [float(factor.asnumpy()[0]) for factor in net.factors] == [1 - 2.0**-10] * 2
+
+
+class Passage(nn.Cell):
+    def __init__(self, manager):
+        super().__init__()
+        self.manager = manager
+
+    def construct(self, x):
+        return self.manager(x, 0, 1)
+
+
+@pytest.mark.parametrize("kind", [ms.float16, ms.bfloat16])
+def test_a_marker_hands_on_the_precision_of_its_network(mode, kind):
+    net = Passage(GroupLossScaleManager(4.0, groups(["w"]))).to_float(kind)
+    assert net(Tensor([1.0], ms.float32)).dtype == kind
 
 
 def groups(*names):
