@@ -102,6 +102,15 @@ def test_moments_in_a_list_go_on_in_a_second_model(mode):
     nets.assert_same(whole, trained(with_list(CENTRALIZED, net, optimizer), 3, first=3))
 
 
+def test_what_has_no_name_of_its_own_in_a_list_is_not_listed():
+    """Its number differs from run to run, so that no run could go on from a file."""
+    net = nets.MLP()
+    optimizer = ListOfMoments(net.trainable_params(), 0.1)
+    optimizer.nameless = [Parameter(Tensor(1.0))]
+    step = with_list({"boost": OFF}, net, optimizer).train_network
+    assert [one.name for one in step.get_parameters() if "#" in one.name] == []
+
+
 def test_moments_in_a_list_under_another_optimizer_are_in_the_checkpoint(tmp_path):
     net = nets.MLP()
     optimizer = FreezeOpt(ListOfMoments(net.trainable_params(), 0.1), [net.trainable_params()], [0])
@@ -172,6 +181,12 @@ def test_an_argument_for_each_parameter_goes_to_a_namesake():
     assert made.factors == [1 + order.index(one.name) for one in made.parameters]
 
 
+def test_an_argument_for_each_parameter_follows_another_order():
+    params = nets.MLP().trainable_params()
+    made = construct_like(Aligned(params, 0.1, [1, 2, 3, 4]), params[::-1])
+    assert made.factors == [4, 3, 2, 1]
+
+
 def test_arguments_stay_where_parameters_do():
     """Whatever their length: nothing is cut."""
     optimizer = OwnFactors(nets.MLP().trainable_params(), 0.1, [1, 2, 3, 4])
@@ -202,6 +217,8 @@ def test_a_view_has_the_entries_of_its_parameters(kind):
     assert [float(one) for one in view.factors] == [1, 2, 3, 4]
     with pytest.raises(ValueError, match=r"OwnFactors\.factors has as many entries as there are"):
         optimizer_view(OwnFactors(params, 0.1, KINDS[kind]([1, 2, 3, 4])), [1, 3])
+    view = optimizer_view(OwnFactors(params[:1], 0.1, KINDS[kind]([5])), [0])
+    assert [float(one) for one in view.factors] == [5]  # nothing is left out
 
 
 def test_what_a_script_says_of_decay_after_the_constructor_stays():
@@ -224,6 +241,11 @@ def test_a_new_groups_decay_counts():
     again = [{"params": first, "weight_decay": 0.5}, {"params": second}]
     made = construct_like(optimizer, again)
     assert made.decay_flags == (True, True, True, False)
+    # Without groups the constructor has made gamma and beta go without.
+    params = nn.SequentialCell(nn.Dense(2, 2), nn.BatchNorm1d(2)).trainable_params()
+    plain = nn.Momentum(params, 0.1, 0.9, weight_decay=0.5)
+    made = construct_like(plain, [{"params": params, "weight_decay": 0.5}])
+    assert made.decay_flags == (True, True, True, True)
 
 
 class CountsCalls(nn.learning_rate_schedule.LearningRateSchedule):
@@ -238,11 +260,11 @@ class CountsCalls(nn.learning_rate_schedule.LearningRateSchedule):
 
 
 class CountsInAList(CountsCalls):
-    """Counts in a list, too, and holds what CPU cannot assign to."""
+    """Counts in a list or tuple, too, and holds what CPU cannot assign to."""
 
-    def __init__(self):
+    def __init__(self, kind=list):
         super().__init__()
-        self.held = [Parameter(Tensor(0.0, ms.float32), name="held")]
+        self.held = kind([Parameter(Tensor(0.0, ms.float32), name="held")])
         self.start = Parameter(Tensor(0.1, ms.bfloat16), name="start")
 
     def construct(self, step):
@@ -250,7 +272,11 @@ class CountsInAList(CountsCalls):
         return ops.depend(super().construct(step), calls)
 
 
-@pytest.mark.parametrize("schedule", [CountsCalls, CountsInAList])
+@pytest.mark.parametrize(
+    "schedule",
+    [CountsCalls, lambda: CountsInAList(tuple), CountsInAList],
+    ids=["calls", "in a tuple", "in a list"],
+)
 def test_to_read_a_rate_does_not_count_as_a_call(mode, schedule):
     net, rate = nets.MLP(), schedule()
     optimizer = nn.Momentum(net.trainable_params(), rate, 0.9)
@@ -285,3 +311,21 @@ def test_what_an_optimizer_process_reads_cannot_be_set(name):
     assert getattr(process, name) is not None
     with pytest.raises(AttributeError, match=name):
         setattr(process, name, None)
+
+
+class Falls(nn.learning_rate_schedule.LearningRateSchedule):
+    """Returns the Parameter in which it keeps its rate."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate = Parameter(Tensor(0.5, ms.float32), name="rate")
+
+    def construct(self, step):
+        ops.assign_sub(self.rate, Tensor(0.25, ms.float32))
+        return self.rate
+
+
+def test_a_rate_is_read_before_its_schedule_is_put_back(mode):
+    schedule = Falls()
+    assert read_learning_rate(nn.SGD(nets.MLP().trainable_params(), schedule)) == 0.25
+    assert schedule.rate.asnumpy() == 0.5
