@@ -87,7 +87,8 @@ def test_parts_need_not_be_equal(mode, samples):
     nets.assert_same(nets.weights(net), nets.weights(other))
 
 
-def test_an_input_for_the_whole_batch_is_in_every_part(mode):
+@pytest.mark.parametrize("factor", [2.0, [1.0, 2.0, 3.0]], ids=["number", "of each class"])
+def test_an_input_for_the_whole_batch_is_in_every_part(mode, factor):
     class Weighted(nn.Cell):
         def __init__(self):
             super().__init__()
@@ -106,7 +107,7 @@ def test_an_input_for_the_whole_batch_is_in_every_part(mode):
         step = ms.Model(net, None, own, boost_level="O1", boost_config_dict=config).train_network
         for x, y in nets.batches(2):
             for a, b in halves(x, y) if not cut else [(Tensor(x), Tensor(y))]:
-                step(a, Tensor(2.0), b)
+                step(a, Tensor(factor), b)
         trained.append(nets.weights(net))
     nets.assert_same(*trained)
 
@@ -124,27 +125,39 @@ def test_losses_of_samples_are_those_of_the_batch(mode):
     np.testing.assert_array_equal(found[: len(x) // 2], expected)  # of the weights before
 
 
-def test_losses_of_places_are_those_of_the_batch(mode):
-    """Two of each sample, in parts that are not equal."""
-    net, other = _Twice(nets.MLP()), _Twice(nets.MLP())
+class Twice(nn.Cell):
+    """Gives two losses of each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.loss = nets.MLP(), nn.SoftmaxCrossEntropyWithLogits(sparse=True)
+
+    def construct(self, x, y):
+        loss = self.loss(self.net(x), y)
+        return ms.ops.cat((loss, loss))
+
+
+class Neighbours(Twice):
+    """Gives one of each two neighbours in a batch."""
+
+    def construct(self, x, y):
+        loss = self.loss(self.net(x), y)
+        return loss[1:] + loss[:-1]
+
+
+@pytest.mark.parametrize(("kind", "samples"), [(Twice, 8), (Twice, 7), (Neighbours, 7)])
+def test_losses_of_places_are_those_of_the_batch(mode, kind, samples):
+    """Of seven samples the parts are not equal."""
+    net, other = kind(), kind()
     own = on_list(net.trainable_params())
     step = model_of(net, config_of(short_schedule=CUT), own, loss_fn=None).train_network
     slower = nn.Momentum(other.trainable_params(), [RATES[one] for one in AT], 0.9)
     plain = nn.TrainOneStepCell(other, slower).set_train()
     (x, y), *_ = nets.batches(1)
-    found = step(Tensor(x[:7]), Tensor(y[:7])).asnumpy()
-    expected = np.concatenate([plain(*half).asnumpy() for half in halves(x[:7], y[:7])])
+    batch = x[:samples], y[:samples]
+    found = step(*map(Tensor, batch)).asnumpy()
+    expected = np.concatenate([plain(*half).asnumpy() for half in halves(*batch)])
     np.testing.assert_array_equal(found, expected)  # the same operators on the same numbers
-
-
-class _Twice(nn.Cell):
-    def __init__(self, net):
-        super().__init__()
-        self.net, self.loss = net, nn.SoftmaxCrossEntropyWithLogits(sparse=True)
-
-    def construct(self, x, y):
-        loss = self.loss(self.net(x), y)
-        return ms.ops.cat((loss, loss))
 
 
 class TwoTasks(nn.Cell):
@@ -206,6 +219,15 @@ def test_inputs_grow_by_the_updates(mode):
         for a, b in halves(x, y):
             own(a[:, :length], b)
     nets.assert_same(nets.weights(net), nets.weights(plain))
+
+
+def test_phases_are_shares_of_all_updates_on_parts():
+    """Of six batches, whose updates are more than those of the whole training were."""
+    warmup = {"seq_length_warmup": {"phases": [[0.5, 0.5]], "total_steps": TOTAL}}
+    section = {**CUT, "share": 0.6}
+    step = shortened(on_list, Lengths(), short_schedule=section, **warmup).train_network
+    reason = "scale 0.5 until update 6 of 12, then full size"
+    assert step.report()["seq_length_warmup"].reason == reason
 
 
 def test_a_language_model_keeps_its_batches(mode):

@@ -145,6 +145,13 @@ def test_a_model_stops_at_the_end_of_the_schedule(mode, how):
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
+def test_a_schedule_that_skips_one_rate_ends_with_the_last(pynative_mode):
+    """The last but one is reached an update earlier."""
+    model, count = shortened(on_list, nets.MLP(), short_schedule={"share": 0.9}), Count()
+    model.train(1, epochs(TOTAL), callbacks=count, dataset_sink_mode=False)
+    assert count.steps == 9
+
+
 def test_a_loop_over_epochs_stops_there_too(mode):
     net, count = nets.MLP(), Count()
     optimizer = on_list(net.trainable_params())
