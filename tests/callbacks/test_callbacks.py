@@ -22,6 +22,7 @@ from mindspore_boost_ext import recipe, save_checkpoint
 from mindspore_boost_ext.callbacks import display as _display
 from mindspore_boost_ext.callbacks import history
 from mindspore_boost_ext.callbacks import monitor as callbacks
+from mindspore_boost_ext.callbacks.epoch import batches_of_epoch
 from mindspore_boost_ext.callbacks.history import HistoryWriter, plot_history, read_history
 from mindspore_boost_ext.callbacks.monitor import BoostMonitor, read_learning_rate
 from mindspore_boost_ext.cli.results import applied
@@ -385,6 +386,12 @@ def test_sink_mode_counts_whole_sink_calls(tmp_path):
     assert epoch["samples_per_second"] * seconds == pytest.approx(80)
 
 
+@pytest.mark.parametrize(("sinking", "batches"), [(False, STEPS), (True, 2)])
+def test_a_sink_size_is_an_epoch_where_it_sinks(sinking, batches):
+    params = {"train_dataset": dataset(), "batch_num": 2, "dataset_sink_mode": sinking}
+    assert batches_of_epoch(params) == batches
+
+
 def test_throughput_is_the_ratio_of_fading_sums():
     rate = callbacks._Throughput()
     assert rate.update(4, 100.0) is None
@@ -473,7 +480,7 @@ def test_an_end_that_was_planned_is_not_news(capsys):
                 params["ended_by"] = "short_schedule"
                 run_context.request_stop()
 
-    for at, said in ((6, 0), (5, 1)):
+    for at, said in ((6, 0), (5, 1), (3, 1)):
         ends = Ends()
         ends.at = at
         net = nn.Dense(4, 1)

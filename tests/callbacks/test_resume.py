@@ -262,6 +262,16 @@ def test_a_file_from_before_there_was_a_switch_fits_while_it_is_off(tmp_path, mo
     assert restore(accumulating().train_network, tmp_path / "run.ckpt") == 1
 
 
+def test_a_switch_of_a_later_version_is_named(tmp_path, monkeypatch):
+    known = AutoBoost.settings_in_force
+    later = {"boost.of_later": "True"}
+    monkeypatch.setattr(AutoBoost, "settings_in_force", lambda boost: {**known(boost), **later})
+    train(accumulating(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
+    monkeypatch.undo()
+    step = accumulating().train_network
+    assert_refused(step, tmp_path / "run.ckpt", r"boost\.of_later was True and is not in force")
+
+
 def test_another_number_of_ranks_is_named(tmp_path, monkeypatch):
     """What the others had in their windows, and their moments, would be lost without a word."""
     path = tmp_path / "run.ckpt"
@@ -392,6 +402,21 @@ def test_phases_are_those_of_the_first_batch_of_the_run_that_was_saved(mode, tmp
     fresh = of_numbers(seq_length_warmup=phases)
     fresh(*short)
     assert fresh.report()["seq_length_warmup"] != before
+
+
+def test_phases_are_those_of_other_settings_that_were_allowed(mode, tmp_path):
+    path, batch = tmp_path / "run.ckpt", numbers(4, 16)
+    section = {"phases": [[0.34, 0.125], [0.34, 0.25]], "total_steps": 24}
+    longer = {**section, "total_steps": 48}
+    saved = of_numbers(seq_length_warmup=section)
+    saved(*batch)
+    save_checkpoint(saved.train_network, path, append_dict={"epoch": 1})
+    second, fresh = (of_numbers(seq_length_warmup=longer) for _ in range(2))
+    with pytest.warns(BoostWarning, match="total_steps was 24 and is 48; training goes on"):
+        restore(second.train_network, path, allow_other_settings=True)
+    for step in (second, fresh):
+        step(*batch)
+    assert second.report()["seq_length_warmup"] == fresh.report()["seq_length_warmup"]
 
 
 def test_batches_stay_whole_or_cut_as_in_the_run_that_was_saved(mode, tmp_path, monkeypatch):
