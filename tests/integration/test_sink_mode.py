@@ -179,22 +179,32 @@ def test_a_step_that_has_run_in_pynative_mode_sinks(graph_mode, sink):
     nets.assert_same_weights(model.train_network, expected.train_network)
 
 
-def test_the_first_look_is_once(graph_mode, sink, monkeypatch):
-    """And a step that has run by hand has looked at its batch."""
-    looks = []
-    look = BoostTrainOneStepCell.look_before_first
+@pytest.fixture
+def looks(monkeypatch):
+    """Return a list of how many inputs each first look at a step has had."""
+    found, look = [], BoostTrainOneStepCell.look_before_first
     monkeypatch.setattr(
         BoostTrainOneStepCell,
         "look_before_first",
-        lambda self, *inputs: looks.append(inputs) or look(self, *inputs),
+        lambda self, *inputs: found.append(len(inputs)) or look(self, *inputs),
     )
+    return found
+
+
+def test_the_first_look_is_once(mode, sink, looks):
+    """A step that has run by hand has looked at its batch, as one does that no graph runs."""
     by_hand, model = clipped(1.0), clipped(1.0)
     by_hand.train_network(*map(Tensor, nets.batches(1)[0]))
-    assert [len(one) for one in looks] == [2]
+    assert looks == [2]
     for _ in range(2):
         sink(by_hand, 1)
         sink(model, 1)
-    assert [len(one) for one in looks] == [2, 0]
+    assert looks == ([2, 0] if mode == "graph" else [2, 2])
+
+
+def test_where_nothing_sinks_the_first_look_is_at_the_batch(mode, looks):
+    clipped(1.0).train(1, nets.dataset(STEPS), dataset_sink_mode=True)
+    assert looks == [2]
 
 
 def test_a_loaded_state_of_another_basis_is_refused(mode, sink, tmp_path):
@@ -218,6 +228,7 @@ def test_a_fixed_scale_that_always_overflows_is_warned_of(graph_mode, sink, monk
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         sink(model, 10)  # 600 steps: 6 looks of the 10 that it takes
+        assert model.train_network._steps_run == 600
         assert not caught
     with pytest.warns(BoostWarning, match="overflowed at the fixed loss scale"):
         sink(model, 10)
