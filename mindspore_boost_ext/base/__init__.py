@@ -1,4 +1,4 @@
-"""What rooms share: optimizers made anew, centralization, sums, and a network's Cells."""
+"""What several folders share: rebuilt optimizers, centralization, sums, a network's Cells."""
 
 from mindspore_boost_ext.base.rebuild import OptimizerProcess, ParameterProcess
 

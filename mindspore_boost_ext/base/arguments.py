@@ -1,4 +1,4 @@
-"""What an optimizer was made of, read back from it: its arguments and groups."""
+"""Reads from an optimizer what it was made of: its arguments and groups."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from mindspore_boost_ext.report import warn
 Group = dict[str, Any]
 ORDER = "order_params"
 _LISTS = ("params", ORDER)
-# The name of a rate that groups without one share.
+# Name of the learning rate of groups that have none of their own.
 _DEFAULT_RATE = "learning_rate"
-# MindSpore marks a constructor that keeps its arguments by wrapping it in this.
+# MindSpore wraps a constructor that keeps its arguments in a function of this name.
 _NOTES_ARGUMENTS = "opt_init_args_register."
 
 
 def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
-    """Return the optimizer that holds the moments: under LARS the one that it wraps.
+    """Return the optimizer that holds the moments: for LARS, the one that it wraps.
 
     Raises:
-        TypeError: if ``optimizer`` is none, or wraps one in another way.
+        TypeError: if ``optimizer`` is not an ``nn.Optimizer``, or wraps one and is not LARS.
     """
     if not isinstance(optimizer, nn.Optimizer):
         raise TypeError(f"the optimizer must be an nn.Optimizer, got a {type(optimizer).__name__}")
@@ -49,7 +49,7 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
 
 
 def innermost(optimizer: nn.Cell) -> nn.Cell:
-    """Return the optimizer that FreezeOpt, LARS and the like wrap; one that wraps none itself."""
+    """Return the optimizer inside FreezeOpt, LARS and other wrappers; without one, itself."""
     while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
         optimizer = inner
     return optimizer
@@ -59,7 +59,7 @@ def check_groups(optimizer: nn.Cell) -> None:
     """Refuse groups whose parameters MindSpore has used up before it could train them.
 
     Raises:
-        ValueError: if the ``"params"`` of a group were a generator, a filter or the like.
+        ValueError: if there are no parameters, or those of a group were a generator or a filter.
     """
     optimizer = innermost(optimizer)
     if len(getattr(optimizer, "parameters", (None,))) == 0:
@@ -78,8 +78,8 @@ def check_groups(optimizer: nn.Cell) -> None:
 def groups_of(optimizer: nn.Optimizer) -> list[Any]:
     """Return the parameters as the optimizer got them: a list of Parameters, or of group dicts.
 
-    The dicts are new ones; rates are the present ones. A group keeps what it says and no more, so
-    that the rest is the default of the optimizer.
+    The dicts are new; rates are the present ones. A group holds only the settings that it was
+    given; the others are the optimizer's defaults.
     """
     base = base_of(optimizer)
     check_groups(base)
@@ -90,7 +90,7 @@ def groups_of(optimizer: nn.Optimizer) -> list[Any]:
 
 
 def _noted_groups(optimizer: nn.Cell) -> Sequence[Any] | None:
-    """Return the parameters or groups that a constructor has noted; None if it has none."""
+    """Return the parameters or groups that a constructor has kept; None if it kept none."""
     noted = getattr(optimizer, "init_params", {}).get("params")
     return noted if isinstance(noted, (list, tuple)) else None
 
@@ -104,7 +104,7 @@ def _present(group: Mapping[str, Any], base: nn.Optimizer) -> Group:
 
 
 def _groups_by_setting(base: nn.Optimizer) -> list[Group]:
-    """Return groups for an optimizer that did not note them: one for each set of settings."""
+    """Return groups for an optimizer that did not keep them: one for each set of settings."""
     groups: dict[tuple[Any, ...], Group] = {}
     for place, parameter in enumerate(base.parameters):
         decay, centralized = base.group_weight_decay[place], base.group_grad_centralization[place]
@@ -124,9 +124,9 @@ def _groups_by_setting(base: nn.Optimizer) -> list[Group]:
 
 
 def present_rate(given: Any, held: Any) -> Any:
-    """Return a learning rate that an optimizer holds in the form in which constructors take it.
+    """Return the learning rate ``held`` by an optimizer, in a form that constructors take.
 
-    What was given, where it is known and still says what the optimizer does, else a number, list or
+    That is ``given`` if it is still the same number or list; else a number, a list or a
     schedule.
     """
     if isinstance(held, nn.Cell):
@@ -137,14 +137,14 @@ def present_rate(given: Any, held: Any) -> Any:
 
 
 def _given_decay(held: Any, optimizer: nn.Optimizer) -> Any:
-    """Return a weight decay as it was given: MindSpore multiplies the loss scale in."""
+    """Return a weight decay as it was given: MindSpore has multiplied it by the loss scale."""
     if isinstance(held, nn.Cell):
         return held.weight_decay
     return float(host_array(held)) / optimizer.loss_scale
 
 
 def _settings_of(params: Sequence[Any]) -> list[Group]:
-    """Return the groups without the order of their parameters; none if there are no groups."""
+    """Return the groups, without the entry for their order; empty if there are no groups."""
     return [one for one in params if isinstance(one, dict) and ORDER not in one]
 
 
@@ -158,16 +158,16 @@ def _default_rate(optimizer: nn.Optimizer) -> tuple[Any, bool]:
     if heads or not groups:
         held = optimizer.get_lr_parameter((heads or optimizer.parameters)[0])
         return present_rate(kept, held), False
-    # MindSpore keeps no schedule that no group uses. Instead a fixed rate, if there is one: beside
-    # others MindSpore rounds it.
+    # MindSpore keeps no default schedule that no group uses. A group's rate stands in, a fixed one
+    # if there is one: beside a schedule MindSpore rounds fixed rates.
     rates = [group["lr"] for group in groups] if kept is None else [kept]
     return min(rates, key=lambda rate: not isinstance(rate, (int, float))), kept is None
 
 
 def _default_decay(optimizer: nn.Optimizer) -> tuple[Any, bool]:
-    """Return the weight decay of an optimizer that did not note it, and whether it is a guess.
+    """Return the weight decay of an optimizer that did not keep it, and whether it is a guess.
 
-    With groups, each of which has its own here, it is that of the largest one.
+    If there are groups, each has a weight decay here; the result is that of the largest group.
     """
     if not optimizer.is_group:
         return _given_decay(optimizer.weight_decay, optimizer), False
@@ -178,10 +178,10 @@ def _default_decay(optimizer: nn.Optimizer) -> tuple[Any, bool]:
 
 
 def _arguments_of(optimizer: nn.Optimizer) -> tuple[dict[str, Any], dict[str, bool]]:
-    """Return the arguments of the constructor, but for the parameters, and which are guesses.
+    """Return the constructor's arguments without the parameters, and which of them are guesses.
 
     Raises:
-        TypeError: if they cannot be known: a class of the user's own that does not note them.
+        TypeError: if they are not known: a class of the user's own does not keep them.
     """
     kind, guessed = type(optimizer), {}
     names = next((names for known, names in _HELD.items() if _constructor_is(kind, known)), ())
@@ -205,7 +205,7 @@ def _arguments_of(optimizer: nn.Optimizer) -> tuple[dict[str, Any], dict[str, bo
     return arguments, guessed
 
 
-# Where the optimizers of MindSpore that do not note their arguments hold them.
+# The attributes in which MindSpore's optimizers that do not keep their arguments have them.
 _BETAS = ("beta1", "beta2", "eps")
 _OFFLOADED = ("loss_scale", "opt.use_locking", "opt.use_nesterov")
 _HELD: Mapping[type, tuple[str, ...]] = MappingProxyType(
@@ -222,13 +222,13 @@ def _constructor_is(kind: type, other: type) -> bool:
 
 
 def _keeps_its_arguments(kind: type) -> bool:
-    """Return whether what ``init_args`` holds are arguments of this class, not of a base class."""
+    """Return whether ``init_args`` holds the arguments of this class, not of a base class."""
     noting = [
         one
         for one in kind.__mro__
         if "__init__" in vars(one) and _constructor(one).__qualname__.startswith(_NOTES_ARGUMENTS)
     ]
-    # Of several that note, the innermost writes last.
+    # If several constructors keep arguments, the innermost one writes last.
     return len(noting) == 1 and _constructor_is(kind, noting[0])
 
 
@@ -236,9 +236,9 @@ def _keeps_its_arguments(kind: type) -> bool:
 
 
 def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimizer:
-    """Return a new optimizer like another, LARS around it as well, over Parameters or groups.
+    """Return a new optimizer like another, over Parameters or groups; under LARS if that one is.
 
-    A group's own settings count; moments and global step are as at the start.
+    A group's own settings hold. Moments and global step start anew.
     """
     base = base_of(optimizer)
     arguments, guessed = _arguments_of(base)
@@ -258,7 +258,7 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
 
 
 def _cut_to(params: Sequence[Any], arguments: dict[str, Any], old: nn.Optimizer) -> None:
-    """Let arguments with one entry a parameter have those of the parameters that are left."""
+    """Cut arguments that have one entry for each parameter to the parameters that are left."""
     wanted = _flat(params)
     if [id(one) for one in wanted] == [id(one) for one in old.parameters]:
         return
@@ -284,8 +284,8 @@ def _flat(params: Sequence[Any]) -> list[Parameter]:
 
 
 def _keep_decay_flags(old: nn.Optimizer, new: nn.Optimizer) -> None:
-    """Let parameters decay, or not, as a script has said after the constructor."""
-    base = base_of(old)  # LARS has taken the flags over, and cleared its own
+    """Keep the decay flags that a script has set after the constructor."""
+    base = base_of(old)  # LARS takes the flags over, and sets those of the inner optimizer to False
     held = zip(base.parameters, getattr(old, "decay_flags", ()), _decays(base))
     said = {id(one): flag for one, flag, made in held if flag != made}
     if said:
@@ -294,7 +294,7 @@ def _keep_decay_flags(old: nn.Optimizer, new: nn.Optimizer) -> None:
 
 
 def _decays(optimizer: nn.Optimizer) -> list[bool]:
-    """Return which parameters decay by MindSpore's constructor."""
+    """Return for each parameter whether MindSpore's constructor lets it decay."""
     if optimizer.is_group:
         return [isinstance(one, nn.Cell) or one > 0 for one in optimizer.group_weight_decay]
     names = [one.name for one in optimizer.parameters]
@@ -302,7 +302,7 @@ def _decays(optimizer: nn.Optimizer) -> list[bool]:
 
 
 def _warn_of_guess(old: nn.Optimizer, params: Sequence[Any], setting: str, value: Any) -> None:
-    """Say which parameters get a default that is another group's, since MindSpore kept none."""
+    """Warn which parameters get another group's setting, since MindSpore kept no default."""
     remedies = {
         "learning_rate": ("lr", "a number as learning_rate"),
         "weight_decay": ("weight_decay", "one weight_decay to all groups"),
@@ -319,7 +319,7 @@ def _warn_of_guess(old: nn.Optimizer, params: Sequence[Any], setting: str, value
 
 
 def _placement(optimizer: nn.Optimizer) -> tuple[Any, ...]:
-    """Return what setting ``target`` changes: kernels too, even if it names the device itself."""
+    """Return what setting ``target`` changes. It changes kernels even if it names the device."""
     sparse = getattr(optimizer, "sparse_opt", None)
     on_device = getattr(optimizer, "_is_device", None)
     return optimizer.target, on_device, getattr(sparse, "name", None)

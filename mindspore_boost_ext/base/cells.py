@@ -1,4 +1,4 @@
-"""The Cells of a network: found by their kind, named, and put in each other's places."""
+"""Finds Cells of a network by their class, names them, and replaces them by others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspore import Parameter, nn, ops
 
 from mindspore_boost_ext import _compat
 
-_CONTAINERS = (list, tuple, dict)  # a class of the script's may be made by other arguments
+_CONTAINERS = (list, tuple, dict)  # no subclasses: their constructors may take other arguments
 _REWRITTEN = re.compile(r"Opt(_\d+)+$")  # of a module, such as NetOpt_140110865456912
 
 
@@ -35,14 +35,14 @@ def cells_in(thing: object) -> Iterator[nn.Cell]:
 def is_a(cell: nn.Cell, kinds: tuple[type, ...]) -> bool:
     """Return whether a Cell is of one of some classes, also after mixed precision O1.
 
-    From its second use in a process on, that derives layers from copies of MindSpore's classes.
+    From its second use in a process on, O1 derives layers from copies of MindSpore's classes.
     """
     names = {one.__name__ for one in kinds} if is_rewritten(cell) else ()
     return isinstance(cell, kinds) or any(one.__name__ in names for one in type(cell).__mro__)
 
 
 def is_rewritten(cell: nn.Cell) -> bool:
-    """Return whether mixed precision O1 has written the class of a Cell."""
+    """Return whether mixed precision O1 has rewritten the class of a Cell."""
     return bool(_REWRITTEN.search(type(cell).__module__))
 
 
@@ -53,12 +53,12 @@ def parameters_in_lists(cell: nn.Cell) -> list[Parameter]:
 
 
 def name_of(parameter: Parameter) -> str:
-    """Return the name of a layer from that of one of its parameters."""
+    """Return the name of a layer, from the name of one of its parameters."""
     return str(parameter.name.rpartition(".")[0] or parameter.name)
 
 
 def copy_settings(source: object, target: nn.Cell) -> None:
-    """Give a Cell the settings of the layer or operator that it stands for: code may read them."""
+    """Give a Cell the settings of the layer or operator that it replaces: code may read them."""
     for name, value in vars(source).items():
         is_setting = not name.startswith("_") and not isinstance(value, ops.Primitive)
         if is_setting and not hasattr(target, name):
@@ -66,12 +66,12 @@ def copy_settings(source: object, target: nn.Cell) -> None:
 
 
 def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] = ()) -> None:
-    """Put Cells or operators in the places of others, wherever the network holds them.
+    """Replace Cells or operators by others, wherever the network holds them.
 
-    By ``table``, from ids to what takes their places; Cells with ids in ``spared`` are left alone.
+    ``table`` maps their ids to the replacements. Cells with ids in ``spared`` keep what they hold.
     """
     for _, cell in list(network.cells_and_names()) if table else ():
-        _compat.forget_compiled(cell)  # graphs compiled before are those of the other network
+        _compat.forget_compiled(cell)  # graphs compiled before are of the network as it was
         for name, inner in [*_compat.children(cell).items(), *_compat.primitives(cell).items()]:
             if id(inner) in table and id(cell) not in spared:
                 _compat.set_child(cell, name, table[id(inner)])
@@ -83,9 +83,9 @@ def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] 
 
 
 def exchanged(thing: Any, change: Callable[[Any], Any], around: tuple[int, ...] = ()) -> Any:
-    """Return lists, tuples and dicts, however nested, with what ``change`` makes of what they hold.
+    """Return nested lists, tuples and dicts, with ``change`` applied to each value in them.
 
-    One that holds nothing new stays itself; ``around`` are those that it stands in.
+    A container with nothing new is returned itself. ``around`` has the ids of the outer ones.
     """
     if type(thing) not in _CONTAINERS:
         return change(thing)
@@ -104,5 +104,5 @@ def declared_shapes(cell: nn.Cell) -> list[tuple[int | None, ...]]:
 
 
 def is_open(shape: tuple[int | None, ...], axes: slice) -> bool:
-    """Return whether the size of one of some axes, or their number, is not declared."""
+    """Return whether the size of one of these axes, or the number of axes, is not declared."""
     return shape == (-2,) or any(size is None or size < 0 for size in shape[axes])

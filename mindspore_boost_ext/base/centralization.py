@@ -1,4 +1,4 @@
-"""Gradient centralization: take from each weight gradient its mean over the inputs of an output."""
+"""Gradient centralization: subtract from a weight's gradient the mean over an output's inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.base.sums import over_columns
 from mindspore_boost_ext.config.rules import shown
 
-# The place of an output axis when a gradient stays as it is.
+# Stands for the output axis if a gradient stays as it is.
 UNTOUCHED = -1
 # Last parts of the names of parameters that are no weights.
 _NO_WEIGHTS = ("gamma", "beta", "bias")
@@ -30,7 +30,7 @@ _TRANSPOSED = (nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose, mint.
 
 
 def centralize(gradient: Tensor, output_axis: int = 0) -> Tensor:
-    """Return a gradient less its mean over all axes but one.
+    """Return a gradient minus its mean over all axes but one.
 
     Args:
         gradient (Tensor): of any shape and floating dtype; 16-bit ones are computed in float32.
@@ -59,7 +59,7 @@ def _other_axes(count: int, axis: int) -> tuple[int, ...]:
 
 
 def _less_mean(gradient: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return a gradient of two axes or more less its mean over ``axes``."""
+    """Return a gradient of two axes or more minus its mean over ``axes``."""
     if axes[0] == 1:
         # The CPU kernel takes the mean over one last axis three times faster than over several.
         rows = ops.reshape(gradient, (gradient.shape[0], -1))
@@ -82,7 +82,7 @@ def _centralize_dense(output_axis: int, gradient: Tensor) -> Tensor:
 
 @_centralize_one.register("Number", "RowTensor")
 def _centralize_rows(output_axis: int, gradient: Tensor) -> Tensor:
-    # A row that is not stored is zero, and so is its mean.
+    # A row that is not stored is zero, and its mean is zero.
     if output_axis != 0:
         return gradient
     return RowTensor(gradient.indices, centralize(gradient.values), gradient.dense_shape)
@@ -99,7 +99,7 @@ class OptimizerPart(nn.Cell):
 class Centralization(OptimizerPart):
     """Centralizes the gradients of an optimizer, Tensors or RowTensors, one for each parameter.
 
-    A Cell without parameters. ``output_axes`` has the output axis of each, or ``UNTOUCHED``.
+    It has no parameters. ``output_axes`` has each parameter's output axis, or ``UNTOUCHED``.
     """
 
     def __init__(self, output_axes: Sequence[int]) -> None:
@@ -174,16 +174,16 @@ def output_axis_of(parameter: Parameter, owner: nn.Cell | None = None) -> int:
 
 
 def _in_groups(weight: Parameter, owner: nn.Cell) -> bool:
-    """Return whether a weight is that of a grouped convolution, which the Cell's attribute tells.
+    """Return whether a weight is of a grouped convolution, by an attribute of its Cell.
 
-    The Cell may be a convolution of the user's own, but a matrix is none, whatever the Cell groups.
+    The Cell may be the user's own convolution. A matrix is never a convolution's weight.
     """
     groups = getattr(owner, "group", None) or getattr(owner, "groups", None)  # mint has the latter
     return weight.ndim > 2 and isinstance(groups, int) and groups > 1
 
 
 def _is_normalised_head(cell: nn.Cell) -> bool:
-    # By name, for the head of mindspore.boost has the same one, and is another class.
+    # By name: the head of mindspore.boost is another class of the same name.
     return any(kind.__name__ == "CommonHeadLastFN" for kind in type(cell).__mro__)
 
 
@@ -201,7 +201,7 @@ def _checked_patterns(exclude: Iterable[str]) -> tuple[str, ...]:
 
 
 class _ThenScale(OptimizerPart):
-    """Stands for ``scale_grad`` of an optimizer that has no place for centralization."""
+    """Replaces ``scale_grad`` in an optimizer that never calls a centralization."""
 
     def __init__(self, centralization: Centralization, factor: float) -> None:
         super().__init__(auto_prefix=False)
@@ -223,9 +223,9 @@ class _ThenScale(OptimizerPart):
 
 
 class _InUpdate(OptimizerPart):
-    """Stands for ``hyper_map`` of an optimizer whose whole update is one map over columns.
+    """Replaces ``hyper_map`` in an optimizer whose whole update is one map over columns.
 
-    Its ``place`` says which of them are the gradients, counted from the end.
+    ``place`` is the column of the gradients, counted from the end.
     """
 
     def __init__(self, centralization: Centralization, place: int) -> None:
@@ -242,7 +242,7 @@ class _InUpdate(OptimizerPart):
         return _InUpdate(self.centralization.restricted(positions), self.place)
 
 
-# The columns of the update of an optimizer, counted from the end: where the gradients stand.
+# Which column of an optimizer's update has the gradients, counted from the end.
 _GRADIENT_COLUMN: Mapping[Any, int] = MappingProxyType({nn.AdamWeightDecay: -3, nn.AdaFactor: -6})
 _HOOK, _SCALING, _MAP = "gradients_centralization", "scale_grad", "hyper_map"
 _NOTE = "boost_centralized"
@@ -251,15 +251,15 @@ _NOTE = "boost_centralized"
 def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None:
     """Make an optimizer that has not been used yet centralize gradients.
 
-    Its class stays what it is: the rule becomes an attribute of this one object, in the place of
-    the method that the update calls at the right moment. Of LARS that is what LARS wraps; ``axes``
-    are as for :class:`Centralization`.
+    Its class does not change. In this one object, the rule replaces a method that the update calls
+    at the right moment. Under LARS, give the optimizer that LARS wraps. ``axes`` are as for
+    :class:`Centralization`.
 
     Raises:
-        ValueError: if the update of this class has no place for it.
+        ValueError: if the update of this class calls no such method.
     """
     rule, place = Centralization(axes), place_of_rule(optimizer)
-    # An attribute, and no child: it has no parameters, and the class has a method of that name.
+    # An attribute, not a child: it has no parameters, and the class has a method of that name.
     if place == _HOOK:
         vars(optimizer)[place] = rule
     elif place == _SCALING:
@@ -278,12 +278,12 @@ def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None
 
 
 def place_of_rule(optimizer: nn.Optimizer) -> str:
-    """Return the method of an optimizer in whose place the rule can be put; empty if there is none.
+    """Return the name of the method that the rule can replace; empty if there is none.
 
-    It is asked of what LARS or FreezeOpt wraps, not of these.
+    Under LARS or FreezeOpt, give the optimizer inside.
     """
     construct = inspect.unwrap(type(optimizer).construct)
-    # Attributes alone: MindCV's AdamW and Lion call a function of the name ``scale_grad``.
+    # Only attributes: MindCV's AdamW and Lion call a function of the name ``scale_grad``.
     loads = ("LOAD_ATTR", "LOAD_METHOD")
     names = {one.argval for one in dis.get_instructions(construct) if one.opname in loads}
     if _HOOK in names and not getattr(optimizer, "use_offload", False):
@@ -294,12 +294,12 @@ def place_of_rule(optimizer: nn.Optimizer) -> str:
 
 
 def _column(optimizer: nn.Optimizer) -> int:
-    """Return which column of its update are the gradients, from the end; 0 if that is unknown."""
+    """Return the gradients' column in the update, counted from the end; 0 if it is unknown."""
     update = inspect.unwrap(type(optimizer).construct)
     places = _GRADIENT_COLUMN.items()
     return next((one for kind, one in places if update is inspect.unwrap(kind.construct)), 0)
 
 
 def installed_axes(optimizer: nn.Optimizer) -> dict[int, int]:
-    """Return what an optimizer centralizes by this rule: ``id`` of a parameter -> output axis."""
+    """Return the parameters that an optimizer centralizes by this rule: ``id`` -> output axis."""
     return dict(vars(optimizer).get(_NOTE, {}))

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-# Numbers, Tensors or strings, one a parameter. Anything else is recognised by what it holds.
+# Each has a number, Tensor or string for each parameter. Others are recognised by their entries.
 ALIGNED = frozenset(
     ("weight_decay", "group_weight_decay", "group_lr", "learning_rate", "param_rank", "param_names")
 )
@@ -16,7 +16,7 @@ ONE_A_PARAMETER = (Parameter, bool, ops.Primitive, nn.Cell)
 
 
 def _has_entry_for_each(value: object, optimizer: nn.Optimizer) -> bool:
-    """Return whether a value has as many entries as there are parameters, maybe by chance."""
+    """Return whether a value has as many entries as there are parameters, perhaps by chance."""
     count = len(optimizer.parameters)
     if isinstance(value, (Tensor, np.ndarray)):
         return count > 1 and tuple(value.shape) == (count,)
@@ -27,7 +27,7 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
     """Return whether a value under a name has one entry for each parameter of an optimizer.
 
     Raises:
-        ValueError: for a user's own class, where it has as many and may have them by chance.
+        ValueError: if the class is the user's own and the numbers may be equal by chance.
     """
     if not _has_entry_for_each(value, optimizer):
         return False

@@ -16,8 +16,8 @@ def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
 
     Args:
         optimizer (nn.Optimizer): A MindSpore optimizer, or a Cell that wraps one as ``opt`` or
-            ``optimizer`` (``nn.LARS``). Anything with ``learning_rate`` and ``global_step``, or
-            with ``param_groups``.
+            ``optimizer`` (``nn.LARS``), or any object that has ``learning_rate`` and
+            ``global_step``, or ``param_groups``.
 
     Returns:
         float; list[float] when parameter groups have their own rates: one for each distinct rate in
@@ -41,7 +41,7 @@ def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
     if rate is None or getattr(optimizer, "relative_step", False):
         return None
     if isinstance(rate, (list, tuple, nn.CellList)):
-        # MindSpore keeps one entry a parameter; those of one group are the same object.
+        # MindSpore keeps one entry for each parameter; those of a group are the same object.
         distinct = {id(entry): entry for entry in rate}.values()
         return [_rate_at(entry, optimizer) for entry in distinct]
     return _rate_at(rate, optimizer)
@@ -52,7 +52,7 @@ def _rate_at(rate: Any, optimizer: nn.Optimizer) -> float:
         # `construct` runs the operators eagerly in both modes; calling the Cell would compile a
         # second graph for it. A copy of the step keeps the optimizer's own Parameter out of it.
         step = Tensor(optimizer.global_step.asnumpy(), ms.int32)
-        counts = [*rate.get_parameters(), *parameters_in_lists(rate)]  # of calls, maybe
+        counts = [*rate.get_parameters(), *parameters_in_lists(rate)]  # they may count calls
         before = [host_array(one).copy() for one in counts]
         rate = np.copy(host_array(rate.construct(step)))
         for one, value in zip(counts, before):

@@ -1,4 +1,4 @@
-"""Calls of functions with the entries of tuples, in the step."""
+"""Calls functions with the entries of tuples, inside the step."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from mindspore import Parameter, nn, ops
 
-# each(function, *tuples) returns the tuple of function(*entries). In a graph MindSpore makes every
-# turn of a Python loop graphs of its own, which takes about 10 ms to compile; here 0.1 ms.
+# each(function, *tuples) returns the tuple of function(*entries). In a graph MindSpore makes new
+# graphs for every pass of a Python loop, about 10 ms each to compile; this takes 0.1 ms.
 each = ops.HyperMap()
 
 
 def call(function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     """Return ``function(*inputs)``.
 
-    MindSpore never frees a Cell in whose graph one of its methods passes a tuple that it was given,
-    above all its own ``*inputs``, with a star to another Cell or method. A function does no harm.
+    If in a graph a method passes a tuple that it was given, such as its own ``*inputs``, with a
+    star to another Cell or method, MindSpore never frees its Cell. A function does no harm.
     """
     return function(*inputs)
 
@@ -27,11 +27,11 @@ def gradients_of(
     weights: Sequence[Parameter],
     inputs: tuple[Any, ...],
 ) -> tuple[Any, ...]:
-    """Return ``grad(network, weights)(*inputs)``, of which ``call`` cannot do the second half.
+    """Return ``grad(network, weights)(*inputs)``; ``call`` cannot make the second call.
 
-    A derivative that was given away as an argument takes all inputs of a network, optional ones
-    too. ``grad`` is a ``GradOperation`` by inputs or by Parameters; ``inputs`` are those of the
-    network, and the gradient of its output if ``grad`` takes it.
+    A derivative that is passed as an argument needs all inputs of the network, even optional ones.
+    ``grad`` is a ``GradOperation`` by inputs or by Parameters. ``inputs`` are those of the network,
+    and the gradient of its output if ``grad`` takes it.
     """
     return grad(network, weights)(*inputs)
 

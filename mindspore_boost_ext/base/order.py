@@ -1,4 +1,4 @@
-"""What the code of a Cell uses, and in which order, found in its source."""
+"""Finds, in the source of a Cell, what its code uses, and in which order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mindspore import Parameter, nn
 Use = Union[Parameter, nn.Cell]
 Things = list[Any]
 Bindings = Mapping[str, Sequence[ast.expr]]
-_ANY = ast.Name("any")  # an index that is not written out
-# Code that fills or counts weights asks them for these, and not for their values.
+_ANY = ast.Name("any")  # stands for an index that is not a constant
+# Code that fills or counts weights reads these attributes, not their values.
 _NO_VALUE = (
     *("set_data", "init_data", "requires_grad", "asnumpy"),
     *("name", "shape", "dtype", "size", "ndim"),
@@ -36,7 +36,7 @@ def names_of(code: CodeType) -> set[str]:
 def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:
     """Yield the parameters that the methods of a Cell read, as ``self.b`` or ``self.a.b``.
 
-    What only its constructor calls, to fill weights, does not count.
+    Methods that only its constructor calls, to fill weights, do not count.
     """
     for kind in type(cell).__mro__:
         if kind.__module__.partition(".")[0] in ("mindspore", "builtins"):
@@ -51,7 +51,7 @@ def _parameters(things: Iterable[Any]) -> list[Parameter]:
 
 @functools.lru_cache(maxsize=1024)
 def _source_of(code: type | Callable[..., Any]) -> ast.AST:
-    """Return the source of a class or a function; nothing where there is none, as in a console."""
+    """Return the source of a class or function; an empty one if there is none, as in a console."""
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):
@@ -73,7 +73,7 @@ def _attributes_read(kind: type) -> list[tuple[ast.Attribute, Bindings]]:
 
 
 def _called_from(name: str, functions: Sequence[ast.FunctionDef]) -> set[str]:
-    """Return the names of a function of a class and of those of the class that it leads to."""
+    """Return the names of a method and of the methods of its class that it calls, at any depth."""
     names, found, asked = {one.name for one in functions}, set[str](), {name}
     while asked:
         found |= asked
@@ -87,7 +87,7 @@ def _attributes(node: ast.AST) -> Iterator[ast.Attribute]:
 
 
 def _bindings(code: ast.AST) -> Bindings:
-    """Return of each local name in some code the expressions that it may stand for."""
+    """Return for each local name in some code the expressions that it may stand for."""
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(code):
         if isinstance(node, ast.Assign):
@@ -113,7 +113,7 @@ def _bind(target: ast.expr, value: ast.expr, found: dict[str, list[ast.expr]]) -
 
 
 def _element(iterable: ast.expr) -> ast.expr:
-    """Return an expression for what a loop takes one after the other."""
+    """Return an expression for the elements that a loop goes through."""
     if isinstance(iterable, ast.Call):
         name = getattr(iterable.func, "attr", getattr(iterable.func, "id", ""))
         if name in ("values", "items") and isinstance(iterable.func, ast.Attribute):
@@ -134,9 +134,9 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def _reached(cell: nn.Cell, node: ast.expr, names: Bindings, seen: tuple[str, ...] = ()) -> Things:
-    """Return what ``self.a.b`` or ``self.a[i].b`` may be for a Cell, also under another name.
+    """Return the objects that ``self.a.b`` or ``self.a[i].b`` may be, also through a local name.
 
-    More than one thing where the code takes one after the other; none for other expressions.
+    There are several if the code goes through them in a loop, and none for other expressions.
     """
     if _is_self(node):
         return [cell]
@@ -154,21 +154,21 @@ def _reached(cell: nn.Cell, node: ast.expr, names: Bindings, seen: tuple[str, ..
         return [one for thing in held for one in _elements(thing, node.slice)]
     found = []
     for thing in held:
-        with contextlib.suppress(Exception):  # of a property of the user's
+        with contextlib.suppress(Exception):  # the user's property may raise any
             found.append(getattr(thing, node.attr, None))
     return found
 
 
 def _elements(held: Any, index: ast.expr) -> Things:
-    """Return the element of a container; all of them where the index is not written out."""
+    """Return the element of a container; all elements if the index is not a constant."""
     is_dict = isinstance(held, (dict, nn.CellDict))
     if not is_dict and not isinstance(held, (nn.SequentialCell, nn.CellList, list, tuple)):
         return []
     if isinstance(index, ast.Slice):
-        return [held]  # some of them
+        return [held]  # it holds the elements of the slice
     try:
         return [held[ast.literal_eval(index)]]
-    except (ValueError, TypeError):  # no constant, or one of another kind
+    except (ValueError, TypeError):  # not a constant, or one of another type
         return list(held.values() if is_dict else held)
     except LookupError:
         return []
@@ -178,19 +178,19 @@ def _elements(held: Any, index: ast.expr) -> Things:
 
 
 def in_order_of_construct(cell: nn.Cell) -> list[Use]:
-    """Return the Cells and parameters that ``construct`` uses, in the order in which that runs.
+    """Return the Cells and parameters that ``construct`` uses, in the order in which it runs.
 
-    One may be there more than once. A parameter is used where it, or what was made of it alone,
-    meets an input of the method or what was made of one; within a statement or a loop that is
-    behind its Cells. What never meets one is left out.
+    One may occur several times. A parameter is used where it, or a value made of parameters alone,
+    is combined with an input or a value made of inputs. Within a statement or a loop, parameters
+    come after Cells. A parameter that is never combined so is left out.
     """
     return _used_by(getattr(type(cell), "construct", None), cell, {})
 
 
 def _used_by(function: object, cell: nn.Cell, known: dict[object, list[Use]]) -> list[Use]:
-    """Return what a method of a Cell uses; of methods that it calls, what they do."""
+    """Return what a method of a Cell uses, with what the methods that it calls use."""
     if function not in known and inspect.isfunction(function):
-        known[function] = []  # for one that calls itself
+        known[function] = []  # it may call itself
         for node in ast.iter_child_nodes(_source_of(function)):
             if isinstance(node, ast.FunctionDef):
                 known[function] = _Reader(function, cell, known).read(node)
@@ -198,13 +198,13 @@ def _used_by(function: object, cell: nn.Cell, known: dict[object, list[Use]]) ->
 
 
 class _Reader:
-    """Reads a method of a Cell; knows its local names, and what those of other methods use."""
+    """Reads a method of a Cell; knows its local names, and what other methods use."""
 
     def __init__(self, function: object, cell: nn.Cell, known: dict[object, list[Use]]) -> None:
         self.function, self.cell, self.known = function, cell, known
         self.names = _bindings(_source_of(function))
-        self.values: set[str] = set()  # what is made of the inputs
-        self.made_of: dict[str, list[Use]] = {}  # what is made of parameters alone
+        self.values: set[str] = set()  # names of values made of inputs
+        self.made_of: dict[str, list[Use]] = {}  # by name: what values without inputs are made of
         self.at_the_end: list[Use] = []
 
     def read(self, node: ast.FunctionDef) -> list[Use]:
@@ -254,7 +254,7 @@ class _Reader:
         return []
 
     def _together(self, nodes: Iterable[ast.AST]) -> list[Use]:
-        """Return what expressions use: Cells and methods of one's own, and then parameters."""
+        """Return what expressions use: first Cells and the Cell's own methods, then parameters."""
         parameters: list[Parameter] = []
         used = [use for one in nodes for use in self._uses(one, parameters)]
         return [*used, *parameters]
@@ -271,13 +271,13 @@ class _Reader:
             yield from self._uses_of_attribute(node, parameters)
         else:
             parts = list(ast.iter_child_nodes(node))
-            # What a call is given runs before it.
+            # The arguments of a call are computed before it.
             for one in parts[::-1] if isinstance(node, ast.Call) else parts:
                 yield from self._uses(one, parameters)
 
     def _uses_of_attribute(self, node: ast.Attribute, parameters: list[Parameter]) -> Iterator[Use]:
         if node.attr in _NO_VALUE and _parameters(self._reached(node.value)):
-            return  # what is not made of the parameter's value
+            return  # this does not use the parameter's value
         if _is_super(node.value):
             yield from _used_by(self._above(node.attr), self.cell, self.known)
             return

@@ -34,16 +34,16 @@ def rebuilt(
 
     Args:
         optimizer (nn.Optimizer): an optimizer of ``mindspore.nn``, also under ``nn.LARS``, or one
-            of a class whose ``__init__`` keeps its arguments. Itself it does not change.
-        removed (Iterable[Union[Parameter, str]]): parameters to train no longer, themselves or
-            their names; those that the optimizer does not train are passed over. Default: none.
+            of a class whose ``__init__`` keeps its arguments. It does not change.
+        removed (Iterable[Union[Parameter, str]]): parameters to train no longer, or their names;
+            those that the optimizer does not train are ignored. Default: none.
         added (Iterable[Parameter]): parameters to train as well. One with the name of a removed one
             takes its place, in its group and order. The others come last, with the default learning
             rate and weight decay of the optimizer. Default: none.
-        centralize (Union[dict, Container, None]): whose gradients to centralize, besides those of
-            groups that say ``grad_centralization``: names or Parameters; or a dict from names to
-            output axes, as ``output_axes`` returns it. What ``optimizer`` centralizes by now stays
-            so. Default: None, no others.
+        centralize (Union[dict, Container, None]): parameters with gradients to centralize: names or
+            Parameters, or a dict from names to output axes, as ``output_axes`` returns it. Groups
+            with ``grad_centralization``, and what ``optimizer`` centralizes already, are included
+            in any case. Default: None, no others.
         carry_state (bool): as for :meth:`OptimizerProcess.generate_new_optimizer`.
             Default: ``False``.
 
@@ -52,8 +52,8 @@ def rebuilt(
         rates; every parameter keeps the settings of its group.
 
     Raises:
-        TypeError: if ``optimizer`` is none, wraps another one (but LARS), or its arguments are
-            not known.
+        TypeError: if ``optimizer`` is not an ``nn.Optimizer``, wraps one and is not LARS, or its
+            arguments are not known.
         ValueError: if no parameter is left, or an added one is trained already.
 
     Examples:
@@ -72,7 +72,7 @@ def rebuilt(
 def _made(
     optimizer: nn.Optimizer, params: Sequence[Any], centralize: Centralize, carry_state: bool
 ) -> nn.Optimizer:
-    """Return an optimizer like another over ``params``, centralizing what is asked for."""
+    """Return an optimizer like another over ``params``, which centralizes what is asked for."""
     if isinstance(centralize, (str, Iterator)):
         centralize = (centralize,) if isinstance(centralize, str) else tuple(centralize)
     new = construct_like(optimizer, params)
@@ -110,7 +110,7 @@ def _holds(container: Container[Any], parameter: Parameter) -> bool:
 def changed(
     params: Sequence[Any], removed: Sequence[Parameter | str], added: Sequence[Parameter]
 ) -> list[Any]:
-    """Return Parameters, or groups, without some and with others."""
+    """Return Parameters or groups, without ``removed`` and with ``added``."""
     trained = members_of(params)
     leaving = {id(one) for one in trained if _holds(removed, one)}
     kept = {one.name for one in trained if id(one) not in leaving}
@@ -142,7 +142,7 @@ def changed(
 
 
 def is_grouped(params: Sequence[Any]) -> bool:
-    """Return whether parameters come as groups; anything but Parameters or dicts is an error."""
+    """Return whether parameters are groups; raise unless all are Parameters or all are dicts."""
     if not params:
         raise ValueError("the optimizer must have at least one parameter, got an empty list")
     for kind in (Parameter, dict):
@@ -154,7 +154,7 @@ def is_grouped(params: Sequence[Any]) -> bool:
 
 
 def members_of(params: Sequence[Any]) -> list[Parameter]:
-    """Return all parameters of a list of them, or of groups."""
+    """Return all parameters of a list of Parameters or groups."""
     members: list[Parameter] = []
     for one in params:
         members.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
@@ -167,8 +167,8 @@ def members_of(params: Sequence[Any]) -> list[Parameter]:
 class OptimizerProcess:
     """Makes a new optimizer from another: with other parameters, or with centralized gradients.
 
-    The same as :func:`rebuilt`, in the steps of ``mindspore.boost``. Plain and grouped parameters
-    are both centralized; a group is not split, so that its learning rate stays one Parameter.
+    It does what :func:`rebuilt` does, by the methods of ``mindspore.boost``. It centralizes plain
+    and grouped parameters. It splits no group, so a group's learning rate stays one Parameter.
 
     Source: Yong et al., Gradient Centralization, ECCV 2020.
 
@@ -178,10 +178,10 @@ class OptimizerProcess:
 
     Attributes:
         origin_params (list): the parameters or groups for the new optimizer, with present learning
-            rates; may be set.
+            rates; can be set.
 
     Raises:
-        TypeError: if ``opt`` is no optimizer, or wraps one (but LARS).
+        TypeError: if ``opt`` is not an ``nn.Optimizer``, or wraps one and is not LARS.
 
     Supported Platforms:
         Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
@@ -233,7 +233,7 @@ class OptimizerProcess:
             network (Cell): the network.
 
         Returns:
-            dict, ``id`` of the parameter -> Cell; of several Cells that share one the last.
+            dict, ``id`` of the parameter -> Cell; if several Cells share it, the last of them.
         """
         return {id(parameter): cell for parameter, cell in owned_parameters(network)}
 
@@ -259,16 +259,16 @@ class OptimizerProcess:
         """Centralize the gradients of a network's weights in the new optimizer.
 
         Args:
-            network (Cell): the network: it knows which convolutions are grouped or transposed, and
-                which Dense is the normalised head. A subclass with its own
-                ``generate_new_optimizer`` finds the marks of :meth:`build_gc_params_group` in
-                ``origin_params``, if these are groups.
+            network (Cell): the network. It shows which convolutions are grouped or transposed, and
+                which Dense is the normalised head. If ``origin_params`` are groups, a subclass with
+                its own ``generate_new_optimizer`` finds the marks of :meth:`build_gc_params_group`
+                there.
             exclude (Iterable[str]): patterns of names to leave out as well, as for ``fnmatch``.
                 Default: none.
         """
         self._output_axes = output_axes(network, exclude)
         own = type(self).generate_new_optimizer is not OptimizerProcess.generate_new_optimizer
-        if own and is_grouped(self.origin_params):  # which reads the marks of groups
+        if own and is_grouped(self.origin_params):  # the subclass reads the marks of groups
             self._whole_groups = self.origin_params
             self._marked_groups = self.origin_params = _marked(
                 self.origin_params, lambda one: self._output_axes.get(one.name) == 0
@@ -284,8 +284,8 @@ class OptimizerProcess:
         """Return the new optimizer: same class, hyper-parameters and learning rates.
 
         Args:
-            carry_state (bool): whether moments, global step and learning rates go on: both
-                optimizers then have the very same Parameters. Else they start again, with the
+            carry_state (bool): if True, moments, global step and learning rates continue: both
+                optimizers then have the same Parameters. If False, they start anew, with the
                 present rates. Default: ``False``.
 
         Raises:
@@ -326,18 +326,18 @@ class ParameterProcess:
     def generate_group_params(
         parameters: Iterable[Parameter], origin_params: Iterable[Any]
     ) -> list[Group]:
-        """Return groups for other parameters, in the manner of the groups there were.
+        """Return groups for other parameters, with the settings of the groups so far.
 
         Args:
             parameters (list): the parameters to train. One with the name of an earlier one takes
                 its place and settings; the others form a group of their own with the defaults of
                 the optimizer.
-            origin_params (list): the parameters or groups of the optimizer so far. Without groups,
-                those named ``gamma`` or ``beta`` get one with no weight decay, as MindSpore treats
-                them.
+            origin_params (list): the parameters or groups of the optimizer so far. If these are
+                not groups, parameters named ``gamma`` or ``beta`` get a group without weight decay,
+                as MindSpore treats them.
 
         Returns:
-            list[dict], groups without empty ones; ``order_params``, if there is one, is
+            list[dict], groups, none of them empty; ``order_params``, if there is one, holds
             ``parameters``.
 
         Raises:
@@ -355,13 +355,13 @@ class ParameterProcess:
     ) -> Sequence[Parameter]:
         """Divide parameters into fusion groups, whose gradients are reduced over ranks together.
 
-        A further call goes on counting: its parameters are in other groups.
+        A further call goes on counting: its first group has the last number of the call before.
 
         Args:
             parameters (list): the parameters, in their order. Anything but a list or tuple is
                 returned as it is.
-            split_point (Union[int, list, tuple], optional): where a new group begins: positions in
-                ``parameters``; those past the end count for nothing. Default: None, in the middle.
+            split_point (Union[int, list, tuple], optional): positions in ``parameters`` at which
+                a new group begins; those past the end are ignored. Default: None, in the middle.
 
         Returns:
             ``parameters``, each with its group as ``comm_fusion``, from 1 on.
@@ -380,10 +380,10 @@ class ParameterProcess:
 
 
 def _marked(groups: Sequence[Group], is_chosen: Callable[[Parameter], bool]) -> list[Group]:
-    """Split groups into those to centralize, marked so, and the others.
+    """Split groups into those to centralize, which get the mark, and the others.
 
-    By the mark MindSpore's optimizer keeps axis 0, which a transposed convolution has for its
-    inputs; UNTOUCHED is another number, too.
+    MindSpore's optimizer takes axis 0 of a marked weight for the outputs; in a transposed
+    convolution these are axis 1. So callers choose weights of output axis 0 only.
     """
     result: list[Group] = []
     for group in groups:
@@ -413,7 +413,7 @@ def _split_points(given: int | Sequence[int] | None) -> set[int]:
 
 
 def _grouped(parameters: list[Parameter]) -> list[Group]:
-    """Return groups for parameters without: those that MindSpore does not decay stay so."""
+    """Return groups for ungrouped parameters, without decay for those MindSpore does not decay."""
     is_grouped(parameters)
     whole = [one for one in parameters if "gamma" in one.name or "beta" in one.name]
     decayed = [one for one in parameters if not _holds(whole, one)]

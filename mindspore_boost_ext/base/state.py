@@ -1,4 +1,4 @@
-"""What an optimizer keeps from step to step, shared with what a Model puts in its place."""
+"""Shares an optimizer's state with the optimizers that Models put in its place."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _LISTING = ("mindspore.", "mindspore_boost_ext.")
 
 
 def in_its_place(optimizer: nn.Optimizer) -> dict[str, Any]:
-    """Return what Models that had this optimizer have put in its place; to be read and added to.
+    """Return the dict of what earlier Models have put in this optimizer's place; add to it.
 
-    So the next Model goes on with it. An optimizer that was made from another by
-    :func:`share_state` or :func:`stand_in` has the same dict as that one.
+    The next Model continues with what is there. An optimizer that :func:`share_state` or
+    :func:`stand_in` has connected with another one has the same dict as that one.
     """
     return vars(base_of(optimizer)).setdefault(_PLACES, {})
 
 
 def stand_in(new: nn.Optimizer, old: nn.Optimizer) -> None:
-    """Let what is kept for ``old`` be found with ``new`` as well."""
+    """Give ``new`` the dict that :func:`in_its_place` returns for ``old``."""
     vars(base_of(new))[_PLACES] = in_its_place(old)
 
 
 def share_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
-    """Let ``target`` use the very moments, counters, hyper-parameters and rates of ``source``.
+    """Let ``target`` use the moments, counters, hyper-parameters and rates of ``source`` itself.
 
-    They are found by name. What ``source`` lacks, or has in another shape or dtype, is ``target``'s
-    own; the next one that shares the state of ``source`` shares this as well.
+    They are found by name. If ``source`` lacks one, or has another shape or dtype, ``target`` keeps
+    its own; the next optimizer that shares the state of ``source`` shares this one, too.
     """
     old, new = base_of(source), base_of(target)
     gained: dict[str, Parameter] = in_its_place(old).setdefault(_GAINED, {})
@@ -50,7 +50,7 @@ def share_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
 
 
 def exchange_parameters(cell: nn.Cell, stand_ins: dict[int, Parameter]) -> None:
-    """Let a Cell that has not run yet hold other Parameters: ``id`` of one -> what stands in."""
+    """Replace Parameters in a Cell that has not run yet: ``id`` of one -> its replacement."""
     for _, one in cell.cells_and_names():
         held = _compat.own_parameters(one)
         if any(id(parameter) in stand_ins for parameter in held.values()):
@@ -64,7 +64,7 @@ def exchange_parameters(cell: nn.Cell, stand_ins: dict[int, Parameter]) -> None:
 
 
 def _rates_by_identity(old: nn.Optimizer, new: nn.Optimizer) -> dict[int, Parameter]:
-    """Return for each learning rate of ``new`` that of ``old`` for a parameter of that name."""
+    """Return ``old``'s learning rates by the ``id`` of those of ``new`` that they replace."""
     before = {one.name: old.get_lr_parameter(one) for one in old.parameters}
     found: dict[int, Parameter] = {}
     for parameter in new.parameters:
@@ -79,7 +79,7 @@ def _alike(one: Parameter, two: Parameter) -> bool:
 
 
 def _state(optimizer: nn.Optimizer) -> list[Parameter]:
-    """Return the Parameters of an optimizer, without what it trains and without rates."""
+    """Return the Parameters of an optimizer, without those that it trains and without rates."""
     trained = {id(one) for one in optimizer.parameters}
     held = [*optimizer.get_parameters(), *_hidden_in(optimizer).values()]
     untrained = [one for one in held if id(one) not in trained]
@@ -89,7 +89,7 @@ def _state(optimizer: nn.Optimizer) -> list[Parameter]:
 def list_hidden_parameters(optimizer: nn.Cell, network: nn.Cell) -> None:
     """Let an optimizer list Parameters that it holds in Python lists: else no checkpoint has them.
 
-    But those under a name of the network's, which a checkpoint could hold once only.
+    A name that the network uses is left out: a checkpoint holds each name only once.
     """
     own = _compat.own_parameters(optimizer)
     taken = {one.name for one in network.get_parameters()}.union(own)
@@ -99,15 +99,15 @@ def list_hidden_parameters(optimizer: nn.Cell, network: nn.Cell) -> None:
 
 
 def _hidden_in(optimizer: nn.Cell) -> dict[str, Parameter]:
-    """Return, by name, what an optimizer holds in Python lists and does not list.
+    """Return, by name, the Parameters in an optimizer's Python lists that it does not list.
 
-    Those of ``mindspore.experimental`` hold their rates so, ASGD and NAdam moments, too, and
-    classes of the user's own what they like; those of ``mindspore.nn`` list all.
+    Optimizers of ``mindspore.experimental`` hold their rates so, ASGD and NAdam also moments; the
+    user's own may hold anything so. Those of ``mindspore.nn`` list all their Parameters.
     """
     if isinstance(optimizer, nn.Optimizer) and type(optimizer).__module__.startswith(_LISTING):
         return {}
     listed = {one.name for one in optimizer.get_parameters()}
-    # One of a name that is taken could not be told from the other in a file, and one without a name
-    # of its own has a number that differs from run to run.
+    # In a file, two Parameters of one name cannot be told apart. The name of an unnamed one has a
+    # number that differs from run to run.
     held = parameters_in_lists(optimizer)
     return {one.name: one for one in held if one.name not in listed and "#" not in one.name}

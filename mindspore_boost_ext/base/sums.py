@@ -1,4 +1,4 @@
-"""Sums, columns and tensors of one number in the step, by operators that take a CPU little time."""
+"""Sums, columns and constant tensors in the step, by operators that are fast on CPU."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor, ops
 
-_NARROWEST, _WIDEST = 64, 1024  # rows that are summed up fast, without losing digits
-# Of 2**30 finite float32 values, each times this, the sum is finite.
+_NARROWEST, _WIDEST = 64, 1024  # lengths of rows that are summed up fast and keep their digits
+# If 2**30 finite float32 values are each multiplied by this, their sum is finite.
 _SMALL = 2.0**-40
 _fill = ops.FillV2()
 
 
 @ops.constexpr
 def _width(size: int) -> int:
-    """Return the length of the rows into which so many values can be divided, or their number."""
+    """Return a row length that divides ``size`` values; if there is none, ``size``."""
     fitting = (width for width in range(_WIDEST, _NARROWEST - 1, -1) if size % width == 0)
     return next(fitting, size)
 
@@ -24,11 +24,11 @@ def _width(size: int) -> int:
 def sum_of_squares(value: Tensor) -> Tensor:
     """Return the sum of the squares of a float32 tensor: float32, shape ().
 
-    Row by row: as one matrix product it would be as fast, and lose 2 % of 2**24 equal values.
+    It sums row by row. One matrix product is as fast, but loses 2 % of 2**24 equal values.
     """
     rows = ops.reshape(value, (-1, _width(value.size)))
     squares = rows * rows
-    if rows.shape[1] > _WIDEST:  # a row so long loses digits, a sum of all does not
+    if rows.shape[1] > _WIDEST:  # sums of long rows lose digits; the sum of all values does not
         return squares.sum()
     return squares.sum(-1).sum()
 
@@ -36,13 +36,13 @@ def sum_of_squares(value: Tensor) -> Tensor:
 def factor_to_norm(squares: tuple[Tensor, ...], norm: float) -> Tensor:
     """Return the factor that makes gradients' global norm at most ``norm``: float32, shape ().
 
-    ``squares`` are the sums of their squares; where these are NaN, it is 1 on CPU.
+    ``squares`` are the sums of their squares. If these are NaN, the factor is 1 on CPU.
     """
     return norm / ops.maximum(ops.sqrt(ops.addn(squares)), norm)
 
 
 def finite_sums(value: Tensor) -> Tensor:
-    """Return float32 numbers, shape (n, 1), that are finite just if all of a tensor are. On CPU.
+    """Return float32 sums, shape (n, 1), all finite exactly if all values are. For CPU.
 
     ``value`` is float32, of shape :math:`(N, ...)` and at most 2**30 values.
     """
@@ -51,7 +51,7 @@ def finite_sums(value: Tensor) -> Tensor:
 
 
 def filled(dtype: Any, shape: tuple[int, ...], value: float | numbers.Number) -> Tensor:
-    """Return a tensor of one number; ``ops.fill`` casts it in the graph, which compiles long."""
+    """Return a tensor filled with a number; the cast in ``ops.fill`` takes long to compile."""
     return _fill(shape, _number(value, dtype))
 
 
@@ -63,18 +63,18 @@ def _number(value: Any, dtype: Any) -> Tensor:
 def outer(column: Tensor, row: Tensor) -> Tensor:
     """Return the products [n, m] of a column [n, 1] and a row [m, 1], both float32 or float64.
 
-    A product by 1.0 is exact. On CPU an operator of two shapes keeps buffers of several times its
-    result for good, and takes longer than this and an operator of equal shapes together.
+    A product by 1.0 is exact. On CPU an operator on two different shapes takes longer than this and
+    an operator on equal shapes together. It also keeps buffers several times its result for good.
     """
     return ops.MatMul(transpose_b=True)(column, row)
 
 
 def over_columns(column: Tensor, count: int) -> Tensor:
-    """Return what an operator takes for a column [n, 1], float32 or float64, beside a matrix.
+    """Return a column [n, 1], float32 or float64, in the form to combine with a matrix.
 
-    That is the column itself, or it spread over so many columns.
+    On CPU that is a matrix of ``count`` such columns, elsewhere the column itself.
     """
-    # Matrix products of other devices may round to 16 bits, and buffers are a matter of CPU.
+    # Other devices may round matrix products to 16 bits, and only CPU keeps the buffers.
     return outer(column, ops.ones((count, 1), column.dtype)) if _is_on_cpu() else column
 
 

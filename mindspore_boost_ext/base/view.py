@@ -13,15 +13,15 @@ from mindspore_boost_ext.base.centralization import OptimizerPart
 from mindspore_boost_ext.base.entries import entries_at, is_divided
 from mindspore_boost_ext.config.rules import shown
 
-# Numbers of parameters: `lens` is ASGD's name for it.
+# Attributes with the number of parameters: `lens` is ASGD's.
 COUNTS = frozenset(("param_length", "lens"))
 
 
 def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimizer:
     """Return the optimizer restricted to the parameters at ``indices``, sharing all its state.
 
-    Later changes of values (a learning rate, a loaded checkpoint) are seen by the view, and its
-    updates by the optimizer. Changes of Python attributes after this call are not.
+    The view sees later changes of values (a learning rate, a loaded checkpoint), and the optimizer
+    sees the view's updates. Later changes of Python attributes are not shared.
 
     Args:
         optimizer (nn.Optimizer): the optimizer, or ``nn.LARS`` over one. It is left as it is.
@@ -68,7 +68,7 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
 def parameter_positions(
     optimizer: nn.Optimizer, parameters: Iterable[Parameter]
 ) -> tuple[int, ...]:
-    """Return where some of an optimizer's parameters stand in it, rising, each once.
+    """Return the positions of parameters in an optimizer, in rising order, each once.
 
     Raises:
         ValueError: if one of them is not trained by the optimizer.
