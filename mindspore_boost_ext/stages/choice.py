@@ -1,4 +1,4 @@
-"""The place of the step that chooses which variant of it runs now."""
+"""The part of a step that chooses which of its variants runs now."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Chooser(nn.Cell):
         raise NotImplementedError
 
     def running(self, index: int) -> contextlib.AbstractContextManager[Any]:
-        """Return what stands around a run of a variant that the host has chosen."""
+        """Return a context around the run of a variant that the host has chosen."""
         return contextlib.nullcontext()
 
 
 class StepChoice(nn.Cell):
     """Runs the variant of the step whose turn it is; the choice is made in the graph.
 
-    The host chooses by :attr:`chooser` instead where it can, so that a variant is compiled when it
-    first runs; inside another Cell's graph, as in sink mode, it cannot. The variants, which the
-    report calls by ``names``, have the same inputs and outputs.
+    Where it can, the host chooses instead, by :attr:`chooser`: a variant is then compiled when it
+    first runs. Inside another Cell's graph, as in sink mode, it cannot. The variants have the same
+    inputs and outputs. The report calls them by ``names``.
     """
 
     def __init__(self, variants: Sequence[nn.Cell], chooser: Chooser, names: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ class StepChoice(nn.Cell):
         self.variants = tuple(variants)  # a CellList takes no Tensor as its index in PYNATIVE_MODE
         self.only = variants[0] if len(variants) == 1 else None
         self.chooser = chooser
-        self.takes_last = False  # in a graph, whatever the chooser says
+        self.takes_last = False  # whether a graph takes the last one, whatever the chooser says
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the variant whose turn it is."""

@@ -1,4 +1,4 @@
-"""What is done to gradients between the backward pass and the update: scaling and clipping."""
+"""Scales and clips gradients between the backward pass and the update."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _filled(value: float, output: Tensor) -> Tensor:
 def multiplied(factor: Tensor, gradient: Tensor) -> Tensor:
     """Return a gradient, dense or row-sparse, times a float32 scalar, in its own dtype.
 
-    Multiplied in float32 at least: one over a large loss scale is 0 in float16.
+    It multiplies in float32 or float64: one over a large loss scale is 0 in float16.
     """
     if isinstance(gradient, Tensor):
         return ops.cast(_wide(gradient) * factor, gradient.dtype)
@@ -42,8 +42,8 @@ def _wide(values: Tensor) -> Tensor:
 def unscaled_all(gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
     """Return all gradients divided by one float32 scalar.
 
-    By its inverse: a division takes a CPU twenty times as long. It is exact for powers of two,
-    which loss scales are.
+    It multiplies by the inverse: on CPU a division takes twenty times as long. The inverse is exact
+    for powers of two, which most loss scales are.
     """
     return each(ops.partial(multiplied, 1.0 / scale), gradients)
 
@@ -55,7 +55,7 @@ def _squared(gradient: Tensor) -> Tensor:
 def clipped(gradients: tuple[Any, ...], norm: float) -> tuple[Any, ...]:
     """Return the gradients, shrunk by one factor so that their global norm is at most ``norm``.
 
-    That is the 2-norm of all (dense) gradients together.
+    The global norm is the 2-norm of all (dense) gradients together.
     Source: Pascanu et al., On the difficulty of training recurrent neural networks, ICML 2013.
     """
     factor = factor_to_norm(each(_squared, gradients), norm)

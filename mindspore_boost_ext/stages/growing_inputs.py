@@ -1,4 +1,4 @@
-"""What algorithms share whose inputs are small at first: a variant of the step for each size."""
+"""The base of algorithms that begin with small inputs: a variant of the step for each size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SKIP = "skip"
 
 
 class GrowingInputs(Algorithm):
-    """Inputs are made smaller in the first phases of a training, as a section of settings says."""
+    """Makes inputs smaller in the first phases of a training, as a section of settings says."""
 
     def __init__(self) -> None:
         self.too_short = HeldWarning()
@@ -44,13 +44,13 @@ class GrowingInputs(Algorithm):
         """Raise a ``ValueError`` if a batch holds nothing that could be made smaller."""
 
     def check_loss(self, settings: object, run: Run, *inputs: object) -> None:
-        """Raise a ``ValueError`` if smaller inputs would be trained on for another aim.
+        """Raise a ``ValueError`` if training on smaller inputs would have another aim.
 
-        It may ``run`` the network on a batch, in evaluation mode.
+        It may call ``run``, which runs the network on a batch in evaluation mode.
         """
 
     def join(self, step: BoostTrainOneStepCell) -> None:
-        """Let the count of updates choose among a step for each size."""
+        """Make a step for each size; the count of updates chooses among them."""
         if not self.is_on(step):
             return
         if not step.runs_our_construct():
@@ -61,14 +61,14 @@ class GrowingInputs(Algorithm):
         firsts = self._firsts(step)
         if getattr(step.auto_boost.config, self.switch).if_unfit != SKIP:
             self.too_short.release()
-        else:  # in sink mode nobody looks whether the network fits: it stays at full size
+        else:  # in sink mode no batch shows whether the network fits: it stays at full size
             self._unseen = True
         self._show(step, firsts)
         step.update_part = CountedUpdate(step.update_part, self.switch, firsts)
         step.choose_last(self._choice)
 
     def _updates(self, step: BoostTrainOneStepCell) -> int:
-        """Return the updates that phases are shares of: those that are made of the training."""
+        """Return the number of updates that phases are shares of: all that the training makes."""
         total: int = getattr(step.auto_boost.config, self.switch).total_steps
         made = fewest_updates(step)
         return total if made is None else min(total * step.updates_per_batch, made)
@@ -93,7 +93,7 @@ class GrowingInputs(Algorithm):
         return step.report().update(self.switch, APPLIED, reason, {"sizes": len(words) + 1})
 
     def _begin_at(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
-        """Let phases begin elsewhere, in every variant of the step."""
+        """Change the updates at which phases begin, in every variant of the step."""
         phases_of(step.update_part, self.switch).firsts = tuple(firsts)
         for choice in layers_of(step, (StepChoice,)):
             if isinstance(choice.chooser, PhaseChooser):
@@ -117,7 +117,7 @@ class GrowingInputs(Algorithm):
         return choice
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
-        """Try every size on the first batch; refuse a network that one of them does not fit."""
+        """Try every size on the first batch; refuse a failing network, or leave it at full size."""
         if not (self.is_on(step) and inputs):
             return
         settings, self._unseen = getattr(step.auto_boost.config, self.switch), False
@@ -131,7 +131,7 @@ class GrowingInputs(Algorithm):
             check_equal_on_ranks({self.switch: status}, "the first batch", remedy)
             words = {"first updates of the sizes": str(firsts)}
             if differences_between_ranks(words, "the first batch"):
-                firsts = list(self._firsts(step))  # sizes that are alike on one rank alone
+                firsts = list(self._firsts(step))  # some sizes are equal on one rank only
                 seen[self.switch] = reason, firsts
         self._begin_at(step, firsts)
         if reason:
@@ -143,15 +143,15 @@ class GrowingInputs(Algorithm):
     def _seen_in(
         self, step: BoostTrainOneStepCell, settings: Any, *inputs: object
     ) -> tuple[str, list[int]]:
-        """Return why the network is left at full size, or empty; and where phases begin."""
+        """Return why the network stays at full size, or an empty text; and where phases begin."""
         reason = self._unfit(step, settings, *inputs)
         if reason:
-            return reason, [0] * (len(settings.phases) + 1)  # all is behind, but full size
-        # The batch may have shown that no update is saved, and shows the sizes.
+            return reason, [0] * (len(settings.phases) + 1)  # full size is on from the start
+        # Computed anew: the batch shows the sizes, and may have shown that no update is saved.
         return "", _merged(self._firsts(step), self._sizes(settings, *inputs))
 
     def _unfit(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> str:
-        """Return why a network is left at full size; raise where that is not asked for."""
+        """Return why a network stays at full size, or raise that if ``if_unfit`` is not "skip"."""
         try:
             self.check_inputs(settings, *inputs)
             self._check_samples(settings, *inputs)
@@ -164,9 +164,9 @@ class GrowingInputs(Algorithm):
         return ""
 
     def _check_samples(self, settings: Any, *inputs: object) -> None:
-        """Raise a ``ValueError`` if a batch of more samples would keep the labels of fewer.
+        """Raise a ``ValueError`` if smaller inputs and their labels would differ in samples.
 
-        Some losses would take them nevertheless, and broadcast.
+        Some losses would broadcast them instead of failing.
         """
         *small, full = self._sizes(settings, *inputs)
         together = [number for number, shape in enumerate(full) if shape and shape[0] == full[0][0]]
@@ -192,13 +192,13 @@ class GrowingInputs(Algorithm):
                 )
 
     def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
-        """Raise a ``ValueError`` unless the network gives like losses at every size."""
+        """Raise a ``ValueError`` unless losses are finite and of one shape at every size."""
         with on_trial(network) as run:
             try:
                 expected = run(*inputs)
             except Exception as error:
                 if settings.if_unfit != SKIP:
-                    return  # a network that runs in a graph only is tried when it compiles
+                    return  # it may run in a graph only: then compiling tries it
                 reason = f"cannot be tried on the first batch: {described(error)}"
                 raise ValueError(reason) from error
             for _, scale in settings.phases:
@@ -276,8 +276,8 @@ def _merged(firsts: Sequence[int], sizes: Sequence[object]) -> list[int]:
 
 
 def scaled(size: int, scale: float, multiple: int) -> int:
-    """Return the nearest multiple to a size times its scale, at least one; also in a graph.
+    """Return the multiple of ``multiple`` nearest to a size times its scale, but not 0.
 
-    It is the size itself where that multiple is larger.
+    If that is larger than the size, return the size. It works in graphs, too.
     """
     return min(max(int(size * scale / multiple + 0.5), 1) * multiple, size)

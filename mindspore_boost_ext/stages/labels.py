@@ -1,4 +1,4 @@
-"""What labels are of: each sample one class, or something else."""
+"""Tells whether labels give one class for each sample, or something else."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 import mindspore as ms
 from mindspore import Tensor
 
-_SHARES = (ms.float16, ms.bfloat16, ms.float32, ms.float64)  # dtypes of a row for each sample
-_MOST = 0.5  # of a share: what is left out of a loss, such as a prompt, may have another target
-# Of a stream without an axis of samples: fewer may be a feature, and its classes, by chance.
+_SHARES = (ms.float16, ms.bfloat16, ms.float32, ms.float64)  # dtypes of shares of classes
+_MOST = 0.5  # more must be equal, not all: a prompt, left out of a loss, may have other targets
+# The least for inputs of one axis: with fewer, a feature and its classes may match by chance.
 _PLACES, _KINDS = 16, 8
-_SLACK = 0.01  # of shares in float16 or bfloat16, added up
+_SLACK = 0.01  # tolerance for the sum of shares in float16 or bfloat16
 
 
 def no_class_a_sample(*inputs: object) -> str:
-    """Return why the labels of a batch are not one class of each sample; empty if they are.
+    """Return why the labels of a batch are not one class for each sample; empty if they are.
 
-    They are last, ``[N]`` of classes or ``[N, K]`` of their shares. Those of a language model
-    belong to each place of a sequence, those of a segmentation to each pixel.
+    Labels are the last input: classes ``[N]``, or shares of classes ``[N, K]``. A language model
+    has a label for each place of a sequence, a segmentation for each pixel.
     """
     if len(inputs) == 1:
         return "takes one class a sample, but the batch has one input, and no labels"
@@ -32,12 +32,12 @@ def no_class_a_sample(*inputs: object) -> str:
 
 
 def next_tokens(*inputs: Any) -> str:
-    """Return why a batch is a language model's, whatever input stands last; empty if it is not.
+    """Return why a batch is a language model's, whatever its last input is; empty if it is not.
 
-    Another input has the tokens of the first one, one place on. Places whose token comes twice do
-    not count: padding, which masks and segments have there, too.
+    It is one if another input has the tokens of the first one, one place on. Places followed by the
+    same token do not count: they may be padding, on which masks and segments agree, too.
     """
-    # Without an axis of samples a stream and its targets alone: more may be numbers of users.
+    # One axis counts only for a stream and its targets: with more inputs it may be ids of users.
     axes = 1 if len(inputs) == 2 and getattr(inputs[0], "ndim", 2) == 1 else 2
     if not _are_tokens(inputs[0], axes):
         return ""
@@ -57,15 +57,15 @@ def _are_tokens(thing: Any, axes: int) -> bool:
 
 
 def rows_of_places(*inputs: Any) -> str:
-    """Return why the last input, rows of numbers, is of the places of sequences; empty if not.
+    """Return why the rows of the last input are for places of sequences; empty if they are not.
 
-    A mask of tokens, or a series. Shares of classes are told from them by their sum, 1.
+    They may be a mask of tokens, or a series. Shares of classes are recognised by their sum, 1.
     """
     first, labels = inputs[0], inputs[-1]
     shape: tuple[int, ...] = getattr(labels, "shape", ())
     if len(shape) != 2 or shape[1] == 1 or labels.dtype not in _SHARES or labels.size == 0:
         return ""
-    if first.dtype in _SHARES and first.shape != shape:  # numbers, and no series
+    if first.dtype in _SHARES and first.shape != shape:  # the first input is not a series
         return ""
     sums = labels.float().asnumpy().sum(1)
     if abs(sums - 1).max() <= _SLACK:

@@ -1,4 +1,4 @@
-"""The place of the step that scales the loss, and the part for one scale, fixed or dynamic."""
+"""The part of a step that scales the loss, with one scale, fixed or dynamic."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from mindspore_boost_ext.boost import AutoBoost
 
 SECTION = "loss_scale"
-# Growth of a scale stops here: one doubling more would leave float32.
+# Growth of a scale stops here: doubled once more, it would be inf in float32.
 _LARGEST_SCALE = 2.0**127
-# What a loss is multiplied by at most: one over more is no normal float32, and 0 on CPU.
+# The largest factor of a loss: one over a larger one is no normal float32, and 0 on CPU.
 _LARGEST_FACTOR = 2.0**126
 
 
 class OneScale(nn.Cell):
-    """One loss scale, a Tensor or what updates it, for all gradients.
+    """One loss scale for all gradients, given as a Tensor or as the Cell that updates it.
 
-    A step calls :meth:`start`, differentiates, then :meth:`divided`, reduces over ranks, then
+    A step calls :meth:`start`, differentiates, calls :meth:`divided`, reduces over ranks, and calls
     :meth:`finish`. Parts with another rule derive from this one.
     """
 
@@ -41,11 +41,11 @@ class OneScale(nn.Cell):
         self.detector = detector
         self.manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
         self.scale_sense = self._parameter(scale_sense)
-        # What is differentiated by besides weights and captures.
+        # Parameters to differentiate by, besides weights and captures.
         self.extra: tuple[Parameter, ...] = ()
 
     def _parameter(self, scale_sense: Tensor | nn.Cell) -> Parameter:
-        """Return what holds the scale: float32."""
+        """Return the Parameter that holds the scale, float32."""
         if isinstance(scale_sense, nn.Cell):
             scale_sense = Tensor(float(scale_sense.get_loss_scale()), ms.float32)
         if not isinstance(scale_sense, Tensor):
@@ -63,7 +63,7 @@ class OneScale(nn.Cell):
                 f"returns several: return the loss alone, or take section {SECTION!r}, or the "
                 "script's loss-scale manager, away"
             )
-        # A value of its own: the Parameter changes in `finish`.
+        # A copy of the value: the Parameter changes in `finish`.
         scale = ops.minimum(self.scale_sense, _LARGEST_FACTOR)
         status, sens = self.detector.start(ops.ones_like(loss) * ops.cast(scale, loss.dtype), loss)
         return status, sens, scale
@@ -81,7 +81,7 @@ class OneScale(nn.Cell):
     ) -> tuple[tuple[Any, ...], Tensor]:
         """Set the next scale; return unscaled gradients, and whether the step must be skipped.
 
-        Status and scale are from :meth:`start`, gradients reduced over ranks, and of :attr:`extra`.
+        Status and scale are from :meth:`start`; only ``gradients`` are reduced over ranks.
         """
         overflow = self.detector(status, gradients)
         return gradients, ops.depend(overflow, self.update(overflow))
@@ -100,7 +100,7 @@ class OneScale(nn.Cell):
         return self
 
     def after_first_step(self) -> None:
-        """Raise an error where the first step has shown that the scale cannot work."""
+        """Raise an error if the first step has shown that the scale cannot work."""
 
     def observations(self) -> dict[str, float]:
         """Return the next scale."""
@@ -114,7 +114,7 @@ def warn_of_unequal_scales(sens: float, optimizer: nn.Cell) -> None:
     own = 1.0 if own is None else float(own)
     if own == float(sens):
         return
-    # Of some optimizers the base class has a loss_scale, and the constructor takes none.
+    # In some optimizers the base class has a loss_scale, but the constructor takes none.
     arguments = getattr(inner, "init_args", None) or inspect.signature(inner.__init__).parameters
     takes_one = f"give the optimizer loss_scale={float(sens)}" if "loss_scale" in arguments else ""
     drops = "use drop_overflow_update=True" if float(sens) != 1.0 else ""
@@ -126,9 +126,9 @@ def warn_of_unequal_scales(sens: float, optimizer: nn.Cell) -> None:
 
 
 def note_idle_section(boost: AutoBoost, scales_loss: bool) -> None:
-    """Put a row for section ``loss_scale`` where the script has made the step cell itself.
+    """Report that section ``loss_scale`` has no effect if the script makes the step cell itself.
 
-    With a warning, if that scales no loss.
+    It warns, too, if that cell scales no loss.
     """
     if SECTION not in boost.config.given or boost.level == "O0":
         return

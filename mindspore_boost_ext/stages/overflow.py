@@ -18,9 +18,9 @@ from mindspore_boost_ext.base.sums import filled, finite_sums
 CHECK_MODE_VARIABLE = "MS_ASCEND_CHECK_OVERFLOW_MODE"
 _SATURATION_ONLY = frozenset({"ascend910", "ascend310", "ascend310p", "ascend310b"})
 _BOTH_MODES = frozenset({"ascend910b", "ascend910_93"})
-# Starting a kernel costs as much as reading this many values: fewer are joined before the test.
+# Starting a kernel costs as much as reading this many values: smaller tensors are joined first.
 _SMALL = 1 << 16
-_WIDTH = 1024  # of a matrix in which they are joined
+_WIDTH = 1024  # of the matrix that joins them
 
 
 def _widened(value: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def _widened(value: Tensor) -> Tensor:
 
 
 def _finite_flag(value: Tensor) -> Tensor:
-    """Return bool[1]: whether a tensor is finite. Kernels want one axis to be fast."""
+    """Return bool[1]: whether a tensor is finite. Kernels are fast only on a single axis."""
     return ops.all(ops.isfinite(ops.reshape(_widened(value), (-1,))), keep_dims=True)
 
 
@@ -38,7 +38,7 @@ def _finite_flags(values: tuple[Tensor, ...]) -> Tensor:
 
 
 def _all_finite(values: tuple[Tensor, ...]) -> Tensor:
-    """Return bool, shape (): whether all are finite; small ones of a dtype in one go. On CPU."""
+    """Return bool, shape (): whether all are finite; joins small ones of a dtype. For CPU."""
     singles, wide, half = _shared_out(each(_size, values), each(_kind, values))
     flags: tuple[Tensor, ...] = each(_summed_flag, each(ops.partial(entry, values), singles))
     if len(wide) > 0:
@@ -51,7 +51,7 @@ def _all_finite(values: tuple[Tensor, ...]) -> Tensor:
 
 
 def _summed_flag(value: Tensor) -> Tensor:
-    """Return bool[1]: whether a tensor is finite, seen from sums where that is faster."""
+    """Return bool[1]: whether a tensor is finite, tested by sums where that is faster."""
     value = _widened(value)
     return _finite_flag(finite_sums(value) if value.dtype == ms.float32 else value)
 
@@ -69,7 +69,7 @@ def _column(values: tuple[Tensor, ...], place: int) -> Tensor:
 
 
 def _rows(columns: tuple[Tensor, ...]) -> Tensor:
-    """Return 1-D tensors in one matrix, which zeros fill up."""
+    """Return 1-D tensors joined in one matrix, filled up with zeros."""
     joined = ops.concat(columns)
     missing = -joined.size % _WIDTH
     if missing > 0:
@@ -79,7 +79,7 @@ def _rows(columns: tuple[Tensor, ...]) -> Tensor:
 
 @ops.constexpr
 def _shared_out(sizes: tuple[int, ...], kinds: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return where the tensors stand that are tested alone, as float32, and as float16."""
+    """Return the places of tensors to be tested alone, joined as float32, joined as float16."""
     found: dict[Any, list[int]] = {None: [], ms.float32: [], ms.float16: []}
     for place, (size, kind) in enumerate(zip(sizes, kinds)):
         tested_as = ms.float32 if kind == ms.bfloat16 else kind
@@ -94,12 +94,12 @@ def _compiled_any_non_finite(*values: Tensor) -> Tensor:
 
 
 def _values(gradient: Tensor) -> Tensor:
-    """Return what is stored: of a dense gradient itself, of a row-sparse or COO one its rows."""
+    """Return the stored values: a dense gradient itself, or those of a row-sparse or COO one."""
     return gradient if isinstance(gradient, Tensor) else gradient.values
 
 
-# In GRAPH_MODE a network with a sparse lookup has gradients, all of them, whose type the compiler
-# learns late. Until then no operator accepts them; a MultitypeFuncGraph does.
+# In GRAPH_MODE, if a network has a sparse lookup, the compiler learns the types of all gradients
+# late. Until then no operator accepts them; a MultitypeFuncGraph does.
 _late_non_finite = ops.MultitypeFuncGraph("boost_late_non_finite")
 
 
@@ -159,7 +159,7 @@ class OverflowDetector(nn.Cell):
             self.all_reduce = ops.AllReduce()
 
     def start(self, sens: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        """Begin to watch behind ``after``, the loss; return the status (int32[8]) and ``sens``.
+        """Begin to watch after the loss, ``after``; return the status (int32[8]) and ``sens``.
 
         The backward pass must start from the ``sens`` that is returned.
         """
@@ -175,9 +175,9 @@ class OverflowDetector(nn.Cell):
 class RegisterDetector(OverflowDetector):
     """The float-status register of Ascend in saturation mode. It cannot tell gradients apart.
 
-    The register is sticky and knows no order of its own, so ``depend`` gives it one. The clear is
-    tied to ``sens`` and not to the inputs of the network, which would run the forward pass twice.
-    Written, its graph checked; not run.
+    The register is sticky and has no order of its own, so ``depend`` orders reading and clearing.
+    The clear is tied to ``sens``: tied to the network's inputs, it would run the forward pass
+    twice. Written, its graph checked; not run.
     """
 
     name = "ascend_register"
@@ -197,7 +197,7 @@ class RegisterDetector(OverflowDetector):
         if self.distributed:
             flags = self.all_reduce(flags)
         overflow = ops.not_equal(flags, 0).any()
-        # An all-reduce can set the register too: the last word before the next step is a clear.
+        # An all-reduce can set the register, too: clear it once more before the next step.
         cleared = self.clear(ops.depend(status, overflow))
         return ops.depend(overflow, cleared)
 
@@ -285,7 +285,7 @@ class DeviceFacts:
     check_mode: str = ""  # value of MS_ASCEND_CHECK_OVERFLOW_MODE
     jit_level: str = ""  # level of the global jit configuration
     rank_table: bool = False  # whether RANK_TABLE_FILE is set
-    all_finite_package: bool = True  # whether AllFinite's fits the installed CANN
+    all_finite_package: bool = True  # whether the one with AllFinite fits the installed CANN
     runtime_conf: str = ""  # value of MS_DEV_RUNTIME_CONF
 
     @classmethod
@@ -333,9 +333,9 @@ class DeviceFacts:
 def choose_detector(
     distributed: bool = False, facts: DeviceFacts | None = None
 ) -> OverflowDetector:
-    """Return the detector for a device, by default the present one; nowhere else is that decided.
+    """Return the detector for a device, by default the present one; only this function decides.
 
-    A ``ValueError`` if its target is none of CPU, GPU and Ascend.
+    It raises a ``ValueError`` if the target is not CPU, GPU or Ascend.
 
     Examples:
         >>> from mindspore_boost_ext.stages.overflow import DeviceFacts, choose_detector

@@ -1,4 +1,4 @@
-"""A batch in parts, one after the other, with an update for each."""
+"""Trains on a batch in parts, one after the other, with an update for each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mindspore_boost_ext.stages.choice import Chooser, StepChoice
 
 
 class _TheOne(Chooser):
-    """There is one step, so that nothing is chosen."""
+    """Chooses the only step."""
 
     def now(self) -> int:
         return 0
@@ -20,10 +20,10 @@ class _TheOne(Chooser):
 class PartByPart(StepChoice):
     r"""Runs a step on each part of a batch, as if the data came in batches of that size.
 
-    Of :math:`N` samples part :math:`i` of :math:`P` has those from
-    :math:`\lfloor i N / P \rfloor` on. A batch of fewer than :math:`2 P` is cut into fewer
-    parts, so that none has one sample alone: of that BatchNorm makes NaN as its variance.
-    Inputs whose first axis is not that of the first input are in every part as they are.
+    If there are :math:`N` samples, part :math:`i` of :math:`P` has those from
+    :math:`\lfloor i N / P \rfloor` on. A batch of fewer than :math:`2 P` samples is cut into fewer
+    parts, so that no part has only one: its variance would be NaN in BatchNorm.
+    An input whose first axis is not that of the first input goes into every part unchanged.
     """
 
     def __init__(self, step: nn.Cell, parts: int) -> None:
@@ -42,14 +42,14 @@ class PartByPart(StepChoice):
         return outputs[0] if parts == 1 else self.step.joined(outputs, inputs[0].shape[0])
 
     def run(self, variant: nn.Cell, *inputs: Tensor, **kwargs: object) -> Any:
-        """Run the step on one part after the other: it is compiled for one."""
+        """Run the step, which is compiled for one part, on one part after the other."""
         parts = parts_of(inputs, self.parts)
         outputs = [variant(*part_of(inputs, one, parts), **kwargs) for one in range(parts)]
         return outputs[0] if parts == 1 else variant.joined(tuple(outputs), inputs[0].shape[0])
 
 
 def parts_of(inputs: tuple[Any, ...], parts: int) -> int:
-    """Return in how many parts a batch is cut."""
+    """Return into how many parts a batch is cut."""
     return 1 if parts == 1 else max(min(parts, inputs[0].shape[0] // 2), 1)
 
 
@@ -67,16 +67,16 @@ def part_of(inputs: tuple[Any, ...], number: int, parts: int) -> tuple[Any, ...]
 
 
 def joined_losses(losses: tuple[Any, ...], samples: int) -> Any:
-    """Return the loss of a batch of so many samples from those of its parts, maybe tuples.
+    """Return the loss of a batch of ``samples`` from the losses of its parts, which may be tuples.
 
-    It is their mean, or all of them where there is one for each sample.
+    It is their mean; if there is a loss for each sample, it is all of them.
     """
     if isinstance(losses[0], tuple):
         places = range(len(losses[0]))
         of_places = [tuple([one[place] for one in losses]) for place in places]
         return tuple([joined_losses(one, samples) for one in of_places])
     if losses[0].ndim > 0:
-        # Of each sample, or of each place in it, there is a loss; else they are of several tasks.
+        # There is a loss for each sample, or each place in it; else one for each of several tasks.
         are_of_samples = sum([one.shape[0] for one in losses]) % samples == 0
         if are_of_samples or losses[0].shape != losses[-1].shape:
             return ops.cat(losses)

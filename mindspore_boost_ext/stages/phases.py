@@ -1,4 +1,4 @@
-"""A training in phases: which one is on is chosen by the number of updates made."""
+"""Training in phases: the number of updates made decides which phase is on."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from mindspore_boost_ext.stages.update import Update, UpdateAround
 
 
 def first_updates(shares: Sequence[float], total: int) -> tuple[int, ...]:
-    """Return how many updates come before each phase: before the first, 0; and before what follows.
+    """Return how many updates come before each phase (0 for the first), and before what follows.
 
-    Phases are shares of the total, which is all updates of the training.
+    ``shares`` are the phases' shares of ``total``, the number of all updates of the training.
     """
     return tuple(round(math.fsum(shares[:number]) * total) for number in range(len(shares) + 1))
 
 
 class Phases:
-    """Where a training stands by its count of updates; of phases that begin together in the last.
+    """The present phase, by the count of updates; if phases begin together, it is the last of them.
 
     ``firsts`` is what :func:`first_updates` returns.
     """
@@ -41,7 +41,7 @@ class Phases:
 
 
 class CountedUpdate(UpdateAround):
-    """Counts updates for one algorithm: neither micro-batches nor steps that a scale skips."""
+    """Counts updates for one algorithm, not micro-batches or steps that a loss scale skips."""
 
     def __init__(self, inner: Update, switch: str, firsts: Sequence[int]) -> None:
         super().__init__(inner)
@@ -56,7 +56,7 @@ class CountedUpdate(UpdateAround):
 
 
 def phases_of(part: nn.Cell, switch: str) -> Phases:
-    """Return the phases of an algorithm, from what updates the weights of its step."""
+    """Return the phases of an algorithm, found in the update part of its step."""
     while not (isinstance(part, CountedUpdate) and part.switch == switch):
         part = part.inner
     return part.phases
@@ -67,12 +67,12 @@ class PhaseChooser(Chooser):
 
     def __init__(self, phases: Phases) -> None:
         super().__init__()
-        self.__dict__.update(now=phases.now, phases=phases)  # asked on the host alone
+        self.__dict__.update(now=phases.now, phases=phases)  # used on the host only
         self.count = phases.count
         self.follow()
 
     def follow(self) -> None:
-        """Take over where the phases begin, before the first step."""
+        """Read anew where the phases begin; call this before the first step."""
         self.table = Tensor(self.phases.firsts, ms.int32)
 
     def index(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the host sets between two steps (a checkpoint, a rate) reaches the compiled step."""
+"""Lets what the host sets between two steps (a checkpoint, a rate) reach the compiled step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ def state_of(cell: nn.Cell) -> ParameterTuple:
 
 
 def connected(value: Tensor, state: tuple[Parameter, ...]) -> Tensor:
-    """Return ``value``; graphs that branch behind it keep hold of the Parameters of ``state``.
+    """Return ``value``; graphs that branch after it read the Parameters of ``state`` anew.
 
-    A graph of MindSpore reads a Parameter again that the host has set only if a part that always
-    runs uses it: one that is used in a branch alone keeps the memory that it had at first, and what
-    the host sets is lost without a word. As the second input of ``Depend`` a Parameter is used, and
-    no operator runs for it.
+    If only a branch uses a Parameter, MindSpore's graph keeps the memory that it had at first, and
+    what the host sets is lost without a warning. The graph reads a Parameter anew if a part that
+    always runs uses it. As the second input of ``Depend`` it is used, and no operator runs for it.
     """
     return ops.depend(value, state)
 
@@ -38,9 +37,9 @@ def connected(value: Tensor, state: tuple[Parameter, ...]) -> Tensor:
 class HostWrites:
     """Lets PYNATIVE_MODE see what the host has set between two steps.
 
-    There ``set_data``, and so ``load_param_into_net``, gives a Parameter other memory, while
-    functions that MindSpore has compiled, every optimizer among them, go on with the memory they
-    know. So what was set is written there, and the Parameter is given that memory back.
+    In that mode ``set_data``, and so ``load_param_into_net``, gives a Parameter other memory.
+    Functions that MindSpore has compiled, such as every optimizer, go on with the memory they know.
+    So the new values are written to that memory, and the Parameter gets it back.
     """
 
     def __init__(self, state: tuple[Parameter, ...]) -> None:
@@ -49,10 +48,10 @@ class HostWrites:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Surround a step, which begins on what the host has set since the one before."""
+        """Surround a step: it begins with what the host has set since the last one."""
         eager = ms.get_context("mode") == ms.PYNATIVE_MODE
         moved = [pair for pair in zip(self.state, self.known) if _was_moved(*pair)] if eager else []
-        # Two that were exchanged have each other's memory: it is read before it is written.
+        # Exchanged Parameters have each other's memory: copy it before it is written.
         own = {known.data_ptr() for known in self.known} if moved else set()
         values = [one.value().copy() if one.data_ptr() in own else one.value() for one, _ in moved]
         for (parameter, known), value in zip(moved, values):
@@ -69,7 +68,7 @@ def _was_moved(parameter: Parameter, known: Tensor) -> bool:
 
 
 def _memory_of(parameter: Parameter) -> Tensor:
-    """Return a Tensor over the memory of a Parameter, which before 2.9 it may lack."""
+    """Return a Tensor over the memory of a Parameter; before 2.9 it may not have any yet."""
     if parameter.data_ptr() == 0:
         parameter.copy_(parameter.value())
     return Tensor(parameter)

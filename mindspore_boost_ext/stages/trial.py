@@ -1,4 +1,4 @@
-"""A network run on a batch before training, without a mark on it."""
+"""Runs a network on a batch before training, and leaves the network as it was."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
-_ROUNDING = 1e-3  # of a loss, in float16 too
-_FEWEST = 4  # samples, in quarters
+_ROUNDING = 1e-3  # relative error of a loss, also in float16
+_FEWEST = 4  # samples: they are divided into quarters
 
 
 class Outcome(NamedTuple):
-    """What came of a run: the shapes of its outputs, and whether all of them are finite."""
+    """The result of a run: the shapes of its outputs, whether all are finite, and the loss."""
 
     shapes: list[tuple[int, ...]]
     is_finite: bool
-    loss: float | None  # the first output, added up, as a step minimises several
+    loss: float | None  # sum of the first output: a step minimises the sum of several values
 
 
 Run = Callable[..., Outcome]
@@ -31,12 +31,12 @@ Run = Callable[..., Outcome]
 
 @contextlib.contextmanager
 def on_trial(network: nn.Cell) -> Iterator[Run]:
-    """Give a function that runs the network in evaluation mode, and returns what comes of it.
+    """Yield a function that runs the network in evaluation mode, and returns its outcome.
 
-    Its losses, Cells of the class ``nn.LossBase``, act as in training, unless the function is told
-    ``losses_train=False``. Taken back is what is written into buffers, into Parameters without
-    gradient and into any Parameter of a loss; not what a loss keeps in lists, nor which random
-    numbers it has drawn.
+    Losses, Cells of the class ``nn.LossBase``, act as in training unless the function is called
+    with ``losses_train=False``. At the end, buffers, Parameters without gradient and all Parameters
+    of a loss have their old values. Lists in a loss, and the state of its random numbers, are not
+    restored.
     """
     kept = [(one, host_array(one).copy()) for one in _written(network)]
     with _compat.running_eagerly():
@@ -57,7 +57,7 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
 
 
 def _written(network: nn.Cell) -> list[Tensor]:
-    """Return what a network may write into by itself."""
+    """Return the Tensors that a network may change by itself while it runs."""
     found = {id(one): one for one in network.get_parameters() if not one.requires_grad}
     for _, cell in network.cells_and_names():
         own = list(cell.buffers(recurse=False))
@@ -67,16 +67,16 @@ def _written(network: nn.Cell) -> list[Tensor]:
 
 
 def _evaluating(network: nn.Cell, losses_train: bool) -> nn.Cell:
-    """Return a copy in evaluation mode but for its losses: some compare samples in training."""
+    """Return a copy in evaluation mode; its losses may train: some compare samples only then."""
     copy = eval_copy(network, [network])
     losses = [cell for _, cell in copy.cells_and_names() if isinstance(cell, nn.LossBase)]
     for cell in losses if losses_train else ():
-        nn.Cell.add_flags(cell, training=True)  # its own method keeps it in evaluation mode
+        nn.Cell.add_flags(cell, training=True)  # its own add_flags keeps it in evaluation mode
     return copy
 
 
 def _outcome(outputs: object) -> Outcome:
-    """Return what a network gave, when it has been computed."""
+    """Return the outcome for a network's outputs; wait until they are computed."""
     values = list(_values(outputs))
     finite = all(np.isfinite(one).all() for one in values if np.issubdtype(one.dtype, np.floating))
     loss = float(values[0].astype(np.float64).sum()) if values else None
@@ -84,11 +84,11 @@ def _outcome(outputs: object) -> Outcome:
 
 
 def mixes_samples(run: Run, first: Tensor, *others: object) -> bool:
-    """Return whether the loss of a batch is no mean, and no sum, of the losses of its halves.
+    """Return whether the loss of a batch is neither mean nor sum of the losses of its halves.
 
-    So it is with contrastive losses, which take the other samples of a batch for wrong answers.
-    Of fewer than four samples, and of a loss that differs from run to run, nothing can be said;
-    so it is looked at as it evaluates, too, where dropout of its own does not act.
+    Contrastive losses are like that: they take the other samples of a batch for wrong answers.
+    The result is False for fewer than four samples, or if the loss differs from run to run. So the
+    loss is tried in evaluation mode, too, in which its own dropout does not act.
     """
     evaluating = functools.partial(run, losses_train=False)
     return _mixes(run, first, *others) or _mixes(evaluating, first, *others)
@@ -107,13 +107,13 @@ def _mixes(run: Run, first: Tensor, *others: object) -> bool:
     whole, again, one, other, *quarters = losses
     slack = _ROUNDING * max(map(abs, losses))
     is_mean = min(one, other) - slack <= whole <= max(one, other) + slack
-    # Beside a sum there may be a constant, as a penalty on weights.
+    # A constant, such as a penalty on weights, may be added to a sum.
     is_sum = abs((whole - one - other) - (one - sum(quarters))) <= slack
     return not (is_mean or is_sum or abs(whole - again) > slack)
 
 
 def _some(inputs: Sequence[Any], first: int, end: int) -> list[Any]:
-    """Return the inputs of some samples; labels of places may have a row for each place."""
+    """Return the inputs of some samples; labels may have a row for each place of a sample."""
     samples, length = inputs[0].shape[0], (*inputs[0].shape, 0)[1]
     found = []
     for one in inputs:
@@ -124,7 +124,7 @@ def _some(inputs: Sequence[Any], first: int, end: int) -> list[Any]:
 
 
 def _values(outputs: object) -> Iterator[np.ndarray]:
-    """Yield the Tensors in what a network gave, which may be nested."""
+    """Yield the Tensors in a network's outputs, which may be nested, as NumPy arrays."""
     if isinstance(outputs, Tensor):
         yield host_array(outputs)
     elif isinstance(outputs, dict):

@@ -1,4 +1,4 @@
-"""The place of the step that updates the weights, and the part that stands there by default."""
+"""The part of a step that updates the weights: the default one, and parts around another one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Update(nn.Cell):
         Tensor, ``loss``.
     """
 
-    # Whether the part runs the network again, so that it has to be given the batch.
+    # Whether the part runs the network again, and so needs the batch.
     takes_inputs = False
     # Whether it divides the step's ``sens`` out of the gradients itself.
     divides_sens = False
@@ -48,7 +48,7 @@ class Update(nn.Cell):
 
         Args:
             optimizer (Cell): the optimizer of these weights.
-            positions (tuple(int)): where they stand among all weights.
+            positions (tuple(int)): their positions among all weights.
         """
         part: Update = _compat.shallow_copy(self)
         part.optimizer = optimizer
@@ -73,18 +73,18 @@ class Update(nn.Cell):
         return next(iter(self.__dict__.get("_batches", ())), None)
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
-        """Return the loss of that batch, shape ()."""
+        """Return the loss of the batch ``inputs``, shape (); 0 if the part runs no network."""
         return Tensor(0.0)
 
 
 class UpdateAround(Update):
-    r"""Does something in front of or behind another part; ``construct`` calls :attr:`inner`.
+    r"""Does something before or after another part; ``construct`` calls :attr:`inner`.
 
-    In a step that trains some of the weights, a copy of the part runs with the same attributes and
-    state around a restricted :attr:`inner`.
+    In a step that trains some of the weights, a copy of this part runs around a restricted
+    :attr:`inner`. The copy has the same attributes and state.
 
     Args:
-        inner (Update): what stood in this place.
+        inner (Update): the part that was in this place before.
     """
 
     def __init__(self, inner: Update) -> None:
@@ -94,7 +94,7 @@ class UpdateAround(Update):
         self.divides_sens = type(self).divides_sens or inner.divides_sens
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
-        """Do what stood in this place."""
+        """Run :attr:`inner`."""
         return call(self.inner, (loss, gradients, *inputs))
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> UpdateAround:
@@ -109,14 +109,14 @@ class UpdateAround(Update):
         self.inner.before_step(*inputs)
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
-        """Return that of :attr:`inner`."""
+        """Return the loss that :attr:`inner` returns."""
         return call(self.inner.loss_of, inputs)
 
 
 def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
     """Let an optimizer list all its state, and warn if it seems to train nothing of a network.
 
-    What is no optimizer is a ``TypeError``.
+    It raises a ``TypeError`` for anything that is not an optimizer.
     """
     if not hasattr(optimizer, "parameters"):
         raise TypeError(f"optimizer must be an optimizer, got {shown(optimizer)}")
@@ -133,7 +133,7 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
 
 
 def warn_of_idle_optimizer(optimizer: nn.Cell) -> None:
-    """Warn of an optimizer that changes no weight on a CPU, where its operators run one by one."""
+    """Warn of an optimizer that changes no weight on CPU if its operators run one by one."""
     kind = type(innermost(optimizer))
     if kind.__module__.startswith("mindspore.mint") and ms.get_context("device_target") == "CPU":
         warn(
