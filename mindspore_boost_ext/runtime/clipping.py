@@ -16,15 +16,15 @@ from mindspore_boost_ext.runtime.compiling import is_compiling, is_eager, is_kno
 def clip_by_global_norm(
     x: Sequence[Tensor], clip_norm: float = 1.0, use_norm: None = None
 ) -> Sequence[Tensor]:
-    """Return what ``ops.clip_by_global_norm`` does, to rounding.
+    """Return what ``ops.clip_by_global_norm`` returns, up to rounding.
 
-    What is below the norm stays as it is, and a gradient of shape () has that shape.
+    Gradients below the norm stay as they are, and a gradient of shape () keeps its shape.
     """
     if not (_is_norm(clip_norm, use_norm) and isinstance(x, (tuple, list)) and _are_dense(x)):
         return ORIGINAL(x, clip_norm, use_norm)
     factor = factor_to_norm(each(sum_of_squares, x), clip_norm)
     clipped: Sequence[Tensor] = each(ops.partial(ops.mul, factor), x)
-    # As MindSpore's, in GRAPH_MODE beside a graph.
+    # MindSpore's function returns a list for a list in GRAPH_MODE, outside a graph.
     return list(clipped) if isinstance(x, list) and _is_beside_a_graph() else clipped
 
 

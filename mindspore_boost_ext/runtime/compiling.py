@@ -1,4 +1,4 @@
-"""Whether Python runs a function, or MindSpore makes a graph of it, and knows a shape."""
+"""Tells whether Python or a graph runs a function, and whether a shape is known."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def _is_value_of_pynative(thing: object) -> bool:
 
 
 def is_eager() -> bool:
-    """Return whether PYNATIVE_MODE runs what asks, operator by operator.
+    """Return whether PYNATIVE_MODE runs the caller, operator by operator.
 
-    In GRAPH_MODE Python may run a function, too: to compute what is constant in a graph that is
-    being made, or beside it in a thread of a dataset's. A Cell would be compiled there.
+    In GRAPH_MODE Python may run a function, too: to compute a constant while a graph is made, or in
+    a thread of a dataset. A Cell would be compiled there.
     """
     return _is_value_of_pynative(is_eager)
 
 
 def is_compiling() -> bool:
-    """Return whether a graph is being made, in which a function is no value, and is None here."""
+    """Return whether a graph is being made: there a function is not a value, and becomes None."""
     return _is_no_value(is_compiling)
 
 

@@ -17,9 +17,9 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return what ``ops.cross_entropy`` does; in less time where Python runs it.
+    """Return what ``ops.cross_entropy`` returns, in less time where Python runs it.
 
-    MindSpore always computes what label smoothing asks for, and differentiates that, too.
+    MindSpore always computes and differentiates the terms of label smoothing, even if unused.
     """
     ours = weight is None and reduction in ("mean", "sum") and fits(input, target)
     if not is_eager() or not ours or not _fit(ignore_index, label_smoothing, input.ndim):
@@ -35,9 +35,9 @@ def cross_entropy(
 
 
 def _fit(ignored: object, smoothing: object, axes: int) -> bool:
-    """Return whether two settings are legal, and logits of so many axes are computed here.
+    """Return whether the settings are legal, and the loss of logits of so many axes is made here.
 
-    Smoothed sequences and images are not: MindSpore has second gradients of theirs.
+    With smoothing, sequences and images are left to MindSpore, which has second gradients there.
     """
     if type(ignored) is not int or type(smoothing) is not float:
         return False
@@ -45,9 +45,9 @@ def _fit(ignored: object, smoothing: object, axes: int) -> bool:
 
 
 def _classes(labels: Tensor, classes: int, ignored: int) -> Tensor | None:
-    """Return a copy of the labels, which may change before the gradient is taken.
+    """Return a copy of the labels: they may change before the gradient is computed.
 
-    None if one is to be ignored, or is no class: those are left to MindSpore.
+    Return None if a label is to be ignored or is no class: then MindSpore's function is called.
     """
     values = labels.asnumpy()
     if ((values < 0) | (values >= classes) | (values == ignored)).any():
@@ -56,7 +56,7 @@ def _classes(labels: Tensor, classes: int, ignored: int) -> Tensor | None:
 
 
 def fits(logits: Tensor, labels: Tensor) -> bool:
-    """Return whether these are logits and indices of classes, else MindSpore says what."""
+    """Return whether these are logits and indices of classes; for others, MindSpore's is called."""
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
         return False
     if logits.dtype != mstype.float32 or labels.dtype != mstype.int32:
@@ -76,12 +76,12 @@ def in_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def picked(rows: Tensor, classes: Tensor) -> Tensor:
-    """Return of each row what stands at its class."""
+    """Return for each row the value at its class."""
     return ops.GatherD()(rows, 1, classes.reshape((-1, 1))).reshape((-1,))
 
 
 class Slope(nn.Cell):
-    """The gradient of a mean cross-entropy, with one of its own."""
+    """The gradient of a mean cross-entropy; it can be differentiated itself."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -92,7 +92,7 @@ class Slope(nn.Cell):
         return self.slope(rows, classes)
 
     def bprop(self, rows: Tensor, classes: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        """Return what ``dout`` makes by the rows, and zeros for their classes."""
+        """Return the gradient for the rows, given ``dout``, and zeros for their classes."""
         shares = ops.Softmax(-1)(rows)
         product = shares * dout
         sums = ops.ReduceSum(keep_dims=True)(product, 1)
@@ -100,10 +100,10 @@ class Slope(nn.Cell):
 
 
 class _Mean(nn.Cell):
-    """The mean over rows all of which count, of labels that are classes.
+    """The mean loss over rows; every row counts, and every label is a class.
 
-    MindSpore's operator of the mean is infinite where the share of a class is too small for a
-    float32: it takes the logarithm of the share.
+    MindSpore's operator for the mean takes the logarithm of a class's share. If the share is too
+    small for float32, its result is infinite.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Networks in which some layers are in evaluation mode: their BatchNorm and dropout act so."""
+"""Copies of networks, with BatchNorm and dropout of some layers in evaluation mode."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def eval_copy(
 ) -> nn.Cell:
     """Return ``network`` with some Cells, and what is in them, in evaluation mode.
 
-    They stay in evaluation mode whatever ``set_train`` says; the network that was given, and each
-    Cell of it, is left as it is. The copy is over the same Parameters; it is the network itself if
-    ``in_evaluation`` is empty. Not copied, wherever they stand, are ``shared`` Cells: those that
-    act alike in training and evaluation, and must stay the same objects.
+    They stay in evaluation mode whatever ``set_train`` says. The given network and its Cells do not
+    change. The copy has the same Parameters; if ``in_evaluation`` is empty, it is the network
+    itself. ``shared`` Cells are never copied: they act alike in training and evaluation, and must
+    stay the same objects.
     """
     copier = _Copier({id(cell) for cell in in_evaluation})
     copier.done.update({(id(cell), within): cell for cell in shared for within in (False, True)})
@@ -29,10 +29,10 @@ def eval_copy(
 
 
 class _Copier:
-    """Copies each Cell at most once, so that one used in two places stays one.
+    """Copies each Cell at most once, so that a Cell used in two places stays one Cell.
 
-    But for MindSpore's own without Parameters, such as a dropout, inside and outside of what
-    evaluates.
+    Except MindSpore's own Cells without Parameters, such as a dropout, that are used both inside
+    and outside of the layers in evaluation mode.
     """
 
     def __init__(self, in_evaluation: set[int]) -> None:
@@ -54,7 +54,7 @@ class _Copier:
         if not evaluates and not changed:
             return cell
         made: nn.Cell = _compat.shallow_copy(cell)
-        self.done[_key(cell, evaluates)] = made  # methods of its own in a list find it
+        self.done[_key(cell, evaluates)] = made  # found when lists of its own methods are copied
         for name, child in children.items():
             _compat.set_child(made, name, child)
         for name, value in _compat.own_attributes(made).items():
@@ -66,7 +66,7 @@ class _Copier:
         return made
 
     def _replaced(self, value: Any, within: bool) -> object:
-        """Return the copy of a Cell that has one, or a method of that; else the value itself."""
+        """Return a Cell's copy, or a method of the copy; if there is none, the value itself."""
         if isinstance(value, nn.Cell):
             here, elsewhere = _key(value, within), (id(value), not within)
             return self.done.get(here, self.done.get(elsewhere, value))

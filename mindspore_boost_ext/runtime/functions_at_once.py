@@ -10,12 +10,12 @@ from mindspore_boost_ext import _compat
 _Executor: Any = _compat.executor_class()
 _HANDED_ON = _Executor.grad_jit
 _NAMED: Any = getattr(_Executor, "set_jit_compile_phase", None)  # 2.7 has none
-# MindSpore's queue runs a function at a time, and finds it by one name that all threads write.
+# MindSpore's queue runs one function at a time; it finds it by a single name that all threads set.
 _IN_TURNS, _MINE = threading.RLock(), threading.local()
 
 
 def is_possible() -> bool:
-    """Return whether this MindSpore, as 2.8 to 2.10, knows a way around its threads' queues."""
+    """Return whether this MindSpore can bypass its threads' queues, as 2.8 to 2.10 can."""
     return bool(_NAMED) and hasattr(_Executor, "disable_frontend_and_bprop_pipeline")
 
 
@@ -25,7 +25,7 @@ def is_in_place() -> bool | None:
 
 
 def put_in_place(at_once: bool) -> None:
-    """Let functions of ``ms.jit`` run in the thread that calls them, or hand them on, as before."""
+    """Let functions of ``ms.jit`` run in the thread that calls them, or in the queue as before."""
     if is_in_place() is None:
         return
     _Executor.grad_jit = _run_at_once if at_once else _HANDED_ON
@@ -40,13 +40,13 @@ def _name_in_turn(self: Any, phase: str) -> None:
 
 
 def _run_at_once(self: Any, *inputs: object) -> object:
-    """Run a compiled function, after what is queued already, without a queue of its own."""
+    """Run a compiled function without the queue, after everything that is queued already."""
     with _IN_TURNS:
-        was_off = None  # nobody knows, should Ctrl-C come in between
+        was_off = None  # unknown if Ctrl-C interrupts the next call
         try:
             was_off = self.disable_frontend_and_bprop_pipeline()
             if hasattr(_MINE, "phase"):
-                _NAMED(self, _MINE.phase)  # another thread may have named its own meanwhile
+                _NAMED(self, _MINE.phase)  # another thread may have set its own name meanwhile
             return _HANDED_ON(self, *inputs)
         finally:
             if not was_off:

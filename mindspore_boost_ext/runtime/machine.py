@@ -32,11 +32,11 @@ SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
 ISA_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN reads both names
 ISA = "AVX2"
 _ONEDNN_AVX2, _ONEDNN_SUCCESS = 0x7, 0  # dnnl_cpu_isa_avx2, dnnl_success
-# What oneDNN asks of a processor before it takes its AVX-512 kernels.
+# Flags that a processor must have before oneDNN uses its AVX-512 kernels.
 AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
 # Blocking launch was measured on one and on two cores (examples/benchmarks/machine.py).
 MOST_CORES = 2
-# So were threads on cores of their own, which lose where processes share these.
+# Threads on cores of their own were measured on two; they are slower where processes share cores.
 PLACED_CORES = 2
 _NONE_MADE = "no convolution has been made, and without one AVX-512 is faster"
 # Where scripts find the functions of mindspore.ops.
@@ -45,13 +45,13 @@ _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables
 
 
 class Cure:
-    """One deficit of MindSpore on some machines, and what mends it: a setting, or a function.
+    """One deficit of MindSpore on some machines, and its cure: a setting, or a function.
 
-    ``is_in_place`` returns whether that is there, or None where somebody else's is;
-    ``put_in_place`` puts it there, or puts back what was, as far as that can be done.
+    ``is_in_place`` returns whether the cure is in place, or None if another setting or function is.
+    ``put_in_place`` puts the cure in place, or restores what was there, as far as possible.
     """
 
-    # The reason when it is no longer there.
+    # The reason if the cure is no longer in place.
     taken_back: ClassVar[str] = "the script has set it back"
 
     def __init__(
@@ -61,14 +61,14 @@ class Cure:
         put_in_place: Callable[[bool], None],
         why: str = "",
     ) -> None:
-        self.name, self.why = name, why  # as they stand in reports
+        self.name, self.why = name, why  # as reports show them
         self.is_in_place, self.put_in_place = is_in_place, put_in_place
-        # SKIPPED where it is needed, but no longer possible.
+        # SKIPPED if the cure is needed, but no longer possible.
         self.status, self.reason = INACTIVE, "not tried"
         self.set_back = ""
 
     def unneeded(self) -> str:
-        """Return why this machine does without; empty if it needs the cure."""
+        """Return why this machine does not need the cure; empty if it does."""
         return self.taken_back if self.is_in_place() is None else ""
 
     def apply(self) -> tuple[str, str]:
@@ -77,7 +77,7 @@ class Cure:
         return APPLIED, self.why
 
     def update(self, off: str) -> None:
-        """Apply or undo, as is wanted now; ``off`` is why nothing may be changed, or empty."""
+        """Apply or undo the cure; ``off`` says why nothing may be changed, or is empty."""
         if self.status == APPLIED and not self.is_in_place():
             self.set_back = self.taken_back
         reason = off or self.set_back
@@ -90,18 +90,18 @@ class Cure:
 
 
 class InstructionSet(Cure):
-    """With AVX-512, oneDNN of the 2.9 and 2.10 wheels convolves by its reference kernel.
+    """With AVX-512, oneDNN in the 2.9 and 2.10 wheels convolves by its slow reference kernel.
 
-    All else is faster with it: a script that seems to make no convolution keeps it until it does.
+    All else is faster with it: a script that mentions no convolution keeps it until it makes one.
     """
 
     def __init__(self) -> None:
-        # In this process oneDNN keeps what it was given once.
+        # In this process oneDNN keeps the first setting that it gets.
         super().__init__("oneDNN instruction set", lambda: True, _limit_in_new_processes)
-        self.made = False  # a convolution
+        self.made = False  # whether there is a convolution
 
     def unneeded(self) -> str:
-        """Return why convolutions are fast without."""
+        """Return why convolutions are fast without the cure."""
         if not _compat.ONEDNN_LACKS_AVX512:
             return "convolutions of this MindSpore are not known to be slow on any processor"
         if not processor_flags() >= AVX512:
@@ -113,7 +113,7 @@ class InstructionSet(Cure):
             return f"{given[0]}={os.environ[given[0]]} was given"
         if self.made or convolutions.are_expected():
             return ""
-        if self.reason != _NONE_MADE:  # nobody has watched until now
+        if self.reason != _NONE_MADE:  # convolutions were not watched until now
             self.made = convolutions.are_made()
         return "" if self.made else _NONE_MADE
 
@@ -151,7 +151,7 @@ class InstructionSet(Cure):
 
 
 def _limit_in_new_processes(limited: bool) -> None:
-    """Let processes that this one starts keep oneDNN from AVX-512, or no longer."""
+    """Keep oneDNN from AVX-512 in processes that this one starts, or no longer do so."""
     if limited:
         os.environ[ISA_VARIABLES[0]] = ISA
     elif os.environ.get(ISA_VARIABLES[0]) == ISA:
@@ -170,7 +170,7 @@ def limit_onednn() -> bool:
 
 
 class FewCoresCure(Cure):
-    """A cure of threads that wait and spin, and so keep others from their few cores."""
+    """A cure for threads that spin while they wait, and so keep others from the few cores."""
 
     def unneeded(self) -> str:
         """Return why the threads stay as they are."""
@@ -179,13 +179,13 @@ class FewCoresCure(Cure):
         return super().unneeded() or many
 
     def apply(self) -> tuple[str, str]:
-        """Put the cure in place; the reason has the cores."""
+        """Put the cure in place; the reason has the number of cores."""
         status, why = super().apply()
         return status, f"{usable_cores()} cores: {why}"
 
 
 class BlockingLaunch(FewCoresCure):
-    """On few cores, the threads by which PYNATIVE_MODE hands operators on spin in each other's way.
+    """On few cores, PYNATIVE_MODE's threads, which pass operators on, spin and slow each other.
 
     GRAPH_MODE does not read the setting, so a script may choose its mode later.
     """
@@ -201,15 +201,15 @@ class BlockingLaunch(FewCoresCure):
     def unneeded(self) -> str:
         """Return why operators are not launched one after the other."""
         if self.is_in_place():
-            self.set_back = "was switched on already"  # the user's, also if it changes later
+            self.set_back = "was switched on already"  # by the user, who may change it later
         return self.set_back or super().unneeded()
 
 
 class CompiledFunctions(FewCoresCure):
     """On few cores, the thread that calls a function of ``ms.jit`` spins while others run it.
 
-    It hands the function on through a queue, as it does each operator of PYNATIVE_MODE; blocking
-    launch does not reach it. In GRAPH_MODE, too.
+    It passes the function on through a queue, in GRAPH_MODE, too, as it passes on each operator in
+    PYNATIVE_MODE. Blocking launch does not change that.
     """
 
     taken_back = "the script has put another launch there"
@@ -223,17 +223,17 @@ class CompiledFunctions(FewCoresCure):
         )
 
     def unneeded(self) -> str:
-        """Return why functions are handed on."""
+        """Return why functions stay in the queue."""
         if not functions_at_once.is_possible():
             return "this MindSpore knows no way around the queue"
         return super().unneeded()
 
 
 class OwnCores(FewCoresCure):
-    """With three threads on two cores, one that waits, and spins, keeps one from computing.
+    """With three threads on two cores, one that spins while it waits keeps another from computing.
 
-    Python's thread waits while MindSpore's two workers share out an operator; where those happen
-    to be on one core, the other core only waits. In GRAPH_MODE, too.
+    Python's thread waits while MindSpore's two workers share an operator, in GRAPH_MODE, too. If
+    both workers happen to be on one core, the other core only waits.
     """
 
     taken_back = "the script has placed them itself"
@@ -257,7 +257,7 @@ class OwnCores(FewCoresCure):
         return "" if one else f"{usable_cores()} cores: measured on {PLACED_CORES} only"
 
     def update(self, off: str) -> None:
-        """Apply or undo; in a forked process anew, for its own threads alone."""
+        """Apply or undo the cure; a forked process applies it anew, to its own threads only."""
         if self.status == APPLIED and self._placement.is_of_parent():
             self.status, self.reason = INACTIVE, "not tried"
         super().update(off)
@@ -271,7 +271,7 @@ class OwnCores(FewCoresCure):
 
 
 class FunctionCure(Cure):
-    """A function of ``mindspore.ops`` that our own of the same name takes the place of."""
+    """Replaces a function of ``mindspore.ops`` by our own of the same name."""
 
     taken_back = "the script has put another function there"
 
@@ -281,12 +281,12 @@ class FunctionCure(Cure):
         self._plain: Callable[..., object] = getattr(ops, self._name)
 
     def _is_ours(self) -> bool | None:
-        """Return whether a script finds our own under the name; None if it is another's."""
+        """Return whether our function has the name in ``ops``; None if a third one has it."""
         found = getattr(ops, self._name)
         return found is self.own if found in (self._plain, self.own) else None
 
     def _put(self, ours: bool) -> None:
-        """Let the name be our own's, or MindSpore's, wherever it is not another's."""
+        """Give the name to our function or MindSpore's, except where a third one has it."""
         for namespace in _NAMESPACES:
             if getattr(namespace, self._name, None) in (self._plain, self.own):
                 setattr(namespace, self._name, self.own if ours else self._plain)
@@ -324,29 +324,29 @@ _off = ""
 def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     """Tune MindSpore for this machine's processor, or undo that; called by the import.
 
-    Sets what is measured to be faster on such a machine, on CPU only, and never what the user has
-    set: the instruction set of oneDNN before its first operator, in a script that does not speak of
-    convolutions before the first one is made; blocking launch, which acts in
-    PYNATIVE_MODE; functions of ``ms.jit`` that run in the thread that calls them; a core of its own
-    for each thread that computes; ``ops.max_pool2d`` by an operator whose gradient takes linear
-    time; ``ops.cross_entropy`` in PYNATIVE_MODE by a gradient of one operator; ``ops.pad`` with
-    constants, of which MindSpore's gradient is wrong in graphs; and ``ops.clip_by_global_norm`` by
-    one factor.
-    ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call.
-    What the user sets later stays. A blocking launch switched off before the import looks like the
-    default and is switched on; a second ``set_context`` after the import is not.
+    On CPU only, it sets what is measured to be faster there, and nothing that the user has set:
 
-    Results change by rounding where the instruction set does (relative 1e-6 for a convolution), in
-    ``ops.clip_by_global_norm`` (1e-6) and in ``ops.cross_entropy`` (1e-5), and not by the others,
-    but for what MindSpore's ``ops.pad`` has wrong, and for windows of ``ops.max_pool2d`` with NaN
-    or of -inf alone.
+    - The instruction set of oneDNN, before its first operator. If the script does not mention
+      convolutions, before the first one is made.
+    - Blocking launch, which acts in PYNATIVE_MODE.
+    - Functions of ``ms.jit`` run in the thread that calls them.
+    - A core of its own for each thread that computes.
+    - ``ops.max_pool2d`` by an operator whose gradient takes linear time, ``ops.cross_entropy`` in
+      PYNATIVE_MODE by a gradient of one operator, ``ops.clip_by_global_norm`` by one factor, and
+      ``ops.pad`` with constants, of which MindSpore's gradient is wrong in graphs.
+
+    ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call. What the
+    user sets after the import stays. A blocking launch switched off before the import looks like
+    the default and is switched on.
+
+    Results change by rounding: with the instruction set (relative 1e-6 for a convolution), in
+    ``ops.clip_by_global_norm`` (1e-6) and in ``ops.cross_entropy`` (1e-5). Otherwise only gradients
+    of ``ops.pad`` change, and windows of ``ops.max_pool2d`` with NaN or only -inf.
 
     Args:
-        enabled (bool): False undoes what can be undone, and keeps it so until called with True:
-            blocking launch, functions of ``ms.jit``, the threads' cores, the functions (but
-            for what is compiled), and the variable of the environment. The instruction set stays in
-            this process.
-            Default: True.
+        enabled (bool): False undoes, until a call with True: blocking launch, ``ms.jit`` in the
+            calling thread, the cores, the functions (not in compiled graphs), the environment
+            variable. The instruction set stays in this process. Default: True.
 
     Returns:
         tuple[Row], a row for each cure, as in every report.
@@ -369,7 +369,7 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
 
 def is_replacement(thing: object) -> bool:
-    """Return whether something stands for a function of MindSpore's."""
+    """Return whether an object is a function that replaces one of MindSpore's."""
     return any(thing is one.own for one in _FUNCTIONS)
 
 
@@ -402,7 +402,7 @@ def usable_cores() -> int:
 
 
 def processor_flags() -> frozenset[str]:
-    """Return what the processor can do, in Linux's words; nothing elsewhere."""
+    """Return the processor's flags as Linux names them; an empty set on other systems."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             found = next((line for line in file if re.match(r"flags\s*:", line)), "")

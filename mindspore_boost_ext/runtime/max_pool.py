@@ -20,15 +20,15 @@ def max_pool2d(
     return_indices: bool = False,
     ceil_mode: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return what ``ops.max_pool2d`` does; the gradient is the same bit for bit.
+    """Return what ``ops.max_pool2d`` returns; the gradient is the same bit for bit.
 
-    NaN in a window makes the maximum NaN; in MindSpore's it does not. A window of -inf alone has
-    the maximum -inf; in MindSpore's the least number of its dtype.
+    If a window holds NaN, its maximum is NaN; MindSpore's is not. If a window holds only -inf, its
+    maximum is -inf; MindSpore's is the least number of the dtype.
     """
     strides = kernel_size if stride is None else stride
     if not isinstance(x, Tensor) or return_indices or x.ndim != 4 or x.dtype not in _FLOATS:
         return ORIGINAL(x, kernel_size, stride, padding, dilation, return_indices, ceil_mode)
-    if not _are_legal(ceil_mode, kernel_size, strides, dilation, padding):  # in MindSpore's words
+    if not _are_legal(ceil_mode, kernel_size, strides, dilation, padding):  # MindSpore's raises
         return ORIGINAL(x, kernel_size, stride, padding, dilation, return_indices, ceil_mode)
     kernel, strides, padding, dilation = _of_volumes(kernel_size, strides, padding, dilation)
     pool = ops.MaxPool3DWithArgmax(kernel, strides, padding, dilation, ceil_mode)
@@ -37,14 +37,14 @@ def max_pool2d(
 
 @ops.constexpr
 def _of_volumes(*sizes: int | tuple[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Return sizes of a kernel, strides, padding and dilation for volumes of one image."""
+    """Return kernel size, strides, padding and dilation for an image as a volume of depth 1."""
     pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
     return tuple((int(place != 2), *pair) for place, pair in enumerate(pairs))
 
 
 @ops.constexpr(reuse_result=False)  # 2.0 is not 2 here
 def _are_legal(ceil_mode: object, *sizes: Any) -> bool:
-    """Return whether MindSpore's function takes kernel, strides, dilation and padding."""
+    """Return whether MindSpore's function accepts kernel, strides, dilation and padding."""
     pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
     numbers = [one for pair in pairs for one in pair]
     if {len(pair) for pair in pairs} != {2} or {type(one) for one in numbers} != {int}:

@@ -1,8 +1,8 @@
 """``ops.pad`` with constants by joining, which has the right gradient in every step of a graph.
 
-MindSpore's operator for a padding below 0, which is the gradient of one above 0, changes what it
-was given each time that it runs, as a gradient in graphs of known shapes, by itself in both modes.
-From the second step on it cuts elsewhere, and some sizes never end.
+The gradient of a padding above 0 is one below 0. MindSpore's operator for that changes its own
+arguments each time it runs: as a gradient in graphs of known shapes, and alone in both modes. From
+the second step on it cuts at other places, and for some sizes it never ends.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def pad(
     mode: str = "constant",
     value: float | Tensor | None = None,
 ) -> Tensor:
-    """Return what ``ops.pad`` does; it joins in graphs, and cuts everywhere.
+    """Return what ``ops.pad`` returns. It cuts by ``ops.slice``, and in graphs it pads by joining.
 
-    Where Python runs it MindSpore pads: the gradient is right there, and the second one, which that
-    of joining is not.
+    Where Python runs it, MindSpore pads: its gradient and its second gradient are right there. The
+    second gradient of joining is not.
     """
     if mode != "constant" or not isinstance(input_x, Tensor):
         return ORIGINAL(input_x, padding, mode, value)
@@ -43,7 +43,7 @@ def pad(
 
 
 def _fits(value: object, dtype: mstype.Type) -> bool:
-    """Return whether it is known what the border holds, and there may be a gradient."""
+    """Return whether the border's value is known, and the dtype can have a gradient."""
     if dtype not in _FLOATS:
         return False
     if isinstance(value, Tensor):
@@ -55,9 +55,9 @@ def _fits(value: object, dtype: mstype.Type) -> bool:
 def _plan(
     shape: tuple[int, ...] | None, padding: object
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int, int], ...]] | None:
-    """Return where what is kept begins, its size, and for each axis what is put at its ends.
+    """Return begin and size of the part that is kept, and the widths to add at the ends of axes.
 
-    None where MindSpore's function has something to say, or knows better.
+    Return None where MindSpore's function raises an error, or takes more than this one.
     """
     numbers = list(padding) if isinstance(padding, (tuple, list)) else []
     if not shape or not numbers:
@@ -77,7 +77,7 @@ def _plan(
 
 
 def _joined(x: Tensor, axis: int, before: int, after: int, value: float | Tensor | None) -> Tensor:
-    """Return ``x`` with so many places of a value at the ends of an axis."""
+    """Return ``x`` with ``before`` and ``after`` places of a value at the ends of an axis."""
     parts = [x]
     if before > 0:
         parts = [_border(x, axis, before, value), *parts]
@@ -87,7 +87,7 @@ def _joined(x: Tensor, axis: int, before: int, after: int, value: float | Tensor
 
 
 def _border(x: Tensor, axis: int, width: int, value: float | Tensor | None) -> Tensor:
-    # ops.full takes a whole number in a graph as one of 32 bits.
+    # In a graph, ops.full takes a whole number as a number of 32 bits.
     number = value if isinstance(value, Tensor) else ops.scalar_to_tensor(value or 0, x.dtype)
     shape = (*x.shape[:axis], width, *x.shape[axis + 1 :])
     return ops.broadcast_to(ops.stop_gradient(number).reshape((1,) * x.ndim), shape)

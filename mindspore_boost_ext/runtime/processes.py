@@ -17,8 +17,8 @@ _STATE, _PARENT, _SESSION, _EXIT_STATUS = 0, 1, 3, 49  # places in /proc/PID/sta
 class Progress:
     """How many updates a rank has begun, in memory that others can read.
 
-    The memory is a nameless file (``memfd``): nothing has to be removed, and who has opened it can
-    read it when the process has ended.
+    The memory is a nameless file (``memfd``): nothing has to be removed. A process that has opened
+    it can read it even when this one has ended.
     """
 
     def __init__(self) -> None:
@@ -60,13 +60,13 @@ def updates_in(memory: mmap.mmap | None) -> int | None:
 
 
 def ranks_beside(parent: int) -> dict[int, int]:
-    """Return the process ids of the other ranks under a launcher, whose own is given, by rank."""
+    """Return the process ids of the other ranks by rank; ``parent`` is the launcher's own id."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         pid = int(folder.name)
         with contextlib.suppress(OSError, ValueError):
             stat = stat_of(pid)
-            # A rank has a session of its own; the "tail" that shows its log has not.
+            # A rank has a session of its own; the "tail" that shows its log has none.
             is_rank = int(stat[_PARENT]) == parent and int(stat[_SESSION]) == pid
             if is_rank and pid != os.getpid():
                 variables = _environment(folder)
@@ -77,11 +77,11 @@ def ranks_beside(parent: int) -> dict[int, int]:
 
 
 def how_it_failed(pid: int) -> str:
-    """Return what ended a process that its parent has not asked yet; empty if all was well."""
+    """Return how a process failed that its parent has not asked yet; empty if it did not fail."""
     try:
         status = int(stat_of(pid)[_EXIT_STATUS])
     except (OSError, ValueError, IndexError):
-        return ""  # already forgotten: nobody can tell
+        return ""  # the parent has asked: the status is gone
     if os.WIFSIGNALED(status):
         return f"was ended by {signal.Signals(os.WTERMSIG(status)).name}"
     code = os.WEXITSTATUS(status)

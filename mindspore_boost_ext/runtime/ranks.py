@@ -15,7 +15,7 @@ from mindspore.communication import GlobalComm, get_group_size, get_rank
 
 from mindspore_boost_ext.report import LOGGER
 
-_WAITING_NOTICE = 10.0  # seconds behind which a rank says that it waits for the others
+_WAITING_NOTICE = 10.0  # seconds after which a rank says that it waits for the others
 _MOST_SHOWN = 8
 
 
@@ -40,7 +40,7 @@ def launched_rank() -> int:
 def check_equal_on_ranks(facts: Mapping[str, str], what: str, remedy: str) -> None:
     """Raise a ``ValueError`` on every rank if a fact is not the same on all.
 
-    It has names, values and ranks. Every rank must call this; it waits for the others.
+    The message has names, values and ranks. Every rank must call this; it waits for the others.
 
     Args:
         facts (dict[str, str]): names and values, as they are to be shown.

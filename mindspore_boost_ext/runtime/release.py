@@ -1,4 +1,4 @@
-"""What MindSpore compiled for a Model goes with the Model."""
+"""Frees what MindSpore compiled for a Model once the Model is dropped."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _DROPPED: list[nn.Cell] = []
 def release_with(owner: object, step: nn.Cell) -> None:
     """Let :func:`release_dropped` free what was compiled for a step once its Model is dropped.
 
-    MindSpore itself frees what it compiled for a Cell when the Cell goes, but never what it
-    compiled for functions of ``ms.jit``, nor a Cell of a network that passes its own ``*inputs`` on
-    (see :func:`~mindspore_boost_ext.base.mapping.call`). A step that runs on after its Model
+    MindSpore frees what it compiled for a Cell when the Cell goes. It never frees what it compiled
+    for functions of ``ms.jit``, nor a Cell of a network that passes its own ``*inputs`` on (see
+    :func:`~mindspore_boost_ext.base.mapping.call`). A step that runs on after its Model was dropped
     compiles anew. Its variants are Cells in it.
     """
-    # Only noted here: a Model may be collected in any thread, while another one compiles.
+    # Only listed here: a Model may be collected in any thread, while another one compiles.
     weakref.finalize(owner, _DROPPED.append, step).atexit = False
 
 
 def release_dropped() -> None:
-    """Free what was compiled for dropped Models; for a moment in which no step runs."""
+    """Free what was compiled for dropped Models; call this while no step runs."""
     while _DROPPED:
         release(_DROPPED.pop())
 
@@ -32,7 +32,7 @@ def release_dropped() -> None:
 def release(step: nn.Cell) -> None:
     """Free what has been compiled for a step and for the Cells in it."""
     cells = [cell for _, cell in step.cells_and_names()]
-    # What closes a window that is not full is no child: a step has no Parameters twice.
+    # Cells that close a window early are no children: a step would list their Parameters twice.
     closing = [one for cell in cells for one in vars(cell).get("_flushes", {}).values()]
     graphs = [vars(cell).get("graph_part") for cell in cells]
     whole = [one for part in graphs if part is not None for one in part.cells]

@@ -1,4 +1,4 @@
-"""Models in several threads: what MindSpore can do for one thread at a time is done in turns."""
+"""Models in several threads take turns where MindSpore can serve only one thread at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ONE_AT_A_TIME = threading.RLock()
 
 
 class _Starting(threading.local):
-    """How many trainings this thread has begun whose data is not open yet."""
+    """The number of trainings that this thread has begun and whose data is not open yet."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""Names on every rank the rank that the others wait for: a thread watches their processes."""
+"""Tells every rank which rank the others wait for: a thread watches their processes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ NAME = "boost.watch"
 PATIENCE = 5.0  # seconds in which msrun should have ended this process; it looks every second
 STOPPED_PATIENCE = 60.0  # seconds in which somebody may continue a stopped rank
 LOOK = 1.0  # seconds between two looks at what sends no event
-STOPPED_NOTICE = 2.0  # a stop shorter than this is nobody's concern
-WAITING_NOTICE = 10.0  # seconds in one update, behind which the others are named
+STOPPED_NOTICE = 2.0  # seconds; shorter stops are not reported
+WAITING_NOTICE = 10.0  # seconds in one update, after which a rank that is behind is named
 
 
 def watch_ranks() -> Watch | None:
@@ -85,7 +85,7 @@ class Watch(threading.Thread):
                 self._alive[handle] = _Rank(number, pid)
 
     def meet(self) -> None:
-        """Open the counts of all ranks; they show them when all have come to one place."""
+        """Open the counts of all ranks; call this when all have reached the same place."""
         for rank in list(self._alive.values()):
             rank.updates()
 
@@ -113,7 +113,7 @@ class Watch(threading.Thread):
             self._ended_well.append(rank)
 
     def _look_for_missing(self) -> None:
-        """End if an update has begun in which a rank that has ended never takes part."""
+        """End this process if it has begun an update that needs a rank that has ended."""
         for rank in list(self._ended_well):
             updates = rank.updates()
             if updates is not None and PROGRESS.updates > updates:
@@ -125,7 +125,7 @@ class Watch(threading.Thread):
                 )
 
     def _look_at_stopped(self, rank: _Rank) -> None:
-        rank.updates()  # opened while the process is there
+        rank.updates()  # opens the count while the process exists
         if not is_stopped(rank.pid):
             rank.stopped_since, rank.named_as_stopped = None, False
             return
@@ -143,7 +143,7 @@ class Watch(threading.Thread):
             _end(f"{rank} was stopped for {STOPPED_PATIENCE:g} seconds; the run ends")
 
     def _look_at_waiting(self) -> None:
-        """Say once which rank is behind when this one stays in an update."""
+        """Say once which rank is behind if this one stays long in an update."""
         now = time.monotonic()
         if PROGRESS.updates != self._update:
             self._update, self._since, self._was_said = PROGRESS.updates, now, False

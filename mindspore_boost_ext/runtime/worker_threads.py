@@ -10,17 +10,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# As MindSpore names the threads that run operators on CPU, and share out large ones.
+# MindSpore's names of the threads that run operators on CPU; they share large ones.
 _WORKER = re.compile(r"(Actor|Kernel)Thread_\d+")
 _THREADS = Path("/proc/self/task")
-_SHORTEST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.05, 1.0, 0.01  # seconds; pauses are a hundredth
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.05, 1.0, 0.01  # seconds; share of the time waited
 
 
 class Placement:
     """Puts each worker on a core of its own, once MindSpore has started as many as there are cores.
 
-    They start with the first operator or graph, and nobody tells; so a thread looks now and then,
-    and ends when they are there. Workers that somebody has bound already stay where they are.
+    MindSpore starts them with the first operator or graph, and does not say so. A thread looks for
+    them now and then, and ends when they are there. Workers that are bound already stay there.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Placement:
                 return
 
     def _place(self) -> bool:
-        """Return whether there is nothing more to wait for."""
+        """Place the workers if all have started; return whether there is nothing to wait for."""
         with self._lock:
             workers = worker_threads()
             if self._ended.is_set() or len(workers) < len(self.cores):
@@ -53,16 +53,16 @@ class Placement:
             return True
 
     def is_of_parent(self) -> bool:
-        """Return whether it is about the threads of a process that has forked this one."""
+        """Return whether this is about the threads of the process that has forked this one."""
         return os.getpid() != self._process
 
     def in_force(self) -> bool:
-        """Return whether the workers are where they were put, or will be."""
+        """Return whether the workers are on their own cores, or will be put there."""
         there = (_cores_of(thread) in (set(), {core}) for thread, core in self.placed.items())
         return not self._bound and all(there)
 
     def undo(self) -> None:
-        """Look no longer, and let the workers run on all cores, unless somebody has moved them."""
+        """Stop looking, and let the workers run on all cores unless somebody has moved them."""
         with self._lock:
             self._ended.set()
             if self.in_force():
@@ -84,7 +84,7 @@ def worker_threads() -> list[int]:
 
 
 def _cores_of(thread: int) -> set[int]:
-    """Return where a thread may run; nowhere if it has ended."""
+    """Return the cores on which a thread may run; none if it has ended."""
     try:
         return os.sched_getaffinity(thread)
     except ProcessLookupError:
