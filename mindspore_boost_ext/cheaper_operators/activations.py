@@ -1,4 +1,4 @@
-"""Activations whose kernels compute value by value, by operators that are vectorised."""
+"""Activations by vectorised operators; MindSpore's kernels compute these value by value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SELU_HEIGHT = 1.6732632423543772 * _SELU
 
 
 class _Gelu(nn.Cell):
-    """Keeps its input alone for the gradient, as MindSpore's operator does."""
+    """Keeps only its input for the gradient, as MindSpore's operator does."""
 
     def construct(self, x: Tensor) -> Tensor:
         return x * ops.sigmoid(x * (_LINEAR + _CUBIC * (x * x)))
@@ -28,7 +28,7 @@ class _Gelu(nn.Cell):
 
 
 class CheaperActivation(CheaperCell):
-    """An activation by a Cell that has a gradient of its own."""
+    """Computes an activation by a Cell that has a gradient of its own."""
 
     core: type[nn.Cell]
 
@@ -44,18 +44,18 @@ class CheaperActivation(CheaperCell):
 
 
 class CheaperGelu(CheaperActivation):
-    """The tanh form of GELU by a sigmoid; MindSpore's tanh there is computed value by value."""
+    """The tanh form of GELU by a sigmoid; MindSpore computes the tanh in it value by value."""
 
     counted_as = "gelu"
     core = _Gelu
 
 
 class CheaperGeluLayer(CheaperGelu, nn.GELU):
-    """The same for the layer, whose class a network may ask for."""
+    """The same for the layer; networks that check the class still find an ``nn.GELU``."""
 
 
 def is_gentle(alpha: float) -> bool:
-    """Return whether a leaky ReLU of a slope has the other form."""
+    """Return whether a leaky ReLU of this slope can be computed in the other form."""
     return 0 < alpha < 1  # else an infinite value would be multiplied by 0, or subtracted
 
 
@@ -80,7 +80,7 @@ class CheaperLeakyRelu(CheaperCell, nn.LeakyReLU):
 
 
 def _below(x: Tensor) -> Tensor:
-    """Return ``x`` where it is below 0, and 0 elsewhere; NaN stays, which a ReLU makes 0."""
+    """Return ``x`` where it is below 0, and 0 elsewhere. NaN stays NaN; a ReLU makes it 0."""
     return x - ops.ReLU()(x)
 
 
@@ -126,7 +126,7 @@ class _Selu(nn.Cell):
 
 
 class CheaperSelu(CheaperActivation):
-    """A SELU with the gradient of its formula; MindSpore's is another one below 0."""
+    """A SELU with the gradient of its formula; MindSpore's gradient differs below 0."""
 
     counted_as = "selu"
     core = _Selu

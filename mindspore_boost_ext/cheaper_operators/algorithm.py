@@ -1,4 +1,4 @@
-"""The switch ``cheaper_operators``: layers and operators of the network put into another form."""
+"""The switch ``cheaper_operators``: replaces layers and operators of the network by faster ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheaperOperatorsAlgorithm(Algorithm):
     switch = "cheaper_operators"
 
     def build(self, build: Build) -> None:
-        """Replace what is known, in place."""
+        """Replace the layers and operators that are known, in place."""
         network, eager = build.network, _is_eager(build.switches)
         table = _exchanged(network, eager)
         back = {id(one): one.plain for one in table.values()}
@@ -35,10 +35,10 @@ class CheaperOperatorsAlgorithm(Algorithm):
         build.report.update(self.switch, *_outcome(network, eager))
 
     def join(self, step: BoostTrainOneStepCell) -> None:
-        """Replace what the Model's loss holds, and count, now that layers have their dtypes."""
+        """Replace those in the Model's loss, too; count all, now that layers have their dtypes."""
         if not self.is_on(step):
             return
-        network, rows = step.network, step.report()  # not the step, which would hold itself
+        network, rows = step.network, step.report()  # with the step, it would refer to itself
         eager = _is_eager(step.auto_boost.boost_config)
         _exchanged(network, eager)
 
@@ -60,7 +60,7 @@ def _is_eager(switches: Mapping[str, Any]) -> bool:
 
 
 def _exchanged(network: nn.Cell, eager: bool) -> dict[int, CheaperCell]:
-    """Replace what is known, and return what takes which place."""
+    """Replace what is known; return the replacements by the ids of what they replace."""
     table = cheaper_operators(network, eager) if _is_on_cpu() else {}
     exchange(network, table)
     return table
@@ -103,13 +103,13 @@ def _idle(network: nn.Cell, eager: bool, in_16_bits: bool, has_run: bool) -> str
 
 
 def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, CheaperCell]:
-    """Return what takes the place of the layers and operators of a network, by their ids.
+    """Return the replacements of a network's layers and operators, by the ids of these.
 
-    ``eager`` says whether Python runs it, operator by operator.
+    ``eager`` says whether Python runs the network, operator by operator.
     """
     placed = layers_of(network, (CheaperCell,))
     done = {id(one.plain) for one in placed}
-    own = {id(cell) for one in placed for _, cell in one.cells_and_names()}  # no layers of the user
+    own = {id(cell) for one in placed for _, cell in one.cells_and_names()}  # not the user's layers
     cells = [cell for _, cell in network.cells_and_names() if id(cell) not in own]
     held: dict[int, tuple[Any, nn.Cell | None]]
     held = {id(cell): (cell, None) for cell in cells if not _compat.has_hooks(cell)}

@@ -8,11 +8,11 @@ from mindspore import dtype as mstype
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_ranked
 from mindspore_boost_ext.runtime.cross_entropy import Slope, fits, in_rows, picked
 
-_CERTAIN = 1e30  # a logit beside which all others count for nothing
+_CERTAIN = 1e30  # a logit so large that all others have no weight
 
 
 class _Total(nn.Cell):
-    """The sum over rows. The operator's own mean drifts, as it adds up one row after the other."""
+    """The sum over rows. The operator's own mean loses digits: it adds up row after row."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -22,14 +22,14 @@ class _Total(nn.Cell):
         return -ops.ReduceSum()(picked(self.logarithms(rows), classes))
 
     def bprop(self, rows: Tensor, classes: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        # Behind the loss, which raises for what is no class, also where a graph is asked for the
-        # gradient alone. What is left out of range is -1, to MindSpore the last class.
+        # ``depend`` runs the loss first, even if a graph is asked only for the gradient: the loss
+        # raises for labels out of range, except -1, which MindSpore takes for the last class.
         classes = ops.depend(classes, out) % rows.shape[1]
         return self.slope(rows, classes) * (dout * rows.shape[0]), ops.zeros_like(classes)
 
 
 class _Certain(nn.Cell):
-    """Makes rows that are not kept certain of class 0: their loss is 0, and its gradient, too."""
+    """Makes rows that are not kept certain of class 0: their loss and its gradient are 0."""
 
     def construct(self, rows: Tensor, keep: Tensor) -> Tensor:
         first = rows[:, 0]
@@ -48,7 +48,7 @@ def loss_of(
 ) -> Tensor:
     """Return the loss of the rows whose label is not ``ignore_index``, shape ().
 
-    Its gradient is one operator, which takes no labels that are to be ignored.
+    Its gradient is one operator, which accepts no labels that are to be ignored.
     """
     keep = labels != ignore_index
     classes = labels * ops.cast(keep, mstype.int32)
@@ -58,12 +58,12 @@ def loss_of(
         smoothed = ops.Select()(keep, smoothed, ops.zeros_like(smoothed))
         total = total + label_smoothing * smoothed.sum()
     kept = ops.cast(keep, mstype.float32).sum()
-    total = ops.Select()(kept > 0, total, ops.zeros_like(total))  # no gradient of no row
+    total = ops.Select()(kept > 0, total, ops.zeros_like(total))  # without rows no gradient
     return total if reduction == "sum" else total / kept
 
 
 class CheaperCrossEntropy(CheaperCell, nn.CrossEntropyLoss):
-    """An ``nn.CrossEntropyLoss`` without weights of classes, of labels that are indices."""
+    """An ``nn.CrossEntropyLoss`` without class weights, for labels that are class indices."""
 
     counted_as = "cross_entropy"
 

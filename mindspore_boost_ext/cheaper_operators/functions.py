@@ -1,6 +1,6 @@
-"""Functions of ``mindspore.ops`` in graphs: others take their places while a step runs.
+"""Replaces functions of ``mindspore.ops`` in graphs, while a step runs.
 
-So does one for a class of operators whose gradient is slow, which networks make anew.
+It also replaces a class of operators with a slow gradient, which networks make in each call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mindspore_boost_ext.runtime.compiling import is_compiling
 
 _SOFTMAX, _LOG_SOFTMAX = CheaperSoftmax(ops.Softmax(-1)), CheaperLogSoftmax(ops.LogSoftmax(-1))
 _GELU, _SELU, _ELU = CheaperGelu(ops.GeLU()), CheaperSelu(ops.SeLU()), CheaperElu(ops.Elu())
-_CALLED: set[str] = set()  # what the graphs that were made since a step began call
+_CALLED: set[str] = set()  # functions called by graphs that were made since a step began
 
 
 @ops.constexpr(check=False)
@@ -54,7 +54,7 @@ def _is_int(thing: object) -> bool:
 
 @ops.constexpr(check=False)
 def _is_slope(alpha: object) -> bool:
-    """Return whether it is a slope below 0 that the other form takes."""
+    """Return whether this is a slope, for values below 0, that the other form supports."""
     return type(alpha) is float and is_gentle(alpha)
 
 
@@ -65,16 +65,16 @@ def _is_1(alpha: object) -> bool:
 
 @ops.constexpr(check=False)
 def _is_legal(axis: object, epsilon: object, shape: tuple[int, ...] | None) -> bool:
-    """Return whether L2Normalize has nothing to say to its settings."""
+    """Return whether L2Normalize accepts its settings."""
     if type(axis) is not int or type(epsilon) is not float or not is_ranked(shape):
         return False
     return epsilon > 0 and -len(shape or ()) <= axis < len(shape or ())
 
 
 def _is_ours(x: Tensor) -> bool:
-    """Return whether a graph is being made, of a Tensor of the dtype that is computed here.
+    """Return whether a graph is being made, and the input is a float32 Tensor.
 
-    What Python runs meanwhile, as for a constant or in a thread of a dataset's, is MindSpore's.
+    What Python runs meanwhile, for a constant or in a thread of a dataset, is left to MindSpore.
     """
     return is_compiling() and isinstance(x, Tensor) and x.dtype == mstype.float32
 
@@ -137,7 +137,7 @@ def _cross_entropy(
 
 
 def _l2_normalize(axis: int = 0, epsilon: float = 1e-4) -> Any:
-    """Stand for the class, of which a network may make an operator where it calls it."""
+    """Replace the class: a network may make the operator where it calls it."""
     if is_compiling():
         return ops.partial(_of_length_1, axis, epsilon)
     return PLAIN_L2_NORMALIZE(axis, epsilon)
@@ -149,7 +149,7 @@ def _of_length_1(axis: int, epsilon: float, x: Tensor) -> Tensor:
     return x * ops.rsqrt(ops.maximum(sums_along(x * x, axis), epsilon))
 
 
-# By what a script may find under a name.
+# The keys are what a script may find under a name.
 _OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     PLAIN_SOFTMAX: _softmax,
     PLAIN_LOG_SOFTMAX: _log_softmax,
@@ -162,17 +162,17 @@ _OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
     by_import.cross_entropy: _cross_entropy,
 }
 for _plain, _own in _OWN.items():
-    _own.__name__ = _plain.__name__  # a network may ask what it holds
+    _own.__name__ = _plain.__name__  # a network may read the name of a function that it holds
 _OWN_BY_ID = {id(plain): _compat.not_rewritten(own) for plain, own in _OWN.items()}
 
 
 class CalledFunctions:
-    """The functions that graphs of a step call.
+    """Puts functions in place while a step runs, and knows which ones the step's graphs call.
 
     Args:
-        network (Cell): may hold them, as attributes.
-        report (Callable): takes the names of all that are called, after the first step and after
-            each that has made graphs with more of them.
+        network (Cell): its layers may hold functions as attributes.
+        report (Callable): gets the names of all functions called so far, after the first step and
+            after each step whose new graphs call more of them.
     """
 
     def __init__(self, network: nn.Cell, report: Callable[[set[str]], None]) -> None:
@@ -205,7 +205,7 @@ def _places(network: nn.Cell) -> list[tuple[dict[str, Any], str]]:
     own = "mindspore_boost_ext"
     modules = [one for key, one in list(sys.modules.items()) if not key.startswith(own)]
     holders = [one for one in modules if isinstance(one, ModuleType)]
-    # Past what a module may do when it is asked for an attribute, such as to load itself.
+    # Not by vars(): a module may do things when it is asked for an attribute, such as load itself.
     found = [ModuleType.__getattribute__(one, "__dict__") for one in holders]
     found += [vars(cell) for _, cell in network.cells_and_names()]
     return [

@@ -43,7 +43,7 @@ class Known(NamedTuple):
     """An operator or layer that is replaced."""
 
     replacement: type[CheaperCell]
-    fits: Callable[[Any], bool] = lambda plain: True  # whether the replacement has its values
+    fits: Callable[[Any], bool] = lambda plain: True  # whether the replacement gives its values
     eagerly: bool = True  # whether it is replaced in PYNATIVE_MODE, too
     holder: type[nn.Cell] | None = None  # the class of the layer that must hold it; None: any
 
@@ -56,7 +56,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         nn.LeakyReLU: Known(
             activations.CheaperLeakyRelu, lambda plain: activations.is_gentle(plain.alpha)
         ),
-        # Beside 1 a float32 has no digits for what is small beside a large height.
+        # If x is small beside a large height, exp(x / height) - 1 loses its digits in float32.
         ops.CeLU: Known(activations.CheaperCelu, lambda plain: 0 < plain.alpha <= 2),
         ops.SeLU: Known(activations.CheaperSelu),
         ops.Softmax: Known(rows.CheaperSoftmax, _has_one_axis),
@@ -67,7 +67,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         ops.LayerNorm: Known(rows.CheaperLayerNorm, _is_of_last_axis, eagerly=False),
         ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
         nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats, eagerly=False),
-        # Eagerly the import mends the one, and of the other MindSpore's gradient is right and fast.
+        # Eagerly the import speeds up the loss; MindSpore's gradient of Pad is right and fast.
         nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
         ops.Pad: Known(CheaperPad, eagerly=False),
         ops.MaxPool: Known(CheaperMaxPool, lambda plain: plain.format == "NCHW"),

@@ -6,11 +6,11 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_ranked
 
-_NEGLIGIBLE = 1e-12  # beside a variance of 1
+_NEGLIGIBLE = 1e-12  # an epsilon, beside a variance of 1
 
 
 class CheaperBatchNorm(CheaperCell):
-    """The operator of a BatchNorm1d that trains, which sees the samples of a feature side by side.
+    """The operator of a BatchNorm1d in training, with the samples of a feature side by side.
 
     Statistics over a batch of one signal, [1, C, N], are those over N samples, [N, C].
     """
@@ -18,9 +18,9 @@ class CheaperBatchNorm(CheaperCell):
     counted_as = "batch_norm"
 
     def add_flags(self, **flags: object) -> nn.Cell:
-        """Note the dtype that mixed precision sets, and cast nothing to it.
+        """Record the dtype that mixed precision sets, and cast nothing to it.
 
-        A Cell of 16 bits casts its inputs: moving statistics would be copies that nobody reads.
+        A Cell of 16 bits casts its inputs. It would move copies of the statistics, not these.
         """
         for name in ("fp16", "bf16", "fp32"):
             if name in flags:
@@ -39,21 +39,21 @@ class CheaperBatchNorm(CheaperCell):
 
 
 class CheaperGroupNorm(CheaperCell, nn.GroupNorm):
-    """A GroupNorm by two of BatchNorm's: one normalises, one scales and shifts.
+    """A GroupNorm by two operators of BatchNorm: one normalises, the other scales and shifts.
 
-    The groups of all samples are the channels of one image for the first.
+    For the first one, the groups of all samples are the channels of one image.
     """
 
     counted_as, least = "group_norm", 16384
 
     def __init__(self, plain: nn.GroupNorm) -> None:
         super().__init__(plain)
-        self.gamma, self.beta = plain.gamma, plain.beta  # for whoever reads them
+        self.gamma, self.beta = plain.gamma, plain.beta  # other code may read them
         self.normalise = ops.BatchNorm(is_training=True, epsilon=plain.eps)
         self.scale = ops.BatchNorm(is_training=False, epsilon=_NEGLIGIBLE)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute; another scale or shift is that of the plain layer, too."""
+        """Set an attribute; a new ``gamma`` or ``beta`` is set in the plain layer, too."""
         super().__setattr__(name, value)
         if name in ("gamma", "beta"):
             setattr(self.plain, name, value)
@@ -65,11 +65,11 @@ class CheaperGroupNorm(CheaperCell, nn.GroupNorm):
         if x.shape[1] != self.num_channels:
             return self.plain(x)
         rows = x.reshape((1, x.shape[0] * self.num_groups, -1, 1))
-        # The operator's mean is rounded, which shows where it is large: so it is that of what lies
-        # around the group's first value.
+        # The operator's mean is rounded, which matters if it is large. So the group's first value
+        # is subtracted before.
         first = ops.stop_gradient(rows[:, :, :1])
         rows = rows - first
-        # The operator moves statistics in place, which nobody reads: not those of a constant.
+        # The operator moves statistics in place. Nobody reads them, but they must not be constants.
         moved = first.reshape((-1,)) * 0
         ones = ops.ones_like(moved)
         normal = self.normalise(rows, ones, ops.zeros_like(moved), moved, moved)[0]

@@ -37,10 +37,10 @@ class CheaperMaxPool(CheaperCell):
         return self.pool(x)[0]
 
     def _is_other(self, shape: tuple[int, ...]) -> bool:
-        """Return whether MaxPoolWithArgmax gives something else: nothing for small images."""
+        """Return whether MaxPoolWithArgmax gives another result, or none for small images."""
         if not self.pads:
             return shape[2] < self.kernel[0] or shape[3] < self.kernel[1]
-        # Of more than one row or column some come first; on CPU it puts them all to the end.
+        # Half of several rows or columns belong in front; on CPU that operator adds all at the end.
         rows = _padding(shape[2], self.kernel[0], self.strides[0])
         columns = _padding(shape[3], self.kernel[1], self.strides[1])
         return rows > 1 or columns > 1

@@ -1,4 +1,4 @@
-"""Recurrent layers: what does not wait for the step before is computed for all steps at once."""
+"""Recurrent layers: all that does not need the step before is computed for all steps at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _gates(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return [T, B, N] as [T * B, N]; of no samples, too, of which -1 would be no size."""
+    """Return [T, B, N] as [T * B, N]; also without samples, where -1 as a size would fail."""
     steps, batch, size = x.shape
     return x.reshape((steps * batch, size))
 
@@ -38,7 +38,7 @@ class _Recurrence(nn.Cell):
         self.to_float(mstype.float32)  # mixed precision "auto" takes matrix products in float16
 
     def step(self, of_input: Tensor, of_state: Tensor, h: Tensor) -> Tensor:
-        """Return the next state, from what input and state give to the gates."""
+        """Return the next state, from the contributions of input and state to the gates."""
         raise NotImplementedError
 
     def construct(
@@ -60,7 +60,7 @@ def _states_before(h: Tensor, out: Tensor) -> Tensor:
 def _gradients(
     x: Tensor, before: Tensor, w_ih: Tensor, by_input: Tensor, by_state: Tensor, dh: Tensor
 ) -> _Six:
-    """Return all gradients, from those of what inputs and states give to the gates."""
+    """Return all gradients, from those of the inputs' and states' contributions to the gates."""
     inputs, weight = _rows(x), ops.MatMul(transpose_a=True)
     dx = ops.MatMul()(by_input, w_ih).reshape(x.shape)
     weights = weight(by_input, inputs), weight(by_state, before)
@@ -107,7 +107,7 @@ class _Relu(_Tanh):
 
 
 def _gates_of_gru(of_input: Tensor, of_state: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gates "reset" and "keep", the candidate, and what the state gives to that."""
+    """Return the gates "reset" and "keep", the candidate, and the state's contribution to it."""
     reset_in, keep_in, candidate_in = ops.Split(1, 3)(of_input)
     reset_state, keep_state, candidate_state = ops.Split(1, 3)(of_state)
     reset = ops.Sigmoid()(reset_in + reset_state)
@@ -118,7 +118,7 @@ def _gates_of_gru(of_input: Tensor, of_state: Tensor) -> tuple[Tensor, Tensor, T
 def _slopes_of_gru(
     of_inputs: Tensor, of_states: Tensor, before: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what is kept of a state, and how the next one moves with what makes the gates."""
+    """Return a state's kept share, and the next state's slopes by both contributions to gates."""
     reset, keep, candidate, share = _gates_of_gru(of_inputs, of_states)
     by_candidate = (1 - keep) * (1 - candidate * candidate)
     by_keep = (before - candidate) * keep * (1 - keep)
@@ -163,7 +163,7 @@ class _Gru(_Recurrence):
 
 
 class CheaperRecurrence(CheaperCell):
-    """The steps of one layer and direction, with MindSpore's values to rounding."""
+    """The steps of one layer and direction, with MindSpore's values up to rounding."""
 
     counted_as = "recurrence"
     core: type[_Recurrence]
@@ -186,18 +186,18 @@ class CheaperRecurrence(CheaperCell):
 
 
 class CheaperRnn(CheaperRecurrence):
-    """Of an nn.RNN with tanh."""
+    """The steps of an ``nn.RNN`` with tanh."""
 
     core = _Tanh
 
 
 class CheaperReluRnn(CheaperRecurrence):
-    """Of an nn.RNN with ReLU."""
+    """The steps of an ``nn.RNN`` with ReLU."""
 
     core = _Relu
 
 
 class CheaperGru(CheaperRecurrence):
-    """Of an nn.GRU."""
+    """The steps of an ``nn.GRU``."""
 
     core = _Gru

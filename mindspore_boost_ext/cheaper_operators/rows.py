@@ -1,4 +1,4 @@
-"""Operators along an axis, by sums that are fast."""
+"""Operators along an axis, computed by faster sums."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _Three = tuple[Tensor, Tensor, Tensor]
 
 
 def axis_of(plain: ops.Primitive) -> int:
-    """Return the axis of an operator of one axis."""
+    """Return the axis of an operator that works along one axis."""
     return plain.axis[0] if isinstance(plain.axis, Sequence) else plain.axis
 
 
-# No branch below: MindSpore has no second gradient through one that a ``bprop`` holds.
+# No branches below: MindSpore has no second gradient through a branch in a ``bprop``.
 def _sums_of_rows(x: Tensor, axis: int) -> Tensor:
     """Return for each place of ``x`` the sum along the last axis, by matrix products."""
     width = x.shape[-1]
@@ -33,7 +33,7 @@ def sums_along(x: Tensor, axis: int) -> Tensor:
 
 
 class _AlongAxis(nn.Cell):
-    """MindSpore's operator with a gradient by ``sums`` along its axis."""
+    """MindSpore's operator, with a gradient computed by ``sums`` along its axis."""
 
     def __init__(self, plain: ops.Primitive, sums: Callable[[Tensor, int], Tensor]) -> None:
         super().__init__(auto_prefix=False)
@@ -58,7 +58,7 @@ class _LogSoftmax(_AlongAxis):
 class _L2Normalize(_AlongAxis):
     def __init__(self, plain: ops.Primitive, sums: Callable[[Tensor, int], Tensor]) -> None:
         super().__init__(plain, sums)
-        self.epsilon = plain.epsilon  # a graph cannot read it of an operator
+        self.epsilon = plain.epsilon  # a graph cannot read it from an operator
 
     def construct(self, x: Tensor) -> Tensor:
         squares = self.sums(x * x, self.axis)
@@ -104,10 +104,10 @@ class CheaperLogSoftmax(CheaperAlongAxis):
 
 
 class CheaperL2Normalize(CheaperAlongAxis):
-    """Vectors of length 1, in time linear in their length: MindSpore's gradient is quadratic.
+    """Scales vectors to length 1 in linear time; MindSpore's gradient takes quadratic time.
 
-    The gradient is that of the formula also for vectors so short that ``epsilon`` divides them;
-    there MindSpore divides by their own length.
+    The gradient is always that of the formula. For vectors so short that ``epsilon`` is the
+    divisor, MindSpore's gradient divides by their own length.
     """
 
     counted_as = "l2_normalize"
@@ -133,7 +133,7 @@ class _LayerNorm(nn.Cell):
         inverse = ops.rsqrt(variance + self.epsilon)
         centered = x.reshape((-1, width)) - outer(mean, ones)
         product = dy * centered
-        # x moves its row's mean and variance, too; those are outputs of their own besides.
+        # x changes its row's mean and variance, too; these are also outputs of their own.
         by_mean = (dmean - inverse * ops.MatMul()(dy, column)) / width
         by_spread = (2 * dvariance - inverse**3 * ops.MatMul()(product, column)) / width
         dx = dy * outer(inverse, column) + centered * outer(by_spread, ones)
