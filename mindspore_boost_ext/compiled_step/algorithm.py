@@ -39,8 +39,8 @@ _SHOWN = 1000  # characters of MindSpore's reason, without its list of calls
 class StepGraph:
     """A step, without a choice of variants, as a compiled function.
 
-    MindSpore compiles for each shape of the inputs. It does not notice that a layer has changed
-    between training and evaluation; so each such pattern has a function of its own.
+    MindSpore compiles for each shape of the inputs. It does not notice if a layer changes between
+    training and evaluation mode. So each pattern of modes has a function of its own.
     """
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
@@ -67,7 +67,7 @@ class StepGraph:
         function = ms.jit(cell.construct)
         try:
             outputs = function(*inputs)
-        except Exception as error:  # whatever the network may do
+        except Exception as error:  # the network may raise any
             raise ValueError(
                 "compiled_step cannot run this step as a graph: leave compiled_step away, or write "
                 f"the network so that GRAPH_MODE takes it. {described(error, _SHOWN)}"
@@ -88,10 +88,10 @@ class StepGraph:
 
 
 class _WholeStep(nn.Cell):
-    """Calls a step, and has a branch in its graph.
+    """Calls a step; on CPU, its graph has a branch.
 
-    MindSpore's CPU backend runs a graph without branches in the thread that calls it, and there
-    PYNATIVE_MODE's own threads, which spin while they wait, take that thread's core away. A graph
+    MindSpore's CPU backend runs a graph without branches in the thread that calls it. There
+    PYNATIVE_MODE's own threads, which spin while they wait, take the core from that thread. A graph
     with branches runs in a thread of the backend.
     """
 
@@ -110,7 +110,7 @@ class _WholeStep(nn.Cell):
 
 
 def _behind_a_branch(value: Tensor) -> Tensor:
-    """Return ``value``, whatever it is; there is a branch in front, which changes nothing."""
+    """Return ``value`` unchanged, after a branch in the graph that has no effect."""
     total = value.sum()
     if total != total:
         total = total + 1
