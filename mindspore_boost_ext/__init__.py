@@ -1,8 +1,8 @@
 """Training accelerators for MindSpore, a drop-in for ``mindspore.boost``.
 
-Importing the package plugs it into ``ms.Model``: from then on ``boost_level`` and
-``boost_config_dict`` are read by this package. ``MINDSPORE_BOOST_EXT_INSTALL=0`` in the environment
-switches that off; ``install``, ``uninstall`` and ``installed`` do it by hand. It also tunes
+Importing the package plugs it into ``ms.Model``: from then on this package reads ``boost_level``
+and ``boost_config_dict``. ``MINDSPORE_BOOST_EXT_INSTALL=0`` in the environment switches that off;
+``install``, ``uninstall`` and ``installed`` do it by hand. The import also tunes
 MindSpore for this machine's processor (``tune_machine``), unless ``MINDSPORE_BOOST_EXT_TUNE=0``.
 """
 
@@ -48,7 +48,7 @@ from mindspore_boost_ext.stages.update import Update, UpdateAround
 from mindspore_boost_ext.thor.optimizer import THOR
 
 release()
-tuning(at_import=True)  # looks for what was made before
+tuning(at_import=True)  # it also looks for convolutions made before
 if not switched_off(INSTALL_VARIABLE):
     install()
 

@@ -1,6 +1,6 @@
 """The only file that touches private MindSpore names. Checked against 2.7 to 2.10.
 
-Thin adapters: public names for what it keeps private, and where it holds its own boost package.
+Thin adapters: public names for MindSpore's private ones, and for those of its own boost package.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ OPEN_METHOD = "_exec_preprocess"
 
 VERSION = tuple(int(part) for part in re.findall(r"\d+", ms.__version__)[:2])
 
-# Whether a step of PYNATIVE_MODE may end in a function of ms.jit. In 2.7 that now and then reads a
-# Parameter before an operator that ran earlier has written it.
+# Whether a step of PYNATIVE_MODE may end in a function of ms.jit. In 2.7 such a function sometimes
+# reads a Parameter before an operator that ran earlier has written it.
 COMPILES_END_OF_STEP = VERSION >= (2, 8)
 _THOR_MODULE = "mindspore.nn.optim.thor"
 _STATE = "_mindspore_boost_ext"
 
-# What goes through the steps of a recurrent layer on CPU.
+# The Cells that run the steps of a recurrent layer on CPU.
 GRU_STEPS = rnns._DynamicGRUCPUGPU
 RNN_STEPS, RELU_RNN_STEPS = rnns._DynamicRNNTanh, rnns._DynamicRNNRelu
 
 
 def _alias(name: str, doc: str, *default: object) -> property:
-    """Return a property for a private attribute of the Model, with what it is until it is set."""
+    """Return a property for a private attribute of the Model, with its value until it is set."""
     return property(
         lambda self: getattr(self._model, name, *default),
         lambda self, value: setattr(self._model, name, value),
@@ -146,7 +146,7 @@ def all_finite_operator() -> ops.Primitive:
 
 # ---- Cells: a second Cell over the same parts ----
 
-# What running a Cell leaves on it; a copy makes its own.
+# Attributes that running a Cell leaves on it; a copy makes its own.
 _TRACES = frozenset(("_mutable_flags", "_Cell__compile_cell_hook__", "__parse_method__"))
 
 
@@ -160,7 +160,7 @@ def im2col(
 
 
 def own_attributes(cell: nn.Cell) -> dict[str, Any]:
-    """Return what the class of a Cell has put on it, without what every Cell carries."""
+    """Return the attributes of a Cell, without those that every Cell has."""
     machinery = set(vars(nn.Cell(auto_prefix=False))) | _TRACES
     return {name: value for name, value in vars(cell).items() if name not in machinery}
 
@@ -168,7 +168,7 @@ def own_attributes(cell: nn.Cell) -> dict[str, Any]:
 def shallow_copy(cell: nn.Cell, kind: Any = None) -> nn.Cell:
     """Return a Cell over the same Parameters, Cells and attributes, of its class or ``kind``.
 
-    It has an identity, a compile cache and attributes of its own.
+    The copy is another object, with a compile cache and attributes of its own.
     """
     kind = type(cell) if kind is None else kind
     copy = kind.__new__(kind)
@@ -202,12 +202,12 @@ def set_child(cell: nn.Cell, name: str, child: Any) -> None:
 
 
 def wrapped_optimizer(optimizer: nn.Cell) -> nn.Cell | None:
-    """Return the optimizer in one that wraps it (``FreezeOpt``, ``nn.LARS``); None if none is."""
+    """Return the optimizer inside a wrapper (``FreezeOpt``, ``nn.LARS``); None for others."""
     return vars(optimizer).get("_cells", {}).get("opt")
 
 
 def lists_of_rates(optimizer: nn.Cell) -> list[Tensor]:
-    """Return the rates of each step that an optimizer was given as lists, of each group."""
+    """Return the learning rates of the groups that have a list of them, one for each step."""
     rates: Any = optimizer.learning_rate
     entries = list(rates) if isinstance(rates, (list, tuple, nn.CellList)) else [rates]
     kind = sys.modules["mindspore.nn.optim.optimizer"]._IteratorLearningRate
@@ -236,9 +236,9 @@ def has_hooks(cell: nn.Cell) -> bool:
 
 
 def not_rewritten(one: _Named) -> _Named:
-    """Let mixed precision O1 leave Cells of a class, or a function, as it is.
+    """Keep mixed precision O1 from rewriting a function, or the Cells of a class.
 
-    It writes others anew, without the globals of their modules.
+    It rewrites others without the globals of their modules.
     """
     if isinstance(one, type):
         namespace._subtree_black_list.append(one)
@@ -263,7 +263,7 @@ def share_compile_settings(source: nn.Cell, target: nn.Cell) -> None:
 
 
 def is_tracing() -> bool:
-    """Return whether a function of ``ms.jit`` notes what Python runs, for a graph."""
+    """Return whether a function of ``ms.jit`` records what Python runs, to make a graph."""
     return jit_context() is not None
 
 
@@ -273,10 +273,10 @@ def forget_compiled(cell: nn.Cell) -> None:
 
 
 def parse_by_construct(cells: Iterable[nn.Cell]) -> None:
-    """Let graphs take Cells by their ``construct`` again.
+    """Let graphs use the ``construct`` of Cells again.
 
-    A Cell whose method is a function of ``ms.jit`` stays marked with it when PYNATIVE_MODE has
-    called it, and MindSpore would put that method into a graph in the place of ``construct``.
+    If PYNATIVE_MODE has called a method that is a function of ``ms.jit``, its Cell stays marked
+    with it. MindSpore would put that method into a graph instead of ``construct``.
     """
     for cell in cells:
         vars(cell).pop("__parse_method__", None)
@@ -290,7 +290,7 @@ def free_compiled(cells: Sequence[nn.Cell]) -> None:
         if cell.compile_cache:
             executor.del_net_res(cell, cell.compile_cache)
             forget_compiled(cell)
-    # The name of a method's graph holds when its Cell was made, and where it lies.
+    # The name of a method's graph contains its Cell's creation time and id.
     marks = [(f".{cell.create_time}", f".{id(cell)}.") for cell in cells]
     methods = {
         name
@@ -305,9 +305,9 @@ def free_compiled(cells: Sequence[nn.Cell]) -> None:
 
 
 def without_autograd() -> contextlib.AbstractContextManager[None]:
-    """Return a context in which PYNATIVE_MODE writes down nothing for a backward pass.
+    """Return a context in which PYNATIVE_MODE records nothing for a backward pass.
 
-    Without it what is assigned to a weight keeps all that it was made from, from step to step.
+    Without it, a value assigned to a weight keeps all that it was made from, from step to step.
     """
     if ms.get_context("mode") == ms.GRAPH_MODE:
         return contextlib.nullcontext()
@@ -329,10 +329,10 @@ def running_eagerly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forgetting_failures() -> Iterator[None]:
-    """In the context a Cell that raises leaves PYNATIVE_MODE as it was.
+    """In the context, a Cell that raises leaves PYNATIVE_MODE as it was.
 
-    MindSpore would go on recording for a backward pass, and compute all that follows in the float16
-    of such a Cell. Within a recording of the user's own, which would be lost, nothing is done.
+    MindSpore alone goes on recording for a backward pass, and computes all that follows in that
+    Cell's float16. Inside the user's own recording, which would be lost, the context does nothing.
     """
     executor = sys.modules["mindspore.nn.cell"]._pynative_executor
     is_within = executor.grad_flag()
@@ -351,7 +351,7 @@ def _graph_api() -> ModuleType:
 
 
 def broadcast_parameters(parameters: dict[str, Parameter]) -> None:
-    """Give all ranks the Parameters of rank 0, by names, as MindSpore does to compile."""
+    """Give all ranks the Parameters of rank 0, by name, as MindSpore does when it compiles."""
     _graph_api()._build_broadcast_graph(parameters, "_broadcast_subgraph")
 
 
@@ -362,23 +362,23 @@ def compiled_graphs() -> int:
 
 
 def keeps_graphs() -> bool:
-    """Return whether MindSpore writes graphs to files, and takes them from there."""
+    """Return whether MindSpore writes graphs to files, and reads them from there."""
     return os.environ.get("MS_COMPILER_CACHE_ENABLE") == "1" or bool(
         ms.get_context("enable_compile_cache")
     )
 
 
 def set_entry_script(file: str) -> None:
-    """Tell MindSpore which file runs, where it was imported before: the cache of graphs asks."""
+    """Tell MindSpore, if it was imported before, which file runs: its cache of graphs uses that."""
     api = _graph_api()
     if hasattr(api, "entry_script_path"):
         vars(api)["entry_script_path"] = os.path.realpath(file)
 
 
 def differentiated_functions() -> dict[str, str]:
-    """Return the functions of ``ms.jit``, but ours, that were compiled to be differentiated.
+    """Return the functions of ``ms.jit``, except ours, that were compiled to be differentiated.
 
-    From what each was compiled for to module, name, file and line of the function.
+    Keys are MindSpore's names of the graphs, values module, name, file and line of the function.
     """
     # "module.function.FILE.LINE.grad.TIME..."; ours have gradients of their own.
     own = __name__.partition(".")[0] + "."
@@ -408,7 +408,7 @@ ONEDNN_LACKS_AVX512 = VERSION in ((2, 9), (2, 10))
 
 
 def no_cpu_training(may_change: bool) -> str:
-    """Return why training is not surely on CPU, where the device may change; empty if it is."""
+    """Return why training is not on CPU, or may change from CPU; empty if it stays there."""
     from mindspore._c_expression import MSContext
 
     target = ms.get_context("device_target")
