@@ -3,9 +3,9 @@
     python examples/benchmarks/accumulation.py
 
 The small ResNet of width 16 with momentum in GRAPH mode: one update from the whole batch, and from
-the same batch in micro-batches. Memory is what the process's peak grows by from the first step on,
-each in a process of its own; time is that of a whole update over the single large step's, by turns
-in one process. Takes 3 minutes.
+the same batch in micro-batches. Memory is the growth of a process's peak from the first step on;
+each case has a process of its own. Time is that of a whole update over that of the single large
+step; both take turns in one process. Takes 3 minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def update(window: int) -> Callable[[], object]:
 
 
 def memory_mib(window: int) -> float:
-    """Return what the peak of this process grows by when it makes three updates."""
+    """Return by how much three updates raise the peak memory of this process."""
     return added_mib(update(window))
 
 

@@ -4,12 +4,12 @@
     python examples/benchmarks/adasum.py --parts processes     # rounds of real processes
     python examples/benchmarks/adasum.py --parts speed --pairs 100
 
-The task is a perceptron 64-32-10 on the bundled digits, 16 samples a worker and round, plain SGD.
-The learning rate is the one of a grid that gives ONE worker the lowest loss after one epoch.
-*rounds*: until the loss over all digits is below the target, for N simulated workers (the rule in
-float64). *cost*: what a rank sends, by AdaSum's own account, over the least that any all-reduce can
-send. *processes*: rounds of 4 processes through ``ms.Model`` and ``msrun``. *speed*: AdaSum of a
-network's parameters over a plain all-reduce of them between 4 processes, by paired timing.
+The task is a perceptron 64-32-10 on the bundled digits, with plain SGD and 16 samples per worker
+and round. The learning rate is the one of a grid that gives ONE worker the lowest loss after one
+epoch. *rounds*: rounds of N simulated workers until the loss over all digits is below the target
+(the rule in float64). *cost*: bytes that a rank sends, as AdaSum counts them, over the least that
+any all-reduce can send. *processes*: rounds of 4 processes by ``ms.Model`` and ``msrun``. *speed*:
+AdaSum of a network's parameters over a plain all-reduce, between 4 processes, by paired timing.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def simulated(args: argparse.Namespace) -> None:
 
 
 def columns(rounds: dict[str, float]) -> str:
-    """Return the rounds of each rule and their ratio, where they may never have been enough."""
+    """Return the rounds of each rule and their ratio; a rule may never have reached the target."""
     cells = [f"{one:.1f}" if np.isfinite(one) else "never" for one in rounds.values()]
     average = rounds["average"]
     cells.append(f"{rounds['AdaSum'] / average:.2f}" if np.isfinite(average) else "-")

@@ -9,9 +9,9 @@
     python examples/benchmarks/cheaper_operators.py --only "step of transformer" --memory O1
 
 Both kinds take turns in one process. Prints medians of the ratios, and MindSpore's own time; also
-of ``clip_by_global_norm``, the import's, alone on gradients of a network's shapes. With
-``--memory`` prints what steps at level O1 (cheaper operators) or O0 (MindSpore's own) add to the
-peak of the process: each is a run of its own.
+for ``clip_by_global_norm``, which the import replaces, alone on gradients of a network's shapes.
+With ``--memory`` it prints how much steps at level O1 (cheaper operators) or O0 (MindSpore's own)
+add to the process's peak memory; run it once for each.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def operator(name: str) -> Steps:
 
 
 def of_loss(name: str) -> Steps:
-    """Return the two steps of a loss, of rows of logits that are weights."""
+    """Return the two steps of a loss on rows of logits; the rows are weights."""
     rows, classes = LOSSES[name]
     inputs = [Tensor(1.0, ms.float32), Tensor(np.arange(rows) % classes, ms.int32)]
     return steps(lambda: One(nn.Identity(), (rows, classes)), nn.CrossEntropyLoss, hardly, inputs)
@@ -172,7 +172,7 @@ class Called(nn.Cell):
 
 
 def of_functions() -> nn.Cell:
-    """Return the transformer without layers for what functions compute, too."""
+    """Return the transformer with calls of functions in place of some layers."""
     net = Transformer()
     for layer in net.layers:
         layer.gelu, layer.softmax = Called(softmax=False), Called(softmax=True)
@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     clipped = {"LeNet": tasks["LeNet, digits"].network, "transformer": text.network}
     clipped["ResNet-18"] = resnet18
     functions = {f"clip_by_global_norm, {one}": (of_clipping, net) for one, net in clipped.items()}
-    # Not asked for by name, functions of the import are no cheaper operators.
+    # Functions that the import replaces are measured only if they are named.
     made |= functions if options.only else {}
     made = {title: one for title, one in made.items() if title.startswith(options.only)}
     sized = functools.partial(of_mindcv, size=options.size)

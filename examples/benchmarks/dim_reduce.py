@@ -1,13 +1,13 @@
-"""What training in a subspace gives.
+"""The accuracy that training in a subspace reaches.
 
     python examples/benchmarks/dim_reduce.py --seeds 3 --plot dim_reduce.png
 
 A perceptron on the bundled digits, with right labels and with 30 % of them drawn at random. SGD
 trains with snapshots (stage 1); then the same start is trained in the subspace (stage 2): P-SGD,
 P-BFGS (also four times longer), TWA, and P-BFGS in a random subspace of the same size. The length
-of stage 2 is the same for both kinds of labels; it and the batch were chosen on seed 0, the runs
-begin at seed 1. Demanded: P-BFGS within 0.01 of SGD with right labels, and at least 0.05 above
-SGD's final accuracy with noise. What it costs is in ``dim_reduce_cost.py``.
+of stage 2 is the same for both kinds of labels. This length and the batch were chosen on seed 0;
+the runs begin at seed 1. Demanded: P-BFGS within 0.01 of SGD with right labels, and at least 0.05
+above SGD's final accuracy with noise. ``dim_reduce_cost.py`` measures what it costs.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def settings(source: dict[str, Any], plan: Plan, **more: Any) -> dict[str, Any]:
 
 
 def random_basis(path: Path, plan: Plan, seed: int) -> None:
-    """Write a basis of random directions, of the size of the other one."""
+    """Write a basis of random directions, as large as the other one."""
     size = sum(one.size for one in perceptron(plan.hidden, seed).trainable_params())
     columns = np.random.default_rng(seed).normal(size=(size, plan.directions))
     components = np.ascontiguousarray(np.linalg.qr(columns)[0].T, np.float32)

@@ -3,9 +3,9 @@
     python examples/benchmarks/dim_reduce_cost.py --parts basis step stall
 
 *basis*: 40 snapshots of 1.2 million weights, k = 32, over scikit-learn's randomised SVD. Demanded:
-0.4 of its time, 1.5 times the snapshots' memory. *step*: the step over the model (2 + trials)
-forward passes and 4kn multiply-adds. *stall*: steps on a quadratic of curvature 50, of the built-in
-package and of this one.
+0.4 of its time, 1.5 times the snapshots' memory. *step*: the step's time over a model of it:
+(2 + trials) forward passes and 4kn multiply-adds. *stall*: zero steps on a quadratic of curvature
+50, made by the built-in package and by this one.
 """
 
 from __future__ import annotations

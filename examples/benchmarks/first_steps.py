@@ -2,10 +2,10 @@
 
     taskset -c 0 python examples/benchmarks/first_steps.py [--runs 5]
 
-Each step of LeNet and the small ResNet is made anew and run as often as it has variants (THOR: one
-that refreshes its factors, then an ordinary one), batch 32; the seconds of these runs are those of
-compiling it, but for some hundredths. Plain steps and the others by turns, medians and ranges.
-Takes 6 minutes.
+Each step of LeNet and the small ResNet, batch 32, is made anew and run once for each variant (THOR:
+one that refreshes its factors, then an ordinary one). Nearly all seconds of these runs, except some
+hundredths, are those of compiling. Plain steps and the others take turns. Prints medians and
+ranges. Takes 6 minutes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from networks import NETWORKS, grouped, ours, plain_step, waiting
 
 GROUPED = "a scale for each of two groups"
 THOR = {"thor": {"damping": 0.1}}
-# Name -> the sections of the step's settings, and how many of its variants are run.
+# Name -> the sections of the step's settings, and the number of variants to run.
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "nothing switched on": ({}, 1),
     "clip_norm": ({"gradients": {"clip_norm": 1.0}}, 1),

@@ -1,4 +1,4 @@
-"""What gradient freezing saves of a training, what accuracy it costs, and what time.
+"""What gradient freezing saves in a training, and what it costs in accuracy and time.
 
     python examples/benchmarks/freezing.py --seeds 3
     python examples/benchmarks/freezing.py --parts speed
@@ -6,10 +6,10 @@
 *runs*: the digits, trained plainly and with four schedules that take turns step by step on the same
 batches, so that a busy machine slows all alike. Time saved and accuracy lost.
 
-*speed*: first steps, unfrozen steps, and what half a run saves, ratios of paired runs in one
-process; first steps run in processes of their own and include compilation. Demanded: first step
-with 10 groups at most 2.5 times the plain first step; an unfrozen step among 10 groups 1.03; a run
-that freezes half the network 0.8; a micro-step of accumulation 1.05.
+*speed*: first steps, unfrozen steps, and a run that freezes half the network, as ratios of paired
+runs in one process. First steps run in processes of their own and include compilation. Demanded, at
+most: first step with 10 groups 2.5 times the plain first step; an unfrozen step among 10 groups
+1.03; a run that freezes half the network 0.8; a micro-step of accumulation 1.05.
 
 GRAPH mode. ``freezing_groups.py`` times the step of each group.
 """
@@ -63,10 +63,10 @@ class Trainee(NamedTuple):
     def times(self, plain: Trainee) -> tuple[float, float]:
         """Return what the steps and the compilation took, in steps of the plain run beside it.
 
-        A step is measured by the plain step of the same turn, and counts as the median of its
-        group's steps, without the first one. What that took beyond the median is compilation. A
-        group that comes up only once counts as a plain step. The first plain step compiles: the
-        median of the others stands in its place.
+        A step is divided by the plain step of the same turn. Each step counts as the median of its
+        group's steps after the first one. What the first one took beyond the median is compilation.
+        A group that occurs only once counts as a plain step. The first plain step compiles: the
+        median of the others replaces it.
         """
         beside = [statistics.median(plain.seconds[1:]), *plain.seconds[1:]]
         ratios: dict[int, list[float]] = {}
@@ -80,7 +80,7 @@ class Trainee(NamedTuple):
         return trained, compilation
 
     def over(self, plain: Trainee) -> tuple[float, float, float]:
-        """Return the times over plain's, without and with compilation, and what that took."""
+        """Return the times over plain's without and with compilation, and the compilation."""
         (trained, compilation), (plain_trained, plain_compilation) = (
             one.times(plain) for one in (self, plain)
         )
@@ -115,7 +115,7 @@ class RunResult(NamedTuple):
     wall: float  # the same with compilation
     compilation: float  # of all groups that came up, in plain steps
     full_share: float  # of the steps that trained everything
-    groups: int  # that came up
+    groups: int  # that occurred
 
 
 def take_turns(trainees: Iterable[Trainee], batches: Iterable[Sequence[Tensor]]) -> None:
@@ -124,7 +124,7 @@ def take_turns(trainees: Iterable[Trainee], batches: Iterable[Sequence[Tensor]])
     for inputs in batches:
         for one in trainees:
             one.train(inputs)
-        trainees.rotate(1)  # whoever comes first shares the cores with the data pipeline
+        trainees.rotate(1)  # the first one shares the cores with the data pipeline
 
 
 def race(make: Callable[[], nn.Cell], epochs: int, seed: int) -> dict[str, RunResult]:

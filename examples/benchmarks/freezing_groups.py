@@ -1,4 +1,4 @@
-"""What a step costs that freezes a prefix of the network, against a model of its passes.
+"""The cost of a step that freezes a prefix of the network, against a model of its passes.
 
     python examples/benchmarks/freezing_groups.py
 
@@ -14,7 +14,7 @@ The step of each group over the plain step, against the cost model::
 
 In a chain "behind a trained one" means l > k; here the two branches of a block are told apart. c_l
 is the measured forward time of layer l alone. Demanded: within 20 %. The last two columns replace
-the three equal c_l by separate timings of each layer's passes, because a backward pass is dearer
+the three equal c_l by separate timings of each layer's passes, because a backward pass costs more
 than a forward pass. Both leave out the loss, the optimizer and the launch of the graph.
 """
 
@@ -111,7 +111,7 @@ class Passes(nn.Cell):
 def calibrate(layers: Sequence[Layer], rounds: int = 20) -> list[Pass]:
     """Time the passes of each layer alone; layers of equal shapes share one timing.
 
-    The launch of a graph, timed with one that does next to nothing, is taken off.
+    The launch of a graph, timed with one that does next to nothing, is subtracted.
     """
     known: dict[Any, Pass] = {}
     passes = []

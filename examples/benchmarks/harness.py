@@ -38,7 +38,7 @@ class Ratio(NamedTuple):
 
     @property
     def row(self) -> str:
-        """The same behind the milliseconds of the reference."""
+        """The same, after the milliseconds of the reference."""
         return f"{self.reference_ms:.1f} | {self.shown}"
 
 
@@ -49,10 +49,10 @@ def paired(
     steps: int = 5,
     warm_up: int = 5,
 ) -> Ratio:
-    """Time two steps, each of which waits for its end, by turns and return the median ratio.
+    """Time two steps by turns, and return the median ratio; each step must wait for its end.
 
-    So many pairs of so many steps each; the order within a pair alternates. Compilation falls in
-    the steps before the first pair.
+    A pair is ``steps`` steps of each; the order within a pair alternates. Compilation happens in
+    the ``warm_up`` steps before the first pair.
     """
     for _ in range(warm_up):
         candidate()
@@ -76,12 +76,12 @@ def seconds(run: Callable[[], object], calls: int = 1) -> float:
 
 
 def seconds_of(run: Callable[[], object], times: int, warm_up: int = 0) -> float:
-    """Return the median time of so many calls, after some others."""
+    """Return the median time of ``times`` calls, after ``warm_up`` others."""
     return statistics.median([seconds(run) for _ in range(warm_up + times)][warm_up:])
 
 
 def added_mib(run: Callable[[], object]) -> float:
-    """Return by how much three calls raise the most memory that this process ever held, in MiB."""
+    """Return by how much three calls raise the peak memory of this process, in MiB."""
     before = peak_mib()
     for _ in range(3):
         run()
@@ -107,7 +107,7 @@ def print_table(title: str, headings: str, rows: Iterable[str]) -> None:
 def drawn(
     path: Path, count: int = 1, width: float = 5, height: float = 4, **settings: bool
 ) -> Iterator[list[Any]]:
-    """Give so many panels of that size in inches to draw on; write the picture at the end."""
+    """Yield ``count`` panels, their size in inches, to draw on; write the picture at the end."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -2,9 +2,9 @@
 
     python examples/benchmarks/import_time.py [--runs 15]
 
-Each import is a process of its own, in which MindSpore has been imported before: where Python finds
-bytecode, as pip leaves it with what it installs (demanded: at most 0.15 s), and where it compiles
-the sources anew. Prints medians and quartiles. Takes a minute.
+Each import runs in a process of its own, after MindSpore's import. In one case Python finds the
+bytecode that pip writes when it installs (demanded: at most 0.15 s), in the other it compiles the
+sources anew. Prints medians and quartiles. Takes a minute.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def seconds(folder: str) -> float:
         check=True,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=folder,  # stands before all other places in the path
+        cwd=folder,  # comes before all other places in the path
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )
     return float(done.stdout.splitlines()[-1])
@@ -45,7 +45,7 @@ def seconds(folder: str) -> float:
 
 def row(name: str, folder: str, runs: int) -> str:
     """Return a row of the table."""
-    seconds(folder)  # what the disk must bring does not count
+    seconds(folder)  # reading from the disk does not count
     added = [seconds(folder) for _ in range(runs)]
     low, median, high = statistics.quantiles(added, n=4)
     return f"{name} | {median:.3f} | {low:.3f} to {high:.3f}"

@@ -4,8 +4,8 @@
 
 The least is a step written for this script, with the operators that the method cannot do without,
 and nothing else: no ranks, no report, no settings, no schedule of the scale. Both are timed over
-the plain step, by pairs, batch 32. Takes 5 minutes. Of a wide network, with 2 million weights in
-three layers, only what is here is timed: there what is done to every gradient shows.
+the plain step, by pairs, batch 32. Takes 5 minutes. On a wide network, with 2 million weights in
+three layers, only this package's step is timed: it shows the cost of work on every gradient.
 
 * dynamic scale: multiply the loss and each gradient, look for inf and nan, update in a branch;
 * a scale for each of two groups: multiply the gradient between them, above them and of each
@@ -26,11 +26,11 @@ from harness import paired, print_table
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from networks import LeNet5, grouped, marked, momentum, ours, plain_step, waiting, with_loss
 
-_NEVER = 100_000  # micro-batches of a window, or steps to a refresh, that no run here comes to
+_NEVER = 100_000  # micro-batches of a window, or steps to a refresh; no run here reaches it
 
 
 class Least(nn.Cell):
-    """The plain step; others put what they do between gradients and update."""
+    """The plain step; subclasses add their work between gradients and update."""
 
     def __init__(self, network: nn.Cell | None = None) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class LeastAccumulated(Least):
 
 
 class LeastPreconditioned(Least):
-    """Each gradient of a matrix times one over its rows and one over its columns."""
+    """Multiplies each matrix's gradient by one matrix over its rows and one over its columns."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What LessBN, the normalised head and gradient centralization do to accuracy and to the step.
+"""How LessBN, the normalised head and gradient centralization change accuracy and the step.
 
     python examples/benchmarks/less_bn.py                     # everything, about 15 minutes
     python examples/benchmarks/less_bn.py --runs --seeds 3
@@ -6,20 +6,20 @@
 
 **Runs** (``--runs``): the digits, trained plainly and with the methods; steps, seeds, batches and
 learning rates are equal. Demanded: within 2 points of plain. Epochs and the head's multiplier, 10
-at the start, were tried on seed 3 first, which the default seeds 0 to 2 leave out.
+at the start, were tried on seed 3 first, which is not among the default seeds 0 to 2.
 
-**Gains** (``--gains``): is it the scale with which layers begin that costs accuracy? The same runs
+**Gains** (``--gains``): do layers lose accuracy because of their scale at the start? The same runs
 with other gains at the start: of the BatchNorm that is left in each branch (0 as in SkipInit; De
-and Smith, 2020), and of the convolution on a shortcut, so that it keeps the variance of what comes
-in, as the BatchNorm that was there did.
+and Smith, 2020), and of the convolution on a shortcut. With its gain, this convolution keeps the
+variance of its input, as the BatchNorm that was there did.
 
-**Counts** (``--counts``): BatchNorms and normalised elements before and after; a third fewer
-elements are expected of bottlenecks. ResNet-50 is MindCV's, and left out where that is missing.
+**Counts** (``--counts``): BatchNorms and normalised elements before and after; in bottlenecks a
+third fewer elements are expected. ResNet-50 is MindCV's; without MindCV it is left out.
 
 **Speed** (``--speed``), ratios of paired runs in one process, both modes: the step with less_bn
-over the plain one, as measured; with the head over with a Dense, demanded at most 1.2; with
-centralization over without, at most 1.03. The lines "alone" are a classifier and nothing else: with
-512 features and 10 classes, starting the operators is nearly all that is measured.
+over the plain one (no demand); with the head over with a Dense (demanded: at most 1.2); with
+centralization over without (at most 1.03). The lines "alone" are a classifier and nothing else:
+with 512 features and 10 classes they measure little more than starting the operators.
 """
 
 from __future__ import annotations

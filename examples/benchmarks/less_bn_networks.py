@@ -5,11 +5,11 @@
     python examples/benchmarks/less_bn_networks.py --all --timeout 900
 
 Each network has a process and a time limit of its own. **There** is MindSpore's compiler pass:
-``mindspore.boost.LessBN`` around the network with its loss, a Momentum step compiled on CPU, and
-the BatchNorms counted that are still in the compiled forward pass, by the names of their weights.
-**Here** is ``less_bn`` on another copy, which compiles nothing. **Only there** are those that the
-pass removes and we keep, with our reason for the most of them ("5 of 10: ..."). **Why the others
-stay** is our reason for the most that we keep, the last one of each branch left out.
+``mindspore.boost.LessBN`` around the network with its loss, in a Momentum step compiled on CPU. It
+counts the BatchNorms in the compiled forward pass, by the names of their weights. **Here** is
+``less_bn`` on another copy, which compiles nothing. **Only there** are those that the pass removes
+and we keep, with our most frequent reason ("5 of 10: ..."). **Why the others stay** is our most
+frequent reason for all that we keep, without the last one of each branch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def there(name: str, folder: str) -> dict[str, Any]:
     from mindspore import Tensor, boost, nn
 
     class WithLoss(nn.WithLossCell):
-        """Of networks with auxiliary classifiers, the loss takes the main one alone."""
+        """Adds the loss; if there are auxiliary classifiers, it takes only the main one."""
 
         def construct(self, images: Tensor, labels: Tensor) -> Tensor:
             logits = self._backbone(images)
@@ -95,7 +95,7 @@ def here(name: str) -> dict[str, Any]:
     from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
 
     network = create_model(name, num_classes=CLASSES)
-    # As the built-in LessBN renames them: some networks have parameters under other names.
+    # The built-in LessBN renames parameters so: in some networks they have other names.
     norms = [item for item in network.cells_and_names() if hasattr(item[1], "moving_mean")]
     paths = {cell.gamma.name.removesuffix(".gamma"): path for path, cell in norms}
     changes = less_bn(network).changes
@@ -115,7 +115,7 @@ def in_own_process(timeout: float, function: Callable[..., Any], *words: str) ->
 
 
 def most(reasons: Sequence[str]) -> str:
-    """Return the most frequent of reasons, with its number and that of all; "0" without any."""
+    """Return the most frequent reason, with its number and that of all; "0" if there are none."""
     if not reasons:
         return "0"
     (reason, count), *others = Counter(reasons).most_common()
@@ -136,7 +136,7 @@ def row(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
 
 
 def sums(rows: Sequence[str]) -> str:
-    """Return in how many networks that the pass compiles we leave fewer, as many, more."""
+    """Return in how many of the networks that the pass compiles we leave fewer, as many, more."""
     cells = [row.split(" | ") for row in rows]
     left = [(int(one[2]), int(one[3])) for one in cells if one[2].isdigit()]
     fewer, same = (sum(test) for test in ([b < a for a, b in left], [b == a for a, b in left]))
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ours = in_own_process(options.timeout, here, name)
         if ours.get("all") == []:
             continue
-        with tempfile.TemporaryDirectory() as folder:  # goes with the dumps of one that dies, too
+        with tempfile.TemporaryDirectory() as folder:  # dumps go with it even if a process dies
             theirs = in_own_process(options.timeout, there, name, folder)
         rows.append(row(name, theirs, ours))
         print(rows[-1], theirs.get("failure", ""), sep=" | ", file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
     python examples/benchmarks/loss_scaling.py --seeds 3
 
-What their steps take is in ``step_cost.py``.
+``step_cost.py`` measures the time of their steps.
 
 **Four layers**: float16 layers whose gradients span 1e-10 to 1. By scheme and layer:
 the share of exact zeros in the gradient that leaves the backward pass, and its relative error in
@@ -13,7 +13,7 @@ the 2-norm. The oracle is the chain rule in float64 on the same numbers::
     gradient of W_l = x_(l-1)^T d_l
 
 The gradients come out of BoostTrainOneStepWithLossScaleCell through an optimizer that only records
-them, so the weights stay as they are. Of a step that overflows and is skipped, the gradients of its
+them, so the weights stay as they are. If a step overflows and is skipped, the gradients of its
 backward pass are shown. The dynamic scale (from 2^10, window 5) and the scales of the groups (from
 2^10, growth 2^(1/8)) run until each has shrunk once and a step is clean.
 
@@ -63,13 +63,13 @@ class Outcome(NamedTuple):
     zeros: list[float]  # share of exact zeros in each layer's gradient, 0 to 1
     errors: list[float]  # relative, of each layer's gradient in the 2-norm; inf after an overflow
     overflow: bool  # whether that step overflowed, and so was skipped
-    steps: int  # before, in which the scales settled
+    steps: int  # before that one, in which the scales settled
 
 
 def four_layer_case() -> Case:
     """Return the weights and the data: weights small, so that gradients shrink from layer to layer.
 
-    The biases keep the activations between 0.5 and 0.9 all the same, and every ReLU open.
+    The biases keep the activations between 0.5 and 0.9 nevertheless, and every ReLU open.
     """
     draw = np.random.default_rng(0)
     deviation = GAIN / WIDTH**0.5

@@ -4,15 +4,15 @@
     python examples/benchmarks/machine.py --cores 1 --rounds 3 LeNet
     python examples/benchmarks/machine.py --compiled --over-graph LeNet ResNet-20
 
-Each run is a process of its own: plain MindSpore, without this package, and the same with
-``import mindspore_boost_ext`` in front, by turns. Prints the median of the ratios (tuned over
-plain): of the whole training of 40 steps for the CNN script, of the median step for the others. All
-train by ``ms.Model``, but those whose step is a function of ``ms.jit``, in a loop of their own.
-``--by-hand`` sets the same in the plain process (``ONEDNN_MAX_CPU_ISA``, ``launch_blocking``)
-instead of the import; ``--isa AVX2`` sets the first in both, so that the others are measured
-alone. ``--compiled`` compiles the steps of PYNATIVE_MODE by this package; ``--over-graph`` compares
-with the import in GRAPH_MODE in place of plain, which runs more steps, so that weights differ. With
-AVX-512 a plain run of the large ResNet takes more than eight minutes: name the others.
+Each run is a process of its own; plain MindSpore, and the same with ``import mindspore_boost_ext``
+in front, take turns. Prints the median of the ratios (tuned over plain): of the whole training of
+40 steps for the CNN script, of the median step for the others. Most train by ``ms.Model``, but the
+introduction, and steps that are a function of ``ms.jit``, run in a loop of their own. Instead of
+the import, ``--by-hand`` sets ``ONEDNN_MAX_CPU_ISA`` and ``launch_blocking`` in the plain process.
+``--isa AVX2`` sets the first in both, so that the rest is measured alone. ``--compiled`` compiles
+the steps of PYNATIVE_MODE by this package. ``--over-graph`` compares with the import in GRAPH_MODE,
+not with plain; that runs more steps, so weights differ. With AVX-512 a plain run of the large
+ResNet takes more than eight minutes: name the other tasks.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def resnet(nn: Any, width: int, blocks: Sequence[int]) -> Any:
     return nn.SequentialCell([*layers, Mean(), nn.Dense(inputs, CLASSES)])
 
 
-# Name: the network, the mode (None is MindSpore's default), and what counts: the whole training of
-# so many steps with its start, or the median step of so many after three, in a loop of its own if
-# that is a function of ms.jit.
+# Name: the network, the mode (None is MindSpore's default), what counts, and the number of steps.
+# "training" counts the whole training with its start, the others the median step after the first
+# three. "looped step" and "jitted step" (a function of ms.jit) run in a loop of their own.
 Tasks = dict[str, tuple[Callable[[Any], Any], str | None, str, int]]
 TASKS: Tasks = {
     "CNN script": (cnn, None, "training", STEPS),
@@ -214,7 +214,7 @@ Run = tuple[str, str]  # a task, and how it is run
 
 
 def row(candidate: Run, reference: Run, options: Any, cores: int, script: str) -> str:
-    """Return what a line holds: seconds of the reference, the other's, the median of the ratios."""
+    """Return a line of the table: cores, both times, ratios, and how much weights differ."""
     pairs = []
     for number in range(options.rounds):
         order = (reference, candidate) if number % 2 else (candidate, reference)

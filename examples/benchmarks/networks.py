@@ -60,7 +60,7 @@ def plain(network: nn.Cell, optimizer: nn.Cell | None = None) -> nn.Cell:
 def ours(
     network: nn.Cell, optimizer: nn.Cell | None = None, manager: Any = None, **sections: Any
 ) -> nn.Cell:
-    """Return this package's step, with the methods of these sections of the settings alone."""
+    """Return this package's step, with the methods of these sections of the settings only."""
     given = {name: one for name, one in sections.items() if one}
     step = make_train_step(
         network,
@@ -112,7 +112,7 @@ class Marked(nn.Cell):
 
 
 def marked(name: str, manager: GroupLossScaleManager) -> Marked:
-    """Return LeNet-5, parted above its convolutions, or the ResNet, above its first stage."""
+    """Return LeNet-5, divided above its convolutions, or the ResNet, above its first stage."""
     net = NETWORKS[name]()
     if isinstance(net, LeNet5):
         lower = [net.conv1, net.relu, net.pool, net.conv2, net.relu, net.pool, net.flatten]

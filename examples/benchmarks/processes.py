@@ -20,14 +20,14 @@ def apart(
     quiet: bool = False,
     timeout: float | None = None,
 ) -> Any:
-    """Call a function of a script in a new process; return its result, of several ranks rank 0's.
+    """Call a function of a script in a new process, or in several ranks; return (rank 0's) result.
 
-    Arguments and result go as JSON: tuples come as lists. What one process prints is shown, unless
-    it is to be quiet; several write logs.
+    Arguments and result are sent as JSON: tuples become lists. What a single process prints is
+    shown unless it is ``quiet``; several ranks write logs.
 
     Raises:
-        RuntimeError: with the end of every rank's log, or what a quiet process wrote, if it fails.
-        TimeoutExpired: after so many seconds, of several ranks after two hours.
+        RuntimeError: if it fails; with the end of every rank's log, or a quiet process's errors.
+        TimeoutExpired: after ``timeout`` seconds; with several ranks after two hours.
     """
     module = Path(function.__code__.co_filename).stem
     script = os.path.abspath(sys.argv[0])

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 script, module, function, arguments, answer = sys.argv[1:]
-sys.argv[:] = [script]  # for all who look, it is this one that runs
+sys.argv[:] = [script]  # so that other code takes this for the script that runs
 found, rank = getattr(importlib.import_module(module), function), 0
 if "MS_ROLE" in os.environ:
     from mindspore import communication
 
-    communication.init()  # the scheduler, which runs this as well, never comes past it
+    communication.init()  # the scheduler, which runs this, too, never gets past this line
     rank = communication.get_rank()
 result = found(*json.loads(arguments))
 if rank == 0:

@@ -3,17 +3,17 @@
     python examples/benchmarks/scale.py                 # measures, checks, prints: 3 minutes
     python examples/benchmarks/scale.py --assume 5 12.5 100   # us, GB/s, TFLOP/s of a cluster
 
-*Measured*: AllReduce and AllGather of MindSpore between processes of this machine. A collective is
-taken to need ``latency * messages + bytes / bandwidth``, in a ring, on every core in turn where
-processes share it. The constants are fitted to two counts of processes, and checked on the third.
-So is the Cell AdaSum with a server for each process: its collectives by these constants, and a time
-for each byte that a rank combines, which the other two counts give.
+*Measured*: AllReduce and AllGather of MindSpore between processes of this machine. The model of a
+collective is ``latency * messages + bytes / bandwidth``, in a ring; processes that share a core
+take turns. The constants are fitted to two counts of processes, and checked on the third. The Cell
+AdaSum, with a server for each process, is checked so, too: its collectives need these constants,
+and each byte that a rank combines a time, which the same two counts give.
 
-*On paper*: a step of ResNet-50 (batch 32 a worker) and of a transformer with 7 billion weights
-(2,048 tokens a worker) is its arithmetic plus its collectives, one after the other. AdaSum has
-servers of 8 devices, and sends pieces as Ascend does; it pays where it needs at most the printed
+*On paper*: a step of ResNet-50 (batch 32 per worker) and of a transformer with 7 billion weights
+(2,048 tokens per worker) is its arithmetic plus its collectives, one after the other. AdaSum has
+servers of 8 devices, and sends pieces as Ascend does. It saves time if it needs at most the printed
 share of the rounds that the mean needs (``adasum.py`` counts rounds). Accumulation sends once in
-four batches; "gain" is plain's time for a batch over its own.
+four batches; "gain" is the plain time for a batch over that with accumulation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Need = tuple[float, float]  # messages and bytes of a collective, in a ring
 
 
 class Machine(NamedTuple):
-    """What a step's time is made of: seconds a message, bytes a second, operations a second."""
+    """The constants of a step's time: seconds per message, bytes and operations per second."""
 
     latency: float
     bandwidth: float
@@ -77,7 +77,7 @@ class Model(NamedTuple):
     operations: float
 
 
-# Forward and backward; 4.1e9 multiply-adds an image (He et al., 2016), 6 operations a weight and
+# Forward and backward; 4.1e9 multiply-adds per image (He et al., 2016), 6 operations per weight and
 # token (Kaplan et al., 2020).
 MODELS = (
     Model("ResNet-50", 25.6e6, 161, 3 * 2 * 4.1e9 * 32),

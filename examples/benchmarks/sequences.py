@@ -2,8 +2,8 @@
 
     python examples/benchmarks/sequences.py --rounds 5
 
-As machine.py, and with its options. A script of its own, which speaks of nothing for which the
-import would choose an instruction set at once.
+Like machine.py, with the same options. It is another script because it must not contain the words
+for which the import chooses an instruction set at once.
 """
 
 from __future__ import annotations

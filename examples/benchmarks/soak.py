@@ -7,12 +7,12 @@
 LeNet-5 on the bundled digits, each algorithm in a process of its own, AdaSum in two under msrun.
 Demanded: resident memory grows by no more than 2 % after the warm-up (the first tenth), the number
 of compiled graphs does not grow, and the step time drifts by less than it varies: the medians of
-the first and of the last fifth after the warm-up differ by less than the quartiles of the first lie
-apart. Prints a Markdown table; the exit code is 1 if a demand is not met.
+the first and of the last fifth after the warm-up differ by less than the distance of the first
+fifth's quartiles. Prints a Markdown table; the exit code is 1 if a demand is not met.
 
-With ``--models`` a Model trains two steps and is dropped, again and again, and after each the
-garbage is collected. The growth of resident memory over the second half, per Model, is compared
-with plain training's, AdaSum's with that of plain training in two processes.
+With ``--models``, one Model after the other trains two steps and is dropped; then the garbage is
+collected. The growth of resident memory per Model, over the second half, is compared with that of
+plain training; AdaSum's with that of plain training in two processes.
 """
 
 from __future__ import annotations

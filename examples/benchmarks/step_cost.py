@@ -1,12 +1,12 @@
-"""What this package's step takes over nn.TrainOneStepCell, by pairs.
+"""The time of this package's step over nn.TrainOneStepCell, by pairs.
 
     python examples/benchmarks/step_cost.py                  # all cases, about 15 minutes
     python examples/benchmarks/step_cost.py --cases dynamic grouped --modes GRAPH
     python examples/benchmarks/step_cost.py --cases centralized --networks resnet18 --pairs 10
 
-Nothing switched on; one dynamic loss scale, and a scale for each of two groups of layers, both in
-float32; and centralized gradients. What the import costs is in ``import_time.py``, what compiling
-a step in ``first_steps.py``.
+The cases: nothing switched on; one dynamic loss scale, and a scale for each of two groups of
+layers, both in float32; centralized gradients. ``import_time.py`` measures what the import costs,
+``first_steps.py`` what compiling a step costs.
 """
 
 from __future__ import annotations

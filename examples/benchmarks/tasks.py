@@ -69,7 +69,7 @@ def digits() -> tuple[Arrays, Arrays]:
 
 
 def text() -> tuple[Arrays, Arrays]:
-    """Return windows of Python's own sources: tokens int32 ``[n, 128]``, and the next of each."""
+    """Return windows of Python's own sources: tokens int32 ``[n, 128]``, and the next tokens."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     source = "".join(one.read_text("ascii", "ignore") for one in files).encode()
     codes = np.minimum(np.frombuffer(source, np.uint8), 127).astype(np.int32)
@@ -153,14 +153,14 @@ def rates(highest: float, steps: int) -> list[float]:
 
 
 def momentum(highest: float) -> MakesOptimizer:
-    """Return what makes a momentum optimizer with weight decay and such rates."""
+    """Return a function that makes a momentum optimizer with weight decay and such rates."""
     return lambda parameters, steps: nn.Momentum(
         parameters, rates(highest, steps), 0.9, weight_decay=5e-4
     )
 
 
 def adamw(highest: float) -> MakesOptimizer:
-    """Return what makes AdamWeightDecay with such rates."""
+    """Return a function that makes an AdamWeightDecay with such rates."""
     return lambda parameters, steps: nn.AdamWeightDecay(
         parameters, rates(highest, steps), beta2=0.95, weight_decay=0.01
     )

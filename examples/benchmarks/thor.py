@@ -8,8 +8,8 @@
 Every method gets the best learning rate of its grid, found on seed 3, which is in no table; then
 all other seeds run with it. A run that does not reach the loss within ``--max-steps`` counts with
 that many steps and is marked by ``>``. Seconds are without compilation. One compiled step serves
-all runs of a method: its state is reset in between. Rows appear as they come. What a step costs:
-``thor_speed.py``.
+all runs of a method: its state is reset in between. Each row is printed when it is ready.
+``thor_speed.py`` measures what a step costs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Method(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one run came to."""
+    """The result of one run."""
 
     steps: int
     seconds: float
@@ -106,7 +106,7 @@ def ill_conditioned(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 def noisy_labels(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Return 2048 inputs of condition 1e2, labels drawn from a softmax of them, and its loss.
 
-    No model can foretell such labels: losses, gradients and so the factors settle.
+    No model can predict such labels, so losses, gradients and factors settle.
     """
     generator = np.random.default_rng(seed)
     plain = generator.normal(size=(2048, 20))
@@ -259,8 +259,8 @@ def tuned(trainer: Trainer, grid: Sequence[float], limit: int) -> float:
 def compare(problem: Problem, seeds: int, limit: int) -> Iterator[Result]:
     """Tune the methods and run them on all seeds.
 
-    The trace rule wants smaller steps than fresh factors do, so its inversions are also compared
-    with those of every step at the trace rule's own rate, where that is another: the last row.
+    The trace rule needs a smaller learning rate than fresh factors. If the rates differ, the last
+    row is a run that inverts in every step at the trace rule's rate, to compare inversions.
     """
     chosen = [seed for seed in range(seeds + 1) if seed != TUNING_SEED][:seeds]
     rates = {}

@@ -2,9 +2,9 @@
 
     python examples/benchmarks/thor_speed.py --pairs 20
 
-The model of a refresh counts flops of matrix products and inverses and bytes that im2col moves, and
+The model of a refresh counts flops of matrix products and inverses, and bytes that im2col moves. It
 divides them by the rates that the same operators reach here on arrays of the same sizes. The second
-table says where the seconds of a training go that refreshes its factors every 20 steps.
+table shows where the seconds go in a training that refreshes its factors every 20 steps.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def speed(pairs: int) -> None:
         optimizer = THOR(own, 1e-3, DAMPING, 0.9, frequency=10**6)
         step = BoostTrainOneStepCell(networks.with_loss(own), optimizer).set_train()
         rows_of = rows_of_layers(own, optimizer, batch[0])
-        # Each has a variant or two to compile: THOR a step that captures, and one that does not.
+        # To compile all variants: THOR has a step that captures, and one that does not.
         own_step, plain_step = networks.waiting(step, batch), networks.waiting(plain, batch)
         begun = harness.seconds(plain_step)
         compiled = harness.seconds(own_step, 2)

@@ -4,16 +4,16 @@
     python examples/benchmarks/time_to_accuracy.py --task lenet --run fast --seeds 3 --plot race.png
     python examples/benchmarks/time_to_accuracy.py --task resnet-20 --run my_settings.json
 
-A file of settings may hold "STEPS" for the number of updates, an optimizer other than the
-task's, as ``"optimizer": {"momentum": 0.03}`` (or ``adamw``) with its highest rate, and
-``"mixed_precision": "O2"``, float16 but for normalisation, which the recipe fp16 is given too.
+A file of settings may hold "STEPS" for the number of updates; an optimizer other than the task's,
+with its highest rate, as in ``"optimizer": {"momentum": 0.03}`` (or ``adamw``); and
+``"mixed_precision": "O2"``, float16 except normalisation. The recipe fp16 gets that, too.
 
-Every run is a process of its own on one core, with the data and the batches of its seed. What
-counts is the wall time of the steps, compilation included; data and evaluation do not. A run is
-evaluated 20 times; seconds and results are then means over the seeds. The target is what plain
-training ends with; it is reached where it is met and never lost again. Prints that time over
-plain's whole time, the same over the time in which plain itself gets there for good, and how the
-final result differs.
+Every run is a process of its own on one core, with the data and the batches of its seed. The wall
+time of the steps counts, compilation included; data and evaluation do not count. A run is evaluated
+20 times; seconds and results are means over the seeds. The target is the final result of plain
+training. It is reached at the first evaluation from which on all meet it. Prints the time to that
+over plain training's whole time, the same over the time in which plain training itself reaches the
+target so, and the difference of the final results.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Course(NamedTuple):
     results: list[float]
 
     def reaches(self, target: float, is_loss: bool) -> float | None:
-        """Return after how many seconds the target was met for good; None if it was not."""
+        """Return the seconds after which the target was always met; None if there are none."""
         sign = -1 if is_loss else 1
         return for_good(*self, lambda value: sign * value >= sign * target)
 

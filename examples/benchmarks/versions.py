@@ -3,10 +3,10 @@
     python examples/benchmarks/versions.py
     python examples/benchmarks/versions.py --versions 2.7.0 2.10.0 -- tests/test_contract.py -x
 
-Makes the environments under ``--folder`` (those that are there already are used again), installs
-MindSpore and this checkout with its test extra, runs ``python -m pytest`` in each, and prints a
-table. What follows ``--`` is pytest's. Takes about 1.5 GB of disk and a whole suite for each
-version; the exit code is 1 if anything failed anywhere.
+Makes the environments under ``--folder`` (or uses those that are there), installs MindSpore and
+this checkout with its test extra, runs ``python -m pytest`` in each, and prints a table. Arguments
+after ``--`` go to pytest. Each version takes about 1.5 GB of disk and the time of a whole suite.
+The exit code is 1 if anything failed anywhere.
 """
 
 from __future__ import annotations
