@@ -3,8 +3,8 @@
     python examples/fp16.py
     python examples/fp16.py --groups
 
-Scaled steps keep small gradients from becoming zero; a step that overflows is skipped, and its
-scale is made smaller. With ``--groups`` markers in the network say where a group of layers ends.
+A loss scale keeps small gradients from becoming zero. A step that overflows is skipped, and its
+scale becomes smaller. With ``--groups``, markers in the network show where a group of layers ends.
 LeNet's gradients fit into float16: the script shows how, not a gain.
 
 Reference: Micikevicius et al., Mixed Precision Training, ICLR 2018.
@@ -33,7 +33,7 @@ class TwoGroups(LeNet5):
         self.scales = GroupLossScaleManager([2.0**10, 2.0**10], [convolutions, dense])
 
     def construct(self, image: Tensor) -> Tensor:
-        """Return the logits; a marker stands in front of each group, and behind the last."""
+        """Return the logits; there is a marker before each group, and after the last one."""
         hidden = self.pool(self.relu(self.conv1(self.scales(image, 0, 1))))
         hidden = self.flatten(self.pool(self.relu(self.conv2(hidden))))
         hidden = self.relu(self.fc1(self.scales(hidden, 1, 2)))

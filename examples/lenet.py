@@ -6,7 +6,7 @@
     python examples/lenet.py --level O1 --mode pynative
     python examples/lenet.py --data-dir ~/mnist --epochs 2       # MNIST's four files, unpacked
 
-Level O1 alone warns that LeNet has no BatchNorm to remove; the other lines ask for more.
+Level O1 alone warns that LeNet has no BatchNorm to remove; lines with --config ask for more.
 
 Needs no download: the 1,797 bundled digits are enlarged from 8x8 to 32x32. Equal seeds give equal
 runs on one machine.

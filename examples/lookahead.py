@@ -1,9 +1,9 @@
-"""An algorithm of one's own: Lookahead, in one class for its rule and one for its settings.
+"""An algorithm of your own: Lookahead, with one class for its rule and one for its settings.
 
     python examples/lookahead.py
 
-Every ``k`` updates the weights go back to a share ``alpha`` of the way that they have come since
-the last time. Works with everything else: accumulation, freezing, loss scales, clipping, resume.
+After every ``k`` updates, the weights go back to the share ``alpha`` of their way since the last
+return. Works with everything else: accumulation, freezing, loss scales, clipping, resume.
 
 Reference: Zhang et al., Lookahead Optimizer: k steps forward, 1 step back, NeurIPS 2019.
 """
@@ -19,7 +19,7 @@ from mindspore_boost_ext.base.mapping import call
 
 
 class LookaheadUpdate(UpdateAround):
-    """Does what stood in this place, then goes back when it is time."""
+    """Runs the update that was in this place, and goes back after every k-th one."""
 
     def __init__(self, inner: Update, weights: ParameterTuple, k: int, alpha: float) -> None:
         super().__init__(inner)
@@ -44,7 +44,7 @@ class LookaheadUpdate(UpdateAround):
 
 
 class Lookahead(Algorithm):
-    """Lookahead with its settings: updates from one return to the next, and the share kept."""
+    """Lookahead with its settings: updates between two returns, and the share of the way."""
 
     switch = "lookahead"
 
@@ -56,11 +56,11 @@ class Lookahead(Algorithm):
         self.k, self.alpha = k, alpha
 
     def settings(self) -> dict[str, object]:
-        """Return what ranks compare, and what a resumed training must be given again."""
+        """Return the settings that ranks compare, and that a resumed training must have again."""
         return {"k": self.k, "alpha": self.alpha}
 
     def join(self, step: nn.Cell) -> None:
-        """Put the rule around what updates the weights."""
+        """Put the rule around the part that updates the weights."""
         step.update_part = LookaheadUpdate(step.update_part, step.weights, self.k, self.alpha)
 
 

@@ -1,11 +1,11 @@
-"""A training loop of one's own, without ms.Model: LeNet-5 on the bundled digits, boosted.
+"""A training loop of your own, without ms.Model: LeNet-5 on the bundled digits, boosted.
 
     python examples/loop.py
     python examples/loop.py --resume            # goes on from loop.ckpt, to six epochs
 
 Needs no download. Shows a progress bar, writes loop.jsonl, and saves loop.ckpt after every epoch.
-The images come in a new order after a resume; for the very run without a break see ``resume.py``.
-Freezing shows here that its schedule goes on; a network as small as LeNet gains nothing by it.
+After a resume the images come in a new order; ``resume.py`` keeps the order of an unbroken run.
+Freezing is on to show that its schedule continues; a network as small as LeNet gains nothing by it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CONFIG = {
         "schedule": "cubic",
         "prefix_start": 0.4,
         "prefix_fraction": 1.0,
-        "total_steps": 44 * 6,  # batches of an epoch, epochs
+        "total_steps": 44 * 6,  # batches of an epoch times epochs
     },
     "gradients": {"clip_norm": 5.0},
 }
 
 
 def main() -> None:
-    """Trains three epochs, or goes on to the sixth."""
+    """Train for three epochs, or go on to the sixth."""
     parser = argparse.ArgumentParser(description="Train LeNet-5 in a loop of one's own.")
     parser.add_argument("--resume", action="store_true", help="go on from loop.ckpt")
     resume = parser.parse_args().resume

@@ -3,8 +3,8 @@
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/many_processes.py
     msrun --worker_num=4 --local_worker_num=4 --join=True examples/many_processes.py --adasum
 
-Each process trains on its part of the images; rank 0 shows its own progress, and the accuracy over
-all. Data parallel averages the gradients of the processes, AdaSum combines the steps of each.
+Each process trains on its part of the images. Rank 0 shows its own progress, and the accuracy over
+all images. Data parallel averages the processes' gradients, AdaSum combines their updates.
 """
 
 from __future__ import annotations

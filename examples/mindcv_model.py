@@ -1,4 +1,4 @@
-"""A network of MindCV (``pip install mindcv``), boosted: fewer BatchNorms, half frozen later on.
+"""A network of MindCV (``pip install mindcv``): fewer BatchNorms, half of it frozen later on.
 
     python examples/mindcv_model.py
     python examples/mindcv_model.py --network mobilenet_v2_035_224
@@ -19,7 +19,7 @@ from mindspore_boost_ext.bundled import digits_datasets
 
 
 def main() -> None:
-    """Train, and say what became of every BatchNorm."""
+    """Train, and say what happened to every BatchNorm."""
     parser = argparse.ArgumentParser(description="Train a network of MindCV on digits.")
     parser.add_argument("--network", default="resnet18", help="a name that MindCV knows")
     parser.add_argument("--epochs", type=int, default=2)

@@ -5,7 +5,7 @@
     python examples/resnet.py --data-dir ~/cifar-10-batches-bin --epochs 30
 
 Needs no download: the bundled digits are enlarged from 8x8 to 16x16 and repeated over three
-channels. Equal seeds give equal runs on one machine. The networks stand in ``resnets.py``.
+channels. Equal seeds give equal runs on one machine. The networks are in ``resnets.py``.
 """
 
 from __future__ import annotations

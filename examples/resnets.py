@@ -1,4 +1,4 @@
-"""ResNet-18 in its CIFAR form and ResNet-50, as the papers draw them.
+"""ResNet-18 in its CIFAR form, and ResNet-50, as in the papers.
 
 Attribute and parameter names are those of MindSpore's model zoo and of torchvision where these
 agree (``conv1``, ``bn1``, ``layer1`` ... ``layer4``, ``fc``; ``downsample`` for the shortcut).
@@ -27,12 +27,12 @@ def convolution(inputs: int, outputs: int, side: int, stride: int = 1) -> nn.Con
 
 
 class Block(nn.Cell):
-    """What the two kinds of residual blocks share: ReLU of the main branch plus the shortcut.
+    """The base of both kinds of residual blocks: ReLU of the main branch plus the shortcut.
 
     Args:
         inputs (int): channels of the input.
         outputs (int): channels of the output.
-        stride (int): by how much the image shrinks.
+        stride (int): the factor by which the image shrinks.
 
     Inputs:
         - **image** (Tensor) - float ``[batch, inputs, height, width]``.

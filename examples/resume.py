@@ -4,10 +4,10 @@
     ^C, kill -9, a power cut ...
     python examples/resume.py            # goes on behind the last whole epoch
 
-The file run.ckpt holds weights, moments, schedules, loss scale and the epoch, and is whole whenever
-the process dies: a run with breaks ends with the same weights as one without. Start it with the
-same --epochs again: schedules are stretched over them, and ``restore`` refuses other settings.
-Freezing shows here that its schedule goes on; a network as small as LeNet gains nothing by it.
+The file run.ckpt holds weights, moments, schedules, loss scale and the epoch. It is complete
+whenever the process dies: a run with breaks ends with the same weights as one without. Start it
+with the same --epochs again: schedules depend on them, and ``restore`` refuses other settings.
+Freezing is on to show that its schedule continues; a network as small as LeNet gains nothing by it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CHECKPOINT, SEED = Path("run.ckpt"), 0
 
 
 def main() -> None:
-    """Train, from the start or from the checkpoint on."""
+    """Train from the start, or go on from the checkpoint."""
     parser = argparse.ArgumentParser(description="Train LeNet-5, in as many starts as it takes.")
     parser.add_argument("--epochs", type=int, default=10)
     options = parser.parse_args()
 
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(SEED)
-    order = EpochOrder(1437, SEED)  # of the 1,437 training images: the same again
+    order = EpochOrder(1437, SEED)  # of the 1,437 training images: the same in every start
     train, test = digits_datasets(32, order=lambda count: order)
     net = LeNet5()
     updates = options.epochs * train.get_dataset_size()
