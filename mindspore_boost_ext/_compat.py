@@ -331,7 +331,7 @@ def running_eagerly() -> Iterator[None]:
 def forgetting_failures() -> Iterator[None]:
     """In the context, a Cell that raises leaves PYNATIVE_MODE as it was.
 
-    MindSpore alone goes on recording for a backward pass, and computes all that follows in that
+    MindSpore itself goes on recording for a backward pass, and computes all that follows in that
     Cell's float16. Inside the user's own recording, which would be lost, the context does nothing.
     """
     executor = sys.modules["mindspore.nn.cell"]._pynative_executor
