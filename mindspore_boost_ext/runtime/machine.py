@@ -201,7 +201,7 @@ class BlockingLaunch(FewCoresCure):
     def unneeded(self) -> str:
         """Return why operators are not launched one after the other."""
         if self.is_in_place():
-            self.set_back = "was switched on already"  # by the user, who may change it later
+            self.set_back = "was switched on already"  # the user's, even if it changes later
         return self.set_back or super().unneeded()
 
 

@@ -57,7 +57,7 @@ def _plan(
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int, int], ...]] | None:
     """Return begin and size of the part that is kept, and the widths to add at the ends of axes.
 
-    Return None where MindSpore's function raises an error, or takes more than this one.
+    Return None where MindSpore's function raises an error, or supports what this one does not.
     """
     numbers = list(padding) if isinstance(padding, (tuple, list)) else []
     if not shape or not numbers:
