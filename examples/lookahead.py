@@ -55,7 +55,7 @@ class Lookahead(Algorithm):
             )
         self.k, self.alpha = k, alpha
 
-    def settings(self) -> dict[str, object]:
+    def compared_settings(self) -> dict[str, object]:
         """Return the settings that ranks compare, and that a resumed training must have again."""
         return {"k": self.k, "alpha": self.alpha}
 

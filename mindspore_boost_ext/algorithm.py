@@ -103,7 +103,7 @@ class Algorithm:
         run the part that is there.
         """
 
-    def settings(self) -> dict[str, object]:
+    def compared_settings(self) -> dict[str, object]:
         """Return settings that decide on the training: name -> number, str, bool or tuple.
 
         Ranks compare them before they train, and ``restore`` with those of the file.

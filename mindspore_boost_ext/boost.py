@@ -48,7 +48,6 @@ class AutoBoost:
         algorithms (Iterable[Algorithm]): algorithms of your own, which are on. Default: none.
 
     Attributes:
-        algorithms (tuple[Algorithm]): this package's, followed by your own.
         own (tuple[Algorithm]): your own.
         config (BoostConfig): the checked settings.
         loss_fn (Cell, optional): the loss, if it is not part of the network; shows whether the
@@ -91,8 +90,8 @@ class AutoBoost:
         self.config = BoostConfig.parse(level, boost_config_dict, strict=strict)
         self.level = self.config.level
         self.boost_config_dict = boost_config_dict
-        self.own = _checked(algorithms)
-        self.algorithms = (*(kind() for kind in ALGORITHMS), *self.own)
+        self.own = checked_algorithms(algorithms)
+        self._ours = tuple(kind() for kind in ALGORITHMS)
         self._missing: dict[str, str] = {}
         self._undoable: list[Callable[[], None]] = []
         self._regroupings: list[Callable[[Any], Any]] = []
@@ -142,8 +141,8 @@ class AutoBoost:
                 for one in dataclasses.fields(kind):
                     if one.name not in kind.of_one_host:
                         found[f"{name}.{one.name}"] = _in_words(getattr(section, one.name))
-        for own in self.joining()[len(ALGORITHMS) :]:
-            given = own.settings().items()
+        for own in self.algorithms[len(ALGORITHMS) :]:
+            given = own.compared_settings().items()
             found.update({f"{own.switch}.{name}": _in_words(value) for name, value in given})
         return found
 
@@ -175,11 +174,24 @@ class AutoBoost:
             if reason:
                 self.leave_out(algorithm.switch, reason)
 
-    def joining(self) -> tuple[Algorithm, ...]:
-        """Return the algorithms that take part in a step: all but your own that cannot act here."""
-        return tuple(
-            one for one in self.algorithms if one not in self.own or one.switch not in self._missing
-        )
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...]:
+        """This package's algorithms, followed by your own that can act here."""
+        return (*self._ours, *(one for one in self.own if one.switch not in self._missing))
+
+    def join(self, step: Any) -> list[str]:
+        """Let the algorithms put their parts into a step; return who of your own change its update.
+
+        Args:
+            step (BoostTrainOneStepCell): the step.
+        """
+        updates = []
+        for algorithm in self.algorithms:
+            before = step.update_part
+            algorithm.join(step)
+            if step.update_part is not before and algorithm in self.own:
+                updates.append(algorithm.switch)
+        return updates
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
@@ -273,7 +285,7 @@ def _in_words(value: object) -> str:
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
 
 
-def _checked(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
+def checked_algorithms(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]:
     """Refuse objects that are no Algorithm, and names that are empty or taken."""
     if isinstance(algorithms, (str, Algorithm)):
         raise TypeError(f"algorithms must be a list of Algorithms, got {shown(algorithms)}")

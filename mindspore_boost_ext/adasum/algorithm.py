@@ -64,12 +64,16 @@ class AdaSumAlgorithm(Algorithm):
         if reason:
             report.update(self.switch, SKIPPED, reason)
             return
-        if step.declines(self.switch, "check_adasum_enable"):
+        step.enable_adasum = True
+        if step.declines("check_adasum_enable"):
+            step.enable_adasum = False
+            reason = f"check_adasum_enable of {type(step).__name__} says no"
+            report.update(self.switch, SKIPPED, reason)
             return
         step.reducer_of = functools.partial(server_reducer, device_number=devices)
         part = AdaSumUpdate(step.optimizer, devices)
         adasum = part.adasum
-        step.update_part, step.adasum, step.enable_adasum = part, adasum, True
+        step.update_part, step.adasum = part, adasum
         report.update(self.switch, APPLIED, adasum.describe(), adasum.counts())
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:

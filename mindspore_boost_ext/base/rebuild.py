@@ -164,6 +164,10 @@ def members_of(params: Sequence[Any]) -> list[Parameter]:
 # ---- The steps of mindspore.boost ----
 
 
+# What an OptimizerProcess has read from the old optimizer.
+_READ = ("single_opt", "opt_class", "is_lars", "learning_rate")
+
+
 class OptimizerProcess:
     """Makes a new optimizer from another: with other parameters, or with centralized gradients.
 
@@ -179,6 +183,9 @@ class OptimizerProcess:
     Attributes:
         origin_params (list): the parameters or groups for the new optimizer, with present learning
             rates; can be set.
+        single_opt (nn.Optimizer): the optimizer; for LARS, the one inside.
+        opt_class (type): its class.
+        is_lars (bool): whether ``opt`` is ``nn.LARS``.
 
     Raises:
         TypeError: if ``opt`` is not an ``nn.Optimizer``, or wraps one and is not LARS.
@@ -198,32 +205,26 @@ class OptimizerProcess:
     """
 
     def __init__(self, opt: nn.Optimizer) -> None:
-        base_of(opt)
+        self.single_opt = base_of(opt)
+        self.opt_class = type(self.single_opt)
+        self.is_lars = isinstance(opt, nn.LARS)
+        self.learning_rate: Any = self.single_opt.learning_rate
         self.origin_params: list[Any] = groups_of(opt)
         self._opt = opt
         self._output_axes: dict[str, int] = {}
         self._marked_groups: list[Any] | None = None
         self._whole_groups: list[Any] = []
 
-    @property
-    def single_opt(self) -> nn.Optimizer:
-        """The optimizer; under LARS the one that it wraps."""
-        return base_of(self._opt)
-
-    @property
-    def opt_class(self) -> type[nn.Optimizer]:
-        """The class of :attr:`single_opt`."""
-        return type(self.single_opt)
-
-    @property
-    def is_lars(self) -> bool:
-        """Whether the optimizer is ``nn.LARS``."""
-        return isinstance(self._opt, nn.LARS)
-
-    @property
-    def learning_rate(self) -> object:
-        """The present learning rate; a new optimizer has that of ``origin_params``, or this one."""
-        return self.single_opt.learning_rate
+    def __setattr__(self, name: str, value: object) -> None:
+        """Warn of what the new optimizer does not get."""
+        own = type(self).generate_new_optimizer is not OptimizerProcess.generate_new_optimizer
+        if name in _READ and not own and self.__dict__.get(name, value) is not value:
+            warn(
+                f"OptimizerProcess.{name} has no effect on the new optimizer, which is made like "
+                "the old one: give it to the old one, or set origin_params",
+                NoEffectWarning,
+            )
+        super().__setattr__(name, value)
 
     @staticmethod
     def build_params_dict(network: nn.Cell) -> dict[int, nn.Cell]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import mindspore as ms
 import numpy as np
@@ -46,7 +47,7 @@ class BroadcastsWeights(nn.Cell):
     """
 
     was_restored = False  # from a file of this rank's own
-    has_other_settings = False  # than that file
+    restored_settings: Mapping[str, str] = MappingProxyType({})  # of that file
 
     def begin_together(self) -> bool:
         """Send the start of rank 0 to all ranks, once; return whether this call did so.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspore import Parameter, Tensor, nn
 
@@ -15,16 +15,37 @@ if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 
-def lacks_a_batch(part: Update) -> bool:
-    """Return whether an update runs the network again but has no batch for it; if so, warn."""
-    if part.last_inputs() is not None:
-        return False
-    warn(
-        "the window of gradients stays open: to close it the network runs on the last batch, and "
-        "the host has seen none. Flush after a step outside of sink mode, or let the window "
-        "divide the number of batches"
-    )
-    return True
+class LastBatch:
+    """The last batch that counted, on which a window closed early can run the network again."""
+
+    def __init__(self) -> None:
+        self._batches: tuple[tuple[Any, ...], ...] = ()
+
+    @staticmethod
+    def is_kept(step: BoostTrainOneStepCell) -> bool:
+        """Return whether a step has a window, and an update that asks for a batch."""
+        is_whole = len(step._host_writes.state) > 0  # a variant of a step keeps none
+        return is_whole and step.window_part is not None and step.update_part.takes_inputs
+
+    def keep(self, step: BoostTrainOneStepCell, batch: tuple[Any, ...]) -> None:
+        """Keep a batch, and the one before, should this one be skipped."""
+        if self.is_kept(step):
+            self._batches = (batch, *self._batches[:1])
+
+    def forget(self) -> None:
+        """Forget a batch that was skipped: no window holds it."""
+        self._batches = self._batches[1:]
+
+    def of(self, part: Update) -> tuple[Any, ...] | None:
+        """Return the batch for an update, empty if it needs none; else None, with a warning."""
+        given = part.last_inputs()
+        if given is None and not self._batches:
+            warn(
+                "the window of gradients stays open: to close it the network runs on the last "
+                "batch, and the host has seen none. Flush after a step outside of sink mode, or "
+                "let the window divide the number of batches"
+            )
+        return given if given is not None or not self._batches else self._batches[0]
 
 
 class Flush(nn.Cell):

@@ -11,7 +11,7 @@ from typing import Any
 from mindspore import nn
 
 from mindspore_boost_ext.base.order import names_of
-from mindspore_boost_ext.report import INACTIVE, SKIPPED, NoEffectWarning, warn
+from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, warn
 
 # Methods that a step with variants does not call: the variants are the library's steps.
 _NOT_IN_VARIANTS = (
@@ -85,17 +85,13 @@ class Overridable(nn.Cell):
         """Return whether a subclass's code advances ``step``, as mindspore.boost's step does."""
         for name in self.overridden("construct", "gradient_freeze_process"):
             code = getattr(inspect.unwrap(getattr(type(self), name)), "__code__", None)
-            if code is not None and "freeze_nets" in code.co_names and _sets_own(code, "step"):
+            if code is not None and "freeze_nets" in code.co_names and touches_own(code, "step"):
                 return True
         return False
 
-    def declines(self, row: str, method: str) -> bool:
-        """Return whether a subclass says by a method that an algorithm is off; report it."""
-        said_no = bool(self.overridden(method)) and not getattr(self, method)()
-        if said_no:
-            reason = f"{method} of {type(self).__name__} says no"
-            self.report().update(row, SKIPPED, reason)
-        return said_no
+    def declines(self, method: str) -> bool:
+        """Return whether a method that a subclass overrides says no."""
+        return bool(self.overridden(method)) and not getattr(self, method)()
 
     def leave_out(self, row: str, asked_by: str, method: str = "update") -> None:
         """Report, and warn, that something has no effect because nothing calls ``method``."""
@@ -111,7 +107,8 @@ class Overridable(nn.Cell):
         )
 
     def warn_of_what_does_not_run(self) -> None:
-        """Warn of methods of a subclass that the step does not call."""
+        """Warn of methods of a subclass that the step does not call, or cannot."""
+        self._check_update()
         lost = self.overridden(*_NOT_IN_VARIANTS) if self.choice_part is not None else []
         for way in self.overridden("construct", "gradient_freeze_process"):
             lost = [one for one in lost if one not in self._names_used(getattr(type(self), way))]
@@ -121,6 +118,15 @@ class Overridable(nn.Cell):
                 f"{', '.join(lost)}: the step has variants, each of which is the library's. Change "
                 "the update by an Algorithm (algorithms=[...]) instead",
                 NoEffectWarning,
+            )
+
+    def _check_update(self) -> None:
+        """Refuse a method of the user's that is called ``update`` and is something else."""
+        taken = inspect.signature(type(self).update).parameters.values()
+        if self.overridden("update") and all(one.kind != one.VAR_POSITIONAL for one in taken):
+            raise ValueError(
+                f"update of {type(self).__name__} is called with (loss, gradients, *inputs), the "
+                "batch included: let it take these, or give it another name"
             )
 
     def warn_of_own_reducer(self, ours: object) -> None:
@@ -194,11 +200,11 @@ def _is_filled(cell: types.CellType) -> bool:
         return False
 
 
-def _sets_own(code: types.CodeType, name: str) -> bool:
-    """Return whether a method assigns to an attribute of its object."""
+def touches_own(code: types.CodeType, name: str, how: str = "STORE_ATTR") -> bool:
+    """Return whether a method assigns to an attribute of its object; or reads it, LOAD_ATTR."""
     steps = list(dis.get_instructions(code))
     return any(
-        one.opname == "STORE_ATTR" and one.argval == name and before.argval == code.co_varnames[0]
+        one.opname == how and one.argval == name and before.argval == code.co_varnames[0]
         for before, one in zip(steps, steps[1:])
     )
 

@@ -25,7 +25,7 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
 )
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
 from mindspore_boost_ext.boost_cell_wrapper.first_run import FIRST_RUN, timing_the_first
-from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, lacks_a_batch
+from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, LastBatch
 from mindspore_boost_ext.boost_cell_wrapper.forgotten import refusing_what_is_forgotten
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.kept_graphs import follow_mode, warn_of_kept_graphs
@@ -113,11 +113,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._empty_places()
         self._use_clipping()
         self.auto_boost.look_for_unavailable(own_only=True)
-        for algorithm in self.auto_boost.joining():
-            before = self.update_part
-            algorithm.join(self)
-            if self.update_part is not before and algorithm in self.auto_boost.own:
-                self._own_updates.append(algorithm.switch)
+        self._own_updates = self.auto_boost.join(self)
         if self.reducer_of is not None:
             self.grad_reducer = self.reducer_of(self.weights)
         self._use_reducer(self.grad_reducer)
@@ -146,11 +142,11 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._make_choices: list[MakeChoice] = []
         self._prepared: set[int] = set()
         self._flushes: dict[int, Flush] = {}
+        self._last_batch = LastBatch()
         self._state: tuple[Any, ...] = ()
         self._has_run = self._was_looked_at = self._asks_for_less = False
         self._variant, self._ran_in = "the step", None  # a mode
         self._first_runs: list[str] = []
-        self._own_updates: list[str] = []
         self._has_begun: list[bool] = []
         self._batch_numbers = itertools.count(1)  # one for all variants
         self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
@@ -259,6 +255,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             self._has_run = True
         follow_mode(self)
         self.update_part.before_step(*inputs)
+        self._last_batch.keep(self, inputs)
         with self._host_writes.followed(), _compat.forgetting_failures(), self.surrounding_part():
             return self._run_chosen(*inputs, **kwargs)
 
@@ -330,7 +327,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         with ONE_AT_A_TIME:
             if self.window_part is None or self.window_part.micro_steps() == 0:
                 return False
-            if lacks_a_batch(self.update_part):
+            batch = self._last_batch.of(self.update_part)
+            if batch is None:
                 return False
             step: Any = self
             while step.choice_part is not None:
@@ -340,7 +338,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             if id(step) not in self._flushes:
                 self._flushes[id(step)] = Flush(step)
             with self._host_writes.followed(), self.surrounding_part():
-                self._flushes[id(step)](*self.update_part.last_inputs())
+                self._flushes[id(step)](*batch)
             return True
 
     def choose_first(self, make: MakeChoice) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.boost_cell_wrapper.overrides import touches_own
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 
@@ -43,6 +45,9 @@ _FIXED = {
 }
 
 
+_PROCESSES = ("gradient_accumulation_process", "gradient_freeze_process", "adasum_process")
+
+
 class StepNames(nn.Cell):
     """What mindspore.boost's step has and this one keeps elsewhere, unless a subclass sets it."""
 
@@ -53,21 +58,28 @@ class StepNames(nn.Cell):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Note names that a subclass sets itself: MindSpore asks whether a name is taken."""
+        """Record names that a subclass sets itself: MindSpore asks whether a name is taken."""
+        if name in _FIXED and self.__dict__.get("_state"):
+            self._warn_if_idle(name, value)
         if name in _ELSEWHERE:
             self.__dict__.setdefault("_set_here", set()).add(name)
-        is_made = bool(self.__dict__.get("_state")) and self.runs_our_construct()
-        if name in _FIXED and is_made and getattr(self, name, None) is not value:
+        super().__setattr__(name, value)
+
+    def _warn_if_idle(self, name: str, value: object) -> None:
+        """Warn of another value for what was read when the step was made."""
+        ways = self.overridden("construct", "update", *_PROCESSES)
+        reads = any(name in self._names_used(getattr(type(self), way)) for way in ways)
+        if not reads and getattr(self, name, None) is not value:
             warn(
                 f"{name} of a step has no effect once it is made: give {_FIXED[name]} before",
                 NoEffectWarning,
             )
-        super().__setattr__(name, value)
 
     def check_sums(self, method: str) -> None:
         """Raise if a method of a subclass reads sums of the window: a graph would not say why."""
+        code = getattr(inspect.unwrap(getattr(type(self), method)), "__code__", None)
         asks = bool(self.overridden(method)) and "_set_here" not in self.__dict__
-        if asks and "grad_accumulation" in self._names_used(getattr(type(self), method)):
+        if asks and code is not None and touches_own(code, "grad_accumulation", "LOAD_ATTR"):
             _buffers(self)
 
     def _no_sens_impl(self, *inputs: Tensor) -> object:

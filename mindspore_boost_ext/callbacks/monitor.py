@@ -234,7 +234,7 @@ class BoostMonitor(Callback):
             run.last_epoch = number - 1 + params.epoch_num
             restored, restores = restored_epochs(step_in(run.network))
             steps, epochs, then = self._done.get(run.network, (0, 0, -1))
-            if then != restores:  # new to this monitor, or back to a file
+            if then != restores and epochs != restored:  # new to this monitor, or back to a file
                 steps, epochs = restored * batches_of_epoch(params), restored
             if run.last_step == 0:
                 run.step_offset = (number - 1) * batches_of_epoch(params)

@@ -193,7 +193,7 @@ def restore(
     DONE[step] = epoch
     RESTORES[step] = RESTORES.get(step, 0) + 1
     if isinstance(step, BoostTrainOneStepCell):
-        step.was_restored, step.has_other_settings = True, bool(changed)
+        step.was_restored, step.restored_settings = True, settings or {}
     return epoch
 
 
@@ -234,6 +234,11 @@ def _other_settings(step: nn.Cell, saved: Mapping[str, str] | None, path: str) -
     switches = [name for name in now if name.startswith("boost.")]
     # The file may be older than a switch, or than the entry for the number of ranks.
     known = {RANKS: now[RANKS], **dict.fromkeys(switches, str(False)), **saved}
+    boost = getattr(step, "auto_boost", None)
+    own = [] if boost is None else [f"{one.switch}." for one in boost.own]
+    for name in now:  # which an algorithm of the user's own did not compare then
+        if name.startswith(tuple(own)):
+            known.setdefault(name, now[name])
     names = [name for name in {**known, **now} if known.get(name) != now.get(name)]
     if not names:
         return ""

@@ -50,14 +50,8 @@ class StepGraph:
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the step; where it cannot be compiled, raise a ``ValueError``, and train nothing."""
-        for place, one in enumerate(inputs):
-            if not isinstance(one, Tensor):
-                raise ValueError(
-                    f"compiled_step takes Tensors alone, input {place + 1} is a "
-                    f"{type(one).__name__}: in a graph MindSpore would run the network twice, and "
-                    "BatchNorm would count each batch twice; give Tensors, or leave compiled_step "
-                    "away"
-                )
+        if not all(isinstance(one, Tensor) for one in inputs):
+            self._check_state(inputs)
         training = tuple(one.training for _, one in self.step.network.cells_and_names())
         function = self._functions.get(training)
         if function is not None:
@@ -75,6 +69,20 @@ class StepGraph:
         self.cells.append(cell)
         self._functions[training] = function
         return outputs
+
+    def _check_state(self, inputs: tuple[Any, ...]) -> None:
+        """Raise a ``ValueError`` if state would move twice, as an input is no Tensor.
+
+        MindSpore's graph then runs the network for the loss and again for the gradient.
+        """
+        other = next(type(one).__name__ for one in inputs if not isinstance(one, Tensor))
+        state = [one.name for one in self.step.network.get_parameters() if not one.requires_grad]
+        if state:
+            raise ValueError(
+                f"compiled_step: an input is a {other}, and not a Tensor, for which a graph of "
+                f"MindSpore runs the network twice in a step, and so would move {state[0]} twice, "
+                "as BatchNorm's statistics: give Tensors alone, or leave compiled_step out"
+            )
 
     def _check_hooks(self) -> None:
         """Raise a ``ValueError`` for a network with a hook, which MindSpore's graphs leave out."""

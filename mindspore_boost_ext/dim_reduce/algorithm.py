@@ -53,7 +53,7 @@ class DimReduceAlgorithm(Algorithm):
 
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Let the step search in the subspace, if the optimizer has a basis."""
-        if not self.is_on(step) or step.declines(self.switch, "check_dim_reduce_enable"):
+        if not self.is_on(step):
             return
         mean = step.mean if step.reducer_flag else True
         settings = step.auto_boost.config.dim_reduce
@@ -61,6 +61,11 @@ class DimReduceAlgorithm(Algorithm):
         if found is not None:
             step.update_part = SubspaceUpdate(step.optimizer, found, step.sens)
             step.dim_reduce, step.enable_dim_reduce = found, True
+            if step.declines("check_dim_reduce_enable"):
+                raise ValueError(
+                    f"check_dim_reduce_enable of {type(step).__name__} says no, but the optimizer "
+                    "is ready for the search: set boost.dim_reduce to False"
+                )
             step.weights_clone = step.weights
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 
+_WEIGHTING = "grad_accumulation.weighting"
+
+
 class AccumulationAlgorithm(Algorithm):
     """Accumulation over micro-batches."""
 
@@ -44,7 +47,8 @@ class AccumulationAlgorithm(Algorithm):
                     f"the first input, got {shown(inputs[0])}: give the samples first, or "
                     "weighting 'equal'"
                 )
-            if step.has_other_settings or not step.was_restored:
+            now = step.auto_boost.settings_in_force()
+            if step.restored_settings.get(_WEIGHTING) != now[_WEIGHTING]:
                 step.window_part.check_weighting(step.window_part.weight_of(*inputs))
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:

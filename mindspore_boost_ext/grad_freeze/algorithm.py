@@ -23,9 +23,11 @@ class FreezeAlgorithm(Algorithm):
     """Freezing by a schedule of groups."""
 
     switch = "grad_freeze"
+    has_built = False
 
     def build(self, build: Build) -> None:
         """Wrap the optimizer in groups and a schedule, unless it is a ``FreezeOpt`` already."""
+        self.has_built = True
         if isinstance(build.optimizer, FreezeOpt):
             return
         settings = dict(vars(build.config.grad_freeze))
@@ -36,7 +38,7 @@ class FreezeAlgorithm(Algorithm):
     def join(self, step: BoostTrainOneStepCell) -> None:
         """Make a step for each group, among which the schedule chooses."""
         if not isinstance(step.optimizer, FreezeOpt):
-            if self.is_on(step):
+            if self.has_built:
                 reason = "the optimizer of the step is no FreezeOpt: something has replaced it"
                 step.report().update(self.switch, SKIPPED, reason)
                 warn(f"{self.switch} has no effect: {reason}", NoEffectWarning)

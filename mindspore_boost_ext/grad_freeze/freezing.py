@@ -250,7 +250,8 @@ class GradientFreeze:
         groups = growing_prefixes(split_chunks(owned), self._param_groups) or [[]]
         if type(self).split_parameters_groups is not GradientFreeze.split_parameters_groups:
             own = self.split_parameters_groups(network, self._param_groups)
-            groups = [[one for one in group if id(one) in trained] for group in own]
+            kept = ([one for one in group if id(one) in trained] for group in own)
+            groups = [group for group in kept if group] or [[]]
         self._warn_of_fewer(len(groups))
         groups = [group + always for group in groups]
         if self._schedule == ADAPTIVE:
@@ -318,7 +319,7 @@ class GroupTrainStep(nn.Cell):
         self.sens = sens
         self.grad_reducer = grad_reducer
         self.accumulation = accumulation
-        self.__dict__["_state"] = state_of(self)
+        self.__dict__["_state"] = () if accumulation is None else state_of(self)
 
     def construct(self, *inputs: Tensor) -> Tensor:
         """Compute loss and gradients; at the end of a window reduce and update."""

@@ -134,8 +134,16 @@ class FreezeOpt(nn.Optimizer):
 
     @property
     def train_strategy(self) -> Sequence[int] | None:
-        """The group of each step of the schedule; None without one. A schedule is not set anew."""
+        """The group of each step of the schedule; None without one."""
         return self.schedule.groups if self._has_schedule else None
+
+    @train_strategy.setter
+    def train_strategy(self, value: object) -> None:
+        warn(
+            "train_strategy of a FreezeOpt that is made has no effect: make another FreezeOpt with "
+            "it",
+            NoEffectWarning,
+        )
 
     @property
     def parameters(self) -> ParameterTuple:

@@ -18,6 +18,7 @@ from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import check_all, integer, shown
 from mindspore_boost_ext.integration.model import (
     EndOfTraining,
+    StepStops,
     boosted_build_train_network,
     compare_on_ranks,
     expect_training,
@@ -156,6 +157,7 @@ class TrainStep:
             expect_training(self.train_network, epochs - initial_epoch, size)
             callbacks += [end := EndOfTraining(self.train_network)]
             epochs = initial_epoch if end.was_before() else epochs
+        callbacks.append(StepStops())
         state = _State(
             network=self._network,
             train_network=self.train_network,
@@ -190,7 +192,6 @@ class TrainStep:
                     yield tuple(batch)
                     state.net_outputs = self._last
                     _call(callbacks, "on_train_step_end", context)
-                    state.stopped_in_step = context.get_stop_requested()
                     if context.get_stop_requested():
                         break
                 if self._last is None and not getattr(self.train_network, "_has_run", False):

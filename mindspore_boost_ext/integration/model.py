@@ -16,7 +16,7 @@ from mindspore.train import Callback, RunContext
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import ModelUnderConstruction
 from mindspore_boost_ext.algorithm import Algorithm
-from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.boost import AutoBoost, checked_algorithms
 from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
@@ -278,8 +278,6 @@ class EndOfTraining(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         """Check after each step; in sink mode, after each sink call."""
-        # As the last callback: for BoostCheckpoint, whether a step, not an epoch, was the end.
-        run_context.original_args()["stopped_in_step"] = run_context.get_stop_requested()
         over = [name for name, end in self.ends.items() if end()]
         if over:
             run_context.original_args()["ended_by"] = over[0]  # for BoostMonitor
@@ -288,6 +286,14 @@ class EndOfTraining(Callback):
     def is_now(self) -> bool:
         """Return whether the training is over."""
         return any(end() for end in self.ends.values())
+
+
+class StepStops(Callback):
+    """As the last callback, says whether a step is the end: then its epoch may be broken off."""
+
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        """Leave a note for BoostCheckpoint, which also sees stops at the end of an epoch."""
+        run_context.original_args()["stopped_in_step"] = run_context.get_stop_requested()
 
 
 class SinkMode(Callback):
@@ -333,21 +339,29 @@ def train_model(
     """Train as ``plain_train`` does, after checks of the ranks and of the training's length."""
     step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
     compare_on_ranks(step)
-    if not isinstance(step, BoostTrainOneStepCell) or is_starting():  # called by BoostModel.train
+    if is_starting():  # called by BoostModel.train
         return plain_train(model, epoch, train_dataset, *args, **kwargs)
+    given = inspect.signature(plain_train).bind(model, epoch, train_dataset, *args, **kwargs)
+    if not isinstance(step, BoostTrainOneStepCell):
+        _add_callbacks(given, [StepStops()])
+        return plain_train(*given.args, **given.kwargs)
     with start_of_training():
-        given = inspect.signature(plain_train).bind(model, epoch, train_dataset, *args, **kwargs)
         if isinstance(epoch, int):
             first: Any = kwargs.get("initial_epoch", given.arguments.get("initial_epoch"))
             expect_training(step, epoch - int(first or 0), size() if callable(size) else None)
         end = EndOfTraining(step)
         if end.was_before():
             return None
-        more = [SinkMode(step)] if given.arguments.get("dataset_sink_mode") else []
-        callbacks = given.arguments.get("callbacks") or []
-        several = isinstance(callbacks, Iterable)
-        given.arguments["callbacks"] = [*(callbacks if several else [callbacks]), *more, end]
+        sinks = [SinkMode(step)] if given.arguments.get("dataset_sink_mode") else []
+        _add_callbacks(given, [*sinks, end, StepStops()])
         return plain_train(*given.args, **given.kwargs)
+
+
+def _add_callbacks(given: inspect.BoundArguments, more: list[Callback]) -> None:
+    """Add callbacks behind those of a call of ``Model.train``."""
+    callbacks = given.arguments.get("callbacks") or []
+    several = isinstance(callbacks, Iterable)
+    given.arguments["callbacks"] = [*(callbacks if several else [callbacks]), *more]
 
 
 def open_data(
@@ -390,7 +404,7 @@ class BoostModel(ms.Model):
     def __init__(
         self, *args: object, algorithms: Sequence[Algorithm] = (), **kwargs: object
     ) -> None:
-        self.algorithms = tuple(algorithms)
+        self.algorithms = checked_algorithms(algorithms)
         construct_model(ms.Model.__init__, self, *args, **kwargs)
 
     def _build_boost_network(self, kwargs: dict[str, Any]) -> None:

@@ -55,22 +55,14 @@ class Update(nn.Cell):
         return part
 
     def before_step(self, *inputs: Tensor) -> None:
-        """Look at the batch on the host, before a step runs; keep it, if the part takes inputs."""
-        if self.takes_inputs:  # not as attributes: a Cell would look at each Tensor
-            self.__dict__["_batches"] = (inputs, *self.__dict__.get("_batches", ())[:1])
-
-    def after_skipped_step(self) -> None:
-        """Forget the batch of a step that was skipped: no window holds it."""
-        self.__dict__["_batches"] = self.__dict__.get("_batches", ())[1:]
+        """Look at the batch on the host, before a step runs."""
 
     def last_inputs(self) -> tuple[Any, ...] | None:
         """Return the batch to run the network on when a window is closed before it is full.
 
-        Empty if the part does not run the network; None if the host has seen no batch yet.
+        Empty if the part does not run the network; None for the last one, which the step keeps.
         """
-        if not self.takes_inputs:
-            return ()
-        return next(iter(self.__dict__.get("_batches", ())), None)
+        return None if self.takes_inputs else ()
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of the batch ``inputs``, shape (); 0 if the part runs no network."""
@@ -105,8 +97,11 @@ class UpdateAround(Update):
 
     def before_step(self, *inputs: Tensor) -> None:
         """Let :attr:`inner` look at the batch, too."""
-        super().before_step(*inputs)
         self.inner.before_step(*inputs)
+
+    def last_inputs(self) -> tuple[Any, ...] | None:
+        """Return those of :attr:`inner`, if it runs the network."""
+        return self.inner.last_inputs() if self.inner.takes_inputs else super().last_inputs()
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss that :attr:`inner` returns."""

@@ -490,8 +490,38 @@ def test_a_window_of_upstreams_text_is_refused_before_it_is_compiled(mode):
         step(Tensor(x), Tensor(y))
 
 
+class Configured(BoostTrainOneStepCell):
+    """Reads a section of the same name, and hands on."""
+
+    def gradient_accumulation_process(self, loss, grads, sens, *inputs):
+        assert self.auto_boost.config.grad_accumulation.weighting == "equal"
+        return super().gradient_accumulation_process(loss, grads, sens, *inputs)
+
+
+def test_a_section_of_the_windows_name_may_be_read(pynative_mode):
+    accumulating = {**OFF, "grad_accumulation": True}
+    settings = {"boost": accumulating, "grad_accumulation": {"grad_accumulation_step": 2}}
+    (x, y), *_ = nets.batches(1)
+    made(Configured, settings)(Tensor(x), Tensor(y))
+
+
+class Averages(BoostTrainOneStepCell):
+    """Has a method of its own that happens to be called ``update``."""
+
+    def update(self):
+        return 0
+
+
+def test_another_method_named_update_is_refused():
+    with pytest.raises(
+        ValueError, match=r"update of Averages is called with \(loss, gradients, \*in"
+    ):
+        made(Averages, {})
+
+
 def test_a_setting_that_is_read_when_a_step_is_made_is_warned_of_later():
     step = made(BoostTrainOneStepCell, {})
     step.max_accumulation_step = 1  # as it is
+    step.train_strategy = getattr(step.optimizer, "train_strategy", None)
     with pytest.warns(NoEffectWarning, match="max_accumulation_step of a step has no effect once"):
         step.max_accumulation_step = 4

@@ -561,19 +561,45 @@ def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
 class StopAfter(Callback):
     """Ends the training at the end of an epoch, as EarlyStopping does."""
 
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
     def on_train_epoch_end(self, run_context):
-        if run_context.original_args().cur_epoch_num == 2:
+        if run_context.original_args().cur_epoch_num == self.epoch:
             run_context.request_stop()
 
 
-def test_a_stop_at_the_end_of_an_epoch_breaks_none_off(tmp_path):
+def test_a_stop_at_the_end_of_an_epoch_breaks_none_off_in_a_loop(tmp_path):
     """Even if the second epoch is shorter than the dataset has said, here three of four."""
     net = nets.MLP()
     step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
-    callbacks = [StopAfter(), BoostCheckpoint(tmp_path / "run.ckpt")]
+    callbacks = [StopAfter(2), BoostCheckpoint(tmp_path / "run.ckpt")]
     for batch in step.over(Varying(), 4, callbacks):
         step(*batch)
     assert restore(step.train_network, tmp_path / "run.ckpt") == 2
+
+
+class Shrinking:
+    """Has four batches, then three, and so on, and no length; a look at its size counts, too."""
+
+    def __init__(self):
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter(nets.batches(4 - self.passes % 2))
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_a_stop_at_the_end_of_an_epoch_breaks_none_off(level, epoch, tmp_path):
+    """One of the two has another length than the dataset has said."""
+    dataset = ms.dataset.GeneratorDataset(Shrinking(), ["x", "y"], shuffle=False)
+    model = accumulating(level=level)
+    callbacks = [StopAfter(epoch), BoostCheckpoint(tmp_path / "run.ckpt")]
+    model.train(4, dataset, callbacks, dataset_sink_mode=False)
+    assert restore(model.train_network, tmp_path / "run.ckpt") == epoch
 
 
 def test_a_monitor_goes_back_with_a_run_that_is_restored_in_its_process(tmp_path):
@@ -592,6 +618,16 @@ def test_a_path_of_one_rank_is_refused_with_the_name_to_give(monkeypatch, name):
     monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
     with pytest.raises(ValueError, match=r"write 'run\.rank\{rank\}\.ckpt', with these braces"):
         restore(accumulating().train_network, name)
+
+
+def test_a_window_of_the_other_weighting_is_refused_whoever_wrote_the_file(tmp_path):
+    """A file of MindSpore's own callback does not say how its micro-batches were weighted."""
+    config = CheckpointConfig(save_checkpoint_steps=STEPS, append_info=["epoch_num"])
+    train(accumulating(), 1, ModelCheckpoint("run", str(tmp_path), config))
+    other = accumulating("samples")
+    restore(other.train_network, tmp_path / f"run-1_{STEPS}.ckpt")
+    with pytest.raises(ValueError, match="were not weighted by"):
+        train(other, 2, done=1)
 
 
 def test_a_window_of_single_samples_goes_on(mode, tmp_path):

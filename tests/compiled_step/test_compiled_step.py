@@ -219,14 +219,24 @@ def test_it_is_asked_for_by_its_section_and_by_no_level(level):
     assert AutoBoost(level, {SWITCH: {}}).boost_config[SWITCH] is True
 
 
-class OfPairs(MeanOfSquares):
-    """Takes its input in a tuple."""
+class Counting(nn.Cell):
+    """Takes a number beside its input, and has a Parameter that a gradient changes, or none."""
 
-    def construct(self, pair):
-        return super().construct(pair[0])
+    def __init__(self, trained):
+        super().__init__()
+        self.dense = nn.Dense(4, 1)
+        self.runs = ms.Parameter(Tensor(0.0), name="runs", requires_grad=trained)
+
+    def construct(self, x, factor):
+        return (self.dense(x) * factor + self.runs).mean()
 
 
-def test_an_input_that_is_no_tensor_is_refused():
-    """A graph of MindSpore's would run the network twice, and BatchNorm would count twice."""
-    with pytest.raises(ValueError, match="takes Tensors alone, input 1 is a tuple"):
-        compiled(OfPairs())((X,))
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_input_that_is_no_tensor_is_refused_where_state_would_move_twice(trained):
+    """A graph of MindSpore's runs the network once for the loss and once for the gradient."""
+    step = compiled(Counting(trained))
+    if trained:
+        step(X, 0.5)
+        return
+    with pytest.raises(ValueError, match=r"input is a float, .* would move runs twice"):
+        step(X, 0.5)

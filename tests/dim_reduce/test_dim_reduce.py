@@ -21,6 +21,7 @@ from mindspore_boost_ext import (
     AutoBoost,
     BoostModel,
     BoostTrainOneStepCell,
+    BoostTrainOneStepWithLossScaleCell,
     BoostWarning,
     DimReduce,
 )
@@ -653,20 +654,44 @@ def test_a_flush_does_not_search_on_a_batch_that_was_skipped(mode):
     assert (found["dim_reduce.accepted_steps"], found["skipped_steps"]) == (1, 1)
 
 
-class DeclinesSearch(BoostTrainOneStepCell):
+class Asked(BoostTrainOneStepCell):
+    """Asks as upstream's scripts do, and says no if it is told to."""
+
+    says_no = False
+
     def check_dim_reduce_enable(self):
-        return False
+        return super().check_dim_reduce_enable() and not self.says_no
 
 
-def test_a_subclass_may_decline_the_search(pynative_mode):
+class Declines(Asked):
+    says_no = True
+
+
+def test_a_subclass_is_asked_and_cannot_leave_the_prepared_optimizer(pynative_mode):
+    def step_of(kind):
+        net = nets.MLP()
+        with AutoBoost("O1", config(None, 0, nets.MLP)).building() as boost:
+            optimizer = nets.momentum(net.trainable_params())
+            loss = nn.WithLossCell(net, nets.loss_fn())
+            return kind(*boost.network_auto_process_train(loss, optimizer))
+
+    assert step_of(Asked).enable_dim_reduce
+    with pytest.raises(ValueError, match=r"of Declines says no, but .*set boost\.dim_reduce to Fa"):
+        step_of(Declines)
+
+
+class LossAlone(BoostTrainOneStepWithLossScaleCell):
+    """Returns the loss, without overflow and scale."""
+
+    def construct(self, *inputs):
+        return super().construct(*inputs)[0]
+
+
+def test_a_scaled_step_that_returns_its_loss_alone_searches_in_windows(pynative_mode):
     net = nets.MLP()
-    with AutoBoost("O1", config(None, 0, nets.MLP)).building() as boost:
+    with AutoBoost("O1", config(None, 2, nets.MLP)).building() as boost:
         optimizer = nets.momentum(net.trainable_params())
         loss = nn.WithLossCell(net, nets.loss_fn())
-        step = DeclinesSearch(*boost.network_auto_process_train(loss, optimizer))
-    row = step.report()["dim_reduce"]
-    assert (row.status, row.reason) == (
-        "skipped",
-        "check_dim_reduce_enable of DeclinesSearch says no",
-    )
-    assert not step.enable_dim_reduce
+        step = LossAlone(*boost.network_auto_process_train(loss, optimizer), Tensor(8.0))
+    run(step, nets.batches(3))
+    assert step.flush_accumulation()

@@ -588,11 +588,19 @@ def test_groups_of_a_subclass_are_taken():
     assert [one.name for one in freezing.train_parameter_groups[1]] == [last]
 
 
+def test_groups_of_a_subclass_that_the_optimizer_does_not_train_go():
+    net = nets.Deep()
+    optimizer = nets.momentum(net.trainable_params()[:2])
+    with pytest.warns(NoEffectWarning, match="leave one group only"):
+        _, freezing = LastAlone(3, 0, 0.5, 8).freeze_generate(net, optimizer)
+    assert [len(one) for one in freezing.train_parameter_groups] == [2]
+
+
 def test_a_schedule_is_not_set_anew():
     net = nets.MLP()
     optimizer = nets.momentum(net.trainable_params())
     freezing = FreezeOpt(optimizer, [net.trainable_params()], [0])
-    with pytest.raises(AttributeError, match="train_strategy"):
+    with pytest.warns(NoEffectWarning, match="train_strategy of a FreezeOpt that is made has no"):
         freezing.train_strategy = (0, 0)
     with pytest.raises(AttributeError, match="FreezeOpt"):
         _ = freezing.opt_index
