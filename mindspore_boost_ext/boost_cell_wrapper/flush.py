@@ -20,9 +20,9 @@ def lacks_a_batch(part: Update) -> bool:
     if part.last_inputs() is not None:
         return False
     warn(
-        "the window of gradients stays open: to close it the network runs on the last batch, and "
-        "the host has seen none. Flush after a step outside of sink mode, or let the window "
-        "divide the number of batches"
+        "the accumulated gradients were not applied: flushing runs the network on the last batch, "
+        "but the host has seen none, as in sink mode. Flush after a step outside of sink mode, or "
+        "choose a window that divides the number of batches"
     )
     return True
 

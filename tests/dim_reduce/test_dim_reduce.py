@@ -363,7 +363,7 @@ def test_a_window_that_was_restored_stays_open_until_there_is_a_batch(mode):
     _, step = reduced(accumulation=2)
     ms.load_param_into_net(step, {one.name: one for one in saved.get_parameters()})
     before = nets.weights(step)
-    with pytest.warns(BoostWarning, match="stays open"):
+    with pytest.warns(BoostWarning, match="gradients were not applied"):
         assert not step.flush_accumulation()
     for name, value in nets.weights(step).items():
         np.testing.assert_array_equal(value, before[name])
@@ -667,6 +667,6 @@ def test_a_subclass_may_decline_the_search(pynative_mode):
     row = step.report()["dim_reduce"]
     assert (row.status, row.reason) == (
         "skipped",
-        "check_dim_reduce_enable of DeclinesSearch says no",
+        "check_dim_reduce_enable of DeclinesSearch returned False",
     )
     assert not step.enable_dim_reduce
