@@ -396,5 +396,5 @@ def test_samples_that_cannot_be_counted_are_refused():
 
 
 def test_what_is_no_optimizer_is_refused():
-    with pytest.raises(TypeError, match="optimizer must be an optimizer, got 'x'"):
+    with pytest.raises(TypeError, match="optimizer must be a MindSpore optimizer, got 'x'"):
         GradientAccumulation(2, "x")
