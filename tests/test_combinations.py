@@ -182,18 +182,18 @@ def test_what_dim_reduce_excludes_is_told():
         boost = AutoBoost("O1", config)
     for name in switches:
         row = boost.report()[name]
-        assert (row.status, row.reason) == ("skipped", "dim_reduce excludes all others")
+        assert (row.status, row.reason) == ("skipped", "dim_reduce excludes this algorithm")
     net, arguments = grouped()
     with (
         pytest.warns(NoEffectWarning),
-        pytest.raises(ValueError, match="dim_reduce excludes all others, so give another manager"),
+        pytest.raises(ValueError, match="dim_reduce excludes it, so give another manager"),
     ):
         model_of(net, config, **arguments)
     del config["boost"]["loss_scale_group"]
     net, arguments = grouped()
     with (
         pytest.warns(NoEffectWarning),
-        pytest.raises(ValueError, match="dim_reduce excludes all others, so give another manager"),
+        pytest.raises(ValueError, match="dim_reduce excludes it, so give another manager"),
     ):
         model_of(net, config, **arguments)
     net = Layered()
