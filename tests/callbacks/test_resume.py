@@ -130,7 +130,7 @@ def test_an_epoch_that_is_broken_off_is_not_done(step, done, sinking, tmp_path):
     On CPU MindSpore sinks nothing, whatever ``sink_size`` says.
     """
     path, model = tmp_path / "run.ckpt", accumulating()
-    broken = pytest.warns(BoostWarning, match=r"epoch 2 was broken off: .*run\.ckpt' is left")
+    broken = pytest.warns(BoostWarning, match=r"epoch 2 was interrupted: .*run\.ckpt' was not")
     with broken if done == 1 else contextlib.nullcontext():
         train(model, 4, StopAt(step), BoostCheckpoint(path), **sinking)
     second = accumulating()
@@ -185,7 +185,7 @@ def test_a_parameter_that_no_file_could_hold_is_refused(tmp_path):
     net = nets.MLP()
     net.first.weight.name = "epoch"
     model = accumulating(net=net)
-    with pytest.raises(ValueError, match=r"under the name 'epoch'.* give the Parameter another"):
+    with pytest.raises(ValueError, match=r"under the name 'epoch'.* rename the Parameter"):
         train(model, 1, BoostCheckpoint(tmp_path / "run.ckpt"))
 
 
@@ -234,7 +234,7 @@ def assert_refused(step, path, message):
 OTHERS = {
     "weighting": (
         {"weighting": "samples"},
-        r"weighting was 'equal' and is 'samples'.*as before, or allow_other_settings=True",
+        r"weighting was 'equal' and is 'samples'.*file's settings, or set allow_other_settings",
     ),
     "window": ({"window": 4}, "grad_accumulation_step was 2 and is 4"),
     "clipping": ({"gradients": {"clip_norm": 1.0}}, r"gradients\.clip_norm was None and is 1\.0"),
@@ -316,7 +316,7 @@ def test_a_shape_that_differs_is_named(saved):
 
 
 def test_a_model_is_told_from_its_train_network(saved):
-    with pytest.raises(TypeError, match=r"restore takes model\.train_network, a Cell, got a Boost"):
+    with pytest.raises(TypeError, match=r"restore needs model\.train_network, a Cell, got a Boost"):
         restore(accumulating(), saved)
 
 
@@ -565,7 +565,7 @@ def test_a_monitor_goes_back_with_a_run_that_is_restored_in_its_process(tmp_path
 @pytest.mark.parametrize("name", ["run.rank1.ckpt", "run.ckpt"])
 def test_a_path_of_one_rank_is_refused_with_the_name_to_give(monkeypatch, name):
     monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
-    with pytest.raises(ValueError, match=r"write 'run\.rank\{rank\}\.ckpt', with these braces"):
+    with pytest.raises(ValueError, match=r"write 'run\.rank\{rank\}\.ckpt', with the braces"):
         restore(accumulating().train_network, name)
 
 

@@ -184,7 +184,7 @@ def test_flushing_behind_a_checkpoint_is_told(tmp_path):
     net = nets.MLP()
     model = model_of(net, config(), nn.SGD(net.trainable_params(), 0.1))
     callbacks = [ModelCheckpoint("run", str(tmp_path)), FlushAccumulation()]
-    with pytest.warns(BoostWarning, match="behind ModelCheckpoint.*put it in front"):
+    with pytest.warns(BoostWarning, match="after ModelCheckpoint.*put it first"):
         model.train(1, nets.dataset(4), callbacks=callbacks, dataset_sink_mode=False)
 
 
