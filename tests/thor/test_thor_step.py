@@ -464,7 +464,7 @@ def test_a_step_of_its_own_is_refused():
     with pytest.raises(ValueError, match="Own has a construct of its own, so THOR cannot see"):
         Own(Weighted(net), FreezeOpt(THOR(net, 0.1, 0.1, 0.9), [every, every[2:]], [0, 1]))
     foreign = Foreign(Weighted(net), optimizer)
-    with pytest.raises(ValueError, match="network is a Foreign with a construct of its own"):
+    with pytest.raises(ValueError, match="network is a Foreign that overrides construct"):
         ConvertModelUtils().convert_to_thor_model(ms.Model(foreign), foreign)
 
 
