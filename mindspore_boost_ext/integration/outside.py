@@ -147,7 +147,7 @@ class Built:
     def _why_plain(self) -> str:
         names, outside = _names(self.plain), settings_from_outside()
         if outside.get("boost_level") == "O0":
-            return f"level O0 switches nothing on for the Model of {names}: give O1"
+            return f"the given level O0 switches nothing on for the Model of {names}: give O1"
         if outside:
             return f"the script itself sets boost_level='O0' for the Model of {names}"
         return f"the Model of {names} has no boost_level: put --level O1 before the script"

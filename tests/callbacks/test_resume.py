@@ -509,7 +509,7 @@ def test_a_file_that_is_too_large_is_an_os_error_of_either_kind(tmp_path, kind):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(OSError, match=f"cannot save the checkpoint .*run.{kind}.* untouched"):
+        with pytest.raises(OSError, match=f"cannot save the checkpoint .*run.{kind}.* unchanged"):
             save_checkpoint(net, path, format=kind)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -526,7 +526,9 @@ def test_the_rank_may_stand_in_the_name_of_the_folder(tmp_path):
 
 def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
-    with pytest.raises(ValueError, match=r"each of the 2 ranks .*run\.rank\{rank\}\.ckpt"):
+    with pytest.raises(
+        ValueError, match=r"file for each of the 2 ranks, .*run\.rank\{rank\}\.ckpt"
+    ):
         train(accumulating(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
     train(accumulating(), 1, BoostCheckpoint(tmp_path / "run{rank}.ckpt"))
     assert os.listdir(tmp_path) == ["run1.ckpt"]

@@ -517,7 +517,7 @@ def test_settings_of_the_environment_may_be_json_text(launched):
         (
             "Model",
             ["--level", "O0"],
-            "level O0 switches nothing on for the Model of SequentialCell",
+            "given level O0 switches nothing on for the Model of SequentialCell",
         ),
         ("own step", ["--level", "O1"], "makes its own step cell, TrainOneStepCell: give ms.Model"),
         ("by hand, O0", [], "makes its own step cell, BoostTrainOneStepCell: give ms.Model"),

@@ -84,7 +84,7 @@ def test_the_first_at_plains_loss_wins_and_is_a_configuration(race):
     # 2 + 39 s plain, 5 + 39 / 2 s half frozen.
     assert "| plain | 41.0 | 1.00 |" in printed
     assert "| half frozen from 10 % on | 24.5 | 0.60 |" in printed
-    assert "Recommended: half frozen from 10 % on, 0.60 of plain's time" in printed
+    assert "Recommended: half frozen from 10 % on, in 0.60 of plain's time" in printed
     assert "half frozen from 10 % on: reached plain's loss after 24.5 s" in race.progress
     assert settings["grad_freeze"]["total_steps"] == STEPS
     BoostConfig.parse("O1", settings)

@@ -263,7 +263,7 @@ def test_dim_reduce_says_what_it_excludes():
         ),
         (
             {"thor": True},
-            "thor must be a dict of settings or None, got True (bool): a switch stands in section "
+            "thor must be a dict of settings or None, got True (bool): give a switch in section "
             "boost",
         ),
         (
