@@ -76,6 +76,6 @@ class AdaSumAlgorithm(Algorithm):
         """Refuse a subclass that updates by itself: its step would never be combined."""
         if step.enable_adasum and step.updates_past("adasum_process"):
             raise ValueError(
-                f"adasum cannot combine servers: {step.why_left_out()}: call it, or leave "
-                "adasum away"
+                f"adasum cannot combine servers: {step.why_left_out()}: call it, or leave adasum "
+                "out"
             )
