@@ -53,10 +53,10 @@ class StepGraph:
         for place, one in enumerate(inputs):
             if not isinstance(one, Tensor):
                 raise ValueError(
-                    f"compiled_step takes Tensors alone, input {place + 1} is a "
+                    f"compiled_step takes only Tensors, but input {place + 1} is a "
                     f"{type(one).__name__}: in a graph MindSpore would run the network twice, and "
                     "BatchNorm would count each batch twice; give Tensors, or leave compiled_step "
-                    "away"
+                    "out"
                 )
         training = tuple(one.training for _, one in self.step.network.cells_and_names())
         function = self._functions.get(training)
@@ -69,8 +69,8 @@ class StepGraph:
             outputs = function(*inputs)
         except Exception as error:  # whatever the network may do
             raise ValueError(
-                "compiled_step cannot run this step as a graph: leave compiled_step away, or write "
-                f"the network so that GRAPH_MODE takes it. {described(error, _SHOWN)}"
+                "compiled_step cannot run this step as a graph: leave compiled_step out, or write "
+                f"the network so that GRAPH_MODE can compile it. {described(error, _SHOWN)}"
             ) from error
         self.cells.append(cell)
         self._functions[training] = function
@@ -83,7 +83,7 @@ class StepGraph:
             if _compat.has_hooks(cell) or any(isinstance(one, ops.HookBackward) for one in held):
                 raise ValueError(
                     f"{name or 'the network'} has a hook, which the graph of compiled_step would "
-                    "not call: take it off, or leave compiled_step away"
+                    "not call: remove it, or leave compiled_step out"
                 )
 
 

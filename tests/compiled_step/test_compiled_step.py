@@ -228,5 +228,5 @@ class OfPairs(MeanOfSquares):
 
 def test_an_input_that_is_no_tensor_is_refused():
     """A graph of MindSpore's would run the network twice, and BatchNorm would count twice."""
-    with pytest.raises(ValueError, match="takes Tensors alone, input 1 is a tuple"):
+    with pytest.raises(ValueError, match="takes only Tensors, but input 1 is a tuple"):
         compiled(OfPairs())((X,))
