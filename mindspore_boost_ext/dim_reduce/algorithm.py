@@ -70,7 +70,7 @@ class DimReduceAlgorithm(Algorithm):
         step.dim_reduce.check_state()
         if step.updates_past("dim_reduce"):  # its optimizer works only in the subspace
             raise ValueError(
-                f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce away"
+                f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce out"
             )
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:

@@ -602,7 +602,7 @@ class WithInputs(nn.Cell):
 def test_a_search_takes_one_loss_only(mode):
     _, step = reduced()
     step.network = WithInputs(step.network)
-    with pytest.raises(TypeError, match="let the network return only that"):
+    with pytest.raises(TypeError, match="let the network return only the loss"):
         run(step, nets.batches(1))
 
 
@@ -618,7 +618,7 @@ def test_ranks_take_their_rows_padded_or_not():
 
 def test_too_few_snapshots(tmp_path):
     ms.save_checkpoint(nets.MLP(), str(tmp_path / "one.ckpt"))
-    with pytest.raises(ValueError, match=r"takes at least 8 snapshots, but .* holds 1"):
+    with pytest.raises(ValueError, match=r"needs at least 8 snapshots, but .* holds 1"):
         reduced({"pca_mat_path": None, "weight_load_dir": str(tmp_path)})
 
 
