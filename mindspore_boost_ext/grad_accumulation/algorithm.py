@@ -41,8 +41,8 @@ class AccumulationAlgorithm(Algorithm):
             if step.window_part.by_samples and not getattr(inputs[0], "shape", ()):
                 raise ValueError(
                     "grad_accumulation.weighting='samples' counts samples along the first axis of "
-                    f"the first input, got {shown(inputs[0])}: give the samples first, or "
-                    "weighting 'equal'"
+                    f"the first input, got {shown(inputs[0])}: make samples the first axis, or "
+                    "set weighting 'equal'"
                 )
             if step.has_other_settings or not step.was_restored:
                 step.window_part.check_weighting(step.window_part.weight_of(*inputs))

@@ -391,7 +391,7 @@ def test_samples_that_cannot_be_counted_are_refused():
     }
     config["boost"]["grad_accumulation"] = True
     step = model_of(net, config, loss_fn=None).train_network
-    with pytest.raises(ValueError, match=r"weighting='samples' counts .* got .*: give the samples"):
+    with pytest.raises(ValueError, match=r"weighting='samples' counts .* got .*: make samples the"):
         step(Tensor(2.0), Tensor(np.ones((2, nets.FEATURES), np.float32)))
 
 
