@@ -67,7 +67,7 @@ def test_thor_and_weights_of_one_input_are_left_alone():
     net = nn.Dense(4, 3)
     step = step_of(net, nets.momentum(net.trainable_params()), thor=True)
     row = step.train_network.report()["gradient_centralization"]
-    assert (row.status, row.reason) == ("skipped", "THOR has a rule of its own for each weight")
+    assert (row.status, row.reason) == ("skipped", "THOR has its own rule for each weight")
     net = nn.Dense(1, 3)
     row = step_of(net, nets.momentum(net.trainable_params())).train_network.report()
     assert "more than one input" in row["gradient_centralization"].reason
