@@ -187,7 +187,7 @@ class Own(nn.Cell):
     ids=lambda one: one.cls_name,
 )
 def test_an_unknown_loss_is_refused_or_left_alone(loss):
-    with pytest.raises(ValueError, match=r"label_smoothing needs an .*leave label_smoothing away"):
+    with pytest.raises(ValueError, match=r"label_smoothing needs an .*leave label_smoothing out"):
         step_of(loss)
     _, step = step_of(loss, if_unfit="skip")
     assert step.train_network.report()["label_smoothing"].status == "skipped"
@@ -231,7 +231,7 @@ def test_a_stream_of_tokens_is_a_language_model_too(pynative_mode):
 
 @pytest.mark.parametrize(
     ("when", "rate", "refused"),
-    [("shorter", [1.0, 0.5], ""), ("shorter", 1.0, "not made shorter"), ("always", 1.0, "")],
+    [("shorter", [1.0, 0.5], ""), ("shorter", 1.0, "is not shortened"), ("always", 1.0, "")],
 )
 def test_it_may_be_asked_for_in_a_shorter_training_only(when, rate, refused):
     config = config_of(when=when)
