@@ -290,7 +290,7 @@ RECIPES = {
     "language model": (Labelled, lambda x, y: (x, y), ""),
     "with a mask": (Masked, lambda x, y: (x, y, MASK), ""),
     "translation": (Taught, lambda x, y: (x, np.roll(y, 1, 1), y), "do not belong together"),
-    "two encoders": (TwoEncoders, lambda x, y: (x, y), "is not made up of those of its samples"),
+    "two encoders": (TwoEncoders, lambda x, y: (x, y), "neither the mean nor the sum of those"),
 }
 
 
