@@ -223,7 +223,7 @@ def test_a_language_model_keeps_its_batches(mode):
 
 def test_windows_and_other_constructs_are_refused():
     window = {"grad_accumulation": {"grad_accumulation_step": 2}}
-    with pytest.raises(ValueError, match=r"parts=2 .* window .* leave it away"):
+    with pytest.raises(ValueError, match=r"parts=2 .* window .* leave it out"):
         shortened(on_list, nets.MLP(), short_schedule=CUT, **window)
 
     class Own(BoostTrainOneStepCell):
@@ -233,7 +233,7 @@ def test_windows_and_other_constructs_are_refused():
     net = nets.MLP()
     with (
         AutoBoost("O1", config_of(short_schedule=CUT)).building(),
-        pytest.raises(ValueError, match=r"parts=2 cuts no batches for Own"),
+        pytest.raises(ValueError, match=r"parts=2 cannot cut batches for Own"),
     ):
         Own(nn.WithLossCell(net, nets.loss_fn()), on_list(net.trainable_params()))
     with pytest.raises(ValueError, match=r"parts=1024 makes more updates than int32 can count"):
@@ -299,8 +299,8 @@ class InBatch(nn.Cell):
 @pytest.mark.parametrize(
     ("net", "loss", "why"),
     [
-        (OfOneSize, None, "; batches stay whole, as a part does not run: "),
-        (InBatch, None, "; batches stay whole, as the loss of one is not made up of those of its "),
+        (OfOneSize, None, "; batches stay whole, as a part fails: "),
+        (InBatch, None, "; batches stay whole, as the loss of a batch is neither the mean nor "),
         (nets.MLP, nets.loss_fn(), ""),
     ],
 )
