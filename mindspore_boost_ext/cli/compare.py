@@ -122,7 +122,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--plot", type=_picture, metavar="FILE.png", help="draw the results (needs matplotlib)")
     add("--levels", nargs="+", choices=LEVELS, help="levels for --script (O0 O1 O2)")
     add("--configs", nargs="+", metavar="FILE.json", help="for --script: O0, then O1 per file")
-    text = "run this script instead of the bundled network; what follows belongs to the script"
+    text = "run this script instead of the bundled network; later words belong to the script"
     add("--script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]", help=text)
     # Split by hand: argparse would end the words of the script at a "--" among them.
     place = list(argv).index("--script") if "--script" in argv else len(argv)

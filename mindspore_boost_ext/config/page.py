@@ -10,14 +10,14 @@ from mindspore_boost_ext.config.section import Section
 from mindspore_boost_ext.report import markdown
 
 _MODES = {
-    "auto": "what the level switches on",
-    "manual": "what the level switches on, changed by the given switches",
+    "auto": "the algorithms of the level",
+    "manual": "the algorithms of the level, changed by the given switches",
     "enable_all": "all that can act, except dim_reduce; names in bold only with their section",
     "disable_all": "no algorithm, but sections `gradients` and `loss_scale` still act",
 }
 _HEAD = f"""# Configuration
 
-This page is what `python -m mindspore_boost_ext --explain settings` prints.
+This page is the output of `python -m mindspore_boost_ext --explain settings`.
 
 `boost_config_dict` is an argument of `ms.Model`: a dict, or the path of a JSON file. Sections and
 settings may be left out. Before anything is built, one error names everything that is wrong: wrong

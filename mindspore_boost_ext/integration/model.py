@@ -99,7 +99,7 @@ def manager_of(
         return given
     asked_by, section = f"section {SECTION}", boost.config.loss_scale
     if given is not None and is_own:
-        reason = "the script has a loss-scale manager of its own"
+        reason = "the script has its own loss-scale manager"
         boost.report().put(Row(SECTION, asked_by, SKIPPED, reason))
         return given
     boost.report().put(Row(SECTION, asked_by, APPLIED, f"dynamic, from {section.init:g} on"))
