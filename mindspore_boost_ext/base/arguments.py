@@ -194,7 +194,7 @@ def _arguments_of(optimizer: nn.Optimizer) -> tuple[dict[str, Any], dict[str, bo
     if not _keeps_its_arguments(kind):
         raise TypeError(
             f"cannot rebuild {kind.__name__}, as its arguments are not known: derive it from "
-            "nn.Optimizer and decorate its __init__ with "
+            "nn.Optimizer itself and decorate its __init__ with "
             "mindspore.nn.optim.optimizer.opt_init_args_register, which records them (the "
             "parameters must be the argument params)"
         )
