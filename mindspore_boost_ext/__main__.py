@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--version", action="store_true", help="print the version and exit")
-    text = "for every Model for which the script sets no level; for --explain and --check (O1)"
+    text = "level of Models for which the script sets none; for --explain and --check (O1)"
     add("--level", choices=sorted(LEVELS), help=text)
     text = "file or text of a JSON configuration for those Models (at level O1)"
     add("--config", metavar="FILE", type=_given, help=text)
