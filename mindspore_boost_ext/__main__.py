@@ -62,33 +62,33 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m mindspore_boost_ext",
         description="Run a training script with mindspore_boost_ext in place of mindspore.boost.",
         epilog="Several processes: msrun [OPTIONS] python -m mindspore_boost_ext SCRIPT [ARGS]. "
-        "A first look: python -m mindspore_boost_ext demo. Side by side: "
-        "python -m mindspore_boost_ext compare --help. Which settings: "
-        "python -m mindspore_boost_ext recommend --help. Whether all is right on this device: "
-        "python -m mindspore_boost_ext selftest --help",
+        "First look: python -m mindspore_boost_ext demo. Compare algorithms: python -m "
+        "mindspore_boost_ext compare --help. Find settings: python -m mindspore_boost_ext "
+        "recommend --help. Test the package on this device: python -m mindspore_boost_ext "
+        "selftest --help",
     )
     add = parser.add_argument
     add("--version", action="store_true", help="print the version and exit")
-    text = "for every Model of the script that gives none itself; for --explain and --check (O1)"
+    text = "level of Models for which the script sets none; for --explain and --check (O1)"
     add("--level", choices=sorted(LEVELS), help=text)
-    text = "a JSON configuration, or its text, for those Models (at level O1)"
+    text = "file or text of a JSON configuration for those Models (at level O1)"
     add("--config", metavar="FILE", type=_given, help=text)
-    text = "tuned settings for those Models, in place of --config"
+    text = "tuned settings for those Models, instead of --config"
     add("--recipe", choices=NAMES, help=text)
-    text = "for --recipe: updates of the whole training"
+    text = "for --recipe: number of updates of the whole training"
     add("--total-steps", type=int, metavar="N", help=text)
     ask = parser.add_mutually_exclusive_group().add_argument
     text = (
-        "say what a JSON configuration would do, list all settings (settings), or show the "
-        f"card of an algorithm: {', '.join(CARDS)}"
+        "explain a JSON configuration, list all settings (settings), or show the card of an "
+        f"algorithm: {', '.join(CARDS)}"
     )
     ask("--explain", nargs="?", const="", metavar="CONFIG|NAME", help=text)
-    text = "say whether a JSON configuration is valid"
+    text = "check whether a JSON configuration is valid"
     ask("--check", metavar="CONFIG", type=_given, help=text)
-    ask("--env", action="store_true", help="say what this machine offers")
-    add("-m", dest="module", metavar="MODULE", help="run this module in place of SCRIPT")
+    ask("--env", action="store_true", help="describe this machine")
+    add("-m", dest="module", metavar="MODULE", help="run this module instead of SCRIPT")
     add("script", nargs="?", metavar="SCRIPT", help="the training script to run")
-    add("args", nargs="*", metavar="ARGS", help="its arguments")
+    add("args", nargs="*", metavar="ARGS", help="arguments of the script")
     return parser
 
 
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = _command(words[0])(words[1:], lambda text: shown.append(_show(text)))
             return code or int(not all(shown))
         except KeyboardInterrupt:
-            print("broken off", file=sys.stderr)
+            print("interrupted", file=sys.stderr)
             return INTERRUPTED
     own, args = _split(words)
     options = parser.parse_args(own)
@@ -163,14 +163,14 @@ def _check_words(options: argparse.Namespace) -> None:
     asks = options.explain is not None or options.check is not None
     if options.config and (options.explain or options.check):
         raise ValueError(
-            "--explain and --check ask about the configuration behind them: give no --config "
-            "or --recipe beside it, or --explain alone"
+            "--explain and --check take the configuration as their argument: remove --config and "
+            "--recipe, or give --explain without an argument"
         )
     given = options.script if options.module is None else options.module
     if asks and given is not None:
-        raise ValueError(f"--explain and --check run no script, got {given!r}")
+        raise ValueError(f"--explain and --check run no script, got {given!r}: leave it out")
     if (options.config or options.level) and not asks and given is None:
-        raise ValueError("--level, --config and --recipe need a script behind them")
+        raise ValueError("--level, --config and --recipe need a script after them")
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -220,8 +220,8 @@ def _takes_value(word: str) -> bool:
 def _settings_of_recipe(options: argparse.Namespace) -> dict[str, object]:
     if options.recipe is None or options.total_steps is None or options.config:
         raise ValueError(
-            "--recipe needs --total-steps, the updates of the whole training (epochs times batches "
-            "of an epoch), and takes no --config beside it"
+            "--recipe needs --total-steps, the number of updates of the whole training (epochs "
+            "times batches per epoch), and cannot be combined with --config"
         )
     return recipe(options.recipe, options.total_steps)
 

@@ -293,14 +293,14 @@ def checked_algorithms(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]
     taken = {*SWITCHES, *SECTIONS}
     for one in algorithms:
         if not isinstance(one, Algorithm):
-            raise TypeError(f"algorithms must hold objects of Algorithm, got {shown(one)}")
+            raise TypeError(f"algorithms must contain Algorithm objects, got {shown(one)}")
         if not isinstance(one.switch, str):
             raise TypeError(f"algorithms: switch must be a name, got {shown(one.switch)}")
         if not one.switch or one.switch in taken:
             why = "is taken" if one.switch else "is empty"
             raise ValueError(
                 f"algorithms: the switch {one.switch!r} of {type(one).__name__} {why}: give the "
-                "class a name of its own, switch = '...'"
+                "class its own name, switch = '...'"
             )
         taken.add(one.switch)
     return algorithms

@@ -255,7 +255,7 @@ class Taken(Algorithm):
 @pytest.mark.parametrize(
     ("algorithms", "error", "message"),
     [
-        (["lookahead"], TypeError, "must hold objects of Algorithm, got 'lookahead'"),
+        (["lookahead"], TypeError, "must contain Algorithm objects, got 'lookahead'"),
         ([Nameless()], ValueError, "the switch '' of Nameless is empty"),
         ([Taken()], ValueError, "the switch 'thor' of Taken is taken"),
         ([lookahead.Lookahead()] * 2, ValueError, "the switch 'lookahead' of Lookahead is taken"),

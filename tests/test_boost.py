@@ -79,7 +79,7 @@ def test_report_says_who_asked():
 def test_report_says_that_a_section_alone_switches_nothing_on():
     """A project may silence the warning."""
     boost = AutoBoost("O1", {"grad_accumulation": {"grad_accumulation_step": 2}})
-    reason = "not in level O1, and its section alone switches nothing on"
+    reason = "not in level O1, and its section alone does not switch it on"
     assert boost.report()["grad_accumulation"].reason == reason
 
 

@@ -182,18 +182,18 @@ def test_what_dim_reduce_excludes_is_told():
         boost = AutoBoost("O1", config)
     for name in switches:
         row = boost.report()[name]
-        assert (row.status, row.reason) == ("skipped", "dim_reduce excludes all others")
+        assert (row.status, row.reason) == ("skipped", "dim_reduce excludes this algorithm")
     net, arguments = grouped()
     with (
         pytest.warns(NoEffectWarning),
-        pytest.raises(ValueError, match="dim_reduce excludes all others, so give another manager"),
+        pytest.raises(ValueError, match="dim_reduce excludes it, so give another manager"),
     ):
         model_of(net, config, **arguments)
     del config["boost"]["loss_scale_group"]
     net, arguments = grouped()
     with (
         pytest.warns(NoEffectWarning),
-        pytest.raises(ValueError, match="dim_reduce excludes all others, so give another manager"),
+        pytest.raises(ValueError, match="dim_reduce excludes it, so give another manager"),
     ):
         model_of(net, config, **arguments)
     net = Layered()
@@ -254,7 +254,7 @@ def test_less_bn_lets_a_frozen_thor_be():
     config = {"boost": {"mode": "enable_all"}, "less_bn": {"gc_flag": True, "heads": ["third"]}}
     net = Layered()
     own = FreezeOpt(THOR(net, 0.1, 0.1, 0.9))
-    with pytest.raises(ValueError, match="less_bn has changed the network after THOR was made"):
+    with pytest.raises(ValueError, match="less_bn has changed the network for which THOR was"):
         model_of(net, config, own)
     net = Layered()
     LessBN(net, fn_flag=True)
@@ -264,7 +264,7 @@ def test_less_bn_lets_a_frozen_thor_be():
     step = model_of(net, config, own).train_network
     assert step.optimizer is own
     report = step.report()
-    assert report["gradient centralization"].reason == "THOR has a rule of its own for each weight"
+    assert report["gradient centralization"].reason == "THOR has its own rule for each weight"
     assert (report["thor"].status, report["thor"].asked_by) == ("applied", "the optimizer is THOR")
     assert report["grad_freeze"].counts["groups"] == 2
 

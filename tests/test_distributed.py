@@ -263,7 +263,7 @@ def test_a_rank_is_killed_and_resumes_in_a_graph(tmp_path):
 LEAVING = {
     "exit": "ended with exit code 0 after 4 updates, and update 5 of this rank needs it",
     "data ends": "ended with exit code 0 after 4 updates, and update 5 of this rank needs it",
-    "stop": "is stopped, and all wait for it: let it go on with 'kill -CONT ",
+    "stop": "is stopped, and all others wait for it: continue it with 'kill -CONT ",
 }
 
 

@@ -170,7 +170,7 @@ def test_a_checkpoint_that_does_not_fit_is_a_clear_error_and_the_one_before_stay
     ):
         save_checkpoint(nn.Dense(400, 400), path)
     assert str(path) in str(caught.value)
-    assert "what was there before is untouched" in str(caught.value)
+    assert "an earlier file is unchanged" in str(caught.value)
     assert ms.load_checkpoint(str(path))["weight"].shape == (2, 2)
     assert os.listdir(tmp_path) == ["run.ckpt"]
 

@@ -56,7 +56,7 @@ def test_a_random_combination_is_what_float64_says(mode, number):
         # Networks without a block for less_bn, schedules and windows longer than the training.
         warnings.simplefilter("ignore", NoEffectWarning)
         warnings.filterwarnings("ignore", message=".*is more than the .* steps of an epoch")
-        warnings.filterwarnings("ignore", message=".*groups no step trains everything")
+        warnings.filterwarnings("ignore", message=".*groups no update trains everything")
         net, model = trained(case)
     step = model.train_network
     expected = Expected(case, getattr(step.optimizer, "train_strategy", None))

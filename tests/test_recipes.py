@@ -132,7 +132,7 @@ def test_a_network_that_cannot_be_helped_trains_as_plain(mode, name):
     rows = [row for row in step.report().rows if row.asked_by.startswith("section")]
     assert {row.algorithm for row in rows} >= {SHORT, SMOOTHING, CHEAPER}
     assert {row.status for row in rows} == {"skipped"}
-    assert "the training is not made shorter" in step.report()[SMOOTHING].reason
+    assert "this training is not shortened" in step.report()[SMOOTHING].reason
 
 
 @pytest.mark.parametrize(

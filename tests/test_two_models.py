@@ -294,7 +294,7 @@ def test_thor_with_another_section_warns_that_it_begins_anew(graph_mode):
     models = [{**contract.switched(thor=True), "thor": one} for one in sections]
     first = model_of(net, models[0], own).train_network.optimizer
     with pytest.warns(
-        BoostWarning, match=r"thor begins anew, .* both Models one THOR\(net, \.\.\.\)"
+        BoostWarning, match=r"thor starts anew, .* both Models one THOR\(net, \.\.\.\)"
     ):
         second = model_of(net, models[1], own).train_network.optimizer
     assert second is not first

@@ -67,7 +67,7 @@ class AdaSumAlgorithm(Algorithm):
         step.enable_adasum = True
         if step.declines("check_adasum_enable"):
             step.enable_adasum = False
-            reason = f"check_adasum_enable of {type(step).__name__} says no"
+            reason = f"check_adasum_enable of {type(step).__name__} returned False"
             report.update(self.switch, SKIPPED, reason)
             return
         step.reducer_of = functools.partial(server_reducer, device_number=devices)
@@ -80,6 +80,6 @@ class AdaSumAlgorithm(Algorithm):
         """Refuse a subclass that updates by itself: its step would never be combined."""
         if step.enable_adasum and step.updates_past("adasum_process"):
             raise ValueError(
-                f"adasum cannot combine servers: {step.why_left_out()}: call it, or leave "
-                "adasum away"
+                f"adasum cannot combine servers: {step.why_left_out()}: call it, or leave adasum "
+                "out"
             )

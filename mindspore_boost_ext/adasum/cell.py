@@ -246,8 +246,8 @@ def unavailable_reason(device_number: int) -> str:
         return "one process: start several with msrun, and call init() before the Model is built"
     if ms.get_auto_parallel_context("parallel_mode") not in ("data_parallel", "hybrid_parallel"):
         return (
-            "the ranks train apart: ms.set_auto_parallel_context(parallel_mode='data_parallel') "
-            "before the Model is built"
+            "the ranks train independently: call "
+            "ms.set_auto_parallel_context(parallel_mode='data_parallel') before the Model is built"
         )
     if ranks <= device_number:
         return (

@@ -39,8 +39,8 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
         return base_of(optimizer.opt)
     if isinstance(_compat.wrapped_optimizer(optimizer), nn.Optimizer):
         raise TypeError(
-            f"the optimizer must not be wrapped in a {type(optimizer).__name__}: give the one "
-            "inside, and wrap the new one"
+            f"the optimizer must not be wrapped in a {type(optimizer).__name__}: give the inner "
+            "optimizer, and wrap the result"
         )
     return optimizer
 
@@ -64,14 +64,14 @@ def check_groups(optimizer: nn.Cell) -> None:
     optimizer = innermost(optimizer)
     if len(getattr(optimizer, "parameters", (None,))) == 0:
         raise ValueError(
-            f"{type(optimizer).__name__} trains nothing: give it parameters, in lists; of a "
-            "generator or a filter in a group MindSpore trains nothing"
+            f"{type(optimizer).__name__} trains nothing: give it lists of parameters; MindSpore "
+            "trains nothing of a group that is a generator or a filter"
         )
     for group in _noted_groups(optimizer) or ():
         if isinstance(group, dict) and isinstance(group.get("params"), Iterator):
             raise ValueError(
-                f"{type(optimizer).__name__} trains nothing of a group whose params are a "
-                f"{type(group['params']).__name__}, which can be gone through once: give a list"
+                f"{type(optimizer).__name__} does not train a group whose params are a "
+                f"{type(group['params']).__name__}, which can be read only once: give a list"
             )
 
 
@@ -193,10 +193,10 @@ def _arguments_of(optimizer: nn.Optimizer) -> tuple[dict[str, Any], dict[str, bo
         return arguments, guessed
     if not _keeps_its_arguments(kind):
         raise TypeError(
-            f"the arguments of {kind.__name__} are not known, so no other one can be made: derive "
-            "it from nn.Optimizer itself and decorate its __init__ with "
-            "mindspore.nn.optim.optimizer.opt_init_args_register, which keeps them (its "
-            "parameters must be called params)"
+            f"cannot rebuild {kind.__name__}, as its arguments are not known: derive it from "
+            "nn.Optimizer itself and decorate its __init__ with "
+            "mindspore.nn.optim.optimizer.opt_init_args_register, which records them (the "
+            "parameters must be the argument params)"
         )
     arguments = dict(optimizer.init_args)
     arguments.update(arguments.pop("kwargs", {}))  # Adam keeps its **kwargs as one argument
@@ -269,8 +269,8 @@ def _cut_to(params: Sequence[Any], arguments: dict[str, Any], old: nn.Optimizer)
         new = [one.name for one in wanted if one.name not in places]
         if new:
             raise ValueError(
-                f"{type(old).__name__} has no entry of {name} for {new[0]}, which the network has "
-                "gained: leave away what adds it"
+                f"{type(old).__name__} has no entry of {name} for {new[0]}, which was added to "
+                "the network: leave out the algorithm that adds it"
             )
         arguments[name] = entries_at(value, [places[one.name] for one in wanted])
 
@@ -312,9 +312,9 @@ def _warn_of_guess(old: nn.Optimizer, params: Sequence[Any], setting: str, value
     names = [one.name for group in groups for one in group["params"]]
     if names:
         warn(
-            f"{', '.join(names)}: the {setting} is {shown(value)}, that of another group, for "
-            f"{type(old).__name__} does not keep a default that no group uses: give {remedy}, "
-            f"or a group without {key!r}"
+            f"{', '.join(names)}: the {setting} is {shown(value)}, taken from another group, "
+            f"because {type(old).__name__} does not keep a default that no group uses: give "
+            f"{remedy}, or one group without {key!r}"
         )
 
 

@@ -35,8 +35,8 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
     if isinstance(value, Parameter):
         if name in getattr(kind, "parameter_aligned", ()):
             raise ValueError(
-                f"{kind.__name__}.{name} is one Parameter for all parameters, which cannot be "
-                "divided: make it a tuple of Parameters, one for each"
+                f"{kind.__name__}.{name} is one Parameter with the entries of all weights, which "
+                "cannot be split: make it a tuple with one Parameter for each weight"
             )
         return False
     if name in ALIGNED or name in getattr(kind, "parameter_aligned", ()):
@@ -46,9 +46,9 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
     if kind.__module__.startswith("mindspore.") or name in getattr(kind, "parameter_free", ()):
         return False
     raise ValueError(
-        f"{kind.__name__}.{name} has as many entries as there are parameters: does each belong "
-        f"to a parameter? Name it in the class attribute parameter_aligned = ({name!r},) if "
-        f"so, else in parameter_free = ({name!r},)"
+        f"{kind.__name__}.{name} has as many entries as there are parameters. If each entry "
+        "belongs to one parameter, name it in the class attribute parameter_aligned = "
+        f"({name!r},), otherwise in parameter_free = ({name!r},)"
     )
 
 

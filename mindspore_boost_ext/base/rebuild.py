@@ -276,8 +276,8 @@ class OptimizerProcess:
             )
         if not any(one.name in self._output_axes for one in members_of(self.origin_params)):
             warn(
-                "gradient centralization has no effect: the optimizer trains no weight of the "
-                "network with more than one input for an output",
+                "gradient centralization has no effect: no weight of the network that the "
+                "optimizer trains has more than one input per output",
                 NoEffectWarning,
             )
 

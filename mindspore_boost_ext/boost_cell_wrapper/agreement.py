@@ -41,7 +41,7 @@ def watch_or_report(step: BoostTrainOneStepCell) -> None:
         watch_ranks()
     elif rank_count() > 1 and ms.get_auto_parallel_context("parallel_mode") == "stand_alone":
         reason = (
-            f"{rank_count()} ranks train apart: to train one network together, call "
+            f"{rank_count()} ranks train independently: to train one network together, call "
             "ms.set_auto_parallel_context(parallel_mode='data_parallel') before the Model is built"
         )
         step.report().put(Row("ranks", "-", INACTIVE, reason))
@@ -73,8 +73,8 @@ def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batch
     check_equal_on_ranks(
         {"number of epochs": str(epochs), "number of batches in an epoch": batches},
         "the training",
-        "Give every rank as many batches, such as by num_shards and shard_id of the dataset; and "
-        "to go on from checkpoints, those of the same epoch.",
+        "Give every rank the same number of batches, for example by num_shards and shard_id of "
+        "the dataset; to resume, load checkpoints of the same epoch.",
     )
     _BEGUN.discard(step)  # a file may have been loaded since
     check_same_start_on_ranks(step)
@@ -99,8 +99,8 @@ def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
     if is_ours or not hands_out:
         check_equal_on_ranks(
             _counters(step),
-            "what the training goes on from",
-            "To go on from checkpoints, load those of one step, into the step on every rank.",
+            "the start of the training",
+            "To resume, load checkpoints of the same step into the training step on every rank.",
         )
     if not hands_out:
         _warn_of_unequal_values(step)
@@ -111,15 +111,15 @@ def _warn_of_unequal_values(step: nn.TrainOneStepCell) -> None:
     weights = [one for one in step.weights if not one.layerwise_parallel]
     if unequal := differences_between_ranks(_checksums(weights), "the weights"):
         warn(
-            "the weights are not the same on all ranks, so that each trains another network: "
-            f"{'; '.join(unequal)}. Call mindspore.set_seed with the same number on every rank, or "
-            "load one checkpoint, or, in GRAPH_MODE (where alone MindSpore broadcasts), "
+            "the weights are not the same on all ranks, so each rank trains a different network: "
+            f"{'; '.join(unequal)}. Call mindspore.set_seed with the same number on every rank, "
+            "or load the same checkpoint, or, in GRAPH_MODE only, call "
             "set_auto_parallel_context(parameter_broadcast=True)"
         )
     elif unequal := differences_between_ranks(_checksums(_moments(step)), "the moments"):
         warn(
-            "the state of the optimizer is not the same on all ranks, so that their weights may "
-            f"drift apart: {'; '.join(unequal)}. Load the checkpoint into the step on every rank"
+            "the state of the optimizer is not the same on all ranks, so their weights may drift "
+            f"apart: {'; '.join(unequal)}. Load the same checkpoint into the step on every rank"
         )
 
 

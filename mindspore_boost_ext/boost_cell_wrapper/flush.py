@@ -41,9 +41,9 @@ class LastBatch:
         given = part.last_inputs()
         if given is None and not self._batches:
             warn(
-                "the window of gradients stays open: to close it the network runs on the last "
-                "batch, and the host has seen none. Flush after a step outside of sink mode, or "
-                "let the window divide the number of batches"
+                "the accumulated gradients were not applied: flushing runs the network on the last "
+                "batch, but the host has seen none, as in sink mode. Flush after a step outside of "
+                "sink mode, or choose a window that divides the number of batches"
             )
         return given if given is not None or not self._batches else self._batches[0]
 

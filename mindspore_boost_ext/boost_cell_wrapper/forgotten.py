@@ -24,9 +24,9 @@ def refusing_what_is_forgotten(asks_for_less: bool) -> Iterator[None]:
     found = sorted({function for key, function in now.items() if key not in before})
     if found:
         raise ValueError(
-            "in PYNATIVE_MODE a step that freezes weights, or refreshes no factors of THOR, is "
-            f"the first to run functions of ms.jit in the network ({', '.join(found)}) "
-            "on inputs of this shape. MindSpore would leave the gradients that it does not ask "
-            "for out of all later steps, too: take ms.jit away, or train in GRAPH_MODE, or "
-            "begin with a step that freezes nothing (group 0 of grad_freeze)"
+            f"the first step that runs the ms.jit functions of the network ({', '.join(found)}) "
+            "on inputs of this shape freezes weights, or refreshes no factors of THOR. In "
+            "PYNATIVE_MODE MindSpore would leave the missing gradients out of all later steps, "
+            "too: remove ms.jit, or train in GRAPH_MODE, or begin with a step that freezes "
+            "nothing (group 0 of grad_freeze)"
         )

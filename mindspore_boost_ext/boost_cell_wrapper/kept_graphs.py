@@ -18,9 +18,9 @@ def warn_of_kept_graphs(boost: AutoBoost) -> None:
     if boost.level != "O0" and _compat.keeps_graphs():
         warn(
             "MindSpore's compile cache is on (MS_COMPILER_CACHE_ENABLE, or enable_compile_cache): "
-            "it takes the graph of an earlier run with the same script, whatever settings of "
-            "mindspore_boost_ext that had. After a change of settings delete the cache, or leave "
-            "it off"
+            "it reuses the graph of an earlier run of the same script, even if the settings of "
+            "mindspore_boost_ext were different. After a change of settings delete the cache, or "
+            "switch it off"
         )
 
 

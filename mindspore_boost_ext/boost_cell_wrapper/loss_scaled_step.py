@@ -237,7 +237,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         if not isinstance(sens, Tensor):
             raise TypeError(f"sens must be a Tensor, got {shown(sens)}")
         if not self.scale_part.can_be_set:
-            raise ValueError("sens cannot be set: set_loss_scale_status of the manager sets scales")
+            raise ValueError("sens cannot be set: use set_loss_scale_status of the manager")
         if sens.shape != self.scale_sense.shape:
             raise ValueError(f"sens must have shape {self.scale_sense.shape}, got {sens.shape}")
         # Not set_data: in PYNATIVE_MODE that cuts a Parameter off from operators that have run.
@@ -269,16 +269,16 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             if self._overflows_in_a_row < _MANY:
                 return ""
             return (
-                f"the last {_MANY} steps that were looked at overflowed at the fixed loss scale "
-                f"{largest:g} and were skipped: take a smaller or a dynamic one, or look at "
-                "learning rate, inputs and loss"
+                f"the last {_MANY} steps that were checked overflowed at the fixed loss scale "
+                f"{largest:g} and were skipped: use a smaller or a dynamic loss scale, or check "
+                "the learning rate, inputs and loss"
             )
         minimum = getattr(manager, "minimum", 1.0)
         if float(scale.min()) > minimum:
             return ""
         return (
             f"a step overflowed at the smallest loss scale ({minimum:g}) and was skipped: the "
-            "network itself makes inf or nan; look at learning rate, inputs and loss"
+            "network itself makes inf or nan; check the learning rate, inputs and loss"
         )
 
 

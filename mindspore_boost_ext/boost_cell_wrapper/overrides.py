@@ -102,8 +102,8 @@ class Overridable(nn.Cell):
     def why_left_out(self, method: str = "update") -> str:
         """Return the reason if a subclass makes updates without a call of our ``method``."""
         return (
-            f"methods of {type(self).__name__}'s own, by their code, do not call {method} of "
-            "BoostTrainOneStepCell"
+            f"the code of the methods that {type(self).__name__} overrides does not call {method} "
+            "of BoostTrainOneStepCell"
         )
 
     def warn_of_what_does_not_run(self) -> None:
@@ -114,9 +114,9 @@ class Overridable(nn.Cell):
             lost = [one for one in lost if one not in self._names_used(getattr(type(self), way))]
         if lost:
             warn(
-                f"{type(self).__name__} has methods of its own that are not called, "
-                f"{', '.join(lost)}: the step has variants, each of which is the library's. Change "
-                "the update by an Algorithm (algorithms=[...]) instead",
+                f"{type(self).__name__} overrides methods that are not called, "
+                f"{', '.join(lost)}: with these settings the library's own variants of the step "
+                "are run. Change the update by an Algorithm (algorithms=[...]) instead",
                 NoEffectWarning,
             )
 
@@ -135,9 +135,9 @@ class Overridable(nn.Cell):
         found = " and ".join(name for name, part in others.items() if part is not None)
         if found and self.grad_reducer is not ours:
             warn(
-                f"{type(self).__name__} has a grad_reducer of its own, but {found} reduces by one "
-                "of the library's, over all ranks: set reducer_of in an Algorithm "
-                "(algorithms=[...]), from which all are made, or leave that section away",
+                f"{type(self).__name__} has its own grad_reducer, but {found} uses the "
+                "library's, over all ranks: set reducer_of in an Algorithm (algorithms=[...]), "
+                "which applies to all of them, or leave that section out",
                 NoEffectWarning,
             )
 

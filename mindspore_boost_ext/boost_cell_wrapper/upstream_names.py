@@ -21,8 +21,8 @@ def _counter(step: StepNames) -> Tensor:
 
 def _buffers(step: StepNames) -> None:
     raise AttributeError(
-        f"{type(step).__name__} has no grad_accumulation: the window keeps its sums, and counts "
-        "and empties them; call super().gradient_accumulation_process(loss, grads, sens, *inputs)"
+        f"{type(step).__name__} has no grad_accumulation: the window keeps, counts and clears the "
+        "sums; call super().gradient_accumulation_process(loss, grads, sens, *inputs)"
     )
 
 
@@ -71,7 +71,7 @@ class StepNames(nn.Cell):
         reads = any(name in self._names_used(getattr(type(self), way)) for way in ways)
         if not reads and getattr(self, name, None) is not value:
             warn(
-                f"{name} of a step has no effect once it is made: give {_FIXED[name]} before",
+                f"setting {name} has no effect after the step is made: give {_FIXED[name]} before",
                 NoEffectWarning,
             )
 

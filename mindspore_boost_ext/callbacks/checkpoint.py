@@ -59,7 +59,7 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         ['bias', 'weight']
     """
     if settings.get("async_save"):
-        raise TypeError("save_checkpoint takes no async_save: the file has to be whole on return")
+        raise TypeError("save_checkpoint takes no async_save: the file must be complete on return")
     path = checkpoint_path(path, settings.get("format", "ckpt"))
     step = step_in(save_obj)
     if isinstance(step, nn.TrainOneStepCell):
@@ -86,7 +86,7 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         reason = getattr(error, "strerror", None) or str(error)
         raise OSError(
             getattr(error, "errno", None),
-            f"cannot save the checkpoint {path!r} ({reason}); what was there before is untouched",
+            f"cannot save the checkpoint {path!r} ({reason}); an earlier file is unchanged",
         ) from error
 
 

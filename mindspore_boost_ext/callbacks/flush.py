@@ -42,8 +42,8 @@ class FlushAccumulation(Callback):
         before = behind[: behind.index(self)] if self in behind else []
         if any(isinstance(one, ModelCheckpoint) for one in before):
             warn(
-                "FlushAccumulation stands behind ModelCheckpoint, whose checkpoints then lack the "
-                "last update of an epoch: put it in front"
+                "FlushAccumulation comes after ModelCheckpoint, whose checkpoints then lack the "
+                "last update of an epoch: put it first"
             )
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:

@@ -87,8 +87,8 @@ class BoostCheckpoint(Callback):
         taken = [one.name for one in network.get_parameters() if one.name in _NOT_PARAMETERS]
         if taken:
             raise ValueError(
-                f"BoostCheckpoint keeps the epoch under the name {taken[0]!r}, which a Parameter "
-                "of the network has: give the Parameter another name"
+                f"BoostCheckpoint saves the epoch under the name {taken[0]!r}, but a Parameter of "
+                "the network has this name: rename the Parameter"
             )
         self._before: int | None = None
 
@@ -108,7 +108,7 @@ class BoostCheckpoint(Callback):
         stopped = run.get("stopped_in_step", run_context.get_stop_requested())
         is_broken = stopped and not is_last_of_epoch(run, self._steps_before)
         if is_broken and not is_over:
-            self._warn(f"epoch {done} was broken off: {self.path!r} is left as it was")
+            self._warn(f"epoch {done} was interrupted: {self.path!r} was not changed")
             return
         DONE[network] = done
         if done % self.epochs != 0 and not is_over:
@@ -170,7 +170,7 @@ def restore(
     """
     if not isinstance(train_network, nn.Cell):
         found = type(train_network).__name__
-        raise TypeError(f"restore takes model.train_network, a Cell, got a {found}")
+        raise TypeError(f"restore needs model.train_network, a Cell, got a {found}")
     path = _path_of_rank(checkpoint_path(path, None))
     saved = _read(path)
     epoch = _epoch_of(saved, path)
@@ -182,10 +182,10 @@ def restore(
     step = step_in(train_network)
     changed = _other_settings(step, settings, path)
     if changed and not allow_other_settings:
-        raise ValueError(f"{changed}. Give them as before, or allow_other_settings=True")
+        raise ValueError(f"{changed}. Use the file's settings, or set allow_other_settings=True")
     _check_parameters(train_network, values, path)
     if changed:
-        warn(f"{changed}; training goes on with those of now")
+        warn(f"{changed}; training goes on with the present settings")
     ms.load_param_into_net(train_network, values)
     now = seen_in_first_batch(step)
     if not (changed or now):  # a batch that this step has seen has decided
@@ -203,8 +203,8 @@ def _path_of_rank(path: str) -> str:
         name, suffix = os.path.splitext(path)
         own = name.replace(f"rank{rank}", f"rank{_RANK}")
         raise ValueError(
-            f"path must give each of the {count} ranks a file of its own, got {path!r}: write "
-            f"{(name + '.rank' + _RANK if own == name else own) + suffix!r}, with these braces"
+            f"path must name a separate file for each of the {count} ranks, got {path!r}: write "
+            f"{(name + '.rank' + _RANK if own == name else own) + suffix!r}, with the braces"
         )
     return path.replace(_RANK, str(rank))
 
@@ -258,15 +258,15 @@ def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], pa
     names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     rates = [name for name in names if name.startswith(_RATES) and name not in found]
     if rates:  # MindSpore does not save them, and version 0.1 did not either
-        warn(f"{path!r} holds no {', '.join(rates)}: these begin as the optimizer was made")
+        warn(f"{path!r} holds no {', '.join(rates)}: they keep the initial values of the optimizer")
         names = [name for name in names if name not in rates]
     if names:
         first = names[0]
         raise ValueError(
-            f"{path!r} does not fit this training: {first} is {found.get(first, 'missing')} in the "
-            f"file and {wanted.get(first, 'missing')} here ({len(names)} of {len(wanted)} "
-            "Parameters differ): build network, optimizer, loss scale and settings as for the run "
-            "that was saved, and let it append nothing but the epoch"
+            f"{path!r} does not fit this training: {first} is {found.get(first, 'missing')} in "
+            f"the file and {wanted.get(first, 'missing')} here ({len(names)} of {len(wanted)} "
+            "Parameters differ): use the network, optimizer, loss scale and settings of the saved "
+            "run, and append nothing but the epoch"
         )
 
 

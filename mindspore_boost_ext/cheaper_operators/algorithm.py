@@ -74,7 +74,7 @@ def _outcome(
     used = [one for one in found if not (one.fp16 or one.bf16)]
     counts = Counter(one.counted_as for one in used)  # mixed precision may have wrapped ``plain``
     if used or called:
-        sixteen = "" if found == used else "; layers of 16 bits keep MindSpore's"
+        sixteen = "" if found == used else "; 16-bit layers keep MindSpore's"
         functions = f"; functions called: {', '.join(sorted(called))}" if called else ""
         return APPLIED, f"the same values by faster operators{sixteen}{functions}", counts
     return SKIPPED, _idle(network, eager, bool(found), called is not None), counts
@@ -84,22 +84,22 @@ def _idle(network: nn.Cell, eager: bool, in_16_bits: bool, has_run: bool) -> str
     """Return why nothing is replaced."""
     if not _is_on_cpu():
         target = ms.get_context("device_target")
-        return f"MindSpore's operators are slow on CPU, and stay as they are on {target}"
+        return f"only MindSpore's CPU operators are slow; those on {target} stay"
     if in_16_bits:
-        return "all of its layers compute in 16 bits, by MindSpore's own"
+        return "all of these layers compute in 16 bits, with MindSpore's operators"
     if eager and cheaper_operators(network):
         return (
             "in PYNATIVE_MODE BatchNorm1d, GroupNorm, LayerNorm, ELU, padding and losses stay "
             "as they are without compiled_step"
         )
     if eager:
-        return "no layer holds one of its operators; functions need graphs: add compiled_step"
+        return "no layer has an operator to replace; functions need graphs: add compiled_step"
     if has_run:
         return (
-            "no layer holds one of its operators, and no function in the first step's graphs is "
-            "one of a size that gains"
+            "no layer has an operator to replace, and no function in the first step's graphs has "
+            "a size that gains"
         )
-    return "no layer holds one of its operators; the first step shows which functions are called"
+    return "no layer has an operator to replace; the first step shows which functions are called"
 
 
 def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, CheaperCell]:

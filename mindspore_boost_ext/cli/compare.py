@@ -46,7 +46,7 @@ _CHOICES = {"mode": MODES, "network": NETWORKS}
 _POLL_SECONDS = 0.1
 # What MindSpore prints after the error of a graph.
 _ADVICE = re.compile(r"- (The Traceback of Net Construct Code|C\+\+ Call Stack)|.*analyze_fail\.ir")
-PROGRESS_HELP = "without a terminal, a line every STEPS, beside those of a run"
+PROGRESS_HELP = "without a terminal: also print a line every STEPS steps"
 
 
 def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
@@ -98,31 +98,31 @@ def _outcomes(trials: Sequence[Trial], progress: int | None) -> list[Outcome]:
                 display.line(f"{one.name}: {one.status}" + (f", {one.note}" if one.note else ""))
                 outcomes.append(one)
         except KeyboardInterrupt:
-            display.line(f"broken off after {len(outcomes)} of {len(trials)} runs")
+            display.line(f"interrupted after {len(outcomes)} of {len(trials)} runs")
     return outcomes
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m mindspore_boost_ext compare",
-        description="Train with each algorithm and without; compare loss, accuracy, time, memory.",
+        description="Train plainly and with each algorithm; compare loss, accuracy, time, memory.",
         epilog=f"Algorithms of this version: {', '.join(runs())}.",
     )
     add = parser.add_argument
-    add("algorithms", nargs="*", metavar="ALGORITHM", help="what to run beside plain (all)")
+    add("algorithms", nargs="*", metavar="ALGORITHM", help="to run besides plain training (all)")
     kinds: dict[str, Callable[[str], Any]] = {"network": str, "mode": str, "seed": _seed}
     for name, default in BUNDLED.items():
         whose = "each run" if name == "seed" else "the bundled run"
         text, choices = f"of {whose} ({default})", _CHOICES.get(name)
         add(f"--{name.replace('_', '-')}", type=kinds.get(name, count), choices=choices, help=text)
-    text = "print the report of each boosted bundled run, too"
+    text = "also print the report of each boosted bundled run"
     add("--report", action="store_true", default=None, help=text)
     add("--progress", type=count, metavar="STEPS", help=PROGRESS_HELP)
-    add("--json", type=writable, metavar="FILE", help="write the figures there")
-    add("--plot", type=_picture, metavar="FILE.png", help="draw them there (needs matplotlib)")
+    add("--json", type=writable, metavar="FILE", help="write the results to this file")
+    add("--plot", type=_picture, metavar="FILE.png", help="draw the results (needs matplotlib)")
     add("--levels", nargs="+", choices=LEVELS, help="levels for --script (O0 O1 O2)")
-    add("--configs", nargs="+", metavar="FILE.json", help="for --script: O0, then O1 with each")
-    text = "run this script instead of the bundled network; all that follows is its own"
+    add("--configs", nargs="+", metavar="FILE.json", help="for --script: O0, then O1 per file")
+    text = "run this script instead of the bundled network; later words belong to the script"
     add("--script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]", help=text)
     # Split by hand: argparse would end the words of the script at a "--" among them.
     place = list(argv).index("--script") if "--script" in argv else len(argv)
@@ -145,7 +145,7 @@ def _problem(options: argparse.Namespace) -> str:
         return '--plot needs matplotlib: pip install "mindspore_boost_ext[plot]"'
     if options.script is None:
         if options.levels or options.configs:
-            return "--levels and --configs are for --script SCRIPT"
+            return "--levels and --configs need --script SCRIPT"
         unknown = [name for name in options.algorithms if name not in (PLAIN, *runs())]
         if unknown:
             return f"unknown: {', '.join(unknown)}; known are {', '.join(runs())}"
@@ -161,7 +161,7 @@ def _problem(options: argparse.Namespace) -> str:
     ]
     if given:
         return (
-            f"{', '.join(given)}: for the bundled networks only; options of a script stand behind "
+            f"{', '.join(given)}: for the bundled networks only; give options of a script after "
             "its name"
         )
     if options.algorithms:
@@ -177,19 +177,16 @@ def in_several_processes(command: str) -> str:
     started = os.environ.get("MS_ROLE") in ("MS_WORKER", "MS_SCHED")
     if not started or launched_processes() < 2:
         return ""
-    return (
-        f"run {command} in one process, without msrun: it starts the processes of its runs "
-        "itself, one for each"
-    )
+    return f"run {command} in one process, without msrun: it starts a process for each of its runs"
 
 
 def problem_of_script(words: Sequence[str]) -> str:
     """Return what is wrong with the words of a script; empty if nothing."""
     if not words:
-        return "name a script to run, with its own arguments behind it"
+        return "name a script to run, followed by its own arguments"
     if words[0].startswith("-m"):
         return (
-            "-m is not taken, only the file of a script: for a module write one of two lines, "
+            "-m is not supported, only the file of a script: for a module write one of two lines, "
             "import runpy and runpy.run_module('package.module', run_name='__main__')"
         )
     return problem_of_file(words[0])
@@ -329,7 +326,7 @@ def _why(code: int, output: Path) -> str:
     last = _last_line(output)
     if code == 1 and last:  # an exception, or ``sys.exit("a sentence")``
         return last
-    return f"exit code {code}" + (f", after: {last}" if last else "")
+    return f"exit code {code}" + (f", last output: {last}" if last else "")
 
 
 def _last_line(path: Path) -> str:

@@ -82,7 +82,7 @@ def describe() -> str:
         f"of equal work: {'SLOW' if ratio > _SLOW_RATIO else 'full speed'}"
     )
     if ratio > _SLOW_RATIO:
-        lines.append("set ONEDNN_MAX_CPU_ISA=AVX2 before MindSpore starts to cure it")
+        lines.append("to cure it, set ONEDNN_MAX_CPU_ISA=AVX2 before MindSpore starts")
     if ms.get_context("mode") == ms.PYNATIVE_MODE:
         times = step_seconds()
         lines.append(

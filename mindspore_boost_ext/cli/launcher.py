@@ -27,7 +27,7 @@ def problem_of_file(script: str) -> str:
     except OSError as error:
         return f"cannot open the script {script!r}: {error.strerror}"
     # Null bytes: a zip archive, or compiled code.
-    return "" if is_source else f"{script!r} holds no Python source: name the script that is in it"
+    return "" if is_source else f"{script!r} is not Python source: give the file of a Python script"
 
 
 def run_script(script: str, args: Sequence[str]) -> None:

@@ -48,8 +48,8 @@ _PLAIN_SHARE = 0.11  # of the minutes: the others share the rest, and each gets 
 _SAME = 0.02  # a loss that is above the goal by at most this share counts as reached
 _CLEAR = 0.95  # of plain's time; what takes longer is within the noise of one run
 CAUTION = (
-    "One run each: repeat it, or compare with several seeds, before you rely on a difference of "
-    "some per cent. A loss is no accuracy: look at the accuracy on data that was not trained on."
+    "Each ran once: repeat it, or compare with several seeds, before you rely on a difference of "
+    "a few per cent. Loss is not accuracy: check the accuracy on data that was not trained on."
 )
 
 
@@ -116,8 +116,8 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
         except KeyboardInterrupt:
             if not racers:
                 raise
-            display.line(f"broken off after {len(racers)} of the runs")
-    winner, told = _winner(racers), "" if ended else "Broken off; of these runs alone: "
+            display.line(f"interrupted after {len(racers)} of the runs")
+    winner, told = _winner(racers), "" if ended else "Interrupted; from these runs alone: "
     write(f"{_table(racers)}\n\n{told}{_sentence(winner, racers[0])}\n{CAUTION}")
     # Before the end it is not known whether plain wins.
     has_winner = ended or winner is not racers[0]
@@ -148,9 +148,7 @@ def _goal(plain: Racer, history: Sequence[Record]) -> tuple[int, float]:
     width = max(1, round(plain.steps * _SMOOTHED))
     goal = _smoothed(_curve(history)[1], width)[-1]
     if not math.isfinite(goal):
-        raise _NoGoalError(
-            f"the plain run of the script ends with the loss {goal}: mend that first"
-        )
+        raise _NoGoalError(f"the plain run of the script ends with the loss {goal}: fix that first")
     return width, goal
 
 
@@ -163,8 +161,8 @@ def _write(winner: Racer, path: Path, steps: int, write: Callable[[str], None]) 
     write(f"written: {path} (python -m mindspore_boost_ext --config {path} ...)")
     if "total_steps" in settings:
         write(
-            f"its total_steps is {steps}, the steps of the plain run here: set it to the "
-            "updates of your whole training if there are more"
+            f"its total_steps is {steps}, the steps of the plain run here: if your whole training "
+            "has more updates, set it to their number"
         )
     return True
 
@@ -172,16 +170,16 @@ def _write(winner: Racer, path: Path, steps: int, write: Callable[[str], None]) 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m mindspore_boost_ext recommend",
-        description="Run a script plain and with sensible settings; say what reaches plain's loss "
-        "first, compilation counted, and write that as a configuration.",
+        description="Run a script plainly and with sensible settings; report which settings reach "
+        "plain's loss first, compilation included, and write these as a configuration.",
     )
     add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="for all runs together (10)")
-    add("--seed", type=int, default=0, help="for ms.set_seed in front of the script (0)")
+    add("--minutes", type=float, default=10.0, help="minutes for all runs together (10)")
+    add("--seed", type=int, default=0, help="for ms.set_seed before the script (0)")
     add("--progress", type=count, metavar="STEPS", help=PROGRESS_HELP)
-    add("--json", type=writable, default="recommended.json", metavar="FILE", help="the winner")
+    add("--json", type=writable, default="recommended.json", metavar="FILE", help="best settings")
     add("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # says what to do
-    add("script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]", help="all that follows is its")
+    add("script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]", help="script and arguments")
     options = parser.parse_args(argv)
     words = options.script if options.module is None else ["-m"]
     if problem := in_several_processes("recommend") or problem_of_script(words):
@@ -240,9 +238,9 @@ def _words(racer: Racer) -> str:
     if racer.outcome.status != RAN:
         return f"failed: {racer.outcome.note}"
     if racer.idle:
-        return "changed nothing here: none of it was applied"
+        return "changed nothing: none of it was applied"
     if racer.reached is None and racer.outcome.stopped:
-        return "did not reach plain's loss in its share of the minutes"
+        return "did not reach plain's loss in its share of the time"
     if racer.reached is None:
         return "did not reach plain's loss"
     return f"reached plain's loss after {racer.reached:.1f} s"
@@ -269,10 +267,10 @@ def _table(racers: Sequence[Racer]) -> str:
 
 def _sentence(winner: Racer, plain: Racer) -> str:
     if winner is plain:
-        return "Plain training wins: nothing that was tried was clearly faster to its loss."
+        return "Plain training wins: none of the others was clearly faster to its loss."
     before, after = plain.reached or 1.0, winner.reached or 0.0
-    words = f"Recommended: {winner.name}, {after / before:.2f} of plain's time to plain's loss."
+    words = f"Recommended: {winner.name}, in {after / before:.2f} of plain's time to plain's loss."
     compiling, other = (one.outcome.compile_s or 0.0 for one in (plain, winner))
     if compiling - other > (before - after) / 2:
-        words += " Most of that is compilation, which a longer training has but once."
+        words += " Most of the difference is compilation, which a longer training does only once."
     return words

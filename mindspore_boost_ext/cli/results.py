@@ -24,8 +24,8 @@ from mindspore_boost_ext.report import APPLIED, SKIPPED, markdown
 _COMPILES_TIMES, _COMPILES_SECONDS = 5.0, 0.05
 RAN, FAILED, NOT_RUN = "ran", "failed", "not run"
 CAUTION = (
-    "Times are those of single runs, one after the other: on a machine that does other things too, "
-    "they differ by tens of per cent without a reason."
+    "Each time is of a single run: on a machine that does other work, too, times differ by tens "
+    "of per cent without a reason."
 )
 
 
@@ -177,7 +177,7 @@ def why_nothing(history: Sequence[Record]) -> str:
     if steps:
         why = steps[0].get("reason", "")
     elif str(report.get("title", "")).startswith("boost level O0"):
-        why = "the script's Models take no level and settings from outside"
+        why = "the script's Models ignore the level and settings from outside"
     return f"nothing was applied: {why}"
 
 
@@ -202,8 +202,8 @@ def several_models(one: Outcome) -> str:
     if one.models < 2:
         return ""
     return (
-        f"it trains {one.models} Models, whose steps are taken for one training here: loss, "
-        "accuracy and the time to it are those of none; give a script that trains one"
+        f"it trains {one.models} Models, whose steps are counted as one training here, so that "
+        "loss, accuracy and times are those of none of them; give a script that trains one"
     )
 
 

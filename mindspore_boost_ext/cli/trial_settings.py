@@ -111,7 +111,7 @@ def _freezing(setup: Setup) -> Mapping[str, Any]:
     return {"grad_freeze": {**half, "total_steps": setup.steps}}
 
 
-_FIXED_SIZE = "LeNet-5 fixes the size of images: take --network resnet"
+_FIXED_SIZE = "LeNet-5 needs images of a fixed size: use --network resnet"
 TRIAL_SETTINGS: dict[str, TrialSettings] = {
     # LeNet-5 has no BatchNorm: only the head of less_bn can act, and must be asked for by name.
     "less_bn": TrialSettings(
@@ -142,11 +142,11 @@ TRIAL_SETTINGS: dict[str, TrialSettings] = {
     "seq_length_warmup": TrialSettings(
         lambda setup: {"seq_length_warmup": {"total_steps": setup.steps}},
         networks=(),
-        unsuited="images are no sequences: see examples/benchmarks/time_to_accuracy.py",
+        unsuited="images are not sequences: see examples/benchmarks/time_to_accuracy.py",
     ),
     "short_schedule": TrialSettings(lambda setup: {"short_schedule": {"total_steps": setup.steps}}),
     "compiled_step": TrialSettings(
-        modes=("pynative",), unsuited="in GRAPH_MODE every step is compiled: take --mode pynative"
+        modes=("pynative",), unsuited="in GRAPH_MODE every step is compiled: use --mode pynative"
     ),
     "loss_scale_group": TrialSettings(
         parts=_grouped_parts, networks=(LENET,), unsuited="its markers are in the bundled LeNet-5"

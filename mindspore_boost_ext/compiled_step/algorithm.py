@@ -63,8 +63,8 @@ class StepGraph:
             outputs = function(*inputs)
         except Exception as error:  # the network may raise any
             raise ValueError(
-                "compiled_step cannot run this step as a graph: leave compiled_step away, or write "
-                f"the network so that GRAPH_MODE takes it. {described(error, _SHOWN)}"
+                "compiled_step cannot run this step as a graph: leave compiled_step out, or write "
+                f"the network so that GRAPH_MODE can compile it. {described(error, _SHOWN)}"
             ) from error
         self.cells.append(cell)
         self._functions[training] = function
@@ -91,7 +91,7 @@ class StepGraph:
             if _compat.has_hooks(cell) or any(isinstance(one, ops.HookBackward) for one in held):
                 raise ValueError(
                     f"{name or 'the network'} has a hook, which the graph of compiled_step would "
-                    "not call: take it off, or leave compiled_step away"
+                    "not call: remove it, or leave compiled_step out"
                 )
 
 

@@ -23,11 +23,11 @@ _KINDS = {
 }
 _REASONS = {
     errno.ENOENT: "there is no such file: check the path",
-    errno.ENOTDIR: "there is no such file, for a folder of its path is a file: check the path",
-    errno.ELOOP: "its links lead round in a circle: give the file itself",
+    errno.ENOTDIR: "there is no such file, because a folder of its path is a file: check the path",
+    errno.ELOOP: "its symbolic links form a loop: give the file itself",
     errno.ENAMETOOLONG: "the path is too long: shorten it",
-    errno.EACCES: "it may not be read: give this user the permission",
-    errno.EPERM: "it may not be read: give this user the permission",
+    errno.EACCES: "no permission to read it: give this user the permission",
+    errno.EPERM: "no permission to read it: give this user the permission",
 }
 
 
@@ -70,24 +70,24 @@ def _text(path: str) -> str:
 
 def _check_kind(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "no regular file: give one")
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "not a regular file: give one")
         raise ValueError(f"it is {kind}")
 
 
 def _reason(path: str, error: Exception) -> str:
     if isinstance(error, FileNotFoundError) and os.path.islink(path):
-        return f"it is a link to {shown(os.readlink(path))}, which is not there: mend the link"
+        return f"it is a link to {shown(os.readlink(path))}, which does not exist: repair the link"
     if isinstance(error, OSError) and path.strip()[:1] == "{" and path.strip()[-1:] == "}":
-        return "it is JSON text, and no path: give a dict, or write it into a file"
+        return "it is JSON text, not a path: give a dict, or write it into a file"
     if isinstance(error, OSError):
         default = printable(error.strerror or type(error).__name__)
         return _REASONS.get(error.errno or 0, default)
     if isinstance(error, json.JSONDecodeError):
-        return f"it is no valid JSON: {error}"
+        return f"it is not valid JSON: {error}"
     if isinstance(error, UnicodeDecodeError):
         return f"{error}: save it as UTF-8"
     if isinstance(error, UnicodeEncodeError) or "\0" in path:
-        return "no file has such a name: check the path"
+        return "no file can have this name: check the path"
     return str(error) or type(error).__name__
 
 
@@ -102,5 +102,5 @@ def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         counts = Counter(name for name, _ in pairs)
         twice = sorted(name for name, count in counts.items() if count > 1)
         names = printable(", ".join(twice[:8])[:200]) + (", ..." if len(twice) > 8 else "")
-        raise ValueError(f"{names} given twice: leave one")
+        raise ValueError(f"{names} given twice: keep one")
     return seen

@@ -10,23 +10,23 @@ from mindspore_boost_ext.config.section import Section
 from mindspore_boost_ext.report import markdown
 
 _MODES = {
-    "auto": "follows the level",
-    "manual": "the level's table, overridden by the given switches",
-    "enable_all": "all that can act, but dim_reduce never, and names in bold only by their section",
-    "disable_all": "nothing, but sections `gradients` and `loss_scale` still act",
+    "auto": "the algorithms of the level",
+    "manual": "the algorithms of the level, changed by the given switches",
+    "enable_all": "all that can act, except dim_reduce; names in bold only with their section",
+    "disable_all": "no algorithm, but sections `gradients` and `loss_scale` still act",
 }
 _HEAD = f"""# Configuration
 
-This page is what `python -m mindspore_boost_ext --explain settings` prints.
+This page is the output of `python -m mindspore_boost_ext --explain settings`.
 
 `boost_config_dict` is an argument of `ms.Model`: a dict, or the path of a JSON file. Sections and
-settings may be left out. One error names all that is wrong in it before anything is built: wrong
+settings may be left out. Before anything is built, one error names everything that is wrong: wrong
 types, values out of range, unknown names (warnings, if the environment has `{STRICT_VARIABLE}=0`).
 A warning names each switch, section or setting that has no effect because of the mode, the level or
 another setting.
 
-The settings act at the level `boost_level`. At `O0`, the default of `ms.Model`, no method of this
-package acts; an algorithm of your own does, at every level. `make_train_step` and `--config` take
+The argument `boost_level` sets the level. At `O0`, the default of `ms.Model`, no method of this
+package acts; an algorithm of your own acts at every level. `make_train_step` and `--config` take
 level `O1` if settings are given. Check before a run:
 
 ```bash
@@ -36,7 +36,7 @@ python -m mindspore_boost_ext --check examples/configs/accumulation.json
 python -m mindspore_boost_ext --env
 ```
 
-What the methods do is described in [their cards](CARDS.md).
+[Their cards](CARDS.md) describe what the methods do.
 """
 
 
@@ -47,7 +47,7 @@ def page() -> str:
 
 
 def _boost() -> list[str]:
-    modes = ["`boost.mode`", "switched on (at level O0 nothing, whatever the mode)"]
+    modes = ["`boost.mode`", "switched on (at level O0: nothing)"]
     rows = [[f"`{mode}`", _MODES[mode]] for mode in MODES]
     levels = [
         [f"`{level}`", ", ".join(f"`{one}`" for one in ALGORITHMS if one in wanted) or "nothing"]
@@ -59,8 +59,8 @@ def _boost() -> list[str]:
         "## `boost`: levels, modes and switches\n",
         f"{markdown(['level', 'switched on'], levels)}\n",
         f"{markdown(modes, rows)}\n",
-        f"Switches, true or false: {', '.join(switches)}. A section of a name in bold switches",
-        "that on, too, unless the switch is false.\n",
+        f"Switches, true or false: {', '.join(switches)}. If a name is in bold, its section",
+        "switches it on, too, unless the switch is false.\n",
     ]
 
 

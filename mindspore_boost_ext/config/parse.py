@@ -205,7 +205,7 @@ class BoostConfig:
             return Decision(algorithm, True, f"section {algorithm}")
         if algorithm in LEVELS[self.level]:
             return Decision(algorithm, True, f"level {self.level}")
-        given = ", and its section alone switches nothing on" if algorithm in self.given else ""
+        given = ", and its section alone does not switch it on" if algorithm in self.given else ""
         return Decision(algorithm, False, reason=f"not in level {self.level}{given}")
 
     def notices(self) -> tuple[str, ...]:
@@ -258,7 +258,7 @@ class BoostConfig:
 def _excluded(decision: Decision, by: str, allowed: Collection[str]) -> Decision:
     if not decision.wanted or decision.algorithm == by or decision.algorithm in allowed:
         return decision
-    return dataclasses.replace(decision, wanted=False, reason=f"{by} excludes all others")
+    return dataclasses.replace(decision, wanted=False, reason=f"{by} excludes this algorithm")
 
 
 SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
@@ -381,7 +381,7 @@ class _Parser:
             return {}
         if not isinstance(content, Mapping):
             is_switch = name in ALGORITHMS and isinstance(content, bool)
-            remedy = ": a switch stands in section boost" if is_switch else ""
+            remedy = ": give a switch in section boost" if is_switch else ""
             self._add(f"{name} must be a dict of settings or None, got {shown(content)}{remedy}")
             return {}
         found = self._entries(name, content, known)
@@ -416,7 +416,7 @@ class _Parser:
             return rule.read(path, value)
         except ValueError as error:
             is_section = isinstance(value, Mapping) and path.rpartition("boost.")[2] in SECTIONS
-            remedy = ": settings stand in a section of that name beside boost" if is_section else ""
+            remedy = ": give settings in a section of that name beside boost" if is_section else ""
             self._add(f"{error}{remedy}", error.__cause__)
             return value
 

@@ -253,8 +253,8 @@ def phases(most: float) -> Rule:
         )
 
     text = (
-        "a list of pairs [share of the steps, scale], the scales in (0, 1) and rising, "
-        f"the shares above 0 and together at most {most:g}"
+        "a list of pairs [share of the updates, scale], the scales in (0, 1) and rising, the "
+        f"shares above 0 and together at most {most:g}"
     )
     return _list_of(text, reals("(0, 1)"), fits)
 
@@ -274,7 +274,7 @@ def freeze_schedule() -> Rule:
     def convert(value: object) -> object:
         return groups.convert(value) if isinstance(value, (list, tuple)) else plain(value)
 
-    text = f"None, {', '.join(map(repr, names))}, {groups.text}, or a function of the step"
+    text = f"None, {', '.join(map(repr, names))}, {groups.text}, or a function of the update"
     return Rule(text, accepts, convert)
 
 

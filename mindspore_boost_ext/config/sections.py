@@ -37,12 +37,12 @@ class CommonConfig(Section):
     gradient_split_groups: tuple[int, ...] = setting(
         (50, 100),
         increasing_integers(),
-        "positions in the list of parameters where `less_bn` begins a new all-reduce",
+        "positions in the list of parameters where `less_bn` starts a new all-reduce",
     )
     device_number: int = setting(
         8,
         integer(1),
-        "devices of a server: `adasum` averages gradients inside, combines steps across",
+        "devices per server: `adasum` averages gradients inside, combines updates across",
     )
 
 
@@ -58,16 +58,16 @@ class LessBNConfig(Section):
     include: Any = setting(
         None,
         optional(name_patterns()),
-        "patterns of the BatchNorms that may go, such as `layer1.*`; null: all",
+        "patterns of the BatchNorms that may be removed, such as `layer1.*`; null: all",
     )
-    exclude: Any = setting((), name_patterns(), "patterns of those that stay")
+    exclude: Any = setting((), name_patterns(), "patterns of BatchNorms to keep")
     multiplier: float = setting(
-        1.0, real("(0, inf)"), "where the multiplier of the normalised classifier starts"
+        1.0, real("(0, inf)"), "initial multiplier of the normalised classifier"
     )
     heads: Any = setting(
         None,
         optional(name_patterns()),
-        "patterns of the Dense layers to normalise in place of the classifier",
+        "patterns of the Dense layers to normalise instead of the classifier",
     )
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -86,32 +86,30 @@ class GradFreezeConfig(Section):
 
     path = "grad_freeze"
 
-    param_groups: int = setting(10, integer(1), "parts that the network is divided into")
+    param_groups: int = setting(10, integer(1), "number of parts of the network")
     freeze_type: int = setting(
-        1, one_of((0, 1)), "0: groups in their order; 1: everything and a drawn group take turns"
+        1, one_of((0, 1)), "0: groups in order; 1: everything alternates with a drawn group"
     )
-    freeze_p: float = setting(0.7, real("[0, 1)"), "share of the steps that train everything")
-    total_steps: int = setting(65536, integer(1), "updates that the schedule is stretched over")
-    seed: int = setting(0, integer(0, 2**32 - 1), "seed of the groups that freeze type 1 draws")
+    freeze_p: float = setting(0.7, real("[0, 1)"), "share of the updates that train everything")
+    total_steps: int = setting(65536, integer(1), "number of updates of the schedule")
+    seed: int = setting(0, integer(0, 2**32 - 1), "seed for drawing the groups of `freeze_type` 1")
     schedule: Any = setting(
         None,
         freeze_schedule(),
-        "how a frozen first part grows; or the group of each step; null: by `freeze_type`",
+        "how the frozen first part grows, or the group of each update; null: by `freeze_type`",
     )
     prefix_fraction: float = setting(
-        1.0, real("[0, 1]"), "share of the groups that is frozen at the end, at most"
+        1.0, real("[0, 1]"), "largest share of the groups that is frozen at the end"
     )
     prefix_start: float = setting(
-        0.5, real("[0, 1]"), "share of the steps before the first is frozen"
+        0.5, real("[0, 1]"), "share of the updates before freezing begins"
     )
     eval_frozen: bool = setting(
-        False, boolean(), "frozen BatchNorm and dropout work as in evaluation"
+        False, boolean(), "frozen BatchNorm and dropout layers work as in evaluation"
     )
-    adaptive_window: int = setting(
-        50, integer(1), "updates from one look at the weights to the next"
-    )
+    adaptive_window: int = setting(50, integer(1), "updates between two comparisons of the weights")
     adaptive_tolerance: float = setting(
-        0.3, real("(0, 1)"), "share of a part's largest change at which it stands still"
+        0.3, real("(0, 1)"), "a part has stopped if its change is at most this share of its largest"
     )
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -126,12 +124,12 @@ class GradFreezeConfig(Section):
             reason = "grad_freeze.schedule is not 'adaptive'"
             yield ("adaptive_window", "adaptive_tolerance"), reason
         if isinstance(self.schedule, tuple) and len(self.schedule) != self.total_steps:
-            yield ("total_steps",), "grad_freeze.schedule has an entry for each step"
+            yield ("total_steps",), "grad_freeze.schedule has the group of each update"
         if self.schedule is not None:
-            yield ("freeze_p", "freeze_type"), "grad_freeze.schedule takes its place"
-            yield ("seed",), "grad_freeze.schedule draws nothing"
+            yield ("freeze_p", "freeze_type"), "grad_freeze.schedule replaces it"
+            yield ("seed",), "grad_freeze.schedule draws no groups"
         elif self.freeze_type == 0:
-            yield ("seed",), "grad_freeze.freeze_type 0 draws nothing"
+            yield ("seed",), "grad_freeze.freeze_type 0 draws no groups"
 
 
 @dataclass(frozen=True)
@@ -141,15 +139,15 @@ class GradAccumulationConfig(Section):
     path = "grad_accumulation"
 
     grad_accumulation_step: int = setting(
-        1, integer(1, 2**24), "micro-batches of an update"
+        1, integer(1, 2**24), "micro-batches per update"
     )  # counted in float32
     weighting: str = setting(
-        "equal", one_of(("equal", "samples")), "all micro-batches alike, or by their samples"
+        "equal", one_of(("equal", "samples")), "weight of a micro-batch: equal, or by its samples"
     )
     on_overflow: str = setting(
         "drop_micro_batch",
         one_of(("drop_micro_batch", "drop_window")),
-        "what is left out for an overflow in one micro-batch",
+        "what is left out if one micro-batch overflows",
     )
 
     def nothing_to_do(self) -> str:
@@ -163,22 +161,22 @@ class DimReduceConfig(Section):
     """Section ``dim_reduce``: training in the directions of an earlier training."""
 
     path = "dim_reduce"
-    left_out_of_all = "it excludes all others: ask for it alone, in mode manual"
+    left_out_of_all = "it excludes most others: switch it on in mode manual"
     goes_with = frozenset({"grad_accumulation", "compiled_step", "cheaper_operators"})
     of_one_host = frozenset({"pca_mat_path", "weight_load_dir", "timeout", "memory_limit"})
 
     rho: float = setting(0.55, real("(0, 1)"), "factor from one tried step length to the next")
     gamma: float = setting(
-        0.9, real("[0, 1)"), "decay of the residual, which is what lies outside the subspace"
+        0.9, real("[0, 1)"), "decay of the residual, the sum of the gradients outside the subspace"
     )
-    alpha: float = setting(0.001, real("[0, inf)"), "share of the residual in a step")
+    alpha: float = setting(0.001, real("[0, inf)"), "factor of the residual in an update")
     sigma: float = setting(
-        0.4, real("(0, 1)"), "share of the expected decrease that a step has to reach"
+        0.4, real("(0, 1)"), "share of the expected decrease that an update must reach"
     )
-    n_components: int = setting(32, integer(1), "directions of the subspace")
-    pca_mat_path: str | None = setting(None, optional_path(), "a saved basis")
+    n_components: int = setting(32, integer(1), "number of directions of the subspace")
+    pca_mat_path: str | None = setting(None, optional_path(), "file of a saved basis")
     weight_load_dir: str | None = setting(
-        None, optional_path(), "a folder of snapshots, from which the basis is made"
+        None, optional_path(), "folder of snapshots from which the basis is made"
     )
     timeout: float = setting(
         1800, real("(0, 1e9]"), "seconds to wait for the basis of other ranks"
@@ -186,9 +184,9 @@ class DimReduceConfig(Section):
     method: str = setting(
         "p-bfgs",
         one_of(("p-bfgs", "p-sgd", "twa")),
-        "quasi-Newton steps; the optimizer's, projected; these, begun at the snapshots' mean",
+        "quasi-Newton updates; the optimizer's, projected; these, from the snapshots' mean on",
     )
-    trials: int = setting(2, integer(1), "step lengths that are tried")
+    trials: int = setting(2, integer(1), "number of step lengths to try")
     first_update_scaling: bool = setting(
         False, boolean(), "fit the first step length to the curvature"
     )
@@ -196,7 +194,7 @@ class DimReduceConfig(Section):
         3, optional(integer(1)), "failed searches in a row before steps are shortened; null: never"
     )
     memory_limit: float = setting(
-        4096, real("(0, inf)"), "MiB of snapshots held in memory; more go to a scratch file"
+        4096, real("(0, inf)"), "MiB of snapshots in memory; if more, all go to a scratch file"
     )
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -219,7 +217,7 @@ class DimReduceConfig(Section):
 
 @dataclass(frozen=True)
 class ThorConfig(Section):
-    """Section ``thor``: THOR takes the place of the user's optimizer; giving it switches that on.
+    """Section ``thor``: THOR replaces the user's optimizer; the section switches it on.
 
     Learning rate, weight decay and parameters come from the optimizer. If ``momentum`` is None, it
     also comes from there; it is 0.9 if the optimizer has none. The other settings are the arguments
@@ -227,100 +225,100 @@ class ThorConfig(Section):
     """
 
     path = "thor"
-    left_out_of_all = "it takes the place of the optimizer: ask for it by a section 'thor'"
+    left_out_of_all = "it replaces the optimizer: give a section 'thor' to use it"
     given_means_on = True
 
     damping: Any = setting(
         0.03,
         either(real("[0, inf)"), reals("[0, inf)")),
-        "what is added to the factors; a list: one for each step, the last one stays",
+        "damping of the factors; a list: one value per update, the last one stays",
     )
     momentum: float | None = setting(
         None, optional(real("[0, inf)")), "null: that of the optimizer, or 0.9"
     )
-    batch_size: int = setting(32, integer(1), "samples in the rule of LayerNorm")
+    batch_size: int = setting(32, integer(1), "batch size in the rule of LayerNorm")
     use_nesterov: bool = setting(False, boolean(), "Nesterov's momentum")
     split_indices: tuple[int, ...] | None = setting(
         None,
         optional(increasing_integers(0)),
-        "numbers of the layers that end a group, averaged over ranks together",
+        "numbers of the layers that end a group; ranks average group by group",
     )
     enable_clip_grad: bool = setting(
         False, boolean(), "bound the norm of each update by 1, before momentum"
     )
     frequency: int = setting(
-        100, integer(1, 2**30), "steps from one refresh of the factors to the next"
+        100, integer(1, 2**30), "updates between two refreshes of the factors"
     )  # as in THOR, whose counter is an int32
     block_size: int | None = setting(
         None,
         optional(integer(1)),
-        "diagonal blocks to which larger factors are cut; null: whole factors",
+        "size of the blocks into which larger factors are cut; null: whole factors",
     )
     trace_rule: tuple[float, ...] | None = setting(
         None,
         optional(reals("[0, inf)", 2)),
-        "the article's bounds on the change of a factor's trace; null: no such rule",
+        "bounds on the change of a factor's trace, as in the article; null: no rule",
     )
     pi_damping: bool = setting(
-        False, boolean(), "share the damping out between a layer's factors by their traces"
+        False, boolean(), "divide the damping between a layer's factors by their traces"
     )
     kl_clip: float | None = setting(
         None,
         optional(real("[1e-18, 1e18]")),
-        "bound of squared rate times the product of update and gradient",
+        "bound on the squared rate times the product of update and gradient",
     )
     moving_average: float = setting(0.0, real("[0, 1)"), "share of the old factors in a refresh")
 
 
 @dataclass(frozen=True)
 class LabelSmoothingConfig(Section):
-    """Section ``label_smoothing``: the gradient of smoothed labels; giving it switches that on."""
+    """Section ``label_smoothing``: the gradient of smoothed labels; the section switches it on."""
 
     path = "label_smoothing"
-    left_out_of_all = "it trains on other labels: ask for it by a section 'label_smoothing'"
+    left_out_of_all = "it trains on other labels: give a section 'label_smoothing' to use it"
     given_means_on = True
 
-    smoothing: float = setting(0.1, real("(0, 1)"), "of each label, shared by all classes")
+    smoothing: float = setting(0.1, real("(0, 1)"), "share of each label spread over all classes")
     if_unfit: str = setting(
         "refuse",
         one_of(("refuse", "skip")),
-        "an unknown loss, or labels that are not one class a sample: an error, or plain labels",
+        "if the loss is unknown, or labels are not one class per sample: an error, or plain labels",
     )
     when: str = setting(
-        "always", one_of(("always", "shorter")), "shorter: where `short_schedule` saves updates"
+        "always", one_of(("always", "shorter")), "shorter: only if `short_schedule` saves updates"
     )
 
 
 @dataclass(frozen=True)
 class GradientCentralizationConfig(Section):
-    """Section ``gradient_centralization``: centralized gradients; giving it switches that on."""
+    """Section ``gradient_centralization``: centralized gradients; the section switches it on."""
 
     path = "gradient_centralization"
-    left_out_of_all = "less_bn.gc_flag has it: ask for it by a section 'gradient_centralization'"
+    left_out_of_all = "less_bn.gc_flag does it: give a section 'gradient_centralization' to use it"
     given_means_on = True
 
 
 @dataclass(frozen=True)
 class CompiledStepConfig(Section):
-    """Section ``compiled_step``: in PYNATIVE_MODE the step is one graph; giving it means on."""
+    """Section ``compiled_step``: a graph per step in PYNATIVE_MODE; the section switches it on."""
 
     path = "compiled_step"
-    left_out_of_all = "the network has to compile: ask for it by a section 'compiled_step'"
+    left_out_of_all = "the network has to compile: give a section 'compiled_step' to use it"
     given_means_on = True
 
 
 @dataclass(frozen=True)
 class CheaperOperatorsConfig(Section):
-    """Section ``cheaper_operators``: what is slow on CPU in another form; giving it means on."""
+    """Section ``cheaper_operators``: faster operators on CPU; the section switches them on."""
 
     path = "cheaper_operators"
-    left_out_of_all = "it rounds otherwise: ask for it by a section 'cheaper_operators'"
+    left_out_of_all = "it rounds differently: give a section 'cheaper_operators' to use it"
     given_means_on = True
 
 
 @dataclass(frozen=True)
 class GradientsConfig(Section):
-    """Section ``gradients``: for every step at levels O1 and O2, whatever is switched on."""
+    """Section ``gradients``: clipping at levels O1 and O2, whatever is switched on."""
 
     path = "gradients"
     for_every_step = True
@@ -329,18 +327,18 @@ class GradientsConfig(Section):
     clip_norm: float | None = setting(
         None,
         optional(real("[1e-18, 1e18]")),
-        "bound of the global norm of the gradients, which become 0 at norms above 1.8e19",
+        "largest global norm of the gradients; those of a norm above 1.8e19 become 0",
     )
 
 
 @dataclass(frozen=True)
 class LossScaleConfig(Section):
-    """Section ``loss_scale``: giving it scales the losses of a script that has no manager."""
+    """Section ``loss_scale``: gives a dynamic loss scale to a script that has no manager."""
 
     path = "loss_scale"
     for_every_step = True
 
     # A step multiplies by the inverse, which is no normal float32 number for scales above 2 ** 126.
-    init: float = setting(2.0**16, real("[1, 8e37]"), "where the dynamic scale starts")
-    factor: int = setting(2, integer(2), "by which it grows, and shrinks at an overflow")
+    init: float = setting(2.0**16, real("[1, 8e37]"), "initial loss scale")
+    factor: int = setting(2, integer(2), "factor by which it grows, or shrinks at an overflow")
     window: int = setting(1000, integer(1), "steps without overflow before it grows")

@@ -19,11 +19,11 @@ _MOST_NOT_FULL = 0.7  # share of the updates; in evaluation, inputs have their f
 class _WholeTraining(Section):
     """A schedule over all updates of the training."""
 
-    left_out_of_all = "it has to know the updates of the training: ask for it by its section"
+    left_out_of_all = "it needs the number of updates: give its section to use it"
     given_means_on = True
 
     total_steps: int | None = setting(
-        None, optional(integer(1, 2**30)), "updates of the whole training; has to be given"
+        None, optional(integer(1, 2**30)), "number of updates of the whole training; must be given"
     )  # counted and added up as int32
 
     def missing(self) -> str:
@@ -37,17 +37,17 @@ class _WholeTraining(Section):
 class _GrowingInputs(_WholeTraining):
     """Inputs are small in the first phases; the remaining updates train at full size."""
 
-    multiple: int = setting(1, integer(1), "what every size is a multiple of")
+    multiple: int = setting(1, integer(1), "every size is rounded to a multiple of this")
     if_unfit: str = setting(
         "refuse",
         one_of(("refuse", "skip")),
-        "a network that fixes the size: an error, or training at full size",
+        "if the network needs a fixed size: an error, or full size",
     )
 
 
 @dataclass(frozen=True)
 class ProgressiveResizingConfig(_GrowingInputs):
-    """Section ``progressive_resizing``: images start small; giving it switches that on."""
+    """Section ``progressive_resizing``: images start small; the section switches it on."""
 
     path = "progressive_resizing"
 
@@ -60,7 +60,7 @@ class ProgressiveResizingConfig(_GrowingInputs):
 
 @dataclass(frozen=True)
 class SeqLengthWarmupConfig(_GrowingInputs):
-    """Section ``seq_length_warmup``: sequences start short; giving it switches that on."""
+    """Section ``seq_length_warmup``: sequences start short; the section switches it on."""
 
     path = "seq_length_warmup"
 
@@ -72,27 +72,27 @@ class SeqLengthWarmupConfig(_GrowingInputs):
     method: str = setting(
         "truncate",
         one_of(("truncate", "reshape")),
-        "cut the end off, or make several short sequences of each",
+        "cut off the end, or cut each sequence into several short ones",
     )
 
 
 @dataclass(frozen=True)
 class ShortScheduleConfig(_WholeTraining):
-    """Section ``short_schedule``: a shorter training; giving it switches that on."""
+    """Section ``short_schedule``: a shorter training; the section switches it on."""
 
     path = "short_schedule"
 
-    share: float = setting(0.5, real("(0, 1)"), "of the updates that are made, if no batch is cut")
+    share: float = setting(0.5, real("(0, 1)"), "share of the training that is done")
     parts: int = setting(
-        1, integer(1, 1024), "in which each batch is cut; every one is an update of its own"
+        1, integer(1, 1024), "number of parts of each batch; each part makes an update"
     )
     whole_share: float | None = setting(
-        None, optional(real("(0, 1)")), "where no batch is cut; null: share"
+        None, optional(real("(0, 1)")), "replaces `share` if batches stay whole; null: `share`"
     )
     if_unfit: str = setting(
         "refuse",
         one_of(("refuse", "skip", "skip_rate")),
-        "a constant rate: an error, or the whole training; skip: for labels of each place, too",
+        "without a schedule to shorten: an error, or all updates; skip: also without class labels",
     )
 
     def batches(self, parts: int) -> int:
@@ -104,9 +104,9 @@ class ShortScheduleConfig(_WholeTraining):
         """With few updates, rounding may make the share all of them."""
         whole = self.total_steps is not None and self.batches(self.parts) >= self.total_steps
         name = "share" if self.parts > 1 or self.whole_share is None else "whole_share"
-        return f"short_schedule.{name} leaves all updates" if whole else ""
+        return f"short_schedule.{name} is rounded to all updates" if whole else ""
 
     def idle_settings(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """If batches stay whole, ``whole_share`` replaces ``share``."""
         if self.parts == 1 and self.whole_share is not None:
-            yield ("share",), "short_schedule.whole_share takes its place, as parts is 1"
+            yield ("share",), "short_schedule.whole_share replaces it, as parts is 1"

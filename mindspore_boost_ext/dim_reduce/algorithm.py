@@ -63,8 +63,8 @@ class DimReduceAlgorithm(Algorithm):
             step.dim_reduce, step.enable_dim_reduce = found, True
             if step.declines("check_dim_reduce_enable"):
                 raise ValueError(
-                    f"check_dim_reduce_enable of {type(step).__name__} says no, but the optimizer "
-                    "is ready for the search: set boost.dim_reduce to False"
+                    f"check_dim_reduce_enable of {type(step).__name__} returned False, but the "
+                    "optimizer is already made for the search: set boost.dim_reduce to False"
                 )
             step.weights_clone = step.weights
 
@@ -75,7 +75,7 @@ class DimReduceAlgorithm(Algorithm):
         step.dim_reduce.check_state()
         if step.updates_past("dim_reduce"):  # its optimizer works only in the subspace
             raise ValueError(
-                f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce away"
+                f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce out"
             )
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class DimReduce(Subspace):
     ) -> Tensor:
         """Search along the quasi-Newton direction, step, and return the loss."""
         if isinstance(loss, tuple):
-            raise TypeError("dim_reduce looks for a lower loss: let the network return only that")
+            raise TypeError("dim_reduce needs the loss: let the network return only the loss")
         gradient = self.flat(old_grad) / ops.cast(loss_scale, ms.float32)
         weights = ops.depend(self.flat(self.weight), loss)
         slope, updated = self._propose(gradient, weights)

@@ -109,9 +109,9 @@ class Subspace(nn.Cell):
         loaded = self.basis_mark.asnumpy()
         if not np.allclose(loaded, present, rtol=1e-3, atol=1e-3):
             raise ValueError(
-                "the state that was loaded belongs to another basis (boost.dim_reduce.basis_mark "
-                "differs), or to another rank: use the basis of that run, saved once and given as "
-                "dim_reduce.pca_mat_path, and each rank's own checkpoint"
+                "the loaded state belongs to another basis (boost.dim_reduce.basis_mark differs), "
+                "or to another rank: save the basis of that run, give it as "
+                "dim_reduce.pca_mat_path, and load each rank's own checkpoint"
             )
 
 

@@ -158,7 +158,7 @@ def _from_folder(layout: Layout, settings: DimReduceConfig, rank: int, rank_size
         files = snapshot_files(folder)
         if len(files) <= k:
             raise ValueError(
-                f"dim_reduce.n_components is {k}, which takes at least {k + 1} snapshots, but "
+                f"dim_reduce.n_components is {k}, which needs at least {k + 1} snapshots, but "
                 f"{folder} holds {len(files)} (.ckpt, .safetensors): take more, or lower it"
             )
         matrix = read_snapshots(files, layout, settings.memory_limit)
@@ -192,7 +192,7 @@ def _coefficients(
     if failure is not None:
         raise failure
     if not np.isfinite(result).all():
-        raise ValueError("rank 0 could not make the basis of dim_reduce: its own error says why")
+        raise ValueError("rank 0 could not make the basis of dim_reduce: see its own error")
     return result[:, :-1], result[:, -1]
 
 
@@ -213,7 +213,7 @@ def _agreed(read: Callable[[], tuple[Any, int]], timeout: float, rank_size: int)
     if failed:
         raise ValueError(
             f"dim_reduce: rank {', '.join(map(str, failed))} could not read its snapshots or "
-            "basis: its own error says why"
+            "basis: see its own error"
         )
     differing = [other for other in range(rank_size) if (answers[other] != answers[0]).any()]
     if differing:
@@ -283,11 +283,11 @@ def _start_at_mean(optimizer: nn.Cell, ordered: Sequence[Any], share: Share) -> 
     if share.mean is None:
         raise ValueError(
             "dim_reduce.method 'twa' starts at the mean of the snapshots, which this basis does "
-            "not hold: give a .npz file of save_basis, or dim_reduce.weight_load_dir in its place"
+            "not hold: give a .npz file of save_basis, or dim_reduce.weight_load_dir instead"
         )
     kept = in_its_place(optimizer)
     if np.array_equal(kept.get(_MEAN, ()), share.mean):
-        return "; the weights go on from an earlier Model, which began at the mean of the snapshots"
+        return "; the weights continue those of an earlier Model, begun at the snapshots' mean"
     kept[_MEAN] = share.mean
     start = 0
     for parameter in ordered:

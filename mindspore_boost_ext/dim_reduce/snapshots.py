@@ -106,5 +106,5 @@ def _load(path: str, names: frozenset[str]) -> dict[str, Any]:
     except ValueError as error:
         if seen and names.isdisjoint(seen):
             return {}  # MindSpore takes this for a mistake in choice_func
-        raise ValueError("it is damaged, or no checkpoint") from error
+        raise ValueError("it is damaged, or not a checkpoint") from error
     return loaded

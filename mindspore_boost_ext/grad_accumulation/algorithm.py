@@ -44,8 +44,8 @@ class AccumulationAlgorithm(Algorithm):
             if step.window_part.by_samples and not getattr(inputs[0], "shape", ()):
                 raise ValueError(
                     "grad_accumulation.weighting='samples' counts samples along the first axis of "
-                    f"the first input, got {shown(inputs[0])}: give the samples first, or "
-                    "weighting 'equal'"
+                    f"the first input, got {shown(inputs[0])}: make samples the first axis, or "
+                    "set weighting 'equal'"
                 )
             now = step.auto_boost.settings_in_force()
             if step.restored_settings.get(_WEIGHTING) != now[_WEIGHTING]:

@@ -77,7 +77,7 @@ class GradientAccumulation(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         if not hasattr(optimizer, "parameters"):
-            raise TypeError(f"optimizer must be an optimizer, got {shown(optimizer)}")
+            raise TypeError(f"optimizer must be a MindSpore optimizer, got {shown(optimizer)}")
         rules = GradAccumulationConfig.rules()
         check_all(
             "GradientAccumulation",
@@ -195,8 +195,8 @@ class GradientAccumulation(nn.Cell):
         if held and (total == held and weight != 1 if self.by_samples else total != held):
             raise ValueError(
                 f"the window holds {held} micro-batches that were not weighted by "
-                f"grad_accumulation.weighting={SAMPLES if self.by_samples else EQUAL!r}: go on "
-                "with the weighting of the run that was saved, or save when the window is empty"
+                f"grad_accumulation.weighting={(SAMPLES if self.by_samples else EQUAL)!r}: keep "
+                "the weighting of the saved run, or save when the window is empty"
             )
 
     def expect_epoch(self, steps: int) -> None:

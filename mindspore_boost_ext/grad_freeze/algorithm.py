@@ -39,18 +39,18 @@ class FreezeAlgorithm(Algorithm):
         """Make a step for each group, among which the schedule chooses."""
         if not isinstance(step.optimizer, FreezeOpt):
             if self.has_built:
-                reason = "the optimizer of the step is no FreezeOpt: something has replaced it"
+                reason = "the optimizer of the step is not a FreezeOpt: something has replaced it"
                 step.report().update(self.switch, SKIPPED, reason)
                 warn(f"{self.switch} has no effect: {reason}", NoEffectWarning)
             return
         if step.moves_schedule():
             raise ValueError(
-                f"{type(step).__name__} sets step, which the optimizer of each group moves on: "
+                f"{type(step).__name__} sets step, but the optimizer of each group advances it: "
                 "call super().gradient_freeze_process(*inputs)"
             )
         step.freeze = True
         step.choose_first(self._choice)
-        status, reason = SKIPPED, "every step of the schedule trains everything"
+        status, reason = SKIPPED, "every update of the schedule trains everything"
         if step.optimizer.ever_freezes():
             status, reason = APPLIED, f"freezes {step.optimizer.most_frozen()}"
         report = step.report()

@@ -18,14 +18,14 @@ from mindspore_boost_ext.stages.choice import Chooser
 
 _LONGEST_TABLE = 2**24  # steps; 64 MiB of a graph
 _TOO_LONG = (
-    "where the graph chooses the step, as in sink mode, a schedule of grad_freeze must have at "
-    f"most {_LONGEST_TABLE} entries ({AT_ONCE} of a function), got {{}}: lower "
-    "grad_freeze.total_steps, after which it starts again, or take grad_freeze.schedule 'linear', "
+    "if the graph chooses the group, as in sink mode, a schedule of grad_freeze must have at most "
+    f"{_LONGEST_TABLE} entries ({AT_ONCE} of a function), got {{}}: lower "
+    "grad_freeze.total_steps, after which it starts again, or use grad_freeze.schedule 'linear', "
     "'cubic' or 'step', or train without sink mode"
 )
 _NO_LOOK = (
-    "where the graph chooses the step, as in sink mode, grad_freeze.schedule 'adaptive' cannot "
-    "look at the weights: train without sink mode, or take 'linear', 'cubic' or 'step'"
+    "if the graph chooses the group, as in sink mode, grad_freeze.schedule 'adaptive' cannot "
+    "compare the weights: train without sink mode, or use 'linear', 'cubic' or 'step'"
 )
 
 

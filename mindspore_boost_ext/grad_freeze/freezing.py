@@ -242,7 +242,7 @@ class GradientFreeze:
         """
         if not isinstance(optimizer, nn.Optimizer):
             kind = type(optimizer).__name__
-            raise TypeError(f"grad_freeze needs an nn.Optimizer, got {kind}: leave it away")
+            raise TypeError(f"grad_freeze needs an nn.Optimizer, got {kind}: leave it out")
         trained = {id(parameter) for parameter in optimizer.parameters}
         owned = [one for one in in_order_of_last_use(network) if id(one) in trained]
         known = {id(parameter) for parameter in owned}
@@ -262,7 +262,7 @@ class GradientFreeze:
         if wanted and 0 not in freezing.schedule.tally():
             warn(
                 f"grad_freeze: with freeze_type={self._freeze_type}, freeze_p={self._freeze_p:g} "
-                f"and {len(groups)} groups no step trains everything, so the first part of the "
+                f"and {len(groups)} groups no update trains everything, so the first part of the "
                 "network is never trained: give a larger freeze_p"
             )
         return network, freezing
@@ -282,8 +282,8 @@ class GradientFreeze:
     def _warn_of_fewer(self, groups: int) -> None:
         if groups == 1:
             warn(
-                f"grad_freeze has no effect: param_groups={self._param_groups} and the network "
-                "leave one group only, which trains everything",
+                f"grad_freeze has no effect: param_groups={self._param_groups} and this network "
+                "give only one group, which trains everything",
                 NoEffectWarning,
             )
         elif groups < self._param_groups:

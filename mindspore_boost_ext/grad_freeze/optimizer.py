@@ -210,9 +210,9 @@ class FreezeOpt(nn.Optimizer):
         if self.ever_freezes() and not freezes and not self._warned_of_short_training:
             self._warned_of_short_training = True
             warn(
-                f"nothing is frozen in the {updates} updates of this training: of the "
-                f"{len(self.schedule.groups)} of the schedule these freeze nothing; if it is not "
-                "continued, set grad_freeze.total_steps to the updates of the training",
+                f"nothing is frozen in the {updates} updates of this training: the schedule of "
+                f"{len(self.schedule.groups)} updates freezes nothing in them; unless you "
+                "continue it, set grad_freeze.total_steps to the updates of the training",
                 NoEffectWarning,
             )
 
@@ -286,7 +286,7 @@ class FreezeOpt(nn.Optimizer):
             raise TypeError(f"train_parameter_groups must be a tuple or list, got {shown(groups)}")
         if not groups:
             raise ValueError(
-                "train_parameter_groups must have at least one group: give None for one"
+                "train_parameter_groups must have at least one group: give None for one group"
             )
         found = tuple(parameter_positions(self.opt, _flat(group)) for group in groups)
         for number, positions in enumerate(found):
@@ -331,8 +331,8 @@ def _flat(group: Iterable[Any]) -> list[Parameter]:
         ignored = sorted(set(one) - {"params", "order_params"}) if isinstance(one, dict) else ()
         if ignored:
             warn(
-                f"train_parameter_groups gives {', '.join(ignored)} of some parameters, which has "
-                "no effect: they are those of the optimizer, opt"
+                f"train_parameter_groups sets {', '.join(ignored)} of some parameters, which has "
+                "no effect: the optimizer, opt, has these settings"
             )
     return flat
 

@@ -41,7 +41,7 @@ class FreezeSchedule:
         """Check the entries; NumPy integers become ints."""
         check("at_end", self.at_end, one_of((WRAP, HOLD)))
         if not self.groups:
-            raise ValueError("train_strategy must have at least one entry: give None for none")
+            raise ValueError("train_strategy must not be empty: give None for the groups in turn")
         if not isinstance(self.groups, GroupSequence) or len(self.groups) <= AT_ONCE:
             groups = tuple(checked_group("train_strategy", group) for group in self.groups)
             object.__setattr__(self, "groups", groups)

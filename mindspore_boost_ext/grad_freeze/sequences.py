@@ -21,7 +21,7 @@ _GROUP = integer(0)
 def checked_group(name: str, group: object) -> int:
     """Return the number of a group as an int; ``name`` is its source, for the error."""
     if type(group) is not int or group < 0:
-        check(name, group, _GROUP, "give ints, the group of each step")
+        check(name, group, _GROUP, "give ints, the group of each update")
     return int(group)  # type: ignore[call-overload]
 
 

@@ -20,7 +20,7 @@ class GradientCentralizationAlgorithm(Algorithm):
         """Rebuild the optimizer."""
         if not isinstance(build.optimizer, nn.Optimizer):
             kind = type(build.optimizer).__name__
-            raise TypeError(f"{self.switch} needs an nn.Optimizer, got {kind}: leave it away")
+            raise TypeError(f"{self.switch} needs an nn.Optimizer, got {kind}: leave it out")
         found = centralized_weights(build, self.switch, build.report[self.switch].asked_by)
         if found:
             build.optimizer = rebuilt_with_groups(build.optimizer, centralize=found)
@@ -31,9 +31,9 @@ def centralized_weights(build: Build, row: str, asked_by: str) -> dict[str, int]
     names = {parameter.name for parameter in getattr(build.optimizer, "parameters", ())}
     axes = output_axes(build.network)
     found = {name: axis for name, axis in axes.items() if name in names}
-    reason = "" if found else "no weight that is trained has more than one input for an output"
+    reason = "" if found else "no weight that is trained has more than one input per output"
     if build.switches["thor"] or thor_of(build.optimizer) is not None:
-        found, reason = {}, "THOR has a rule of its own for each weight"
+        found, reason = {}, "THOR has its own rule for each weight"
     status = SKIPPED if reason else APPLIED
     build.report.put(Row(row, asked_by, status, reason, {"weights": len(found)}))
     return found

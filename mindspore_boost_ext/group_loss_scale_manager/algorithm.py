@@ -21,7 +21,7 @@ class GroupedScaleAlgorithm(Algorithm):
         """Refuse the switch without a manager of groups, and the other way round."""
         grouped = isinstance(manager, GroupLossScaleManager)
         if not grouped:
-            boost.leave_out(self.switch, "the loss_scale_manager is no GroupLossScaleManager")
+            boost.leave_out(self.switch, "the loss_scale_manager is not a GroupLossScaleManager")
         wanted = boost.boost_config[self.switch]
         if wanted and not grouped:
             raise ValueError(
@@ -33,7 +33,7 @@ class GroupedScaleAlgorithm(Algorithm):
             for one in boost.plan():
                 allowed = boost.config.section(one.algorithm).goes_with
                 if one.wanted and allowed is not None and self.switch not in allowed:
-                    remedy = f"{one.algorithm} excludes all others, so give another manager"
+                    remedy = f"{one.algorithm} excludes it, so give another manager"
             raise ValueError(
                 "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: "
                 f"{remedy}"

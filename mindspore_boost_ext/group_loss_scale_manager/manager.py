@@ -175,7 +175,7 @@ class GroupLossScaleManager(nn.Cell):
         if loss_scale_number != count:
             raise ValueError(
                 f"loss_scale_number must be {count}, the number of groups, got "
-                f"{shown(loss_scale_number)}: set loss_scale_groups for others"
+                f"{shown(loss_scale_number)}: to have others, set loss_scale_groups"
             )
         self._set(_first_scales(init_loss_scale, count))
 
@@ -246,8 +246,8 @@ class GroupLossScaleManager(nn.Cell):
         ours = GroupLossScaleManager.update_loss_scale_status
         if type(self).update_loss_scale_status is not ours:
             warn(
-                f"update_loss_scale_status of {type(self).__name__} is not called: the step moves "
-                "all scales at once; bound them by minimum and maximum",
+                f"update_loss_scale_status of {type(self).__name__} is not called: the step "
+                "updates all scales together; limit them by minimum and maximum",
                 NoEffectWarning,
             )
         return GroupedScale(self, detector, weights, layers)

@@ -76,9 +76,9 @@ class ConvertModelUtils:
         if built_in is not None:
             raise ValueError(
                 "optimizer must be the THOR of this package, got MindSpore's own "
-                f"{type(built_in).__name__}, which has changed the layers of the network too: put "
-                "'import mindspore_boost_ext' above the line that imports thor, or import THOR "
-                "from mindspore_boost_ext, and make network and optimizer anew"
+                f"{type(built_in).__name__}, which has also changed the layers of the network: "
+                "put 'import mindspore_boost_ext' above the line that imports thor, or import "
+                "THOR from mindspore_boost_ext, and make a new network and optimizer"
             )
         if found is None:
             return model
@@ -105,7 +105,7 @@ def _own_step(step: nn.TrainOneStepCell) -> nn.Cell:
         return step
     if type(step).construct is not nn.TrainOneStepCell.construct:
         raise ValueError(
-            f"network is a {type(step).__name__} with a construct of its own, so THOR cannot see "
+            f"network is a {type(step).__name__} that overrides construct, so THOR cannot see "
             "activations and output gradients: give the network with its loss and the optimizer, "
             "and change the update by an Algorithm (BoostModel(..., algorithms=[...]))"
         )

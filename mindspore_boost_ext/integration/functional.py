@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _FLOATS = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
 _NOT_CALLED = (
-    "the loop over TrainStep.over has not called the step in this epoch: step(*batch) takes the "
-    "place of value_and_grad and of the optimizer's call, without it nothing of this package trains"
+    "the loop over TrainStep.over did not call the step in this epoch, so this package trained "
+    "nothing: call step(*batch) instead of value_and_grad and the optimizer"
 )
 
 
@@ -207,10 +207,10 @@ def _warn_of_outputs(loss: object) -> None:
     others = _flat(loss[1:]) if isinstance(loss, (tuple, list)) else []
     if any(isinstance(one, Tensor) and one.dtype in _FLOATS and one.size > 1 for one in others):
         warn(
-            "the network returns outputs beside the loss, and unless they are ops.stop_gradient "
-            "of something the gradient is that of the sum of all, as in nn.TrainOneStepCell, not "
-            "that of the first, as by value_and_grad(has_aux=True): let it return the loss alone, "
-            "or ops.stop_gradient of the others"
+            "the network returns outputs beside the loss. Unless ops.stop_gradient is applied to "
+            "them, the gradient is that of the sum of all, as in nn.TrainOneStepCell, not that of "
+            "the first, as in value_and_grad(has_aux=True): return the loss alone, or apply "
+            "ops.stop_gradient to the others"
         )
 
 
@@ -245,8 +245,8 @@ def _size(dataset: Dataset) -> int:
         return len(dataset)
     except TypeError:
         raise TypeError(
-            f"dataset must be a MindSpore dataset or have a length, got {shown(dataset)}: without "
-            "it, write 'for batch in dataset: step(*batch)'"
+            f"dataset must be a MindSpore dataset or have a length, got {shown(dataset)}: "
+            "otherwise write 'for batch in dataset: step(*batch)'"
         ) from None
 
 

@@ -99,7 +99,7 @@ def manager_of(
         return given
     asked_by, section = f"section {SECTION}", boost.config.loss_scale
     if given is not None and is_own:
-        reason = "the script has a loss-scale manager of its own"
+        reason = "the script has its own loss-scale manager"
         boost.report().put(Row(SECTION, asked_by, SKIPPED, reason))
         return given
     boost.report().put(Row(SECTION, asked_by, APPLIED, f"dynamic, from {section.init:g} on"))
@@ -135,7 +135,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
     if not isinstance(parts.optimizer, nn.Cell):
         raise TypeError(
             f"boost_level {boost.level} takes one optimizer, got {shown(parts.optimizer)}: leave "
-            "the level away, or give each network a Model of its own"
+            "the level out, or give each network its own Model"
         )
     manager = manager_of(parts.loss_scale_manager, boost, parts.has_own_manager)
     check_loss_scale_manager(manager, boost)
@@ -210,7 +210,7 @@ def boosted_build_train_network(
     if not isinstance(optimizer, nn.Cell):
         raise TypeError(
             f"optimizer must be one optimizer, got {shown(optimizer)}: give each network, or each "
-            "part of one, a step of its own"
+            "part of one, its own step"
         )
     boost_level, boost_config_dict = level_and_settings(boost_level, boost_config_dict)
     boost = AutoBoost(boost_level, boost_config_dict, algorithms=algorithms)
@@ -270,8 +270,8 @@ class EndOfTraining(Callback):
         """Return whether the training was over before it began; warn if it was."""
         if self.is_now():
             warn(
-                "nothing is trained: the schedule of this training is over; for another training "
-                "make the optimizer and the Model anew",
+                "nothing was trained: the schedule of this training is over; for another "
+                "training make a new optimizer and a new Model",
                 NoEffectWarning,
             )
         return self.is_now()

@@ -66,7 +66,7 @@ def settings_from_outside() -> Outside:
         source = json.loads(config, object_pairs_hook=no_duplicates) if is_text else config
         BoostConfig.parse(level, source)
     except ValueError as error:
-        invalid = "no valid JSON: " if isinstance(error, json.JSONDecodeError) else ""
+        invalid = "not valid JSON: " if isinstance(error, json.JSONDecodeError) else ""
         raise ValueError(f"--config or {CONFIG_VARIABLE}={config}: {invalid}{error}") from error
     return {"boost_level": level, "boost_config_dict": source}
 
@@ -119,7 +119,7 @@ class Built:
             others = [f"not boosted: {one}" for one in self._left_out()]
             return "\n\n".join((*reports, *others, *self._unused()))
         reason = "; ".join(self._left_out()) or (
-            "the script built no ms.Model with an optimizer; a loop of its own is boosted by "
+            "the script built no ms.Model with an optimizer; if it has its own training loop, use "
             "mindspore_boost_ext.make_train_step"
         )
         machine = "\n".join("; ".join(row.cells()[:4]) for row in tuning())
@@ -130,8 +130,8 @@ class Built:
         if not self.own_levels or not settings_from_outside():
             return []
         return [
-            f"the Model of {_names(self.own_levels)} takes no level and settings from outside, as "
-            "the script gives it some itself: take these out of the script"
+            f"the Model of {_names(self.own_levels)} ignores the level and settings from outside, "
+            "as the script sets its own: remove these from the script"
         ]
 
     def _left_out(self) -> list[str]:
@@ -139,17 +139,17 @@ class Built:
         found = [self._why_plain()] if self.plain else []
         if self.other_steps:
             found.append(
-                f"the Model of {_names(self.other_steps)} trains with another step than the usual "
-                "one, which its class, or MindSpore for pipeline stages, has built"
+                f"the Model of {_names(self.other_steps)} trains with a step that its class, or "
+                "MindSpore for pipeline stages, has built"
             )
         return found + ([own_step(_names(self.own_steps))] if self.own_steps else [])
 
     def _why_plain(self) -> str:
         names, outside = _names(self.plain), settings_from_outside()
         if outside.get("boost_level") == "O0":
-            return f"the level given, O0, switches nothing on for the Model of {names}: give O1"
+            return f"the given level O0 switches nothing on for the Model of {names}: give O1"
         if outside:
-            return f"the script gives the Model of {names} boost_level='O0' itself"
+            return f"the script itself sets boost_level='O0' for the Model of {names}"
         return f"the Model of {names} has no boost_level: put --level O1 before the script"
 
 
@@ -160,7 +160,7 @@ def _names(several: list[str]) -> str:
 def own_step(names: str) -> str:
     """Return why networks in the script's own step cells are not boosted, and the remedy."""
     return (
-        f"the script has a step cell of its own, {names}: give ms.Model the network, the loss and "
+        f"the script makes its own step cell, {names}: give ms.Model the network, the loss and "
         "the optimizer instead, or use mindspore_boost_ext.make_train_step"
     )
 

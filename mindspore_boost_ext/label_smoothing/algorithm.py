@@ -50,8 +50,8 @@ class LabelSmoothingAlgorithm(Algorithm):
         else:
             self._unfit(
                 step,
-                "needs an nn.SoftmaxCrossEntropyWithLogits, or an nn.CrossEntropyLoss without a "
-                "label_smoothing of its own, given as the loss_fn, and not held by the network",
+                "needs an nn.SoftmaxCrossEntropyWithLogits, or an nn.CrossEntropyLoss without "
+                "its own label_smoothing, given as the loss_fn, and not held by the network",
             )
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
@@ -64,8 +64,8 @@ class LabelSmoothingAlgorithm(Algorithm):
             reason = seen.get(self.switch, no_class_a_sample(*inputs) or next_tokens(*inputs))
             seen[self.switch] = reason
         if step.reducer_flag:
-            found = {"labels that are classes of samples": str(not reason)}
-            remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
+            found = {"one class per sample": str(not reason)}
+            remedy = f"Give every rank the same kind of batches, or leave {self.switch} out."
             check_equal_on_ranks(found, "the first batch", remedy)
         if reason:
             self._unfit(step, reason)
@@ -76,11 +76,11 @@ class LabelSmoothingAlgorithm(Algorithm):
         when = step.auto_boost.config.label_smoothing.when
         if when != SHORTER or fewest_updates(step) is not None:
             return ""
-        return "is for a shorter training (when: 'shorter'), and the training is not made shorter"
+        return "is for a shortened training (when: 'shorter'), but this training is not shortened"
 
     def _unfit(self, step: BoostTrainOneStepCell, reason: str) -> None:
         if step.auto_boost.config.label_smoothing.if_unfit != SKIP:
-            raise ValueError(f"label_smoothing {reason}: leave label_smoothing away")
+            raise ValueError(f"label_smoothing {reason}: leave label_smoothing out")
         step.report().update(self.switch, SKIPPED, reason)
 
 

@@ -17,7 +17,7 @@ from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.thor.optimizer import thor_of
 
 _CENTRALIZATION = "gradient centralization"
-_CENTRALIZES = "; less_bn.gc_flag centralizes gradients all the same"
+_CENTRALIZES = "; less_bn.gc_flag still centralizes gradients"
 
 
 class LessBNAlgorithm(Algorithm):
@@ -47,7 +47,7 @@ class LessBNAlgorithm(Algorithm):
         """Rewrite a network for evaluation like the trained one."""
         rewriting = self._rewritten(network, build)
         if rewriting.is_new:
-            reason = "a network of its own, rewritten like the trained one"
+            reason = "a separate network, rewritten like the trained one"
             row = Row("less_bn (evaluation)", self.switch, APPLIED, reason, rewriting.counts)
             build.report.put(row)
 
@@ -88,12 +88,12 @@ def _rebuilt_for(
     added = [one for one in rewriting.added_parameters if id(one) not in trained]
     if thor_of(optimizer) is not None and (removed or added):
         raise ValueError(
-            "less_bn has changed the network after THOR was made over it: use the section "
-            "'thor' with a plain optimizer, or rewrite with LessBN(network) before THOR"
+            "less_bn has changed the network for which THOR was made: use the section 'thor' with "
+            "a plain optimizer, or call LessBN(network) before THOR"
         )
     if not isinstance(optimizer, nn.Optimizer):
         raise TypeError(
-            f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}: leave less_bn away"
+            f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}: leave less_bn out"
         )
     if not (removed or added or centralize):
         return optimizer

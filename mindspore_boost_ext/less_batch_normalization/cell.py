@@ -76,14 +76,14 @@ def warn_of(rewriting: Rewriting, also: str = "") -> None:
         why = "; ".join(reasons) or "the network has no BatchNorm"
         warn(f"less_bn has no effect on this network: {why}{also}", NoEffectWarning)
     elif not rewriting.is_new:
-        LOGGER.info("less_bn: the network was rewritten before, nothing was left to do")
+        LOGGER.info("less_bn: the network was rewritten before, nothing is left to do")
     removed = [theirs for ours, theirs in rewriting.exchanged if isinstance(ours, RemovedBatchNorm)]
     trained = sum(map(_has_been_trained, removed))
     if trained:
         warn(
-            f"less_bn has removed {trained} BatchNorms that were trained before: the network "
-            "computes something else now, and what it has learnt is mostly lost. To go on from "
-            "trained weights leave less_bn out; with less_bn begin at new ones"
+            f"less_bn has removed {trained} BatchNorms that were trained before: the outputs of "
+            "the network change, and most of what it has learnt is lost. To continue from trained "
+            "weights, leave less_bn out; with less_bn, start from new weights"
         )
 
 

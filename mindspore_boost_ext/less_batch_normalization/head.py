@@ -264,7 +264,7 @@ def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
         if called & _OVER_CLASSES or (not here and _is_lone_loss(cell)):
             return ""
         others += here
-    return f"{others[-1]} is not over classes: the last Dense is no classifier" if others else ""
+    return f"{others[-1]} has no classes: the last Dense is no classifier" if others else ""
 
 
 def _is_lone_loss(cell: nn.Cell) -> bool:

@@ -208,14 +208,14 @@ def find_classifier(graph: Graph) -> tuple[list[nn.Dense], str]:
     inside = _dense_inside(node, graph)
     failure = graph.failures.get(node.cell, "")
     if len(inside) > 1:
-        return [], failure or "the last Dense is not found"
+        return [], failure or "the last Dense was not found"
     if failure and not _is_last(inside[0], node.cell):
         return [], f"the last Dense is not the last layer with weights, and {failure}"
     if sum(node.cell is other.cell for other in nodes) > 1:
         return [], "the last Dense is called more than once"
     if isinstance(inside[0], CommonHeadLastFN):
         return [], "the last Dense is normalised already"
-    one_output = "the last Dense has one output: it tells no classes apart"
+    one_output = "the last Dense has one output, so it is no classifier"
     is_single = inside[0].out_channels == 1
     reason = own_construct(inside[0]) or (one_output if is_single else _joined(graph, node))
     return ([], reason) if reason else (inside, "the last Dense in the order of execution")
@@ -258,7 +258,7 @@ def _joined(graph: Graph, start: Node) -> str:
     for one in graph.outputs:
         apart = start not in made_from[one] and one not in made_from[start]
         if apart and not one.constant and sources[one] & sources[start]:
-            return "the network has other outputs beside that of the last Dense"
+            return "the network has other outputs besides that of the last Dense"
     return ""
 
 

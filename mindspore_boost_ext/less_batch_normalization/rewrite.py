@@ -166,7 +166,7 @@ class _Plan:
             name = name_of(cell.gamma)
             removal = removals.get(id(cell), Removal(False, does_else(cell) or "never called"))
             if not (self._trains(cell.gamma) or self._trains(cell.beta)):
-                removal = Removal(False, "its scale and shift do not train, as in a frozen part")
+                removal = Removal(False, "its scale and shift are not trained, as in a frozen part")
             if _compat.has_hooks(cell):
                 removal = Removal(False, _HOOKED)
             if {id(cell), id(cell.gamma), id(cell.beta)} & elsewhere:
@@ -225,7 +225,7 @@ class _Plan:
         if _compat.has_hooks(dense):
             return _HOOKED
         if not self._trains(dense.weight):
-            return "its weight does not train, as in a frozen part"
+            return "its weight is not trained, as in a frozen part"
         return own_construct(dense) or self.fixed.get(id(dense), "")
 
     def _classifiers(self) -> tuple[list[nn.Dense], str]:
@@ -237,7 +237,7 @@ class _Plan:
             return named, "a pattern of heads matches" if named else "no Dense matches heads"
         if self.head_alone or any(change.done == REMOVED for change in self.changes):
             return find_classifier(self.graphs[0])
-        return [], "no BatchNorm was removed: name a Dense in heads to normalise it all the same"
+        return [], "no BatchNorm was removed: to normalise a Dense anyway, name it in heads"
 
 
 def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:

@@ -68,7 +68,7 @@ def own_construct(layer: nn.Cell) -> str:
         return "auto_mixed_precision has rewritten it: give amp_level='O1' to the Model instead"
     if kind.construct.__module__.partition(".")[0] == "mindspore":
         return ""
-    return f"{kind.__name__} has a construct of its own"
+    return f"{kind.__name__} has its own construct"
 
 
 def is_convolution(node: Node) -> bool:

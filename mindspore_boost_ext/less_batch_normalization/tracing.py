@@ -176,7 +176,7 @@ class _Tracer:
         except ValueError:  # still empty
             return cell
         for one in cells_in(held):
-            self.graph.fixed[id(one)] = "a function of the script's holds it"
+            self.graph.fixed[id(one)] = "a function of the script holds it"
         return CellType(self.wrap(held))
 
     def wrap(self, thing: Any) -> object:
@@ -238,7 +238,7 @@ class Value:
         raise NotUnderstoodError("it branches on the value or shape of a tensor")
 
     def __iter__(self) -> Iterator[Any]:
-        raise NotUnderstoodError("it takes a tensor or its shape apart")
+        raise NotUnderstoodError("it unpacks a tensor or its shape")
 
     def __setitem__(self, key: object, value: object) -> None:
         raise NotUnderstoodError("it writes into a tensor")

@@ -85,5 +85,5 @@ class ResizingAlgorithm(GrowingInputs):
             found = f"{images.dtype} of shape {images.shape}"
         raise ValueError(
             "progressive_resizing resizes the first input, which must be images: a float Tensor "
-            f"of shape (N, C, H, W), got {found}: leave progressive_resizing away"
+            f"of shape (N, C, H, W), got {found}: leave progressive_resizing out"
         )

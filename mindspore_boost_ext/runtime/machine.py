@@ -38,7 +38,7 @@ AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
 MOST_CORES = 2
 # Threads on cores of their own were measured on two; they are slower where processes share cores.
 PLACED_CORES = 2
-_NONE_MADE = "no convolution has been made, and without one AVX-512 is faster"
+_NONE_MADE = "no convolution was made yet, and without them AVX-512 is faster"
 # Where scripts find the functions of mindspore.ops.
 _NAMESPACES: tuple[Any, ...] = (ops, function, functional, composite, nn_func, clip_func)
 _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables, mpirun
@@ -52,7 +52,7 @@ class Cure:
     """
 
     # The reason if the cure is no longer in place.
-    taken_back: ClassVar[str] = "the script has set it back"
+    taken_back: ClassVar[str] = "the script has reset it"
 
     def __init__(
         self,
@@ -103,12 +103,12 @@ class InstructionSet(Cure):
     def unneeded(self) -> str:
         """Return why convolutions are fast without the cure."""
         if not _compat.ONEDNN_LACKS_AVX512:
-            return "convolutions of this MindSpore are not known to be slow on any processor"
+            return "convolutions of this MindSpore are not known to be slow"
         if not processor_flags() >= AVX512:
-            return "this processor has no AVX-512, with which alone convolutions are slow"
+            return "convolutions are slow only with AVX-512, which this processor lacks"
         given = [name for name in ISA_VARIABLES if name in os.environ]
         if given and os.environ[given[0]] == ISA:
-            return f"{given[0]}={ISA} was given, or set by the process that has started this one"
+            return f"{given[0]}={ISA} was given, or set by the process that started this one"
         if given:
             return f"{given[0]}={os.environ[given[0]]} was given"
         if self.made or convolutions.are_expected():
@@ -134,7 +134,7 @@ class InstructionSet(Cure):
         if limit_onednn():
             self.put_in_place(True)
             slow = "convolutions of this wheel are tens of times slower with AVX-512"
-            others = f"a network that has none gains by {ISA_VARIABLES[0]}=AVX512_CORE"
+            others = f"a network without them is faster with {ISA_VARIABLES[0]}=AVX512_CORE"
             return APPLIED, f"{ISA}: {slow}" if self.made else f"{ISA}: {slow}; {others}"
         event, first = "the import", "import mindspore_boost_ext"
         if self.made:
@@ -195,7 +195,7 @@ class BlockingLaunch(FewCoresCure):
             "blocking launch in PYNATIVE_MODE",
             _compat.launches_blocking,
             _compat.set_blocking_launch,
-            "MindSpore's threads keep each other waiting",
+            "MindSpore's threads block each other",
         )
 
     def unneeded(self) -> str:
@@ -212,20 +212,20 @@ class CompiledFunctions(FewCoresCure):
     PYNATIVE_MODE. Blocking launch does not change that.
     """
 
-    taken_back = "the script has put another launch there"
+    taken_back = "the script has replaced it"
 
     def __init__(self) -> None:
         super().__init__(
             "ms.jit without a queue",
             functions_at_once.is_in_place,
             functions_at_once.put_in_place,
-            "a thread that waits keeps others from computing",
+            "a waiting thread keeps others from computing",
         )
 
     def unneeded(self) -> str:
         """Return why functions stay in the queue."""
         if not functions_at_once.is_possible():
-            return "this MindSpore knows no way around the queue"
+            return "this MindSpore has no way around the queue"
         return super().unneeded()
 
 
@@ -244,7 +244,7 @@ class OwnCores(FewCoresCure):
             "a core for each worker thread",
             lambda: self._placement.in_force(),
             self._place,
-            "a thread that waits keeps others from computing",
+            "a waiting thread keeps others from computing",
         )
 
     def unneeded(self) -> str:
@@ -273,7 +273,7 @@ class OwnCores(FewCoresCure):
 class FunctionCure(Cure):
     """Replaces a function of ``mindspore.ops`` by our own of the same name."""
 
-    taken_back = "the script has put another function there"
+    taken_back = "the script has replaced it"
 
     def __init__(self, name: str, own: Callable[..., object], why: str) -> None:
         super().__init__(name, self._is_ours, self._put, why)
@@ -296,12 +296,12 @@ _FUNCTIONS = (
     FunctionCure(
         "gradient of ops.max_pool2d",
         max_pool.max_pool2d,
-        "by an operator whose gradient takes linear time, not quadratic",
+        "uses an operator whose gradient takes linear time, not quadratic",
     ),
     FunctionCure(
         "ops.cross_entropy",
         cross_entropy.cross_entropy,
-        "in PYNATIVE_MODE by a gradient of one operator, without unused label smoothing",
+        "in PYNATIVE_MODE its gradient is one operator, and unused label smoothing is skipped",
     ),
     FunctionCure(
         "ops.pad",
@@ -311,7 +311,7 @@ _FUNCTIONS = (
     FunctionCure(
         "ops.clip_by_global_norm",
         clipping.clip_by_global_norm,
-        "by sums along rows and a factor, where MindSpore's divides number by number",
+        "one factor from sums along rows, where MindSpore's divides number by number",
     ),
 )
 _CURES: tuple[Cure, ...] = (

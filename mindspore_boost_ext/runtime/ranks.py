@@ -104,7 +104,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 @contextlib.contextmanager
 def _notice_of_waiting(what: str) -> Iterator[None]:
-    text = "rank %d still waits for the other ranks, to compare %s: each of them must come here"
+    text = "rank %d is still waiting for the other ranks to compare %s: each of them must do so"
     notice = threading.Timer(_WAITING_NOTICE, LOGGER.warning, (text, rank_and_count()[0], what))
     notice.daemon = True
     notice.start()

@@ -120,8 +120,8 @@ class Watch(threading.Thread):
                 self._ended_well.remove(rank)
                 _end(
                     f"{rank} ended with exit code 0 after {updates} updates, and update "
-                    f"{updates + 1} of this rank needs it; give every rank as many batches, and "
-                    "let none leave in mid-training"
+                    f"{updates + 1} of this rank needs it; give every rank the same number of "
+                    "batches, and stop none during the training"
                 )
 
     def _look_at_stopped(self, rank: _Rank) -> None:
@@ -134,8 +134,8 @@ class Watch(threading.Thread):
         if now - rank.stopped_since >= STOPPED_NOTICE and not rank.named_as_stopped:
             rank.named_as_stopped = True
             _say(
-                f"{rank} is stopped, and all wait for it: let it go on with 'kill -CONT "
-                f"{rank.pid}'; else the run ends in {STOPPED_PATIENCE:g} seconds"
+                f"{rank} is stopped, and all others wait for it: continue it with 'kill -CONT "
+                f"{rank.pid}', or the run ends in {STOPPED_PATIENCE:g} seconds"
             )
         if now - rank.stopped_since >= STOPPED_PATIENCE:
             with contextlib.suppress(ProcessLookupError):
@@ -154,9 +154,9 @@ class Watch(threading.Thread):
             if updates is not None and updates < self._update and not rank.stopped_since:
                 self._was_said = True
                 _say(
-                    f"this rank has been in update {self._update} for "
-                    f"{WAITING_NOTICE:g} seconds, and {rank} has begun {updates}: if it does not "
-                    "train any more, it has had fewer batches"
+                    f"this rank has been in update {self._update} for {WAITING_NOTICE:g} seconds, "
+                    f"and {rank} has begun only {updates}: if it has stopped training, it had "
+                    "fewer batches"
                 )
 
 

@@ -247,7 +247,7 @@ def fewer_norms() -> float:
     found, _ = train(data, ["less_bn"], made, less_bn={"fn_flag": False, "gc_flag": False})
     expected = _by_mindspore(written, data)
     if found.keys() != expected.keys():
-        raise AssertionError(f"trained are {', '.join(found)}, not {', '.join(expected)}")
+        raise AssertionError(f"it trained {', '.join(found)}, not {', '.join(expected)}")
     return furthest(found, expected, start)
 
 
@@ -370,7 +370,7 @@ def adasum(gathered_bytes: int = cell.GATHERED_BYTES) -> float:
     """Train one step with AdaSum; ranks exchange more than ``gathered_bytes`` bytes in halves."""
     _, ranks = rank_and_count()
     if ranks < 2 or ranks & (ranks - 1):
-        raise NotPossible(f"needs 2, 4 or 8 ranks, as by --ranks 2, got {ranks}")
+        raise NotPossible(f"needs 2, 4 or 8 ranks, such as --ranks 2, got {ranks}")
     gathers = gathered_bytes > 0
     if not (gathers or _compat.reduces_in_groups()):
         raise NotPossible("this MindSpore cannot reduce in groups here: ranks gather all")

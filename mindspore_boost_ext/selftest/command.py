@@ -51,7 +51,7 @@ def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
         f"{counts[PASSED]} passed, {counts[FAILED]} failed, {left} not possible here"
     )
     if counts[FAILED] and said:
-        write(f"The process said last:\n{said}")
+        write(f"Last output of the process:\n{said}")
     if options.json:
         report = {"surroundings": surroundings, "results": rows, "said": said}
         Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -62,19 +62,19 @@ def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m mindspore_boost_ext selftest",
-        description="Train small networks by every algorithm in both modes on a device, and "
-        "compare with NumPy in float64.",
+        description="Train small networks with every algorithm in both modes on a device, and "
+        "compare the results with NumPy in float64.",
     )
-    chosen = f"one of: {', '.join(CHECKS)}; may be given again; all by default"
+    chosen = f"one of: {', '.join(CHECKS)}; may be repeated (all)"
     add = parser.add_argument
     add("--device", choices=("Ascend", "GPU", "CPU"), default="CPU")
-    add("--ranks", type=count, default=1, metavar="N", help="processes (1)")
-    add("--mode", choices=sorted(MODES), action="append", help="both by default")
+    add("--ranks", type=count, default=1, metavar="N", help="number of processes (1)")
+    add("--mode", choices=sorted(MODES), action="append", help="default: both")
     add("--check", choices=list(CHECKS), action="append", metavar="NAME", help=chosen)
-    add("--json", metavar="FILE", type=writable, help="write all results there")
-    add("--timeout", type=count, default=600, metavar="SECONDS", help="for all together (600)")
+    add("--json", metavar="FILE", type=writable, help="write all results to this file")
+    add("--timeout", type=count, default=600, metavar="SECONDS", help="for all checks (600)")
     if problem := in_several_processes("selftest"):
-        parser.error(f"{problem}: --ranks N")
+        parser.error(f"{problem}; for several ranks give --ranks N")
     return parser.parse_args(argv)
 
 
@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace, folder: Path) -> tuple[list[list[dict[str,
             code = process.wait(options.timeout)
             why = f"the process ended with exit code {code}"
         except subprocess.TimeoutExpired:
-            code, why = 1, f"not done after {options.timeout} s"
+            code, why = 1, f"not finished after {options.timeout} s"
         finally:
             for rank in ranks_beside(process.pid).values():  # ranks have sessions of their own
                 with contextlib.suppress(ProcessLookupError):

@@ -88,8 +88,8 @@ class SeqLengthAlgorithm(GrowingInputs):
             return
         found = f"shape {first.shape}" if isinstance(first, Tensor) else shown(first)
         raise ValueError(
-            "seq_length_warmup shortens the second axis of the first input, which must be a Tensor "
-            f"of shape (N, L) or (N, L, features), got {found}: leave seq_length_warmup away"
+            "seq_length_warmup shortens the second axis of the first input, which must be a "
+            f"Tensor of shape (N, L) or (N, L, features), got {found}: leave seq_length_warmup out"
         )
 
     def check_loss(self, settings: object, run: Run, *inputs: Any) -> None:
@@ -99,12 +99,12 @@ class SeqLengthAlgorithm(GrowingInputs):
         try:
             mixes = mixes_samples(run, *inputs)
         except Exception as error:  # the user's network
-            reason = f"half of the first batch cannot be tried: {described(error)}"
+            reason = f"the loss cannot be tried on half of the first batch: {described(error)}"
             raise ValueError(reason) from error
         if mixes:
             raise ValueError(
-                "the loss of its first batch is not made up of those of its samples, as where it "
-                "compares these: it would compare pieces of them"
+                "the loss of the first batch is neither the mean nor the sum of those of its "
+                "halves, as where it compares samples: it would compare pieces of them"
             )
 
 

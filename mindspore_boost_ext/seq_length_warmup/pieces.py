@@ -14,8 +14,8 @@ def why_not(first: Tensor, *others: object) -> str:
     """Return why pieces would not belong together; empty if the inputs show no reason."""
     if any(_is_taught(*two, first) for two in combinations(others, 2)):
         return (
-            "it takes a source and a target, as for a translation, whose pieces do not belong "
-            "together"
+            "its inputs are a source and a target, as for a translation, whose pieces do not "
+            "belong together"
         )
     return ""
 

@@ -48,7 +48,7 @@ class ShortScheduleAlgorithm(Algorithm):
         reason = _unfit(optimizer)
         if reason:
             if settings.if_unfit == REFUSE:
-                raise ValueError(f"short_schedule {reason}: leave short_schedule away")
+                raise ValueError(f"short_schedule {reason}: leave short_schedule out")
             step.report().update(self.switch, SKIPPED, reason)
             return
         step.updates_per_batch = self._parts(step, settings)
@@ -67,13 +67,13 @@ class ShortScheduleAlgorithm(Algorithm):
         """Return into how many parts batches can be cut."""
         reason, parts = "", int(settings.parts)
         if step.window_part is not None:
-            reason = "makes several updates of a batch, and a window one of several batches"
+            reason = "makes several updates per batch, but a window makes one per several batches"
         elif not step.runs_our_construct():
-            reason = f"cuts no batches for {type(step).__name__}, which has a construct of its own"
+            reason = f"cannot cut batches for {type(step).__name__}, which overrides construct"
         elif parts * settings.total_steps > _MOST_UPDATES:
             reason = "makes more updates than int32 can count"
         if reason and parts > 1 and settings.if_unfit == REFUSE:
-            raise ValueError(f"short_schedule.parts={parts} {reason}: leave it away")
+            raise ValueError(f"short_schedule.parts={parts} {reason}: leave it out")
         return 1 if reason else parts
 
     @staticmethod
@@ -94,7 +94,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if parts < settings.parts and settings.whole_share is not None:
             length = f"{updates} (whole_share)"
         if parts > 1:
-            length, counts = f"{updates}, {parts} of each whole batch", {"parts": parts}
+            length, counts = f"{updates}, {parts} per whole batch", {"parts": parts}
         reason = f"the schedule of {settings.total_steps} updates in {length}{why_whole}"
         step.report().update(self.switch, APPLIED, reason, {"updates": updates, **counts})
 
@@ -112,9 +112,9 @@ class ShortScheduleAlgorithm(Algorithm):
         if step.updates_per_batch > 1 and why_whole != "":
             self._leave_whole(step, why_whole or "")
         if step.reducer_flag and (settings.parts > 1 or settings.if_unfit == SKIP):
-            found = {"updates of a batch": str(step.updates_per_batch)}
-            found["labels that are classes of samples"] = str(not reason)
-            remedy = f"Give every rank batches of one size and kind, or leave {self.switch} away."
+            found = {"updates per batch": str(step.updates_per_batch)}
+            found["one class per sample"] = str(not reason)
+            remedy = f"Give ranks the same size and kind of batches, or leave {self.switch} out."
             check_equal_on_ranks(found, "the first batch", remedy)
         if reason:
             for each in layers_of(step, (FasterSchedule,)):  # every variant of the step has one
@@ -140,7 +140,7 @@ class ShortScheduleAlgorithm(Algorithm):
 
     def _why_left_alone(self, step: BoostTrainOneStepCell, *inputs: object) -> str:
         if layers_of(step, (FasterSchedule,))[0].is_left_alone():
-            return "is left alone, as in the run that this one goes on with"
+            return "keeps its whole length, as in the run that this one continues"
         if step.auto_boost.config.short_schedule.if_unfit != SKIP:
             return ""
         return no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
@@ -150,7 +150,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if parts > 1 and not samples:
             raise ValueError(
                 f"short_schedule.parts={parts} cuts batches along the first axis of the first "
-                f"input, got {shown(first)}: leave it away"
+                f"input, got {shown(first)}: leave it out"
             )
         # A resumed run may begin with the last, smaller batch of an epoch.
         if parts > 1 and samples < 2 * parts and not step.was_restored:
@@ -180,14 +180,14 @@ class ShortScheduleAlgorithm(Algorithm):
         remedy = f"set {self.switch}.total_steps to the updates of the whole training"
         if planned > total > position + 1:  # else it is over: reported elsewhere
             self.other_length.give(
-                f"{self.switch}.total_steps={total} ends this training after {batches} of the "
-                f"{planned} updates that it has: {remedy}"
+                f"{self.switch}.total_steps={total} ends this training after {batches} of its "
+                f"{planned} updates: {remedy}"
             )
         elif planned < batches and epochs > 1:  # calls of one epoch each are parts of a training
             self.other_length.give(
-                f"the training has {planned} updates, and its shorter schedule {batches} "
-                f"({self.switch}.total_steps={total}), so that rates do not fall to their end: "
-                f"{remedy}, unless further calls go on with it"
+                f"the training has {planned} updates, but its shorter schedule has {batches} "
+                f"({self.switch}.total_steps={total}), so the learning rate does not reach its "
+                f"end: {remedy}, unless further calls continue it"
             )
 
     def _is_applied(self, step: BoostTrainOneStepCell) -> bool:
@@ -225,8 +225,8 @@ def _why_whole(network: nn.Cell, parts: int, *inputs: Any) -> str | None:
             run(*part_of(inputs, 0, parts))
             mixes = mixes_samples(run, *inputs)
         except Exception as error:  # states of one size, or a graph of the samples
-            return f"; batches stay whole, as a part does not run: {described(error)}"
-    why = "the loss of one is not made up of those of its samples, as where it compares these"
+            return f"; batches stay whole, as a part fails: {described(error)}"
+    why = "the loss of a batch is neither the mean nor the sum of those of its halves"
     return f"; batches stay whole, as {why}" if mixes else ""
 
 
@@ -246,14 +246,14 @@ def _are_of_samples(inputs: tuple[Any, ...]) -> bool:
 def _unfit(optimizer: nn.Cell) -> str:
     """Return why the schedule of an optimizer cannot be compressed; empty if it can."""
     if isinstance(optimizer, _COUNTING):
-        return f"advances the count of steps, by which {type(optimizer).__name__} updates"
+        return f"advances the step count, which {type(optimizer).__name__} uses in its updates"
     if not isinstance(optimizer, nn.Optimizer):
         kind = type(optimizer).__name__
-        return f"compresses the schedule of an optimizer of mindspore.nn, but {kind} is none"
+        return f"needs an optimizer of mindspore.nn, got {kind}"
     if not getattr(optimizer, "dynamic_lr", False):
         return (
-            "compresses a schedule of learning rates, but the rate is a number: give the optimizer "
-            "a list or a LearningRateSchedule, or train for fewer epochs"
+            "needs a schedule of learning rates, but the rate is a number: give the optimizer a "
+            "list or a LearningRateSchedule, or train for fewer epochs"
         )
     return ""
 
@@ -263,9 +263,9 @@ def _check_rates(optimizer: nn.Cell, total: int) -> None:
     lengths = [len(one) for one in _compat.lists_of_rates(optimizer)]
     if min(lengths, default=total) < total:
         raise ValueError(
-            f"short_schedule.total_steps={total} needs a rate for each of these steps, but the "
-            f"optimizer has a list of {min(lengths)}: set it to the updates of the whole training "
-            "of this Model (others count their own), for which the list was made"
+            f"short_schedule.total_steps={total} needs a rate for each of these updates, but the "
+            f"optimizer has a list of {min(lengths)}: set it to the updates of the training of "
+            "this Model (others count their own), for which the list was made"
         )
 
 
@@ -317,9 +317,9 @@ class FasterSchedule(UpdateAround):
         if self.position.asnumpy()[0] >= self.total - 1:
             self.said["over"] = True
             warn(
-                "short_schedule: its schedule is over, and the loop trains on at the last rate, as "
-                "nothing stops a loop of one's own. Let it go over step.over(dataset, epochs) of "
-                f"make_train_step, or end it where optimizer.global_step is {self.total - 1}",
+                "short_schedule: the schedule is over, and your loop trains on at the last rate, "
+                "as nothing stops it. Loop over step.over(dataset, epochs) of make_train_step, "
+                f"or stop when optimizer.global_step is {self.total - 1}",
                 NoEffectWarning,
             )
 

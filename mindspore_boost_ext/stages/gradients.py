@@ -71,6 +71,6 @@ def check_dense(network: nn.Cell, asked_by: str) -> None:
         if any(one.name == "SparseGatherV2" for one in _compat.primitives(cell).values()):
             raise ValueError(
                 f"{asked_by} needs dense gradients, but {name or 'the network'} "
-                f"({type(cell).__name__}) looks up sparsely, so that its gradient holds rows: "
-                "switch that setting off, or use nn.Embedding"
+                f"({type(cell).__name__}) uses a sparse lookup, whose gradient is sparse: switch "
+                "that setting off, or use nn.Embedding"
             )

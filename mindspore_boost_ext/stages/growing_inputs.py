@@ -55,8 +55,8 @@ class GrowingInputs(Algorithm):
             return
         if not step.runs_our_construct():
             raise ValueError(
-                f"{type(step).__name__} has a construct of its own, which would train at full size "
-                f"from the first step on: leave {self.switch} away"
+                f"{type(step).__name__} overrides construct, so every step would train at full "
+                f"size: leave {self.switch} out"
             )
         firsts = self._firsts(step)
         if getattr(step.auto_boost.config, self.switch).if_unfit != SKIP:
@@ -85,7 +85,7 @@ class GrowingInputs(Algorithm):
             if begin < end
         ]
         if not words:
-            reason = "every phase is rounded to full size or away"
+            reason = "after rounding, no update has inputs smaller than full size"
             return step.report().update(self.switch, SKIPPED, reason)
         reason = f"{', '.join(words)} of {self._updates(step)}, then full size"
         if self._unseen:
@@ -127,7 +127,7 @@ class GrowingInputs(Algorithm):
         reason, firsts = seen[self.switch]
         if step.reducer_flag:
             status = SKIPPED if reason else APPLIED
-            remedy = f"Give every rank batches of one kind, or leave {self.switch} away."
+            remedy = f"Give every rank the same kind of batches, or leave {self.switch} out."
             check_equal_on_ranks({self.switch: status}, "the first batch", remedy)
             words = {"first updates of the sizes": str(firsts)}
             if differences_between_ranks(words, "the first batch"):
@@ -174,9 +174,9 @@ class GrowingInputs(Algorithm):
             counts = {each[number][0] for number in together}
             if len(counts) > 1:
                 raise ValueError(
-                    f"{self.switch} would make {each} of inputs of shapes {full}, in which samples "
-                    "and labels no longer go together, as labels of whole sequences do not: leave "
-                    f"{self.switch} away, or take its method 'truncate'"
+                    f"{self.switch} would make {each} of inputs of shapes {full}, so that samples "
+                    "and labels no longer match, as with labels of whole sequences: leave "
+                    f"{self.switch} out, or set its method to 'truncate'"
                 )
 
     def _check_declared(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> None:
@@ -187,8 +187,8 @@ class GrowingInputs(Algorithm):
             grows = any(each[number] != full[number] for each in small)
             if grows and is_open(shape, slice(1, None)):
                 raise ValueError(
-                    f"{self.switch} makes inputs smaller by their shapes, which set_inputs leaves "
-                    f"open ({shape}): leave {self.switch} away"
+                    f"{self.switch} needs the shapes of the inputs, but set_inputs leaves them "
+                    f"open ({shape}): leave {self.switch} out"
                 )
 
     def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
@@ -226,9 +226,9 @@ class GrowingInputs(Algorithm):
         if reason:
             shapes = [getattr(one, "shape", one) for one in inputs]
             raise ValueError(
-                f"{self.switch} cannot train this network, which may fix the size of its inputs: "
-                f"at scale {scale:g} of {shapes}, {reason}: leave {self.switch} away, or give "
-                f"{self.switch}.phases or {self.switch}.multiple that it can take"
+                f"{self.switch} cannot train this network, which may need inputs of a fixed size: "
+                f"at scale {scale:g} of {shapes}, {reason}: leave {self.switch} out, or choose "
+                f"{self.switch}.phases or {self.switch}.multiple that fit it"
             ) from cause
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
@@ -249,9 +249,9 @@ class GrowingInputs(Algorithm):
         if updates >= first:
             return
         self.too_short.give(
-            f"the training ends at update {updates}, before its inputs have their full size "
-            f"(from update {first} on): unless it is continued, accuracy at full size will be "
-            f"poor; set {self.switch}.total_steps to the updates of the whole training"
+            f"the training ends at update {updates}, before its inputs have their full size (from "
+            f"update {first} on): unless you continue it, accuracy at full size will be poor; set "
+            f"{self.switch}.total_steps to the updates of the whole training"
         )
 
 

@@ -21,14 +21,14 @@ def no_class_a_sample(*inputs: object) -> str:
     has a label for each place of a sequence, a segmentation for each pixel.
     """
     if len(inputs) == 1:
-        return "takes one class a sample, but the batch has one input, and no labels"
+        return "needs one class per sample, but the batch has one input and no labels"
     shapes: list[tuple[int, ...]] = [getattr(one, "shape", ()) for one in inputs]
     first, labels = shapes[0], shapes[-1]
     rows = len(labels) == 2 and getattr(inputs[-1], "dtype", None) in _SHARES
     if first[:1] == labels[:1] and (len(labels) == 1 or rows):
         return ""
-    found = f"the last input, taken for the labels, has the shape {tuple(labels)}"
-    return f"takes one class a sample, but {found}, and the first input has {tuple(first)}"
+    found = f"the last input, used as the labels, has the shape {tuple(labels)}"
+    return f"needs one class per sample, but {found}, and the first input has {tuple(first)}"
 
 
 def next_tokens(*inputs: Any) -> str:
@@ -48,7 +48,7 @@ def next_tokens(*inputs: Any) -> str:
             same = one.asnumpy()[..., :-1] == tokens[..., 1:]
             few = axes == 1 and (moved.sum() < _PLACES or len(set(tokens.tolist())) < _KINDS)
             if same[moved].mean() > _MOST and not few:
-                return f"takes one class a sample, but input {place} has the tokens one place on"
+                return f"needs one class per sample, but input {place} has tokens shifted by one"
     return ""
 
 
@@ -70,4 +70,4 @@ def rows_of_places(*inputs: Any) -> str:
     sums = labels.float().asnumpy().sum(1)
     if abs(sums - 1).max() <= _SLACK:
         return ""
-    return f"takes shares of classes, but the rows of labels {tuple(shape)} do not add up to 1"
+    return f"needs shares of classes, but the rows of labels {tuple(shape)} do not add up to 1"

@@ -60,8 +60,8 @@ class OneScale(nn.Cell):
         if isinstance(loss, tuple):
             raise TypeError(
                 "a dynamic loss scale needs a network with one output, the loss, but this one "
-                f"returns several: return the loss alone, or take section {SECTION!r}, or the "
-                "script's loss-scale manager, away"
+                f"returns several: return the loss alone, or remove section {SECTION!r}, or the "
+                "script's loss-scale manager"
             )
         # A copy of the value: the Parameter changes in `finish`.
         scale = ops.minimum(self.scale_sense, _LARGEST_FACTOR)
@@ -133,11 +133,11 @@ def note_idle_section(boost: AutoBoost, scales_loss: bool) -> None:
     if SECTION not in boost.config.given or boost.level == "O0":
         return
     if all(row.algorithm != SECTION for row in boost.report()):
-        reason = "a step cell that the script makes itself takes the scale as an argument"
+        reason = "the script makes its own step cell, which takes the scale as an argument"
         boost.report().put(Row(SECTION, f"section {SECTION}", SKIPPED, reason))
         if not scales_loss:
             warn(
-                f"{SECTION} has no effect: {reason}. Make the step by make_train_step, or make a "
+                f"{SECTION} has no effect: {reason}. Make the step by make_train_step, or use a "
                 "BoostTrainOneStepWithLossScaleCell with an nn.DynamicLossScaleUpdateCell",
                 NoEffectWarning,
             )

@@ -321,12 +321,12 @@ class DeviceFacts:
         if not self.all_finite_package:
             return False, "IsFinite: the package with AllFinite is missing or of another version"
         if self.rank_table:
-            return False, "IsFinite: AllFinite does not go with RANK_TABLE_FILE"
+            return False, "IsFinite: AllFinite does not work with RANK_TABLE_FILE"
         if "all_finite:true" in switch or "all_finite:false" in switch:
             usable = "all_finite:true" in switch
-            return usable, f"{'AllFinite' if usable else 'IsFinite'}: asked by MS_DEV_RUNTIME_CONF"
+            return usable, f"{'AllFinite' if usable else 'IsFinite'}: set by MS_DEV_RUNTIME_CONF"
         if self.jit_level not in ("", "O0", "O1"):
-            return False, f"IsFinite: AllFinite does not go with jit level {self.jit_level}"
+            return False, f"IsFinite: AllFinite does not work with jit level {self.jit_level}"
         return True, "AllFinite: one kernel for all gradients"
 
 

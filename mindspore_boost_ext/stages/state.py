@@ -17,8 +17,8 @@ def state_of(cell: nn.Cell) -> ParameterTuple:
         if first.setdefault(one.name, one) is not one:
             raise ValueError(
                 f"two Parameters of the training step are named {one.name!r}: give the optimizer "
-                "the Parameters of this very network, and of several networks each names of its "
-                "own, net.update_parameters_name('a.'), before their optimizers are made; name the "
+                "the Parameters of this same network; before you make the optimizer of a second "
+                "network, rename its Parameters by net.update_parameters_name('a.'); name the "
                 "state of an Algorithm boost.<switch>.<name>"
             )
     return ParameterTuple(every)

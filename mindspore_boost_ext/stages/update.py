@@ -114,15 +114,15 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
     It raises a ``TypeError`` for anything that is not an optimizer.
     """
     if not hasattr(optimizer, "parameters"):
-        raise TypeError(f"optimizer must be an optimizer, got {shown(optimizer)}")
+        raise TypeError(f"optimizer must be a MindSpore optimizer, got {shown(optimizer)}")
     for one in (optimizer, innermost(optimizer)):
         list_hidden_parameters(one, network)
     own = {id(one) for one in network.get_parameters()}
     if not any(id(one) in own for one in optimizer.parameters):
         warn(
-            "the network lists no Parameter that the optimizer has, so that nothing of it is "
-            "trained, unless it holds Cells in Python lists: make the optimizer over the "
-            "trainable_params() of this very network",
+            "the network has none of the optimizer's Parameters, so it is not trained, unless it "
+            "holds Cells in Python lists: give the optimizer the trainable_params() of this same "
+            "network",
             NoEffectWarning,
         )
 
@@ -133,7 +133,7 @@ def warn_of_idle_optimizer(optimizer: nn.Cell) -> None:
     if kind.__module__.startswith("mindspore.mint") and ms.get_context("device_target") == "CPU":
         warn(
             f"mindspore.mint.optim.{kind.__name__} trains nothing on CPU in PYNATIVE_MODE "
-            "(MindSpore documents it for Ascend alone): take an optimizer of mindspore.nn or of "
+            "(MindSpore documents it for Ascend only): use an optimizer of mindspore.nn or of "
             "mindspore.experimental.optim",
             NoEffectWarning,
         )

@@ -137,8 +137,8 @@ class ThorAlgorithm(Algorithm):
         """Refuse a subclass with its own ``construct``, in which taps do not work."""
         if not step.runs_our_construct():
             raise ValueError(
-                f"{type(step).__name__} has a construct of its own, so THOR cannot see activations "
-                "and output gradients: change the update by an Algorithm (algorithms=[...]) instead"
+                f"{type(step).__name__} overrides construct, so THOR cannot see activations and "
+                "output gradients: change the update by an Algorithm (algorithms=[...]) instead"
             )
 
     @staticmethod
@@ -159,8 +159,8 @@ class ThorAlgorithm(Algorithm):
         shapes = [] if step.runs_eagerly() else declared_shapes(step)
         if step.captures_part is not None and shapes and is_open(shapes[0], slice(1)):
             raise ValueError(
-                "THOR takes the number of samples from the shape of the first input, in which "
-                f"set_inputs leaves it open ({shapes[0]}): give it, or take another optimizer"
+                "THOR needs the number of samples, the first axis of the first input, but "
+                f"set_inputs leaves it open ({shapes[0]}): give it, or use another optimizer"
             )
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | 
     else:
         own = type(cell).construct is not _CLASSES[kind].construct
     if own:
-        return None, f"{type(cell).__name__} has a construct of its own"
+        return None, f"{type(cell).__name__} has its own construct"
     if kind == CONV and (cell.group != 1 or cell.data_format != "NCHW"):
         return None, f"Conv2d with group={cell.group}, {cell.data_format}"
     rows, columns = parameter.shape[0], parameter.size // parameter.shape[0]

@@ -27,10 +27,9 @@ _REMEDY = "a larger damping avoids that"
 _TROUBLES = (  # of layers, in the order in which the curvature counts them
     f"its damping was raised: a factor was not positive definite; {_REMEDY}",
     f"it keeps its last inverse: a factor was not finite or not invertible; {_REMEDY}",
-    "it keeps its last inverse, or its plain gradient if it has none: a factor was zero, "
-    "because all inputs or gradients of the layer were, or because the network uses the "
-    "weight, but not through the layer's own construct (another Cell reads it, or the "
-    "layer is recomputed)",
+    "it keeps its last inverse, or its plain gradient if it has none: a factor was zero, because "
+    "all inputs or gradients of the layer were zero, or because the network uses the weight "
+    "without the layer's own construct (another Cell reads it, or the layer is recomputed)",
 )
 
 
@@ -189,8 +188,8 @@ class THOR(nn.Optimizer):
     def _warn_without_taps(self) -> bool:
         if self.factors and not self.taps.used:
             warn(
-                "THOR: the training step brings no factors, so this is plain momentum: train with "
-                "BoostTrainOneStepCell, or with ms.Model while this package is installed"
+                "THOR: the training step computes no factors, so this is plain momentum: train "
+                "with BoostTrainOneStepCell, or with ms.Model while this package is installed"
             )
         return True
 
@@ -361,7 +360,7 @@ class THOR(nn.Optimizer):
                 reason = self._reasons[id(parameter)]
                 status = LAYER_NORM if reason == LAYER_NORM else PLAIN
             elif passed_by[index] and not inversions[index]:
-                status, reason = PLAIN, "no factor has reached it: see the warning"
+                status, reason = PLAIN, "it has got no factor: see the warning"
             else:
                 plan, status = self.curvature.plans[index], PRECONDITIONED
                 reason = f"{plan.kind}: A {_shape(plan.a_shape)}, G {_shape(plan.g_shape)}"

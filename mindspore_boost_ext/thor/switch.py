@@ -35,18 +35,18 @@ def thor_in_place_of(
         ValueError: if the optimizer wraps another one, or computes its own rate.
     """
     if thor_of(optimizer) is not None:
-        return optimizer, "the optimizer is THOR already, with settings of its own"
+        return optimizer, "the optimizer is THOR already, with its own settings"
     kind = type(optimizer).__name__
     if isinstance(optimizer, nn.LARS) or kind == "FreezeOpt":
         raise ValueError(
-            f"thor takes the place of the optimizer, but {kind} wraps one: give the plain optimizer"
+            f"thor replaces the optimizer, but {kind} wraps one: give the plain optimizer"
         )
     if getattr(optimizer, "relative_step", False):
         raise ValueError(
             f"thor takes over the optimizer's learning rate, but {kind} computes its own "
             "(relative_step): give it a learning_rate and relative_step=False"
         )
-    reason = f"in place of {kind}, with its parameters, learning rate and weight decay"
+    reason = f"replaces {kind}, with its parameters, learning rate and weight decay"
     arguments = dict(vars(settings))
     if settings.momentum is None:
         arguments["momentum"] = _own_momentum(optimizer)
@@ -57,11 +57,11 @@ def thor_in_place_of(
         earlier_made_of, earlier_arguments, earlier = in_its_place(optimizer)[_KEY]
         same = list(map(id, earlier_made_of)) == list(map(id, made_of))
         if same and earlier_arguments == arguments:
-            return earlier, f"{reason}; goes on from an earlier Model"
+            return earlier, f"{reason}; continues from an earlier Model"
         warn(
-            f"thor begins anew, without the moments and factors of an earlier Model on this {kind}:"
-            " network, parameters or the section thor differ; to go on, keep them, or give both "
-            "Models one THOR(net, ...) as their optimizer"
+            "thor starts anew, without the moments and factors of an earlier Model on this "
+            f"{kind}: network, parameters or the section thor differ; to continue, keep them "
+            "equal, or give both Models one THOR(net, ...) as their optimizer"
         )
     result = THOR(network, 0.1, params=made_of[1:], **arguments)
     for name in _TAKEN_OVER:

@@ -303,7 +303,7 @@ def test_one_process_trains_plainly_and_says_so(mode):
     ("ranks", "devices", "parallel", "reason"),
     [
         (1, 1, "data_parallel", "one process"),
-        (4, 2, "stand_alone", "the ranks train apart"),
+        (4, 2, "stand_alone", "the ranks train independently"),
         (4, 4, "data_parallel", "4 ranks are 1 server .* plain data parallel"),
         (4, 8, "data_parallel", "set common.device_number below 4"),
         (6, 4, "data_parallel", r"must divide the number of ranks \(6\), got 4"),

@@ -215,7 +215,7 @@ def test_a_default_rate_that_is_not_known_is_said_to_be_another_groups(recwarn):
     lost = nn.Momentum(given, nn.ExponentialDecayLR(0.1, 0.5, 2), 0.9)
     rebuilt(lost, removed=["bias"])
     assert not recwarn.list  # nobody needs it
-    with pytest.warns(BoostWarning, match=r"^extra: the learning_rate is 0.2 \(float\), that of a"):
+    with pytest.warns(BoostWarning, match=r"^extra: the learning_rate is 0.2 \(float\), taken"):
         rebuilt(lost, added=[extra])
 
 
@@ -225,7 +225,7 @@ def test_a_default_decay_that_is_not_known_is_said_to_be_another_groups(recwarn)
     given = [{"params": [weight, gamma]}, {"params": [bias], "weight_decay": 0.1}]
     rebuilt(nn.AdamWeightDecay(given, weight_decay=0.1), added=[extra])
     assert not recwarn.list
-    with pytest.warns(BoostWarning, match=r"^extra: the weight_decay is 0.2 \(float\), that of a"):
+    with pytest.warns(BoostWarning, match=r"^extra: the weight_decay is 0.2 \(float\), taken f"):
         rebuilt(nn.AdamWeightDecay(given, weight_decay=0.2), added=[extra])
 
 
@@ -290,7 +290,7 @@ def test_what_cannot_be_is_refused():
         rebuilt(old, added=[parameters()[2]])
     with pytest.raises(TypeError, match=r"the optimizer must be an nn\.Optimizer, got"):
         rebuilt(nn.Dense(2, 2))
-    with pytest.raises(TypeError, match="must not be wrapped in a FreezeOpt: give the one inside"):
+    with pytest.raises(TypeError, match="must not be wrapped in a FreezeOpt: give the inner opt"):
         rebuilt(FreezeOpt(old))
 
 
@@ -325,7 +325,7 @@ def test_own_classes():
     new = rebuilt(Noted(parameters(), strength=3.0), removed=["extra"])
     assert (type(new), new.strength, len(new.parameters)) == (Noted, 3.0, 3)
     assert type(rebuilt(Inherits(parameters(), 0.1, 0.9))) is Inherits
-    with pytest.raises(TypeError, match="the arguments of Silent are not known"):
+    with pytest.raises(TypeError, match="cannot rebuild Silent, as its arguments are not known"):
         rebuilt(Silent(parameters()))
 
 

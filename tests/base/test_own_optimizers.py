@@ -205,7 +205,7 @@ def test_a_flag_for_each_parameter_is_recognised_by_itself():
 def test_an_argument_for_each_parameter_lacks_one_that_is_new():
     params = nets.MLP().trainable_params()
     new = Parameter(Tensor([1.0]), name="new")
-    with pytest.raises(ValueError, match="no entry of factors for new, which the network"):
+    with pytest.raises(ValueError, match="no entry of factors for new, which was added"):
         rebuilt(Aligned(params, 0.1, [1, 2, 3, 4]), added=[new])
 
 
@@ -301,7 +301,7 @@ class OneForAll(nn.Optimizer):
 
 def test_a_parameter_with_an_entry_for_each_of_them_cannot_be_divided():
     optimizer = OneForAll(nets.MLP().trainable_params())
-    with pytest.raises(ValueError, match=r"OneForAll\.factors is one Parameter for all .*a tuple"):
+    with pytest.raises(ValueError, match=r"OneForAll\.factors is one Parameter with .* a tuple"):
         optimizer_view(optimizer, (1, 2))
 
 

@@ -28,15 +28,15 @@ REFUSED = {
     "scale": "loss scale is 64.0 on rank 0, 65.0 on rank 1",
     "dynamic scale": "loss scale is 64.0 on rank 0, 128.0 on rank 1",
     "batches": "number of batches in an epoch is 2 on rank 0, 3 on rank 1",
-    "first batch": "updates of a batch is 2 on rank 0, 1 on rank 1. Give every rank batches of one",
-    "labels": "labels that are classes of samples is True on rank 0, False on rank 1. Give every",
-    "smoothing": "labels that are classes of samples is True on rank 0, False on rank 1. Give",
-    "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank batches",
+    "first batch": "updates per batch is 2 on rank 0, 1 on rank 1. Give ranks the same size and ki",
+    "labels": "one class per sample is True on rank 0, False on rank 1. Give ranks the same size",
+    "smoothing": "one class per sample is True on rank 0, False on rank 1. Give every rank the sam",
+    "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank the sam",
     "again": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "loop": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "order": "order of the weights is 0.weight, 0.bias, 1.weight, 1.bias on rank 0, 1.bias, 1.wei",
-    "counter": "global_step is 0 on rank 0, 3 on rank 1. To go on from checkpoints, load those of",
-    "experimental": "state_step is 0 on rank 0, 7 on rank 1. To go on from checkpoints, load those",
+    "counter": "global_step is 0 on rank 0, 3 on rank 1. To resume, load checkpoints of the same",
+    "experimental": "state_step is 0 on rank 0, 7 on rank 1. To resume, load checkpoints of the s",
     "micro-batches": "micro-batches in the window is 0 on rank 0, 1 on rank 1",
     "freezing": "freezing schedule is 0, 0 on rank 0, 0, 1 on rank 1. Give every rank the same",
 }
@@ -223,6 +223,6 @@ def test_ranks_that_train_apart_are_in_the_report(monkeypatch, parallel):
     step = types.SimpleNamespace(reducer_flag=False, report=boost.report)
     agreement.watch_or_report(step)
     reasons = [row.reason for row in boost.report().rows if row.algorithm == "ranks"]
-    assert [one.partition(":")[0] for one in reasons] == ["2 ranks train apart"] * (
+    assert [one.partition(":")[0] for one in reasons] == ["2 ranks train independently"] * (
         parallel == "stand_alone"
     )

@@ -120,7 +120,7 @@ def made(kind, settings):
 
 def test_clipping_that_a_construct_of_a_subclass_leaves_out_is_told(recwarn):
     settings = {"gradients": {"clip_norm": 0.01}}
-    with pytest.warns(NoEffectWarning, match="clip_norm has no effect: methods of OwnConstruct's"):
+    with pytest.warns(NoEffectWarning, match=r"clip_norm has no .* that OwnConstruct overrides"):
         step = made(OwnConstruct, settings)
     assert step.report()["gradient clipping"].status == "inactive"
     recwarn.clear()
@@ -132,7 +132,7 @@ def test_clipping_that_a_construct_of_a_subclass_leaves_out_is_told(recwarn):
 def test_a_schedule_that_a_construct_of_a_subclass_leaves_out_is_told(recwarn):
     x, y = (Tensor(one) for one in nets.batches(1)[0])
     settings = {"short_schedule": {"total_steps": 20}}
-    with pytest.warns(NoEffectWarning, match=r"short_schedule has no effect: methods of OwnC"):
+    with pytest.warns(NoEffectWarning, match=r"short_schedule has no .* methods that OwnC"):
         made(OwnConstruct, settings)(x, y)
     recwarn.clear()
     for kind in (Updates, Wraps):
@@ -144,7 +144,7 @@ def test_methods_that_the_variants_of_a_step_do_not_call_are_told():
     net = nets.Deep()
     weights = net.trainable_params()
     optimizer = FreezeOpt(nets.momentum(weights), [weights, weights[4:]], [0, 1])
-    with pytest.warns(NoEffectWarning, match=r"OwnUpdate has methods .* not called, update: the"):
+    with pytest.warns(NoEffectWarning, match=r"OwnUpdate overrides .* not called, update: with"):
         OwnUpdate(nn.WithLossCell(net, nets.loss_fn()), optimizer)
 
 
@@ -253,7 +253,7 @@ class OwnWithoutSens(BoostTrainOneStepCell):
 
 
 def test_a_way_of_a_subclass_past_clipping_is_told_where_it_runs(recwarn):
-    with pytest.warns(NoEffectWarning, match="clip_norm has no effect: methods of OwnWithoutS"):
+    with pytest.warns(NoEffectWarning, match=r"clip_norm has no .* methods that OwnWithoutS"):
         made(OwnWithoutSens, {"gradients": {"clip_norm": 0.01}})
     recwarn.clear()
     made(lambda *parts: OwnWithoutSens(*parts, 1.0), {"gradients": {"clip_norm": 0.01}})
@@ -263,7 +263,7 @@ def test_a_way_of_a_subclass_past_clipping_is_told_where_it_runs(recwarn):
 def test_a_window_that_a_construct_of_a_subclass_leaves_out_is_told():
     settings = {"boost": {**OFF, "grad_accumulation": True}}
     settings["grad_accumulation"] = {"grad_accumulation_step": 2}
-    with pytest.warns(NoEffectWarning, match="^grad_accumulation has no effect: methods of OwnCon"):
+    with pytest.warns(NoEffectWarning, match=r"^grad_accumulation has no .* methods that OwnCon"):
         step = made(OwnConstruct, settings)
     assert step.report()["grad_accumulation"].status == "inactive"
 
@@ -278,7 +278,7 @@ def test_a_subspace_that_a_construct_of_a_subclass_leaves_out_is_refused(tmp_pat
     }
     x, y = (Tensor(one) for one in nets.batches(1)[0])
     made(Wraps, settings)(x, y)
-    with pytest.raises(ValueError, match=r"methods of OwnConstruct's own.* do not call update of"):
+    with pytest.raises(ValueError, match="methods that OwnConstruct overrides does not call up"):
         made(OwnConstruct, settings)(x, y)
 
 
@@ -296,7 +296,7 @@ def test_servers_that_a_construct_of_a_subclass_never_combines_are_refused():
         step = made(kind, {})
         step.enable_adasum = True
         if kind is OwnConstruct:
-            with pytest.raises(ValueError, match="adasum cannot combine servers: methods of OwnC"):
+            with pytest.raises(ValueError, match=r"adasum cannot combine .* methods that OwnC"):
                 AdaSumAlgorithm().check_state(step)
         else:
             AdaSumAlgorithm().check_state(step)
@@ -459,7 +459,7 @@ def with_own_reducer(name=None, **section):
 )
 def test_a_reducer_that_is_not_all_that_reduces_is_told(step, who):
     """As one of a group of ranks: the gradients of all would be mixed without a word."""
-    with pytest.warns(NoEffectWarning, match=f"grad_reducer .* {who} reduces"):
+    with pytest.warns(NoEffectWarning, match=f"own grad_reducer, but {who} uses"):
         step()(*map(Tensor, nets.batches(1)[0]))
 
 
@@ -523,5 +523,5 @@ def test_a_setting_that_is_read_when_a_step_is_made_is_warned_of_later():
     step = made(BoostTrainOneStepCell, {})
     step.max_accumulation_step = 1  # as it is
     step.train_strategy = getattr(step.optimizer, "train_strategy", None)
-    with pytest.warns(NoEffectWarning, match="max_accumulation_step of a step has no effect once"):
+    with pytest.warns(NoEffectWarning, match="setting max_accumulation_step has no effect after"):
         step.max_accumulation_step = 4

@@ -77,7 +77,7 @@ def test_the_note_of_a_failed_run_is_its_error_and_not_the_advice_behind_it(tmp_
 @pytest.mark.parametrize(
     ("code", "printed", "note"),
     [
-        (3, "accuracy 0.9\n", "exit code 3, after: accuracy 0.9"),
+        (3, "accuracy 0.9\n", "exit code 3, last output: accuracy 0.9"),
         (1, "no images\n", "no images"),
         (-9, "", "exit code -9"),
     ],
@@ -229,9 +229,9 @@ def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
         (["--plot", "x.foo"], "must end in .png, .pdf, .svg, got 'x.foo'"),
         (["--epochs", "9", "--script", __file__], "--epochs: for the bundled networks only"),
         (["--report", "--script", __file__], "--report: for the bundled networks only"),
-        (["--levels", "O1"], "--levels and --configs are for --script SCRIPT"),
+        (["--levels", "O1"], "--levels and --configs need --script SCRIPT"),
         (["--script"], "name a script to run"),
-        (["--script", "-m", "pkg.train"], "-m is not taken, only the file of a script"),
+        (["--script", "-m", "pkg.train"], "-m is not supported, only the file of a script"),
         (["--script", "no.py"], "cannot open the script 'no.py'"),
         (["grad_freeze", "--script", __file__], "name algorithms, or give --script SCRIPT"),
         (
@@ -362,7 +362,7 @@ COMPILED = {"algorithm": "first steps", "asked by": "-", "status": "applied"}
 
 @pytest.mark.parametrize(
     ("rows", "why"),
-    [([OWN_STEP, COMPILED], "its own"), ([COMPILED], "the script's Models take no level and")],
+    [([OWN_STEP, COMPILED], "its own"), ([COMPILED], "the script's Models ignore the level")],
 )
 def test_a_script_that_takes_no_settings_is_no_better_than_plain(rows, why):
     """As one whose Models have steps of their own: each run is a plain one."""
@@ -386,7 +386,7 @@ def test_a_script_with_several_models_is_told():
     outcomes = [Outcome("O0", "ran", models=bound.models), Outcome("O1", "ran", "less_bn")]
     told = comparison.table(outcomes)
     assert told.endswith("a script that trains one\n- O1: less_bn")
-    assert "- O0: it trains 2 Models, whose steps are taken for one training here" in told
+    assert "- O0: it trains 2 Models, whose steps are counted as one training here" in told
 
 
 UNUSUAL = """
@@ -436,7 +436,7 @@ def test_what_is_done_is_shown_when_the_rest_is_broken_off(monkeypatch, capsys):
     assert main(["compare", "thor"]) == 130
     shown = capsys.readouterr()
     assert "| plain | 0.2500 |" in shown.out
-    assert "broken off after 1 of 2 runs" in shown.err
+    assert "interrupted after 1 of 2 runs" in shown.err
     assert main(["compare", "thor"]) == 130  # before anything is done
 
 
@@ -507,7 +507,7 @@ def test_a_command_that_is_broken_off_says_so(monkeypatch, capsys, command):
 
     monkeypatch.setattr(command_line, "_command", lambda name: interrupted)
     assert main([command]) == 130
-    assert capsys.readouterr().err == "broken off\n"
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_the_data_is_part_of_the_package():

@@ -244,7 +244,7 @@ def test_explain_says_what_a_recipe_or_a_given_file_would_do(capsys, tmp_path):
     assert "mode disable_all" in capsys.readouterr().out
     for question in ("--explain", "--check"):
         assert main(["--config", config, question, config]) == 2
-        assert "give no --config or --recipe beside it" in capsys.readouterr().err
+        assert "remove --config and --recipe, or give" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, "loss_scale"])
@@ -289,7 +289,7 @@ def test_a_file_that_is_no_source_is_refused_in_one_line(tmp_path, capsys):
     write(tmp_path, "app.pyz", "#!/usr/bin/env python\nPK\0")
     assert main([str(tmp_path / "app.pyz")]) == 2
     assert (
-        "app.pyz' holds no Python source: name the script that is in it" in capsys.readouterr().err
+        "app.pyz' is not Python source: give the file of a Python script" in capsys.readouterr().err
     )
 
 
@@ -299,9 +299,12 @@ def test_a_file_that_is_no_source_is_refused_in_one_line(tmp_path, capsys):
         (["missing.py"], "cannot open the script 'missing.py'\n"),
         (["comapre", "fast"], "cannot open the script 'comapre': did you mean 'compare'?"),
         (["--level", "O1", "demo"], "the command 'demo' must come first, before its options"),
-        (["--level", "O1"], "--level, --config and --recipe need a script behind them"),
-        (["--explain", "thor", "train.py"], "--explain and --check run no script, got 'train.py'"),
-        (["--explain", "--level", "O1", "train.py"], "run no script, got 'train.py'"),
+        (["--level", "O1"], "--level, --config and --recipe need a script after them"),
+        (
+            ["--explain", "thor", "train.py"],
+            "--explain and --check run no script, got 'train.py': leave",
+        ),
+        (["--explain", "--level", "O1", "train.py"], "run no script, got 'train.py': leave"),
         (["--check", "missing.json"], "there is no such file"),
         (["--explain", "missing.json"], "there is no such file"),
         (["--explain", "nobody"], "neither a file nor the name of a card; cards: less_bn, "),
@@ -501,20 +504,24 @@ def test_settings_of_the_environment_may_be_json_text(launched):
     assert re.search(r"grad_freeze +level O1 +applied", result.stderr)
     result = launched("Model", MINDSPORE_BOOST_EXT_CONFIG='{"less_bn": ')
     assert result.returncode == 2
-    assert 'EXT_CONFIG={"less_bn": : no valid JSON: Expecting value: line 1' in result.stderr
+    assert 'EXT_CONFIG={"less_bn": : not valid JSON: Expecting value: line 1' in result.stderr
 
 
 @pytest.mark.parametrize(
     ("name", "words", "reason"),
     [
         ("Model", [], "the Model of SequentialCell has no boost_level: put --level O1 before"),
-        ("own level", ["--level", "O1"], "gives the Model of SequentialCell boost_level='O0'"),
+        ("own level", ["--level", "O1"], "sets boost_level='O0' for the Model of SequentialCell"),
         ("own settings alone", [], "the Model of SequentialCell has no boost_level"),
-        ("own class", ["--level", "O1"], "the Model of SequentialCell trains with another step"),
-        ("Model", ["--level", "O0"], "O0, switches nothing on for the Model of SequentialCell"),
-        ("own step", ["--level", "O1"], "has a step cell of its own, TrainOneStepCell: give ms.M"),
-        ("by hand, O0", [], "has a step cell of its own, BoostTrainOneStepCell: give ms.Model"),
-        ("loop", ["--level", "O1"], "the script built no ms.Model with an optimizer; a loop"),
+        ("own class", ["--level", "O1"], "the Model of SequentialCell trains with a step that"),
+        (
+            "Model",
+            ["--level", "O0"],
+            "given level O0 switches nothing on for the Model of SequentialCell",
+        ),
+        ("own step", ["--level", "O1"], "makes its own step cell, TrainOneStepCell: give ms.Model"),
+        ("by hand, O0", [], "makes its own step cell, BoostTrainOneStepCell: give ms.Model"),
+        ("loop", ["--level", "O1"], "the script built no ms.Model with an optimizer; if it"),
     ],
 )
 def test_a_script_that_is_not_boosted_is_told_why(launched, name, words, reason):
@@ -539,7 +546,7 @@ def test_a_class_that_makes_our_step_by_hand_keeps_it(launched, name):
 def test_nothing_is_done_for_a_class_with_a_step_of_its_own(launched):
     result = launched("own class with a level")
     assert result.stdout == "True 6\n"
-    assert "the Model of SequentialCell trains with another step" in result.stderr
+    assert "the Model of SequentialCell trains with a step that" in result.stderr
     assert "boost_level O1 has no effect on this Own" in result.stderr
 
 
@@ -583,12 +590,12 @@ def test_what_is_not_boosted_is_named_beside_what_is(launched):
     result = launched("both", "--config", "CONFIG")
     assert result.returncode == 0, result.stderr
     assert "mindspore_boost_ext: SequentialCell: boost level O1, mode manual" in result.stderr
-    assert "not boosted: the script has a step cell of its own, TrainOneStepCell" in result.stderr
-    assert "the script has a step cell of its own, TrainOneStepCell" in result.stdout  # the report
+    assert "not boosted: the script makes its own step cell, TrainOneStepCell" in result.stderr
+    assert "the script makes its own step cell, TrainOneStepCell" in result.stdout  # the report
 
 
 def test_settings_from_outside_that_no_model_takes_are_named(launched):
-    told = "the Model of SequentialCell takes no level and settings from outside"
+    told = "the Model of SequentialCell ignores the level and settings from outside"
     assert told in launched("own settings", "--config", "CONFIG").stderr
     assert "from outside" not in launched("own settings").stderr
     assert "from outside" not in launched("Model", "--config", "CONFIG").stderr

@@ -84,7 +84,7 @@ def test_the_first_at_plains_loss_wins_and_is_a_configuration(race):
     # 2 + 39 s plain, 5 + 39 / 2 s half frozen.
     assert "| plain | 41.0 | 1.00 |" in printed
     assert "| half frozen from 10 % on | 24.5 | 0.60 |" in printed
-    assert "Recommended: half frozen from 10 % on, 0.60 of plain's time" in printed
+    assert "Recommended: half frozen from 10 % on, in 0.60 of plain's time" in printed
     assert "half frozen from 10 % on: reached plain's loss after 24.5 s" in race.progress
     assert settings["grad_freeze"]["total_steps"] == STEPS
     BoostConfig.parse("O1", settings)
@@ -93,9 +93,9 @@ def test_the_first_at_plains_loss_wins_and_is_a_configuration(race):
 def test_a_lead_of_compilation_is_said(race):
     _, _, printed = race(plain=history(30, 1.0, falling), half=history(5, 0.95, falling))
     assert "Recommended: half frozen from 10 % on" in printed
-    assert "Most of that is compilation" in printed
+    assert "Most of the difference is compilation" in printed
     _, _, printed = race(plain=history(30, 1.0, falling), half=history(20, 0.1, falling))
-    assert "Most of that is compilation" not in printed
+    assert "Most of the difference is compilation" not in printed
 
 
 def test_who_does_not_keep_the_loss_has_not_reached_it(race):
@@ -135,7 +135,7 @@ def test_the_clock_of_a_script_goes_on_from_training_to_training(monkeypatch):
 def test_who_was_stopped_by_the_minutes_is_told_so(race, stopped):
     race.stopped = stopped
     _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 1.0, lambda step: 2.0))
-    words = " in its share of the minutes" if stopped else ""
+    words = " in its share of the time" if stopped else ""
     assert f"| half frozen from 10 % on | did not reach plain's loss{words} | - |" in printed
     _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 0.5, falling))
     assert "Recommended: half frozen from 10 % on" in printed
@@ -185,7 +185,7 @@ def test_who_changed_nothing_is_no_winner(race, statuses, idle):
     if not idle:
         assert "Recommended: half frozen from 10 % on" in printed
     else:
-        said = "changed nothing here: none of it was applied"
+        said = "changed nothing: none of it was applied"
         assert f"| half frozen from 10 % on | {said} | - |" in printed
         assert settings == {"boost": {"mode": "disable_all"}}
 
@@ -236,8 +236,8 @@ def test_every_candidate_is_a_configuration_without_idle_settings():
     ("words", "message"),
     [
         ([], "name a script to run"),
-        (["-m", "pkg.train", "--epochs", "3"], "-m is not taken, only the file of a script"),
-        (["--minutes", "5", "-mpkg.train"], "-m is not taken, only the file of a script"),
+        (["-m", "pkg.train", "--epochs", "3"], "-m is not supported, only the file of a script"),
+        (["--minutes", "5", "-mpkg.train"], "-m is not supported, only the file of a script"),
         (["none.py"], "cannot open the script 'none.py'"),
         (["--minutes", "0", __file__], "--minutes must be in (0, 10000], got 0"),
         (["--seed", "-1", __file__], "--seed must be in 0..2**32-1, got -1"),
@@ -267,12 +267,12 @@ def test_what_is_done_is_shown_when_the_rest_is_broken_off(race, monkeypatch, ca
     written = race.folder / "x.json"
     assert main(["recommend", "--json", str(written), str(race.folder / "train.py")]) == 130
     shown = capsys.readouterr()
-    assert "broken off" in shown.err
+    assert "interrupted" in shown.err
     assert [
         line.split(" | ")[0][2:] for line in shown.out.splitlines()[2:] if line[:1] == "|"
     ] == runs
     assert ("Recommended: cheaper operators" in shown.out) is (done == 3)
-    assert ("Broken off; of these runs alone: " in shown.out) is (done > 0)
+    assert ("Interrupted; from these runs alone: " in shown.out) is (done > 0)
     assert written.exists() is (done == 3)  # that plain wins is not known yet
 
 

@@ -64,16 +64,16 @@ REASONS = {
     "folder": "it is a directory: give the file in it",
     "fifo": "it is a FIFO: write the settings into a file",
     "socket": "it is a socket: write the settings into a file",
-    "circle": "its links lead round in a circle: give the file itself",
-    "dangling": r"it is a link to 'nowhere\n.json' (str), which is not there: mend the link",
+    "circle": "its symbolic links form a loop: give the file itself",
+    "dangling": r"it is a link to 'nowhere\n.json' (str), which does not exist: repair the link",
     "empty": "it is empty: write {} for the defaults",
     "blank": "it is empty: write {} for the defaults",
     "large": "it is larger than 1 MiB: pass long lists in a dict",
     "UTF-16": "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte: "
     "save it as UTF-8",
-    "no JSON": "it is no valid JSON: Expecting value: line 1 column 1 (char 0)",
+    "no JSON": "it is not valid JSON: Expecting value: line 1 column 1 (char 0)",
     "list": r"it must hold a JSON object, got ['\x1b'] (list)",
-    "twice": r"a\n\x1b given twice: leave one",
+    "twice": r"a\n\x1b given twice: keep one",
 }
 
 
@@ -89,16 +89,16 @@ def test_a_path_that_is_no_file_of_settings_is_called_what_it_is(name, tmp_path,
     ("path", "reason"),
     [
         ("missing.json", "there is no such file: check the path"),
-        ("file/x", "there is no such file, for a folder of its path is a file: check the path"),
+        ("file/x", "there is no such file, because a folder of its path is a file: check the path"),
         ("x" * 5000, "the path is too long: shorten it"),
-        (' {"thor": {}}', "it is JSON text, and no path: give a dict, or write it into a file"),
+        (' {"thor": {}}', "it is JSON text, not a path: give a dict, or write it into a file"),
         ("{out}/boost.json", "there is no such file: check the path"),
         (
             '{"x": "' + "x" * 5000 + '"}',
-            "it is JSON text, and no path: give a dict, or write it into a file",
+            "it is JSON text, not a path: give a dict, or write it into a file",
         ),
-        ("a\0b", "no file has such a name: check the path"),
-        ("\ud800", "no file has such a name: check the path"),
+        ("a\0b", "no file can have this name: check the path"),
+        ("\ud800", "no file can have this name: check the path"),
         ("/dev/zero", "it is a device: write the settings into a file"),
         ("/dev/null", "it is a device: write the settings into a file"),
     ],
@@ -123,7 +123,7 @@ def test_a_file_that_this_user_may_not_read_is_named(tmp_path):
     finally:
         if as_root:
             os.seteuid(0)
-    assert "given.json' (str): it may not be read: give this user the permission" in problem
+    assert "given.json' (str): no permission to read it: give this user the permission" in problem
     assert cause.errno == errno.EACCES
 
 
@@ -155,7 +155,7 @@ def test_many_names_given_twice_are_found_at_once(tmp_path):
     path = tmp_path / "boost.json"
     path.write_text("{" + ", ".join(f'"{k % 40_000}": 1' for k in range(80_000)) + "}")
     problem, _ = refused(str(path))
-    assert problem.endswith("given twice: leave one")
+    assert problem.endswith("given twice: keep one")
     assert len(problem) < 500
 
 

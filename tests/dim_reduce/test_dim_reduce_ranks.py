@@ -41,7 +41,7 @@ def test_two_ranks_train_like_one_process_on_all_the_data(ranks):
 
 def test_a_rank_without_its_snapshots_is_named(ranks):
     _, _, (first, second) = ranks
-    told = "rank 1 could not read its snapshots or basis: its own error says why"
+    told = "rank 1 could not read its snapshots or basis: see its own error"
     assert told in first["missing on rank 1"]
     assert "cannot use the snapshots in" in second["missing on rank 1"]
 

@@ -184,7 +184,7 @@ def test_flushing_behind_a_checkpoint_is_told(tmp_path):
     net = nets.MLP()
     model = model_of(net, config(), nn.SGD(net.trainable_params(), 0.1))
     callbacks = [ModelCheckpoint("run", str(tmp_path)), FlushAccumulation()]
-    with pytest.warns(BoostWarning, match="behind ModelCheckpoint.*put it in front"):
+    with pytest.warns(BoostWarning, match="after ModelCheckpoint.*put it first"):
         model.train(1, nets.dataset(4), callbacks=callbacks, dataset_sink_mode=False)
 
 
@@ -391,10 +391,10 @@ def test_samples_that_cannot_be_counted_are_refused():
     }
     config["boost"]["grad_accumulation"] = True
     step = model_of(net, config, loss_fn=None).train_network
-    with pytest.raises(ValueError, match=r"weighting='samples' counts .* got .*: give the samples"):
+    with pytest.raises(ValueError, match=r"weighting='samples' counts .* got .*: make samples the"):
         step(Tensor(2.0), Tensor(np.ones((2, nets.FEATURES), np.float32)))
 
 
 def test_what_is_no_optimizer_is_refused():
-    with pytest.raises(TypeError, match="optimizer must be an optimizer, got 'x'"):
+    with pytest.raises(TypeError, match="optimizer must be a MindSpore optimizer, got 'x'"):
         GradientAccumulation(2, "x")

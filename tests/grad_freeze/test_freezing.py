@@ -426,7 +426,7 @@ def test_the_scale_of_a_normalised_head_stays_with_its_weight():
 def test_settings_of_groups_of_a_freeze_opt_are_warned_of():
     every = nets.MLP().trainable_params()
     groups = [[{"params": every[:2], "lr": 0.0}, {"params": every[2:]}], every[2:]]
-    with pytest.warns(BoostWarning, match="train_parameter_groups gives lr of some parameters"):
+    with pytest.warns(BoostWarning, match="train_parameter_groups sets lr of some parameters"):
         FreezeOpt(nets.momentum(every), groups, [0, 1])
 
 

@@ -215,7 +215,7 @@ def test_no_more_groups_than_the_network_has_chunks():
 
 def test_one_group_only_is_told_as_having_no_effect():
     net = Dense(2)
-    with pytest.warns(NoEffectWarning, match="param_groups=4 and the network leave one group only"):
+    with pytest.warns(NoEffectWarning, match="param_groups=4 and this network give only one group"):
         _, optimizer = GradientFreeze(4, 0, 0.5, 10).freeze_generate(net, momentum(net))
     assert set(optimizer.train_strategy) == {0}
 
@@ -223,7 +223,7 @@ def test_one_group_only_is_told_as_having_no_effect():
 def test_a_first_part_that_is_never_trained_is_warned_of():
     """Upstream's continuous sequence cuts the steps of group 0 off where freeze_p is small."""
     net = Dense(6)
-    with pytest.warns(BoostWarning, match=r"type=0, freeze_p=0.4 and 2 groups no step trains"):
+    with pytest.warns(BoostWarning, match=r"type=0, freeze_p=0.4 and 2 groups no update trains"):
         _, optimizer = GradientFreeze(2, 0, 0.4, 1000).freeze_generate(net, momentum(net))
     assert set(optimizer.train_strategy) == {1}
 
@@ -537,7 +537,7 @@ MISTAKES = {
     "empty strategy": (
         (plain, lambda net, every: [every], []),
         ValueError,
-        "train_strategy must have at least one entry",
+        "train_strategy must not be empty: give None",
     ),
     "a function": (
         (plain, lambda net, every: [every], lambda net, every: len),

@@ -57,7 +57,7 @@ def test_beside_less_bn_it_is_done_once(mode):
     config["less_bn"] = {"fn_flag": False}
     expected = by_hand(*(one.asnumpy() for one in net.trainable_params()))
     optimizer = nn.SGD(net.trainable_params(), RATE, weight_decay=DECAY)
-    with pytest.warns(UserWarning, match=r"less_bn has no effect.*gc_flag centralizes gradients"):
+    with pytest.warns(UserWarning, match=r"less_bn has no effect.*gc_flag still centralizes gradi"):
         step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config)
     step(Tensor(X), Tensor(LABELS))
     np.testing.assert_allclose(net.weight.asnumpy(), expected[0], rtol=2e-6, atol=2e-6)
@@ -67,7 +67,7 @@ def test_thor_and_weights_of_one_input_are_left_alone():
     net = nn.Dense(4, 3)
     step = step_of(net, nets.momentum(net.trainable_params()), thor=True)
     row = step.train_network.report()["gradient_centralization"]
-    assert (row.status, row.reason) == ("skipped", "THOR has a rule of its own for each weight")
+    assert (row.status, row.reason) == ("skipped", "THOR has its own rule for each weight")
     net = nn.Dense(1, 3)
     row = step_of(net, nets.momentum(net.trainable_params())).train_network.report()
     assert "more than one input" in row["gradient_centralization"].reason

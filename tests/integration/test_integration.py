@@ -467,5 +467,5 @@ def test_json_text_of_the_environment_gives_a_section_once(monkeypatch):
     """As a file does: the last of two would be used without a word."""
     text = '{"gradients": {"clip_norm": 1.0}, "gradients": {}}'
     monkeypatch.setenv("MINDSPORE_BOOST_EXT_CONFIG", text)
-    with pytest.raises(ValueError, match="gradients given twice: leave one"):
+    with pytest.raises(ValueError, match="gradients given twice: keep one"):
         settings_from_outside()

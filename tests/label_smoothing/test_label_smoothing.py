@@ -187,7 +187,7 @@ class Own(nn.Cell):
     ids=lambda one: one.cls_name,
 )
 def test_an_unknown_loss_is_refused_or_left_alone(loss):
-    with pytest.raises(ValueError, match=r"label_smoothing needs an .*leave label_smoothing away"):
+    with pytest.raises(ValueError, match=r"label_smoothing needs an .*leave label_smoothing out"):
         step_of(loss)
     _, step = step_of(loss, if_unfit="skip")
     assert step.train_network.report()["label_smoothing"].status == "skipped"
@@ -207,7 +207,7 @@ class EachPlace(nn.Cell):
 def test_a_language_model_is_refused_or_trains_as_ever(mode):
     loss, labels = softmax_loss(True), np.arange(12, dtype=np.int32) % 3
     tokens = Tensor(np.arange(12, dtype=np.int32).reshape(2, 6) % 5)
-    with pytest.raises(ValueError, match="one class a sample, but the last input, taken"):
+    with pytest.raises(ValueError, match="one class per sample, but the last input, used"):
         step_of(loss, EachPlace())[1](tokens, Tensor(labels))
     ms.set_seed(1)
     net, step = step_of(loss, EachPlace(), if_unfit="skip")
@@ -225,13 +225,13 @@ def test_a_stream_of_tokens_is_a_language_model_too(pynative_mode):
     """A sequence by itself, without an axis of samples."""
     stream = np.random.default_rng(0).permutation(40).astype(np.int32) % 11
     net = nn.SequentialCell(nn.Embedding(11, 4), nn.Dense(4, 11))
-    with pytest.raises(ValueError, match="input 2 has the tokens one place on"):
+    with pytest.raises(ValueError, match="input 2 has tokens shifted by one"):
         step_of(softmax_loss(True), net)[1](Tensor(stream[:-1]), Tensor(stream[1:]))
 
 
 @pytest.mark.parametrize(
     ("when", "rate", "refused"),
-    [("shorter", [1.0, 0.5], ""), ("shorter", 1.0, "not made shorter"), ("always", 1.0, "")],
+    [("shorter", [1.0, 0.5], ""), ("shorter", 1.0, "is not shortened"), ("always", 1.0, "")],
 )
 def test_it_may_be_asked_for_in_a_shorter_training_only(when, rate, refused):
     config = config_of(when=when)

@@ -193,7 +193,7 @@ class Parts(nn.Cell):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Fused, "FusedBatchNorm has a construct of its own"),
+        (Fused, "FusedBatchNorm has its own construct"),
         (Read, "other code reads its parameters"),
         (OtherPath, "its result is used outside of its residual branch too"),
         (Asks, "the network's code asks for its class"),
@@ -201,8 +201,8 @@ class Parts(nn.Cell):
         (AsksName, "the network's code asks for its class"),
         (AsksTypeWithin, "the network's code asks for its class"),
         (AsksTypeItself, "the network's code asks for its class"),
-        (Closure, "a function of the script's holds it"),
-        (ClosureOfMany, "a function of the script's holds it"),
+        (Closure, "a function of the script holds it"),
+        (ClosureOfMany, "a function of the script holds it"),
         (Parts, "Parts uses parts of it, but Parts.construct was not understood"),
     ],
 )
@@ -375,7 +375,7 @@ class WithFeatures(Head):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Head(kind=LowRank), "LowRank has a construct of its own"),
+        (lambda: Head(kind=LowRank), "LowRank has its own construct"),
         (lambda: Head(outputs=1), "one output"),
         (Product, "layers with weights come after the last Dense (matmul)"),
         (TwoHeads, "other outputs"),
@@ -415,7 +415,7 @@ def test_a_network_without_classes_keeps_its_last_dense(loss, with_loss):
         model = model_of(net, switched(), optimizer, loss_fn=loss())
         boost = model.train_network
     assert type(net[1]) is nn.Dense
-    assert f"{loss.__name__} is not over classes" in boost.report()["less_bn head"].reason
+    assert f"{loss.__name__} has no classes" in boost.report()["less_bn head"].reason
     assert boost.report()["less_bn"].counts["batch_norms_removed"] == 5
 
 
@@ -482,9 +482,7 @@ class Unknown(nn.LossBase):
 def test_a_loss_is_known_by_what_it_holds_and_calls(make_loss, named):
     assert no_classes(nn.SequentialCell(nn.ReLU()), make_loss()) == ""  # has no Dense to speak of
     reason = no_classes(nn.SequentialCell(nn.Dense(2, 2)), make_loss())
-    assert reason == (
-        f"{named} is not over classes: the last Dense is no classifier" if named else ""
-    )
+    assert reason == (f"{named} has no classes: the last Dense is no classifier" if named else "")
 
 
 class Commits(nn.Cell):
@@ -501,7 +499,7 @@ class Commits(nn.Cell):
 def test_a_network_is_asked_for_losses_where_it_is_given_none():
     assert no_classes(Commits(), nn.CrossEntropyLoss()) == ""
     assert no_classes(Commits(), Unknown()) == ""
-    assert "mse_loss is not over classes" in no_classes(Commits(), None)
+    assert "mse_loss has no classes" in no_classes(Commits(), None)
 
 
 @pytest.mark.parametrize("settings", [{"fn_flag": "False"}, {"keep_shortcut": "False"}])
@@ -549,10 +547,10 @@ def test_a_frozen_part_keeps_its_batch_norms():
     rewriting = less_bn(nn.WithLossCell(body, nn.MSELoss()))
     assert done(rewriting, "removed") == ["2.bn1"]
     (kept,) = (one for one in rewriting.changes if one.name == "1.bn1")
-    assert kept.reason == "its scale and shift do not train, as in a frozen part"
+    assert kept.reason == "its scale and shift are not trained, as in a frozen part"
 
 
-FROZEN = "its {} not train, as in a frozen part"
+FROZEN = "its {} not trained, as in a frozen part"
 
 
 def test_what_the_optimizer_leaves_out_is_a_frozen_part():
@@ -568,9 +566,9 @@ def test_what_the_optimizer_leaves_out_is_a_frozen_part():
         boost.network_auto_process_train(body, nets.momentum(weights))
         boost.network_auto_process_eval(other)
     rows = {row.algorithm: row for row in boost.report().rows}
-    assert rows["less_bn 1.bn1"].reason == FROZEN.format("scale and shift do")
+    assert rows["less_bn 1.bn1"].reason == FROZEN.format("scale and shift are")
     assert rows["less_bn 2.bn1"].status == "removed"
-    assert rows["less_bn 4"].reason == FROZEN.format("weight does")
+    assert rows["less_bn 4"].reason == FROZEN.format("weight is")
     kinds = [[type(cell) for _, cell in one.cells_and_names()] for one in (body, other)]
     assert kinds[0] == kinds[1]
 
@@ -917,7 +915,7 @@ def test_without_a_removed_batch_norm_the_classifier_stays_unless_it_is_named():
     )
     assert report["less_bn head"].cells()[2:4] == (
         "kept",
-        "no BatchNorm was removed: name a Dense in heads to normalise it all the same",
+        "no BatchNorm was removed: to normalise a Dense anyway, name it in heads",
     )
     net = nets.ConvNet()
     report = lessened(net, config=switched(heads=["head"])).train_network.report()

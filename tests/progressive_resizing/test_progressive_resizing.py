@@ -250,7 +250,7 @@ def test_a_network_that_fixes_the_size_is_refused_before_training(mode, net, los
     with pytest.raises(ValueError, match=r"cannot train this network, .* at scale 0\.5") as raised:
         step(*inputs)
     assert reason in str(raised.value)
-    assert "leave progressive_resizing away, or give progressive_resizing.phases" in str(
+    assert "leave progressive_resizing out, or choose progressive_resizing.phases" in str(
         raised.value
     )
     nets.assert_same(nets.weights(step), before)
@@ -271,7 +271,7 @@ def test_a_network_that_fixes_the_size_may_be_left_alone(mode, images):
     nets.assert_same(nets.weights(net), nets.weights(plain))
     row = step.report()["progressive_resizing"]
     assert row.status == "skipped"
-    reason = "may fix the size of its inputs" if images else "which must be images"
+    reason = "may need inputs of a fixed size" if images else "which must be images"
     assert reason in row.reason
     assert step.observations()["progressive_resizing_scale"] == 1
 
@@ -306,7 +306,7 @@ def test_a_step_with_a_construct_of_its_own_is_refused():
     net = Net()
     config = {"progressive_resizing": {"total_steps": 4}}
     boost = AutoBoost("O1", {"boost": {"mode": "manual", "less_bn": False}, **config})
-    with boost.building(), pytest.raises(ValueError, match="OwnStep has a construct of its own"):
+    with boost.building(), pytest.raises(ValueError, match="OwnStep overrides construct"):
         OwnStep(nn.WithLossCell(net, nets.loss_fn()), nets.momentum(net.trainable_params()))
 
 

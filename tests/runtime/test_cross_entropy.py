@@ -49,7 +49,7 @@ def test_a_function_of_the_scripts_own_stays(when):
     finally:
         ops.cross_entropy = cross_entropy.ORIGINAL
         tune_machine()
-    assert (row.status, row.reason) == ("inactive", "the script has put another function there")
+    assert (row.status, row.reason) == ("inactive", "the script has replaced it")
 
 
 def test_graphs_keep_mindspores_to_the_last_bit(graph_mode, untuned):

@@ -191,7 +191,7 @@ def test_the_cure_is_applied_undone_and_applied_again(monkeypatch):
     ("cores", "can", "reason"),
     [
         (3, True, "3 cores: measured on at most 2 only"),
-        (2, False, "this MindSpore knows no way around the queue"),
+        (2, False, "this MindSpore has no way around the queue"),
     ],
 )
 def test_functions_are_handed_on_where_that_was_not_measured(monkeypatch, cores, can, reason):
@@ -210,7 +210,7 @@ def test_another_launch_of_the_scripts_stays(monkeypatch):
     late, cure = machine.CompiledFunctions(), machine.CompiledFunctions()
     assert updated(cure) == "applied"
     monkeypatch.setattr(EXECUTOR, "grad_jit", theirs := lambda self, *inputs: None)
-    reason = "the script has put another launch there"
+    reason = "the script has replaced it"
     assert [updated(cure), updated(late)] == ["inactive"] * 2
     assert [cure.reason, late.reason] == [reason] * 2
     assert updated(cure, "switched off") == "inactive"

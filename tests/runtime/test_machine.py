@@ -57,7 +57,7 @@ def test_oneDNN_is_left_alone_where_it_is_fast(slow, monkeypatch, lacking):
     monkeypatch.setattr(_compat, "ONEDNN_LACKS_AVX512", lacking != "the wheel")
     cure = machine.InstructionSet()
     assert updated(cure) == "inactive"
-    assert ("of this MindSpore" if lacking == "the wheel" else "no AVX-512") in cure.reason
+    assert ("of this MindSpore" if lacking == "the wheel" else "only with AVX-512") in cure.reason
     assert slow == []
 
 
@@ -92,7 +92,7 @@ def waiting(slow, monkeypatch):
     cure = machine.InstructionSet()
     monkeypatch.setattr(machine, "_CURES", (cure,))
     assert updated(cure) == "inactive"
-    assert cure.reason.startswith("no convolution has been made")
+    assert cure.reason.startswith("no convolution was made yet")
     yield cure
     convolutions.unwatch()
 
@@ -260,7 +260,7 @@ def test_what_a_script_sets_back_is_not_set_again(slow):
     assert updated(cure) == "applied"
     slow.append(False)  # the user's set_context(pynative_synchronize=False)
     assert updated(cure) == updated(cure) == "inactive"
-    assert cure.reason == "the script has set it back"
+    assert cure.reason == "the script has reset it"
     assert True not in slow[1:]
 
 

@@ -198,7 +198,7 @@ def test_a_rank_that_is_behind_is_named_once(this_rank, other, capsys, monkeypat
         look.look()
     said = capsys.readouterr().err
     assert said.count("this rank has been in update 2") == 1
-    assert f"rank 1 (process {slow.pid}) has begun 1" in said
+    assert f"rank 1 (process {slow.pid}) has begun only 1:" in said
 
 
 def test_a_process_that_shows_no_count_has_none(this_rank):

@@ -77,7 +77,7 @@ def test_what_takes_too_long_has_failed(capsys):
     code, rows, _end = run(capsys, "--timeout", "1", "--check", "plain step", "--mode", "graph")
     assert code == 1
     assert rows[0][2] == FAILED
-    assert rows[0][5].startswith("not done after 1 s")
+    assert rows[0][5].startswith("not finished after 1 s")
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -54,7 +54,7 @@ def test_it_is_training_on_smaller_batches(mode, beside):
         assert found == pytest.approx(sum(expected) / 2, rel=1e-6)  # a sum of two in float32
     nets.assert_same(nets.weights(net), nets.weights(other))
     row = step.report()["short_schedule"]
-    assert row.reason == f"the schedule of {TOTAL} updates in {2 * BATCHES}, 2 of each whole batch"
+    assert row.reason == f"the schedule of {TOTAL} updates in {2 * BATCHES}, 2 per whole batch"
     assert row.counts == {"updates": 8, "parts": 2}
 
 
@@ -245,7 +245,7 @@ def test_a_language_model_keeps_its_batches(mode):
 
 def test_windows_and_other_constructs_are_refused():
     window = {"grad_accumulation": {"grad_accumulation_step": 2}}
-    with pytest.raises(ValueError, match=r"parts=2 .* window .* leave it away"):
+    with pytest.raises(ValueError, match=r"parts=2 .* window .* leave it out"):
         shortened(on_list, nets.MLP(), short_schedule=CUT, **window)
 
     class Own(BoostTrainOneStepCell):
@@ -255,7 +255,7 @@ def test_windows_and_other_constructs_are_refused():
     net = nets.MLP()
     with (
         AutoBoost("O1", config_of(short_schedule=CUT)).building(),
-        pytest.raises(ValueError, match=r"parts=2 cuts no batches for Own"),
+        pytest.raises(ValueError, match=r"parts=2 cannot cut batches for Own"),
     ):
         Own(nn.WithLossCell(net, nets.loss_fn()), on_list(net.trainable_params()))
     with pytest.raises(ValueError, match=r"parts=1024 makes more updates than int32 can count"):
@@ -321,8 +321,8 @@ class InBatch(nn.Cell):
 @pytest.mark.parametrize(
     ("net", "loss", "why"),
     [
-        (OfOneSize, None, "; batches stay whole, as a part does not run: "),
-        (InBatch, None, "; batches stay whole, as the loss of one is not made up of those of its "),
+        (OfOneSize, None, "; batches stay whole, as a part fails: "),
+        (InBatch, None, "; batches stay whole, as the loss of a batch is neither the mean nor "),
         (nets.MLP, nets.loss_fn(), ""),
     ],
 )

@@ -168,7 +168,7 @@ def test_a_loop_over_epochs_stops_there_too(mode):
 def test_steps_behind_the_end_keep_the_last_rate(mode):
     net = nets.MLP()
     model = shortened(on_list, net)
-    with pytest.warns(NoEffectWarning, match="its schedule is over") as said:
+    with pytest.warns(NoEffectWarning, match="short_schedule: the schedule is over") as said:
         _ = [model.train_network(Tensor(x), Tensor(y)) for x, y in nets.batches(7)]
     assert len(said) == 1
     assert model.train_network.optimizer.global_step.asnumpy().tolist() == [TOTAL - 1]
@@ -181,7 +181,7 @@ def test_the_end_is_said_once_by_all_variants_of_a_step(mode, parts):
     step = shortened(
         on_list, nets.Normalised(), grad_freeze=freezing, short_schedule=section
     ).train_network
-    with pytest.warns(NoEffectWarning, match="its schedule is over") as said:
+    with pytest.warns(NoEffectWarning, match="short_schedule: the schedule is over") as said:
         _ = [step(Tensor(x), Tensor(y)) for x, y in nets.batches(20)]
     assert len(said) == 1
 
@@ -192,7 +192,7 @@ def test_the_end_is_said_to_a_loop_that_went_on_from_a_file(pynative_mode):
     _ = [saved(*one) for one in batches[:2]]
     ms.load_param_into_net(step, {one.name: one for one in saved.get_parameters()})
     _ = [step(*one) for one in batches[:2]]  # to the end
-    with pytest.warns(NoEffectWarning, match="its schedule is over"):
+    with pytest.warns(NoEffectWarning, match="short_schedule: the schedule is over"):
         step(*batches[2])
 
 
@@ -208,13 +208,13 @@ def test_what_does_not_update_does_not_advance(mode):
 
 
 @pytest.mark.parametrize(("done", "epochs", "steps", "words"), [
-    (0, 4, 3, "total_steps=10 ends this training after 4 of the 12 updates that it has: set "),
+    (0, 4, 3, "total_steps=10 ends this training after 4 of its 12 updates: set short_schedule"),
     (0, 5, 2, ""),
     (0, 2, 2, ""),  # as many as are made
-    (0, 3, 1, r"has 3 updates, and its shorter schedule 4 .* not fall to their end: set short_s"),
+    (0, 3, 1, r"has 3 updates, but its shorter schedule has 4 .* not reach its end: set short_s"),
     (0, 1, 3, ""),  # it may be called again
     (1, 3, 1, ""),  # goes on
-    (1, 5, 2, "after 4 of the 11 updates"),
+    (1, 5, 2, "after 4 of its 11 updates"),
 ])  # fmt: skip
 def test_a_training_of_another_length_is_warned_of(done, epochs, steps, words):
     model = shortened(on_list, nets.MLP())
@@ -229,7 +229,7 @@ def test_batches_that_wait_in_a_window_count_for_the_length():
     for x, y in nets.batches(2):
         model.train_network(Tensor(x), Tensor(y))
     model.train_network.expect_training(2, 5)  # 12 batches in all, of which 4 updates are made
-    with pytest.warns(NoEffectWarning, match="has 3 updates, and its shorter schedule 4"):
+    with pytest.warns(NoEffectWarning, match="has 3 updates, but its shorter schedule has 4"):
         model.train_network.expect_training(2, 4)
 
 
@@ -240,7 +240,7 @@ def test_batches_that_wait_in_a_window_count_for_the_length():
 ])  # fmt: skip
 def test_what_has_no_schedule_is_refused_or_left_alone(mode, optimizer):
     net = nets.MLP()
-    with pytest.raises(ValueError, match=r"short_schedule .* leave short_schedule away"):
+    with pytest.raises(ValueError, match=r"short_schedule .* leave short_schedule out"):
         shortened(optimizer, net)
     model = shortened(optimizer, net, short_schedule={"if_unfit": "skip"})
     assert model.train_network.report()["short_schedule"].status == "skipped"
@@ -291,7 +291,7 @@ def test_it_needs_to_know_the_whole_training():
         BoostConfig.parse("O1", {"short_schedule": {"share": 0.5}})
     plan = BoostConfig.parse("O1", {"short_schedule": {"share": 0.9, "total_steps": 2}}).plan()
     (found,) = (one for one in plan if one.algorithm == "short_schedule")
-    assert (found.wanted, found.reason) == (False, "short_schedule.share leaves all updates")
+    assert (found.wanted, found.reason) == (False, "short_schedule.share is rounded to all updates")
 
 
 BESIDE = {
@@ -461,4 +461,4 @@ def test_a_recipe_leaves_targets_that_do_not_stand_last_alone(mode, if_unfit, st
     step = make_train_step(net, None, optimizer, level="O1", config=config)
     step(Tensor(words[:, :-1]), Tensor(words[:, 1:]), Tensor([8, 8], ms.int32))
     row = step.report()["short_schedule"]
-    assert (row.status, "tokens one place on" in row.reason) == (status, status == "skipped")
+    assert (row.status, "tokens shifted by one" in row.reason) == (status, status == "skipped")

@@ -49,7 +49,7 @@ def test_several_classes_of_a_text_are_no_shares_but_classes():
 
 
 def test_a_batch_of_one_input_has_no_labels():
-    assert no_class_a_sample(rows(1, 1, 0)).endswith("the batch has one input, and no labels")
+    assert no_class_a_sample(rows(1, 1, 0)).endswith("the batch has one input and no labels")
 
 
 def one_place_on(words):
@@ -80,7 +80,7 @@ def one_place_on(words):
 ])  # fmt: skip
 def test_a_language_model_whose_targets_do_not_stand_last(inputs, is_language_model):
     found = next_tokens(*(Tensor(one) if isinstance(one, np.ndarray) else one for one in inputs))
-    assert ("one place on" in found) == is_language_model == bool(found)
+    assert ("tokens shifted by one" in found) == is_language_model == bool(found)
 
 
 def test_the_input_that_has_the_tokens_one_place_on_is_named():

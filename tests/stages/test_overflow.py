@@ -235,12 +235,12 @@ CHOICES = {
     "asked for": (
         replace(A2, jit_level="O2", runtime_conf="a:1,all_finite:True"),
         "ascend_infnan",
-        "AllFinite: asked by MS_DEV_RUNTIME_CONF",
+        "AllFinite: set by MS_DEV_RUNTIME_CONF",
     ),
     "asked not to": (
         replace(A2, runtime_conf="all_finite:false"),
         "ascend_infnan",
-        "IsFinite: asked by MS_DEV_RUNTIME_CONF",
+        "IsFinite: set by MS_DEV_RUNTIME_CONF",
     ),
     "asked for in vain, no package": (
         replace(A2, runtime_conf="all_finite:True", all_finite_package=False),

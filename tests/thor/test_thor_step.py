@@ -335,7 +335,7 @@ def test_a_section_is_all_it_takes(graph_mode):
     report = model.train_network.report()
     assert report["thor"].status == "applied"
     assert report["thor"].asked_by == "section thor"
-    assert report["thor"].reason.startswith("in place of Momentum, with its parameters")
+    assert report["thor"].reason.startswith("replaces Momentum, with its parameters")
     held = sum(one.nbytes for one in thor.curvature.get_parameters())
     assert report["thor"].counts["bytes"] == held
     assert report["first.weight"].status == "preconditioned"
@@ -458,13 +458,13 @@ def test_a_step_of_its_own_is_refused():
 
     net = nets.MLP()
     optimizer = THOR(net, 0.1, 0.1, 0.9)
-    with pytest.raises(ValueError, match="Own has a construct of its own, so THOR cannot see"):
+    with pytest.raises(ValueError, match="Own overrides construct, so THOR cannot see"):
         Own(Weighted(net), optimizer)
     every = net.trainable_params()
-    with pytest.raises(ValueError, match="Own has a construct of its own, so THOR cannot see"):
+    with pytest.raises(ValueError, match="Own overrides construct, so THOR cannot see"):
         Own(Weighted(net), FreezeOpt(THOR(net, 0.1, 0.1, 0.9), [every, every[2:]], [0, 1]))
     foreign = Foreign(Weighted(net), optimizer)
-    with pytest.raises(ValueError, match="network is a Foreign with a construct of its own"):
+    with pytest.raises(ValueError, match="network is a Foreign that overrides construct"):
         ConvertModelUtils().convert_to_thor_model(ms.Model(foreign), foreign)
 
 
@@ -486,7 +486,7 @@ def test_level_and_settings_of_a_converted_model_stay_in_force():
 def test_a_step_cell_that_brings_no_factors_is_told(mode):
     net = nets.MLP()
     foreign = nn.TrainOneStepCell(nn.WithLossCell(net, nets.loss_fn()), THOR(net, 0.1, 0.1, 0.9))
-    with pytest.warns(BoostWarning, match="THOR: the training step brings no factors, so this is"):
+    with pytest.warns(BoostWarning, match="THOR: the training step computes no factors, so this"):
         foreign(*map(Tensor, nets.batches(1)[0]))
 
 
@@ -519,7 +519,7 @@ def test_a_json_file_sets_every_argument(tmp_path):
 def test_thor_does_not_take_the_place_of_a_wrapper():
     net = nets.MLP()
     config = {"boost": {"mode": "manual", "less_bn": False}, "thor": {"frequency": 2}}
-    with pytest.raises(ValueError, match="thor takes the place of the optimizer, but FreezeOpt"):
+    with pytest.raises(ValueError, match="thor replaces the optimizer, but FreezeOpt"):
         model_of(net, config, FreezeOpt(nets.momentum(net.trainable_params())), BoostModel)
 
 
@@ -568,7 +568,7 @@ def test_a_compiled_network_that_goes_on_between_two_refreshes_is_refused():
         first(*batch)
     state = {one.name: one for one in first.get_parameters()}
     assert ms.load_param_into_net(second, state) == ([], [])
-    with pytest.raises(ValueError, match="refreshes no factors of THOR, is the first to run"):
+    with pytest.raises(ValueError, match=r"the first step that .* refreshes no factors of THOR"):
         second(*batches[0])
 
 
