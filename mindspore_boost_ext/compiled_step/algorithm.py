@@ -79,9 +79,9 @@ class StepGraph:
         state = [one.name for one in self.step.network.get_parameters() if not one.requires_grad]
         if state:
             raise ValueError(
-                f"compiled_step: an input is a {other}, and not a Tensor, for which a graph of "
-                f"MindSpore runs the network twice in a step, and so would move {state[0]} twice, "
-                "as BatchNorm's statistics: give Tensors alone, or leave compiled_step out"
+                f"compiled_step: an input is a {other}, not a Tensor, so MindSpore's graph would "
+                f"run the network twice in a step, and would move {state[0]} twice, as "
+                "BatchNorm's statistics: give only Tensors, or leave compiled_step out"
             )
 
     def _check_hooks(self) -> None:

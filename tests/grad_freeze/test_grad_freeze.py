@@ -591,7 +591,7 @@ def test_groups_of_a_subclass_are_taken():
 def test_groups_of_a_subclass_that_the_optimizer_does_not_train_go():
     net = nets.Deep()
     optimizer = nets.momentum(net.trainable_params()[:2])
-    with pytest.warns(NoEffectWarning, match="leave one group only"):
+    with pytest.warns(NoEffectWarning, match="give only one group"):
         _, freezing = LastAlone(3, 0, 0.5, 8).freeze_generate(net, optimizer)
     assert [len(one) for one in freezing.train_parameter_groups] == [2]
 
