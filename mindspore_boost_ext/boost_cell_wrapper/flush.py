@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mindspore import Parameter, Tensor, nn
 
@@ -15,37 +15,29 @@ if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 
-class LastBatch:
-    """The last batch that counted, on which a window closed early can run the network again."""
+def keep_batch(step: BoostTrainOneStepCell, batch: tuple[Any, ...], outputs: object) -> None:
+    """Let a step keep the last batch that was not skipped, if a flush runs the network on it."""
+    is_whole = len(step._host_writes.state) > 0  # a variant of a step keeps none
+    if not is_whole or step.window_part is None or not step.update_part.takes_inputs:
+        return
+    says = isinstance(outputs, tuple) and step.scales_loss and len(outputs) == 3
+    if not (says and bool(cast(Any, outputs)[1].asnumpy().any())):
+        step.__dict__["_last_batch"] = batch  # not by setattr: a Cell looks at each Tensor
 
-    def __init__(self) -> None:
-        self._batches: tuple[tuple[Any, ...], ...] = ()
 
-    @staticmethod
-    def is_kept(step: BoostTrainOneStepCell) -> bool:
-        """Return whether a step has a window, and an update that asks for a batch."""
-        is_whole = len(step._host_writes.state) > 0  # a variant of a step keeps none
-        return is_whole and step.window_part is not None and step.update_part.takes_inputs
+def batch_for(part: Update, last: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+    """Return the batch on which an update runs the network again; None, with a warning, without.
 
-    def keep(self, step: BoostTrainOneStepCell, batch: tuple[Any, ...]) -> None:
-        """Keep a batch, and the one before, should this one be skipped."""
-        if self.is_kept(step):
-            self._batches = (batch, *self._batches[:1])
-
-    def forget(self) -> None:
-        """Forget a batch that was skipped: no window holds it."""
-        self._batches = self._batches[1:]
-
-    def of(self, part: Update) -> tuple[Any, ...] | None:
-        """Return the batch for an update, empty if it needs none; else None, with a warning."""
-        given = part.last_inputs()
-        if given is None and not self._batches:
-            warn(
-                "the accumulated gradients were not applied: flushing runs the network on the last "
-                "batch, but the host has seen none, as in sink mode. Flush after a step outside of "
-                "sink mode, or choose a window that divides the number of batches"
-            )
-        return given if given is not None or not self._batches else self._batches[0]
+    It is empty for an update that does not; ``last`` is the last one that counted.
+    """
+    given = part.last_inputs()
+    if given is None and last is None:
+        warn(
+            "the accumulated gradients were not applied: flushing runs the network on the last "
+            "batch, but the host has seen none, as in sink mode. Flush after a step outside of "
+            "sink mode, or choose a window that divides the number of batches"
+        )
+    return last if given is None else given
 
 
 class Flush(nn.Cell):

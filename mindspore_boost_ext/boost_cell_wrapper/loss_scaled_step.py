@@ -200,9 +200,6 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         """Run a step."""
         outputs: tuple[Tensor, Tensor, Tensor] = super().__call__(*inputs, **kwargs)
         self.look_at_outputs(outputs)
-        whole = isinstance(outputs, tuple) and len(outputs) == 3  # a subclass may return less
-        if self._last_batch.is_kept(self) and whole and bool(outputs[1].asnumpy()):
-            self._last_batch.forget()
         return outputs
 
     def look_at_outputs(self, outputs: object, steps: int = 1) -> None:

@@ -108,7 +108,6 @@ class Overridable(nn.Cell):
 
     def warn_of_what_does_not_run(self) -> None:
         """Warn of methods of a subclass that the step does not call, or cannot."""
-        self._check_update()
         lost = self.overridden(*_NOT_IN_VARIANTS) if self.choice_part is not None else []
         for way in self.overridden("construct", "gradient_freeze_process"):
             lost = [one for one in lost if one not in self._names_used(getattr(type(self), way))]
@@ -120,14 +119,19 @@ class Overridable(nn.Cell):
                 NoEffectWarning,
             )
 
-    def _check_update(self) -> None:
-        """Refuse a method of the user's that is called ``update`` and is something else."""
-        taken = inspect.signature(type(self).update).parameters.values()
-        if self.overridden("update") and all(one.kind != one.VAR_POSITIONAL for one in taken):
+    def check_update(self, batch: tuple[object, ...]) -> None:
+        """Refuse a method of the user's that is called ``update`` but takes something else."""
+        method = type(self).update
+        ends = ("_trained", "close_window", "gradient_accumulation_process")
+        if not (batch and self.overridden("update") and callable(method) and self.reaches(*ends)):
+            return
+        try:
+            inspect.signature(method).bind(self, None, None, *batch)
+        except TypeError as error:
             raise ValueError(
-                f"update of {type(self).__name__} is called with (loss, gradients, *inputs), the "
-                "batch included: let it take these, or give it another name"
-            )
+                f"update of {type(self).__name__} is called with (loss, gradients, *inputs), where "
+                "inputs are the batch: let it take these, or give it another name"
+            ) from error
 
     def warn_of_own_reducer(self, ours: object) -> None:
         """Warn if a subclass's own ``grad_reducer`` is not the only one that reduces."""
@@ -163,7 +167,7 @@ class Overridable(nn.Cell):
             mine = [*self.overridden(*fresh - {"construct"}), *filter(self._is_new, fresh)]
             several = [function for name in mine for function in self._above_ours(name)]
             several += _users_functions(one, here)
-            asked += [each for each in several if id(each) not in seen]
+            asked += [each for each in several if id(inspect.unwrap(each)) not in seen]
         return found
 
     def _is_new(self, name: str) -> bool:

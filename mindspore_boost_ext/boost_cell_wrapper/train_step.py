@@ -25,7 +25,7 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
 )
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
 from mindspore_boost_ext.boost_cell_wrapper.first_run import FIRST_RUN, timing_the_first
-from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, LastBatch
+from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, batch_for, keep_batch
 from mindspore_boost_ext.boost_cell_wrapper.forgotten import refusing_what_is_forgotten
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.kept_graphs import follow_mode, warn_of_kept_graphs
@@ -142,7 +142,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._make_choices: list[MakeChoice] = []
         self._prepared: set[int] = set()
         self._flushes: dict[int, Flush] = {}
-        self._last_batch = LastBatch()
+        self.__dict__["_last_batch"] = None  # not by setattr: a Cell looks at each Tensor
         self._state: tuple[Any, ...] = ()
         self._has_run = self._was_looked_at = self._asks_for_less = False
         self._variant, self._ran_in = "the step", None  # a mode
@@ -255,15 +255,17 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             self._has_run = True
         follow_mode(self)
         self.update_part.before_step(*inputs)
-        self._last_batch.keep(self, inputs)
         with self._host_writes.followed(), _compat.forgetting_failures(), self.surrounding_part():
-            return self._run_chosen(*inputs, **kwargs)
+            outputs = self._run_chosen(*inputs, **kwargs)
+        keep_batch(self, inputs, outputs)
+        return outputs
 
     def look_before_first(self, *inputs: Tensor) -> None:
         """Make the checks before the first step, on its batch; in sink mode there is none."""
         self._settle()
         check_first_run_on_ranks(self)
         self.warn_of_own_reducer(self._our_reducer)
+        self.check_update(inputs)
         if self.runs_eagerly() and not self.compiles_end:
             warn_of_idle_optimizer(self.optimizer)
         with deciding(self):
@@ -327,7 +329,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         with ONE_AT_A_TIME:
             if self.window_part is None or self.window_part.micro_steps() == 0:
                 return False
-            batch = self._last_batch.of(self.update_part)
+            batch = batch_for(self.update_part, self._last_batch)
             if batch is None:
                 return False
             step: Any = self

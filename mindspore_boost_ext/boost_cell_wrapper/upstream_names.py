@@ -64,12 +64,16 @@ class StepNames(nn.Cell):
         if name in _ELSEWHERE:
             self.__dict__.setdefault("_set_here", set()).add(name)
         super().__setattr__(name, value)
+        if name == "update_part" and self.__dict__.get("_state"):
+            self._settle()  # another Cell's graph may call the step
 
     def _warn_if_idle(self, name: str, value: object) -> None:
         """Warn of another value for what was read when the step was made."""
         ways = self.overridden("construct", "update", *_PROCESSES)
         reads = any(name in self._names_used(getattr(type(self), way)) for way in ways)
-        if not reads and getattr(self, name, None) is not value:
+        now = getattr(self, name, None)
+        same = now is value or (isinstance(now, (bool, int)) and now == value)
+        if not (reads or same):
             warn(
                 f"setting {name} has no effect after the step is made: give {_FIXED[name]} before",
                 NoEffectWarning,

@@ -9,6 +9,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.base.centralization import owned_parameters
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, INACTIVE
@@ -76,7 +77,11 @@ class StepGraph:
         MindSpore's graph then runs the network for the loss and again for the gradient.
         """
         other = next(type(one).__name__ for one in inputs if not isinstance(one, Tensor))
-        state = [one.name for one in self.step.network.get_parameters() if not one.requires_grad]
+        state = [
+            one.name
+            for one, cell in owned_parameters(self.step.network)
+            if not one.requires_grad and _may_move(cell)
+        ]
         if state:
             raise ValueError(
                 f"compiled_step: an input is a {other}, not a Tensor, so MindSpore's graph would "
@@ -93,6 +98,11 @@ class StepGraph:
                     f"{name or 'the network'} has a hook, which the graph of compiled_step would "
                     "not call: remove it, or leave compiled_step out"
                 )
+
+
+def _may_move(cell: nn.Cell) -> bool:
+    """Return whether a Cell may change a Parameter of its own that no gradient changes."""
+    return hasattr(cell, "moving_mean") or not type(cell).__module__.startswith("mindspore.")
 
 
 class _WholeStep(nn.Cell):

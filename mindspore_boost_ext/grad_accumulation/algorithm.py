@@ -38,9 +38,10 @@ class AccumulationAlgorithm(Algorithm):
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Refuse inputs without samples to count, and a window filled with the other weighting."""
-        if step.use_grad_accumulation:
-            step.check_sums("gradient_accumulation_process")
-        if step.use_grad_accumulation and len(inputs) > 0:
+        if step.window_part is None or not step.use_grad_accumulation:
+            return
+        step.check_sums("gradient_accumulation_process")
+        if len(inputs) > 0:
             if step.window_part.by_samples and not getattr(inputs[0], "shape", ()):
                 raise ValueError(
                     "grad_accumulation.weighting='samples' counts samples along the first axis of "
@@ -53,5 +54,5 @@ class AccumulationAlgorithm(Algorithm):
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when an epoch ends before a window is full."""
-        if step.use_grad_accumulation:
+        if step.window_part is not None and step.use_grad_accumulation:
             step.window_part.expect_epoch(steps)

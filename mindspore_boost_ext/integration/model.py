@@ -361,7 +361,10 @@ def _add_callbacks(given: inspect.BoundArguments, more: list[Callback]) -> None:
     """Add callbacks behind those of a call of ``Model.train``."""
     callbacks = given.arguments.get("callbacks") or []
     several = isinstance(callbacks, Iterable)
-    given.arguments["callbacks"] = [*(callbacks if several else [callbacks]), *more]
+    kind = (
+        tuple if isinstance(callbacks, tuple) else list
+    )  # MindSpore looks at the methods of lists
+    given.arguments["callbacks"] = kind([*(callbacks if several else [callbacks]), *more])
 
 
 def open_data(

@@ -1,5 +1,6 @@
 """Methods that a subclass of a step cell has of its own: called as upstream calls them, or told."""
 
+import functools
 import types
 
 import mindspore as ms
@@ -512,11 +513,35 @@ class Averages(BoostTrainOneStepCell):
         return 0
 
 
-def test_another_method_named_update_is_refused():
-    with pytest.raises(
-        ValueError, match=r"update of Averages is called with \(loss, gradients, \*in"
-    ):
-        made(Averages, {})
+def test_another_method_named_update_is_refused_before_it_is_called():
+    step = made(Averages, {})
+    (x, y), *_ = nets.batches(1)
+    with pytest.raises(ValueError, match=r"update of Averages is called with \(loss, grad"):
+        step(Tensor(x), Tensor(y))
+
+
+def _wrapped(function):
+    @functools.wraps(function)
+    def wrapper(self, *args):
+        return function(self, *args)
+
+    return wrapper
+
+
+class Wrapped(BoostTrainOneStepCell):
+    """Has a method under a decorator, and an update that takes the two inputs of the batch."""
+
+    @_wrapped
+    def construct(self, *inputs):
+        return super().construct(*inputs)
+
+    def update(self, loss, gradients, data, label):
+        return super().update(loss, gradients, data, label)
+
+
+def test_methods_under_a_decorator_are_read(pynative_mode):
+    (x, y), *_ = nets.batches(1)
+    made(Wrapped, {})(Tensor(x), Tensor(y))
 
 
 def test_a_setting_that_is_read_when_a_step_is_made_is_warned_of_later():
