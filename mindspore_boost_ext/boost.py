@@ -180,7 +180,7 @@ class AutoBoost:
         return (*self._ours, *(one for one in self.own if one.switch not in self._missing))
 
     def join(self, step: Any) -> list[str]:
-        """Let the algorithms put their parts into a step; return who of your own change its update.
+        """Let the algorithms join a step; return the switches of your own that change its update.
 
         Args:
             step (BoostTrainOneStepCell): the step.

@@ -107,7 +107,7 @@ class Overridable(nn.Cell):
         )
 
     def warn_of_what_does_not_run(self) -> None:
-        """Warn of methods of a subclass that the step does not call, or cannot."""
+        """Warn of methods of a subclass that the step does not call."""
         lost = self.overridden(*_NOT_IN_VARIANTS) if self.choice_part is not None else []
         for way in self.overridden("construct", "gradient_freeze_process"):
             lost = [one for one in lost if one not in self._names_used(getattr(type(self), way))]

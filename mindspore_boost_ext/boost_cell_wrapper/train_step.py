@@ -142,7 +142,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._make_choices: list[MakeChoice] = []
         self._prepared: set[int] = set()
         self._flushes: dict[int, Flush] = {}
-        self.__dict__["_last_batch"] = None  # not by setattr: a Cell looks at each Tensor
+        self.__dict__["_last_batch"] = None
         self._state: tuple[Any, ...] = ()
         self._has_run = self._was_looked_at = self._asks_for_less = False
         self._variant, self._ran_in = "the step", None  # a mode

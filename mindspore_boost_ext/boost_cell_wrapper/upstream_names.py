@@ -68,7 +68,7 @@ class StepNames(nn.Cell):
             self._settle()  # another Cell's graph may call the step
 
     def _warn_if_idle(self, name: str, value: object) -> None:
-        """Warn of another value for what was read when the step was made."""
+        """Warn if a setting changes that was read when the step was made."""
         ways = self.overridden("construct", "update", *_PROCESSES)
         reads = any(name in self._names_used(getattr(type(self), way)) for way in ways)
         now = getattr(self, name, None)
