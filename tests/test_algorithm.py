@@ -128,6 +128,7 @@ def test_it_begins_at_weights_that_are_loaded_after_it_is_made(mode):
         one.set_data(one * 3)
     found = nets.weights(run(step, "", range(STEPS)))
     for name, value in zip(("first.weight", "second.weight"), reference("", 3)[0]):
+        # A dozen float32 updates of numbers around 1.
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 

@@ -49,7 +49,7 @@ class AccumulationAlgorithm(Algorithm):
                     "set weighting 'equal'"
                 )
             now = step.auto_boost.settings_in_force()
-            if step.restored_settings.get(_WEIGHTING) != now[_WEIGHTING]:
+            if step.restored_settings.get(_WEIGHTING) != now.get(_WEIGHTING):
                 step.window_part.check_weighting(step.window_part.weight_of(*inputs))
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:

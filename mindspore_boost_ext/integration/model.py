@@ -361,9 +361,8 @@ def _add_callbacks(given: inspect.BoundArguments, more: list[Callback]) -> None:
     """Add callbacks behind those of a call of ``Model.train``."""
     callbacks = given.arguments.get("callbacks") or []
     several = isinstance(callbacks, Iterable)
-    kind = (
-        tuple if isinstance(callbacks, tuple) else list
-    )  # MindSpore looks at the methods of lists
+    # MindSpore checks the methods of callbacks in a list, and not those in a tuple.
+    kind = tuple if isinstance(callbacks, tuple) else list
     given.arguments["callbacks"] = kind([*(callbacks if several else [callbacks]), *more])
 
 

@@ -13,7 +13,8 @@ import pytest
 from mindspore import Parameter, Tensor, nn
 from models import model_of
 
-from mindspore_boost_ext import AdaSum, AutoBoost
+from mindspore_boost_ext import AdaSum, AutoBoost, BoostTrainOneStepCell
+from mindspore_boost_ext.adasum import algorithm
 from mindspore_boost_ext.adasum import cell as adasum
 from mindspore_boost_ext.adasum import collectives as exchange
 from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
@@ -337,3 +338,24 @@ def test_enable_all_leaves_it_out_in_one_process():
     boost.leave_out("adasum", adasum.unavailable_reason(1))
     assert not boost.boost_config["adasum"]
     assert "one process" in boost.report()["adasum"].reason
+
+
+class Declines(BoostTrainOneStepCell):
+    """Asks as upstream's scripts do, and says no."""
+
+    asked = None
+
+    def check_adasum_enable(self):
+        self.asked = super().check_adasum_enable()
+        return False
+
+
+def test_a_subclass_is_asked_and_may_decline(monkeypatch):
+    monkeypatch.setattr(algorithm, "unavailable_reason", lambda devices: "")
+    net = nets.MLP()
+    settings = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}}
+    with AutoBoost("O2", settings).building():
+        step = Declines(net, nets.momentum(net.trainable_params()))
+    row = step.report()["adasum"]
+    assert (row.status, row.reason) == ("skipped", "check_adasum_enable of Declines returned False")
+    assert (step.asked, step.enable_adasum, step.adasum) == (True, False, None)

@@ -243,6 +243,7 @@ def test_the_trace_rule_refreshes_keeps_and_stops(mode):
     )
     observed = optimizer.observations()
     assert (observed["thor.refreshes"], observed["thor.inversions"]) == (3, 2)
+    # Sums of a few products in float32.
     np.testing.assert_allclose(
         optimizer.factors[0].asnumpy(), oracle.second_moment(1.06 * x), rtol=1e-5
     )
