@@ -41,12 +41,23 @@ def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:
     for kind in type(cell).__mro__:
         if kind.__module__.partition(".")[0] in ("mindspore", "builtins"):
             continue  # MindSpore's own Cells read no weights of others
-        for node, names in _attributes_read(kind):
-            yield from _parameters(_reached(cell, node, names))
+        for node, names in _values_read(kind):
+            yield from _parameters(cell, _reached(cell, node, names))
 
 
-def _parameters(things: Iterable[Any]) -> list[Parameter]:
-    return [one for one in things if isinstance(one, Parameter)]
+def _parameters(cell: nn.Cell, things: Iterable[Any]) -> list[Parameter]:
+    """Return the Parameters among things, and those in tuples that the Cell itself holds.
+
+    A tuple may also list all weights of the network, as for the norm that a loss adds.
+    """
+    found: list[Parameter] = []
+    for one in things:
+        if isinstance(one, Parameter):
+            found.append(one)
+        elif isinstance(one, tuple):
+            below = {id(each) for child in cell.cells() for each in child.get_parameters()}
+            found += [each for each in one if isinstance(each, Parameter) and id(each) not in below]
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
@@ -59,14 +70,15 @@ def _source_of(code: type | Callable[..., Any]) -> ast.AST:
 
 
 @functools.lru_cache(maxsize=1024)
-def _attributes_read(kind: type) -> list[tuple[ast.Attribute, Bindings]]:
-    """Return the attributes whose values the methods of a class use, with the local names there."""
+def _values_read(kind: type) -> list[tuple[ast.expr, Bindings]]:
+    """Return each ``a.b`` and ``a[i]`` whose value a method uses, with the local names there."""
     functions = [one for one in ast.walk(_source_of(kind)) if isinstance(one, ast.FunctionDef)]
     filling = _called_from("__init__", functions) - _called_from("construct", functions)
-    found = []
+    found: list[tuple[ast.expr, Bindings]] = []
     for function in functions:
-        nodes = [] if function.name in filling else list(_attributes(function))
-        aside = {id(one.value) for one in nodes if one.attr in _NO_VALUE}
+        inside = () if function.name in filling else ast.walk(function)
+        nodes = [one for one in inside if isinstance(one, (ast.Attribute, ast.Subscript))]
+        aside = {id(one.value) for one in nodes if getattr(one, "attr", "") in _NO_VALUE}
         names = _bindings(function) if nodes else {}
         found += [(one, names) for one in nodes if id(one) not in aside]
     return found
@@ -269,6 +281,8 @@ class _Reader:
             self.at_the_end += self._together([node.body])
         elif isinstance(node, ast.Attribute):
             yield from self._uses_of_attribute(node, parameters)
+        elif isinstance(node, ast.Subscript) and (held := self._parameters(node)):
+            parameters += held
         else:
             parts = list(ast.iter_child_nodes(node))
             # The arguments of a call are computed before it.
@@ -276,22 +290,24 @@ class _Reader:
                 yield from self._uses(one, parameters)
 
     def _uses_of_attribute(self, node: ast.Attribute, parameters: list[Parameter]) -> Iterator[Use]:
-        if node.attr in _NO_VALUE and _parameters(self._reached(node.value)):
+        if node.attr in _NO_VALUE and self._parameters(node.value):
             return  # this does not use the parameter's value
         if _is_super(node.value):
             yield from _used_by(self._above(node.attr), self.cell, self.known)
             return
         yield from self._uses(node.value, parameters)
+        parameters += self._parameters(node)
         for value in self._reached(node):
-            if isinstance(value, Parameter):
-                parameters.append(value)
-            elif isinstance(value, nn.Cell):
+            if isinstance(value, nn.Cell):
                 yield value
             elif inspect.ismethod(value) and value.__self__ is self.cell:
                 yield from _used_by(value.__func__, self.cell, self.known)
 
     def _reached(self, node: ast.expr) -> Things:
         return _reached(self.cell, node, self.names)
+
+    def _parameters(self, node: ast.expr) -> list[Parameter]:
+        return _parameters(self.cell, self._reached(node))
 
     def _has_value(self, node: ast.AST) -> bool:
         """Return whether an expression takes the value, not the shape alone, of an input."""

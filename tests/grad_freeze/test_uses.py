@@ -110,7 +110,19 @@ class ByItems(ByKey):
         return x
 
 
-TIED = [ReadByCode, HeldTwice, ByAnotherName, ByLoop, ByIndex, FromTheEnd, ByPart, ByKey, ByItems]
+class ByTuple(Body):
+    def __init__(self):
+        super().__init__()
+        self.tied = ms.ParameterTuple([self.embedding.embedding_table])
+
+    def construct(self, x):
+        return ops.matmul(self.hidden(self.embedding(x)), self.tied[0].T)
+
+
+TIED = [
+    *(ReadByCode, HeldTwice, ByAnotherName, ByLoop, ByIndex, FromTheEnd, ByPart, ByKey, ByItems),
+    ByTuple,
+]
 
 
 @pytest.mark.parametrize("kind", TIED)
@@ -175,6 +187,63 @@ def test_what_a_network_holds_itself_stands_where_its_code_reads_it():
         "head.bias",
         "scale",
     ]
+
+
+class InATuple(Body):
+    """Holds the weights of its output in a tuple, and a tuple of all weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = ms.ParameterTuple(
+            [
+                ms.Parameter(Tensor(np.ones((WIDTH, WIDTH), np.float32)), name=f"head.{place}")
+                for place in range(2)
+            ]
+        )
+
+    def construct(self, x):
+        x = self.hidden(self.embedding(x))
+        return ops.matmul(ops.matmul(x, self.head[0]), self.head[1])
+
+
+class InATupleByLoop(InATuple):
+    def construct(self, x):
+        x = self.hidden(self.embedding(x))
+        for weight in self.head:
+            x = ops.matmul(x, weight)
+        return x
+
+
+@pytest.mark.parametrize("kind", [InATuple, InATupleByLoop])
+def test_weights_in_a_tuple_stand_where_the_code_reads_them(kind):
+    found = [one.name for one in in_order_of_last_use(kind())]
+    assert found[0] == "embedding.embedding_table"
+    assert found[-2:] == ["head.0", "head.1"]
+
+
+class SumOfSquares(nn.Cell):
+    """A loss that goes through all weights of the network."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.all = ms.ParameterTuple(network.trainable_params())
+
+    def construct(self, x):
+        loss = self.network(x).mean()
+        for weight in self.all:
+            loss += ops.square(weight).sum()
+        return loss
+
+
+def test_a_tuple_of_all_weights_is_no_use_of_them():
+    expected = [one.name for one in in_order_of_last_use(ReadByCode())]
+    assert [
+        one.name.removeprefix("network.")
+        for one in in_order_of_last_use(SumOfSquares(ReadByCode()))
+    ] == expected
+    plans, _ = layer_plans(net := SumOfSquares(InALoop()), net.trainable_params(), 128)
+    assert "Embedding" in [plan.kind for plan in plans]
 
 
 class InALoop(WithPositions):
