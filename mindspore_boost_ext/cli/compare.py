@@ -48,6 +48,11 @@ _POLL_SECONDS = 0.1
 _ADVICE = re.compile(r"- (The Traceback of Net Construct Code|C\+\+ Call Stack)|.*analyze_fail\.ir")
 PROGRESS_HELP = "without a terminal: also print a line every STEPS steps"
 
+_NO_STEP = (
+    "no step was seen: these commands see the steps of ms.Model alone. Give the network of a loop "
+    "of your own to ms.Model for them, or try settings by hand in make_train_step"
+)
+
 
 def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
     """Run the command; ``write`` takes the lines for standard output.
@@ -259,7 +264,7 @@ def run_trial(trial: Trial, title: str, display: Display) -> tuple[Outcome, list
         if code:
             return Outcome(trial.name, FAILED, _why(code, folder / OUTPUT)), history
         if not any(record["event"] == "step" for record in history):
-            return Outcome(trial.name, FAILED, "no step was seen: ms.Model trained nothing"), []
+            return Outcome(trial.name, FAILED, _NO_STEP), []
         written = folder / RESULT  # missing after os._exit
         result = json.loads(written.read_text(encoding="utf-8")) if written.exists() else {}
         found = comparison.outcome(trial.name, history, result)

@@ -440,6 +440,21 @@ def test_what_is_done_is_shown_when_the_rest_is_broken_off(monkeypatch, capsys):
     assert main(["compare", "thor"]) == 130  # before anything is done
 
 
+def test_a_script_with_a_loop_of_its_own_is_told_what_can_be_measured(
+    monkeypatch, capsys, tmp_path
+):
+    """Its process ends well, and nothing has been written into the history."""
+    monkeypatch.setattr(comparing, "_watch", lambda process, *rest: process.wait())
+    (tmp_path / "loop.py").write_text("")
+    monkeypatch.setattr(
+        comparing, "_start", lambda *given: subprocess.Popen([sys.executable, "-c", ""])
+    )
+    assert main(["compare", "--script", str(tmp_path / "loop.py"), "--levels", "O0"]) == 1
+    shown = capsys.readouterr().out
+    assert "no step was seen: these commands see the steps of ms.Model alone" in shown
+    assert "make_train_step" in shown
+
+
 @pytest.fixture
 def at_once(monkeypatch):
     """Put runs that are there at once in the place of processes; one metric has a Chinese name."""
