@@ -113,6 +113,8 @@ def model_of_rank(rank, name):
         manager["loss_scale_manager"] = ms.FixedLossScaleManager(64.0 + rank, False)
     elif name == "dynamic scale":
         manager["loss_scale_manager"] = ms.DynamicLossScaleManager(64 * (1 + rank))
+    elif name == "scale window":
+        manager["loss_scale_manager"] = ms.DynamicLossScaleManager(64, scale_window=2 + rank)
     loss = nn.MSELoss() if name == "labels" else nets.loss_fn()
     return BoostModel(net, loss, optimizer, **settings(rank, name), **manager), net
 
@@ -127,6 +129,7 @@ NAMES = (
     "schedule",
     "scale",
     "dynamic scale",
+    "scale window",
     "batches",
     "first batch",
     "labels",

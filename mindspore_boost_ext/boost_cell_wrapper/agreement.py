@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -25,8 +25,16 @@ from mindspore_boost_ext.runtime.watch import watch_ranks
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
-# Names of the settings of optimizers.
-_SETTINGS = ("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps")
+# Names of the settings of optimizers, and of Cells that update a loss scale.
+_SETTINGS = (
+    *("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps", "epsilon"),
+    *("dampening", "nesterov", "use_nesterov", "use_amsgrad", "use_lazy", "decay", "decay_rate"),
+    *("centered", "rho", "lambd", "alpha", "t0", "etaminus", "etaplus", "l1", "l2", "lr_power"),
+)
+_SCALE_SETTINGS = (
+    *("scale_factor", "scale_window", "minimum_loss_scale"),
+    *("growth_factor", "shrink_factor", "minimum", "maximum"),
+)
 _GROUP_SETTINGS = ("lr", "weight_decay", "momentum", "betas")
 _COMPARED: WeakSet[nn.Cell] = WeakSet()
 _BEGUN: WeakSet[nn.Cell] = WeakSet()
@@ -138,6 +146,7 @@ def _parts(step: nn.TrainOneStepCell) -> dict[str, str]:
         "kind of loss scale": "fixed" if manager is None else type(manager).__name__,
         "loss scale": _described(scale),
         "gradients_mean": str(step.mean),
+        **_in_text({name: getattr(manager, name, None) for name in _SCALE_SETTINGS}),
         **_settings(step.optimizer),
     }
 
@@ -149,10 +158,15 @@ def _settings(optimizer: nn.Cell) -> dict[str, str]:
         found |= getattr(optimizer, "common_to_ranks", dict)()
         optimizer = inner
     found |= {name: getattr(optimizer, name, None) for name in _SETTINGS}
+    found["loss_scale of the optimizer"] = getattr(optimizer, "loss_scale", None)
     groups = getattr(optimizer, "param_groups", ())  # of mindspore.experimental.optim
     for number, group in enumerate(one for one in groups if isinstance(one, dict)):
         found |= {f"{name} of group {number}": group.get(name) for name in _GROUP_SETTINGS}
-    words = {name.replace("_", " "): _described(one) for name, one in found.items()}
+    return _in_text(found)
+
+
+def _in_text(settings: Mapping[str, object]) -> dict[str, str]:
+    words = {name.replace("_", " "): _described(one) for name, one in settings.items()}
     return {name: text for name, text in words.items() if text}
 
 

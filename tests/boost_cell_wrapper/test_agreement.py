@@ -27,6 +27,7 @@ REFUSED = {
     "schedule": "on rank 0, CosineDecayLR(decay_steps 4, ",
     "scale": "loss scale is 64.0 on rank 0, 65.0 on rank 1",
     "dynamic scale": "loss scale is 64.0 on rank 0, 128.0 on rank 1",
+    "scale window": "scale window is 2 on rank 0, 3 on rank 1",
     "batches": "number of batches in an epoch is 2 on rank 0, 3 on rank 1",
     "first batch": "updates per batch is 2 on rank 0, 1 on rank 1. Give ranks the same size and ki",
     "labels": "one class per sample is True on rank 0, False on rank 1. Give ranks the same size",
@@ -167,6 +168,36 @@ def test_rates_are_compared_wherever_they_stand():
     for one, same, other in zip(optimizers(0.2), optimizers(0.2), optimizers(0.20001)):
         assert _settings(one) == _settings(same)
         assert _settings(one) != _settings(other)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "others"),
+    [
+        ("SGD", {"dampening": 0.0}, {"dampening": 0.5}),
+        ("SGD", {"loss_scale": 1.0}, {"loss_scale": 2.0}),
+        ("SGD", {"nesterov": False, "momentum": 0.9}, {"nesterov": True, "momentum": 0.9}),
+        ("Adam", {"use_nesterov": False}, {"use_nesterov": True}),
+        ("Adam", {"use_amsgrad": False}, {"use_amsgrad": True}),
+        ("RMSProp", {"decay": 0.9}, {"decay": 0.5}),
+        ("RMSProp", {"epsilon": 1e-10}, {"epsilon": 1e-5}),
+        ("RMSProp", {"centered": False}, {"centered": True}),
+        ("Adadelta", {"rho": 0.9}, {"rho": 0.8}),
+        ("ASGD", {"lambd": 1e-4}, {"lambd": 1e-1}),
+        ("ASGD", {"alpha": 0.75}, {"alpha": 0.5}),
+        ("ASGD", {"t0": 1e6}, {"t0": 1e5}),
+        ("Rprop", {"etas": (0.5, 1.2)}, {"etas": (0.5, 1.3)}),
+        ("FTRL", {"l1": 0.0}, {"l1": 0.5}),
+        ("FTRL", {"lr_power": -0.5}, {"lr_power": -0.25}),
+        ("AdaFactor", {"decay_rate": 0.8}, {"decay_rate": 0.7}),
+    ],
+)
+def test_settings_of_single_optimizers_are_compared(kind, settings, others):
+    def made(given):
+        return getattr(nn, kind)(nets.MLP().trainable_params(), **{**given, **rate})
+
+    rate = {"learning_rate": 0.1} if kind not in ("AdaFactor",) else {"learning_rate": None}
+    assert _settings(made(settings)) == _settings(made(settings))
+    assert _settings(made(settings)) != _settings(made(others))
 
 
 @pytest.mark.parametrize("value", [None, "auto", {"a": 1}, lambda: 0.1, object(), 10**400, [None]])
