@@ -19,6 +19,8 @@ from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: 
 from mindspore.nn.layer import rnns
 from mindspore.rewrite.common import namespace
 from mindspore.rewrite.parsers.assign_parser import AssignParser
+from mindspore.train.callback import _CallbackManager as CallbackManager  # noqa: F401
+from mindspore.train.callback import _InternalCallbackParam as CallbackParameters  # noqa: F401
 from mindspore.train.train_thor.convert_utils import (
     ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
 )
