@@ -92,18 +92,15 @@ def variables() -> dict[str, str]:
 
 def read_report(report: Path) -> Result:
     """Return what a JUnit report of pytest says."""
-    cases = list(ElementTree.parse(report).iter("testcase"))
-    ends = {kind: [] for kind in ("failure", "error", "skipped")}
-    for case in cases:
-        for kind, names in ends.items():
-            if case.find(kind) is not None:
-                names.append(f"{case.get('classname')}::{case.get('name')}")
-    failed, errors, skipped = (len(names) for names in ends.values())
-    passed = len(cases) - len({*ends["failure"], *ends["error"], *ends["skipped"]})
-    first = next(iter([*ends["failure"], *ends["error"]]), "")
-    if not cases:
-        first = "no test was run"
-    return Result(passed, failed, errors, skipped, first)
+    tree = ElementTree.parse(report)
+    cases, *ended = (
+        [f"{one.get('classname')}::{one.get('name')}" for one in tree.iterfind(f".//testcase{end}")]
+        for end in ("", "[failure]", "[error]", "[skipped]")
+    )
+    failed, errors, skipped = ended
+    first = next(iter([*failed, *errors]), "") if cases else "no test was run"
+    passed = len(cases) - len({*failed, *errors, *skipped})
+    return Result(passed, *map(len, ended), first)
 
 
 if __name__ == "__main__":
