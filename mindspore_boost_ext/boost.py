@@ -99,10 +99,8 @@ class AutoBoost:
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         warn_of_idle_settings(self.config)
         record(self._report, self.plan())
-        for one in self.own:
-            self._report.put(Row(one.switch, "algorithms", APPLIED))
-        for row in tuning():
-            self._report.put(row)
+        own = (Row(one.switch, "algorithms", APPLIED) for one in self.own)
+        self._report.put(*own, *tuning())
 
     @staticmethod
     def current(optimizer: nn.Cell | None = None) -> AutoBoost:
@@ -309,9 +307,8 @@ def checked_algorithms(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]
 def record(report: Report, decisions: tuple[Decision, ...]) -> None:
     """Put a row into ``report`` for each decision."""
     for one in decisions:
-        status = APPLIED
-        if not one.wanted:
-            status = INACTIVE if one.asked_by == "-" else SKIPPED
+        left_out = INACTIVE if one.asked_by == "-" else SKIPPED
+        status = APPLIED if one.wanted else left_out
         report.put(Row(one.algorithm, one.asked_by, status, one.reason))
 
 
