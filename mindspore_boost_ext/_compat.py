@@ -90,13 +90,11 @@ class ModelUnderConstruction:
         """
         private = ("_boost_level", "_loss_scale_manager", "_loss_scale_manager_set", _STATE)
         saved = {name: getattr(self._model, name) for name in private}
-        for name, value in zip(private, ("O0", None, True, None)):
-            setattr(self._model, name, value)
+        vars(self._model).update(zip(private, ("O0", None, True, None)))
         try:
             return build(self._model)
         finally:
-            for name, value in saved.items():
-                setattr(self._model, name, value)
+            vars(self._model).update(saved)
 
 
 def default_loss_scale_manager(amp_level: str) -> LossScaleManager | None:

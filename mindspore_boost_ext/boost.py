@@ -7,7 +7,6 @@ and one optimizer. Each object stands alone: there is no process-wide instance.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -132,13 +131,11 @@ class AutoBoost:
         switches = self.boost_config
         found = {f"boost.{name}": str(on) for name, on in switches.items()}
         for name, kind in SECTIONS.items():
-            if kind.for_every_step or any(
-                switches[one] for one in kind.readers.values() or (name,)
-            ):
-                section = getattr(self.config, name)
-                for one in dataclasses.fields(kind):
-                    if one.name not in kind.of_one_host:
-                        found[f"{name}.{one.name}"] = _in_words(getattr(section, one.name))
+            readers = kind.readers.values() or (name,)
+            if kind.for_every_step or any(switches[one] for one in readers):
+                for key, value in vars(getattr(self.config, name)).items():
+                    if key not in kind.of_one_host:
+                        found[f"{name}.{key}"] = _in_words(value)
         for own in self.algorithms[len(ALGORITHMS) :]:
             given = own.compared_settings().items()
             found.update({f"{own.switch}.{name}": _in_words(value) for name, value in given})
