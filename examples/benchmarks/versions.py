@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -37,14 +36,14 @@ class Result(NamedTuple):
     failure: str = ""  # the first test that failed, or what went wrong
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the suite under each version; print the table."""
     parser = argparse.ArgumentParser(description="Run the test suite on several MindSpores.")
     parser.add_argument("--versions", nargs="+", default=list(VERSIONS), metavar="VERSION")
     parser.add_argument("--folder", type=Path, default=ROOT / ".venvs", help="of environments")
     parser.add_argument("--python", default=sys.executable, help="makes the environments")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     print(f"| {HEADINGS} |\n{'|---' * 7}|", flush=True)
     code = 0
     for version in options.versions:
