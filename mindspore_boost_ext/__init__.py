@@ -30,13 +30,7 @@ from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, GradientFreeze, freeze_cell
 from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
-from mindspore_boost_ext.integration import (
-    BoostModel,
-    install,
-    installed,
-    is_installed,
-    uninstall,
-)
+from mindspore_boost_ext.integration import BoostModel, install, installed, is_installed, uninstall
 from mindspore_boost_ext.integration.convert import ConvertModelUtils
 from mindspore_boost_ext.integration.functional import TrainStep, make_train_step
 from mindspore_boost_ext.integration.patch import INSTALL_VARIABLE

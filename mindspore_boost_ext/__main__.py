@@ -291,8 +291,7 @@ def explain(config: BoostConfig) -> str:
     """Return what a configuration would do, as a table, with the settings and the notices."""
     report = Report(f"level {config.level}, mode {config.mode} would do this:")
     record(report, config.plan())
-    for row in tuning():
-        report.put(row)
+    report.put(*tuning())
     lines = [str(report)]
     for one in config.plan():
         settings = getattr(config, one.algorithm, None)

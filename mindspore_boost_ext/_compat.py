@@ -19,6 +19,8 @@ from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: 
 from mindspore.nn.layer import rnns
 from mindspore.rewrite.common import namespace
 from mindspore.rewrite.parsers.assign_parser import AssignParser
+from mindspore.train.callback import _CallbackManager as CallbackManager  # noqa: F401
+from mindspore.train.callback import _InternalCallbackParam as CallbackParameters  # noqa: F401
 from mindspore.train.train_thor.convert_utils import (
     ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
 )
@@ -88,13 +90,11 @@ class ModelUnderConstruction:
         """
         private = ("_boost_level", "_loss_scale_manager", "_loss_scale_manager_set", _STATE)
         saved = {name: getattr(self._model, name) for name in private}
-        for name, value in zip(private, ("O0", None, True, None)):
-            setattr(self._model, name, value)
+        vars(self._model).update(zip(private, ("O0", None, True, None)))
         try:
             return build(self._model)
         finally:
-            for name, value in saved.items():
-                setattr(self._model, name, value)
+            vars(self._model).update(saved)
 
 
 def default_loss_scale_manager(amp_level: str) -> LossScaleManager | None:

@@ -12,9 +12,7 @@ from mindspore_boost_ext.compiled_step.algorithm import CompiledStepAlgorithm
 from mindspore_boost_ext.dim_reduce.algorithm import DimReduceAlgorithm
 from mindspore_boost_ext.grad_accumulation.algorithm import AccumulationAlgorithm
 from mindspore_boost_ext.grad_freeze.algorithm import FreezeAlgorithm
-from mindspore_boost_ext.gradient_centralization.algorithm import (
-    GradientCentralizationAlgorithm,
-)
+from mindspore_boost_ext.gradient_centralization.algorithm import GradientCentralizationAlgorithm
 from mindspore_boost_ext.group_loss_scale_manager.algorithm import GroupedScaleAlgorithm
 from mindspore_boost_ext.label_smoothing.algorithm import LabelSmoothingAlgorithm
 from mindspore_boost_ext.less_batch_normalization.algorithm import LessBNAlgorithm

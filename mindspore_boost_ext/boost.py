@@ -7,7 +7,6 @@ and one optimizer. Each object stands alone: there is no process-wide instance.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -99,10 +98,8 @@ class AutoBoost:
         self._report = Report(f"boost level {self.level}, mode {self.config.mode}")
         warn_of_idle_settings(self.config)
         record(self._report, self.plan())
-        for one in self.own:
-            self._report.put(Row(one.switch, "algorithms", APPLIED))
-        for row in tuning():
-            self._report.put(row)
+        own = (Row(one.switch, "algorithms", APPLIED) for one in self.own)
+        self._report.put(*own, *tuning())
 
     @staticmethod
     def current(optimizer: nn.Cell | None = None) -> AutoBoost:
@@ -134,13 +131,11 @@ class AutoBoost:
         switches = self.boost_config
         found = {f"boost.{name}": str(on) for name, on in switches.items()}
         for name, kind in SECTIONS.items():
-            if kind.for_every_step or any(
-                switches[one] for one in kind.readers.values() or (name,)
-            ):
-                section = getattr(self.config, name)
-                for one in dataclasses.fields(kind):
-                    if one.name not in kind.of_one_host:
-                        found[f"{name}.{one.name}"] = _in_words(getattr(section, one.name))
+            readers = kind.readers.values() or (name,)
+            if kind.for_every_step or any(switches[one] for one in readers):
+                for key, value in vars(getattr(self.config, name)).items():
+                    if key not in kind.of_one_host:
+                        found[f"{name}.{key}"] = _in_words(value)
         for own in self.algorithms[len(ALGORITHMS) :]:
             given = own.compared_settings().items()
             found.update({f"{own.switch}.{name}": _in_words(value) for name, value in given})
@@ -309,9 +304,8 @@ def checked_algorithms(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]
 def record(report: Report, decisions: tuple[Decision, ...]) -> None:
     """Put a row into ``report`` for each decision."""
     for one in decisions:
-        status = APPLIED
-        if not one.wanted:
-            status = INACTIVE if one.asked_by == "-" else SKIPPED
+        left_out = INACTIVE if one.asked_by == "-" else SKIPPED
+        status = APPLIED if one.wanted else left_out
         report.put(Row(one.algorithm, one.asked_by, status, one.reason))
 
 

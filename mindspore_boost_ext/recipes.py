@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,19 +17,11 @@ _PARTS = 2  # updates per batch, so that fewer batches suffice
 _WINDOW = 2  # batches per update; four cost accuracy
 
 
-def _fast(total_steps: int, devices: int) -> dict[str, Any]:
-    return _in_fewer_batches(total_steps, share=0.5, whole_share=0.6)
-
-
-def _fastest(total_steps: int, devices: int) -> dict[str, Any]:
-    return _in_fewer_batches(total_steps, share=0.4, whole_share=0.5)
-
-
-def _in_fewer_batches(total_steps: int, share: float, whole_share: float) -> dict[str, Any]:
-    schedule = {"share": share, "parts": _PARTS, "whole_share": whole_share}
+def _in_fewer_batches(total_steps: int, devices: int, **shares: float) -> dict[str, Any]:
+    schedule = {**shares, "parts": _PARTS, "total_steps": total_steps, "if_unfit": "skip"}
     return {
         "boost": {**_ALL_OFF},
-        "short_schedule": {**schedule, "total_steps": total_steps, "if_unfit": "skip"},
+        "short_schedule": schedule,
         "label_smoothing": {**_LABELS},
         "seq_length_warmup": _short_sequences(total_steps),
         "cheaper_operators": {},
@@ -60,7 +53,12 @@ def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
 
 
 _RECIPES: Mapping[str, Callable[[int, int], dict[str, Any]]] = MappingProxyType(
-    {"fast": _fast, "fastest": _fastest, "large-batch": _large_batch, "fp16": _fp16}
+    {
+        "fast": partial(_in_fewer_batches, share=0.5, whole_share=0.6),
+        "fastest": partial(_in_fewer_batches, share=0.4, whole_share=0.5),
+        "large-batch": _large_batch,
+        "fp16": _fp16,
+    }
 )
 NAMES = tuple(_RECIPES)
 

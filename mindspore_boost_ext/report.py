@@ -125,9 +125,9 @@ class Report:
         self.title = title
         self._rows: dict[str, Row] = {}
 
-    def put(self, row: Row) -> None:
-        """Add a row, or replace the one of the same algorithm."""
-        self._rows[row.algorithm] = row
+    def put(self, *rows: Row) -> None:
+        """Add rows, or replace those of the same algorithms."""
+        self._rows.update({row.algorithm: row for row in rows})
 
     def update(
         self, name: str, status: str, reason: str = "", counts: Mapping[str, int] | None = None
@@ -150,16 +150,13 @@ class Report:
 
     def to_dict(self) -> dict[str, object]:
         """Return the report as plain data, ready for ``json.dumps``."""
-        rows = [dict(zip(self.HEADINGS[:4], row.cells())) for row in self.rows]
-        for shown, row in zip(rows, self.rows):
-            shown["counts"] = dict(row.counts)  # type: ignore[assignment]
+        rows = [
+            {**dict(zip(self.HEADINGS, row.cells())), "counts": dict(row.counts)}
+            for row in self.rows
+        ]
         return {"title": self.title, "rows": rows}
 
     def __repr__(self) -> str:
-        """Return the table, which a notebook or a console then shows."""
-        return str(self)
-
-    def __str__(self) -> str:
         """Return the report as a table of plain text; long reasons take several lines."""
         table = [self.HEADINGS, *(line for row in self.rows for line in _lines(row.cells()))]
         widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADINGS))]

@@ -204,7 +204,7 @@ def of_mindcv(name: str, size: int) -> Steps:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Cheaper operators, alone and in a step.")
     parser.add_argument("--mode", default="GRAPH", choices=list(MODES))
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--mindcv", nargs="*", default=[], help="networks of MindCV, too")
     parser.add_argument("--size", type=int, default=224, help="of the images of these")
     parser.add_argument("--memory", choices=["O0", "O1"], help="MiB in place of milliseconds")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     ms.set_context(mode=MODES[options.mode])
     made = {name: (operator, name) for name in OPERATORS}
     made |= {name: (of_loss, name) for name in LOSSES}

@@ -234,12 +234,12 @@ def all_races(plan: Plan, seeds: int) -> dict[str, list[dict[str, Run]]]:
     return results
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Train, print the table, and draw it where that was asked for."""
     parser = argparse.ArgumentParser(description="Measure training in a subspace.")
     parser.add_argument("--seeds", type=count, default=3, help="runs of each training (default: 3)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the runs")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     results = all_races(plan := Plan(), args.seeds)
     run_table(results, plan)
     if args.plot:

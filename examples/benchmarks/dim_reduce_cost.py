@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tracemalloc
-from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
@@ -169,11 +168,11 @@ def _stalled(package: str, steps: int, curvature: float) -> tuple[int, float]:
 PARTS = {"stall": stall, "basis": basis_cost, "step": step_cost}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print the tables that were asked for."""
     parser = argparse.ArgumentParser(description="Measure what training in a subspace costs.")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    for part in parser.parse_args(argv).parts:
+    for part in parser.parse_args().parts:
         PARTS[part]()
 
 

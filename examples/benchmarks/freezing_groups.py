@@ -174,9 +174,9 @@ def print_groups(rounds: int = 30) -> None:
     print(f"\nlargest deviation from the model {100 * worst:.0f} %, demanded: at most 20 %")
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure, and print the table."""
-    argparse.ArgumentParser(description="Measure the step of each group.").parse_args(argv)
+    argparse.ArgumentParser(description="Measure the step of each group.").parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
     print_groups()

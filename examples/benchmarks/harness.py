@@ -108,10 +108,8 @@ def drawn(
     path: Path, count: int = 1, width: float = 5, height: float = 4, **settings: bool
 ) -> Iterator[list[Any]]:
     """Yield ``count`` panels, their size in inches, to draw on; write the picture at the end."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * count, height), layout="constrained")
-    FigureCanvasAgg(figure)
     yield list(figure.subplots(1, count, squeeze=False, **settings)[0])
     figure.savefig(path, dpi=130)

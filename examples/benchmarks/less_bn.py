@@ -203,7 +203,7 @@ def print_speed(pairs: int, steps: int, modes: Sequence[str]) -> None:
     print_table("Small ResNet, batch 32", headings, rows)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Run the parts that are asked for, all of them by default."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     for part in ("runs", "gains", "counts", "speed"):
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=40, help="pairs of each comparison")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="of --speed")
     parser.add_argument("--steps", type=int, default=5, help="steps in each half of a pair")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     parts = {

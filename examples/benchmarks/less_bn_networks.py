@@ -146,13 +146,13 @@ def sums(rows: Sequence[str]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure the networks and print the table."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("networks", nargs="*", help="names as mindcv.list_models() has them")
     parser.add_argument("--all", action="store_true", help="every network of MindCV")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for each network")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     names = options.networks or NETWORKS
     if options.all:
         import mindcv

@@ -266,11 +266,11 @@ def print_accuracies(final: dict[str, list[float]]) -> None:
     print_table(title, "training | mean | lowest | minus float32", rows)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description="Measure what loss scales save.")
     parser.add_argument("--seeds", type=count, default=3, help="runs of each training (default: 3)")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
     case = four_layer_case()
     outcomes = {scheme: run_scheme(case, make()) for scheme, make in SCHEMES.items()}

@@ -27,10 +27,7 @@ def momentum(network: nn.Cell) -> nn.Cell:
 
 
 def batch(
-    size: int = 32,
-    seed: int = 0,
-    shape: tuple[int, ...] = (1, 32, 32),
-    classes: int = CLASSES,
+    size: int = 32, seed: int = 0, shape: tuple[int, ...] = (1, 32, 32), classes: int = CLASSES
 ) -> tuple[Tensor, Tensor]:
     """Return one batch of random samples, float32 of this shape, with int32 labels."""
     generator = np.random.default_rng(seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,11 +33,15 @@ def apart(
     call = script, module, function.__name__, json.dumps(arguments)
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory(prefix="apart-") as folder:
-        answer, launcher = Path(folder, "answer"), _msrun(ranks, folder) if ranks > 1 else []
+        answer, command = Path(folder, "answer"), [sys.executable]
+        if ranks > 1:  # else a process may compare MindSpore without this package
+            from mindspore_boost_ext.runtime.processes import launcher
+
+            command = launcher(ranks, folder)
         rank = str(Path(__file__).with_name("rank.py"))
         ended = subprocess.run(
-            [sys.executable, *launcher, rank, *call, str(answer)],
-            cwd=folder if launcher else None,
+            [*command, rank, *call, str(answer)],
+            cwd=folder if ranks > 1 else None,
             env={**os.environ, "PATH": search},
             capture_output=quiet or ranks > 1,
             text=True,
@@ -48,13 +51,3 @@ def apart(
             logs = [one.read_text()[-2000:] for one in sorted(Path(folder).glob("worker_*.log"))]
             raise RuntimeError("\n".join(logs) or ended.stderr or f"failed: {' '.join(call)}")
         return json.loads(answer.read_text("utf-8"))
-
-
-def _msrun(ranks: int, folder: str) -> list[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return [
-        *("-m", "mindspore.parallel.cluster.run", "--join=True", f"--log_dir={folder}"),
-        *(f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={port}"),
-    ]

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import mindspore as ms
@@ -233,7 +232,7 @@ def check() -> Machine:
     return fitted(found)._replace(speed=speed_here())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure and print, or print for an assumed cluster."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -243,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metavar=("LATENCY_US", "GB_PER_S", "TFLOP_PER_S"),
         help="of one worker; measures nothing",
     )
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if args.assume:
         latency, bandwidth, speed = args.assume
         table("Assumed", Machine(latency * 1e-6, bandwidth * 1e9, speed * 1e12))

@@ -26,7 +26,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import mindspore as ms
 from harness import MODES, print_table
@@ -34,7 +33,7 @@ from mindspore import Tensor, nn
 from networks import wait
 from processes import apart
 
-from mindspore_boost_ext import save_checkpoint
+from mindspore_boost_ext import TrajectorySampler
 from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.cli.trial_settings import (
@@ -42,14 +41,12 @@ from mindspore_boost_ext.cli.trial_settings import (
     PLAIN,
     Setup,
     configuration,
-    parts,
     runs,
     settings_of,
 )
 
 ADASUM, RANKS = "adasum", 2
 GROWTH_LIMIT = 0.02
-SNAPSHOTS = 40
 HEADINGS = "run | MiB after warm-up | MiB at the end | growth | step at first, ms"
 HEADINGS += " | step at last, ms | quartiles at first | graphs | graphs at the end | steady"
 MODELS_STEPS = 2
@@ -67,7 +64,7 @@ def resident_mib() -> float:
 def model_of(name: str, steps: int, snapshots: str) -> ms.Model:
     """Return a Model of LeNet-5 with one algorithm; the rate is small, so that it stays finite."""
     ms.set_seed(0)
-    net, arguments = parts(name, LENET)
+    net, arguments = settings_of(name).parts(LENET)
     level, config = configuration(name, Setup(LENET, steps, snapshots))
     return ms.Model(
         net,
@@ -85,15 +82,11 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [tuple(batch) for batch in train.create_tuple_iterator(num_epochs=1)]
 
 
-def leave_snapshots(folder: str, data: list[tuple[Tensor, Tensor]]) -> None:
-    """Train plainly for a while, and save the weights of every few steps."""
-    model = model_of(PLAIN, steps := 5 * SNAPSHOTS, "")
-    for number, batch in enumerate(itertools.islice(itertools.cycle(data), steps)):
-        model.train_network(*batch)
-        if number % 5 == 0:
-            weights = model.train_network.network.trainable_params()
-            kept = [{"name": one.name, "data": one} for one in weights]
-            save_checkpoint(kept, Path(folder) / f"{number:04d}.ckpt")
+def leave_snapshots(folder: str) -> None:
+    """Train plainly for five epochs, and save the weights of every fifth step."""
+    train, _ = digits_datasets(32)
+    model = model_of(PLAIN, 5 * train.get_dataset_size(), "")
+    model.train(5, train, callbacks=[TrajectorySampler(folder, 5, "step")])
 
 
 def set_up(mode: str) -> None:
@@ -109,7 +102,7 @@ def soak(name: str, steps: int, mode: str) -> tuple[str, bool]:
     data, times = batches(), []
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         if settings_of(name).snapshots:
-            leave_snapshots(folder, data)
+            leave_snapshots(folder)
         step = model_of(name, steps, folder).train_network
     warm_up = steps // 10
     for number, batch in enumerate(itertools.islice(itertools.cycle(data), steps)):
@@ -137,7 +130,7 @@ def left_by_models(name: str, mode: str, models: int) -> tuple[float, float]:
     data, half = batches()[:MODELS_STEPS], models // 2
     with tempfile.TemporaryDirectory(prefix="models-") as folder:
         if settings_of(name).snapshots:
-            leave_snapshots(folder, data)
+            leave_snapshots(folder)
         for number in range(models):
             if number == half:
                 memory, graphs = resident_mib(), compiled_graphs()

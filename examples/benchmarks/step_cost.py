@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import mindspore as ms
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Callable[[str], nn.Cell], dict[str, float]]] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--modes", nargs="+", choices=MODES, default=list(MODES))
     add("--pairs", type=int, default=40)
     add("--steps", type=int, default=5, help="steps in each half of a pair")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if "grouped" in args.cases and not set(args.networks) <= set(networks.NETWORKS):
         known = " and ".join(networks.NETWORKS)
         parser.error(f"of the cases, grouped is for {known} alone: give --cases without it")

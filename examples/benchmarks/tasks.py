@@ -81,23 +81,9 @@ def text() -> tuple[Arrays, Arrays]:
     return (inputs[train], labels[train]), (inputs[test], labels[test])
 
 
-class ResNet20(nn.Cell):
-    """The ResNet-20 of He et al. for small images: three stages of three blocks."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.stem = nn.SequentialCell(convolution(1, width, 3), nn.BatchNorm2d(width), nn.ReLU())
-        blocks, inputs = [], width
-        for outputs in (width, 2 * width, 4 * width):
-            for _ in range(3):
-                blocks.append(BasicBlock(inputs, outputs, 2 if inputs != outputs else 1))
-                inputs = outputs
-        self.blocks = nn.SequentialCell(blocks)
-        self.head = nn.Dense(inputs, 10)
-
-    def construct(self, image: Tensor) -> Tensor:
-        """Return the logits, ``[batch, 10]``."""
-        return self.head(self.blocks(self.stem(image)).mean((2, 3)))
+def resnet20() -> nn.Cell:
+    """Return the ResNet-20 of He et al. for small images: three stages of three blocks."""
+    return SmallResNet(16, (3, 3, 3), BasicBlock, convolution)
 
 
 class Layer(nn.Cell):
@@ -168,7 +154,7 @@ def adamw(highest: float) -> MakesOptimizer:
 
 OPTIMIZERS = {"momentum": momentum, "adamw": adamw}
 TASKS = {
-    "ResNet-20, MNIST": Task(mnist, ResNet20, momentum(0.1), 64, 500),
+    "ResNet-20, MNIST": Task(mnist, resnet20, momentum(0.1), 64, 500),
     "small ResNet, digits": Task(digits, lambda: SmallResNet(16), momentum(0.1), 32, 440),
     "LeNet, digits": Task(digits, LeNet5, momentum(0.01), 32, 9600),
     "transformer, text": Task(text, Transformer, adamw(5e-3), 16, 400, is_loss=True),

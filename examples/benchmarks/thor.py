@@ -309,14 +309,14 @@ def plot(path: Path, found: dict[str, list[Result]]) -> None:
             axis.invert_yaxis()
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", nargs="*", choices=PROBLEMS, default=["ill-conditioned"])
     parser.add_argument("--seeds", type=int, default=3, help="runs of every method")
     parser.add_argument("--max-steps", type=int, default=1000, help="where a run gives up")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the steps")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
     found = {}
     for name in args.problems:

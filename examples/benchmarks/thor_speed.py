@@ -145,11 +145,11 @@ def memory_ratio(step: nn.Cell, plain: nn.Cell, optimizer: THOR) -> float:
     return (held(step) - held(plain)) / optimizer.counts()["bytes"]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=40, help="pairs of the timing")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
     speed(args.pairs)
 

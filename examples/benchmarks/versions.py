@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -37,14 +36,14 @@ class Result(NamedTuple):
     failure: str = ""  # the first test that failed, or what went wrong
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the suite under each version; print the table."""
     parser = argparse.ArgumentParser(description="Run the test suite on several MindSpores.")
     parser.add_argument("--versions", nargs="+", default=list(VERSIONS), metavar="VERSION")
     parser.add_argument("--folder", type=Path, default=ROOT / ".venvs", help="of environments")
     parser.add_argument("--python", default=sys.executable, help="makes the environments")
     parser.add_argument("pytest", nargs="*", help="arguments of pytest, after --")
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     print(f"| {HEADINGS} |\n{'|---' * 7}|", flush=True)
     code = 0
     for version in options.versions:
@@ -92,18 +91,15 @@ def variables() -> dict[str, str]:
 
 def read_report(report: Path) -> Result:
     """Return what a JUnit report of pytest says."""
-    cases = list(ElementTree.parse(report).iter("testcase"))
-    ends = {kind: [] for kind in ("failure", "error", "skipped")}
-    for case in cases:
-        for kind, names in ends.items():
-            if case.find(kind) is not None:
-                names.append(f"{case.get('classname')}::{case.get('name')}")
-    failed, errors, skipped = (len(names) for names in ends.values())
-    passed = len(cases) - len({*ends["failure"], *ends["error"], *ends["skipped"]})
-    first = next(iter([*ends["failure"], *ends["error"]]), "")
-    if not cases:
-        first = "no test was run"
-    return Result(passed, failed, errors, skipped, first)
+    tree = ElementTree.parse(report)
+    cases, *ended = (
+        [f"{one.get('classname')}::{one.get('name')}" for one in tree.iterfind(f".//testcase{end}")]
+        for end in ("", "[failure]", "[error]", "[skipped]")
+    )
+    failed, errors, skipped = ended
+    first = next(iter([*failed, *errors]), "") if cases else "no test was run"
+    passed = len(cases) - len({*failed, *errors, *skipped})
+    return Result(passed, *map(len, ended), first)
 
 
 if __name__ == "__main__":

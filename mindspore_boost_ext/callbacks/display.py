@@ -122,12 +122,11 @@ def make_display(interval: int | None) -> Display:
 
     A notebook can show it only with ipywidgets.
     """
-    try:
-        from rich import console as rich_console
-    except ImportError:
-        return PlainDisplay(interval)
-    console = rich_console.Console(stderr=True)
-    widgets = importlib.util.find_spec("ipywidgets") is not None
-    if (console.is_jupyter and widgets) or (console.is_terminal and not console.is_dumb_terminal):
-        return RichDisplay(console)
+    with contextlib.suppress(ImportError):
+        from rich.console import Console
+
+        console, widgets = Console(stderr=True), importlib.util.find_spec("ipywidgets")
+        is_live = console.is_terminal and not console.is_dumb_terminal
+        if is_live or (console.is_jupyter and widgets is not None):
+            return RichDisplay(console)
     return PlainDisplay(interval)

@@ -207,6 +207,17 @@ def read_history(path: PathLike) -> list[Record]:
     return records
 
 
+def new_figure(what: str) -> Figure:
+    """Return a figure, independent of pyplot; ``what`` needs it."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f'{what} needs matplotlib: pip install "mindspore_boost_ext[plot]"'
+        ) from error
+    return Figure(layout="constrained")
+
+
 def plot_history(
     history_path: PathLike | Mapping[str, PathLike] | Sequence[PathLike],
     output: PathLike | None = None,
@@ -231,19 +242,12 @@ def plot_history(
         FileNotFoundError: If a history file does not exist.
         ValueError: If no file is given, a line is damaged or a file holds no steps.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'plot_history needs matplotlib: pip install "mindspore_boost_ext[plot]"'
-        ) from error
+    figure = new_figure("plot_history")
     runs = {label: _load_run(path) for label, path in _labelled(history_path).items()}
     panels = _panels(runs.values())
     columns = min(3, len(panels)) if len(panels) != 4 else 2
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(4.2 * columns, 2.7 * rows + 0.3), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure.set_size_inches(4.2 * columns, 2.7 * rows + 0.3)
     for position, (group, key) in enumerate(panels, start=1):
         first = figure.axes[0] if figure.axes else None
         axes = figure.add_subplot(rows, columns, position, sharex=first)

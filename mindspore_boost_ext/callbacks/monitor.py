@@ -20,11 +20,7 @@ from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.base.learning_rate import host_array, read_learning_rate
 from mindspore_boost_ext.callbacks.checkpoint import step_in
 from mindspore_boost_ext.callbacks.display import Display, PlainDisplay, make_display
-from mindspore_boost_ext.callbacks.epoch import (
-    batches_of_epoch,
-    is_last_of_epoch,
-    restored_epochs,
-)
+from mindspore_boost_ext.callbacks.epoch import batches_of_epoch, is_last_of_epoch, restored_epochs
 from mindspore_boost_ext.callbacks.history import HistoryWriter, PathLike, Record
 from mindspore_boost_ext.callbacks.tensorboard import TensorBoardWriter
 from mindspore_boost_ext.report import LOGGER
@@ -104,12 +100,6 @@ class _Run:
                 self.warned.add(what)
                 LOGGER.warning("BoostMonitor cannot read the %s: %s", what, error)
             return None
-
-    def close(self) -> None:
-        if self.display is not None:
-            self.display.close()
-        for writer in self.writers:
-            writer.close()
 
 
 class BoostMonitor(Callback):
@@ -323,7 +313,10 @@ class BoostMonitor(Callback):
     def _close(self) -> None:
         run, self._run = self._run, None
         if run is not None:
-            run.close()
+            if run.display is not None:
+                run.display.close()
+            for writer in run.writers:
+                writer.close()
             if run.epoch is not None:
                 steps = run.last_step + run.step_offset
                 _, restores = restored_epochs(step_in(run.network))

@@ -31,13 +31,7 @@ from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli.launcher import INTERRUPTED, problem_of_file
 from mindspore_boost_ext.cli.results import FAILED, NOT_RUN, Outcome
 from mindspore_boost_ext.cli.run import HISTORY, MODES, OUTPUT, RESULT, Trial
-from mindspore_boost_ext.cli.trial_settings import (
-    LENET,
-    NETWORKS,
-    PLAIN,
-    runs,
-    settings_of,
-)
+from mindspore_boost_ext.cli.trial_settings import LENET, NETWORKS, PLAIN, runs, settings_of
 from mindspore_boost_ext.config.parse import LEVELS, BoostConfig
 from mindspore_boost_ext.config.rules import described, launched_processes
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspore_boost_ext.callbacks.history import Record
+from mindspore_boost_ext.callbacks.history import Record, new_figure
 from mindspore_boost_ext.report import APPLIED, SKIPPED, markdown
 
 _COMPILES_TIMES, _COMPILES_SECONDS = 5.0, 0.05
@@ -259,19 +259,12 @@ def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str]) -> None:
     Raises:
         ImportError: if matplotlib is missing.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            'the picture needs matplotlib: pip install "mindspore_boost_ext[plot]"'
-        ) from error
+    figure = new_figure("the picture")
     ran = [one for one in outcomes if one.steps]
     metrics = list(dict.fromkeys(key for one in ran for key in one.metrics))
     bars = {"step, ms": "step_ms", "peak memory, MiB": "peak_mib", "compile, s": "compile_s"}
     columns = max(1 + len(metrics), len(bars))
-    figure = Figure(figsize=(4.2 * columns, 6.4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure.set_size_inches(4.2 * columns, 6.4)
     for position, key in enumerate(["loss", *metrics], start=1):
         axes = figure.add_subplot(2, columns, position)
         for index, one in enumerate(ran):  # there are ten colours

@@ -33,7 +33,6 @@ from mindspore_boost_ext.cli.trial_settings import (
     PLAIN,
     Setup,
     configuration,
-    parts,
     settings_of,
 )
 from mindspore_boost_ext.dim_reduce.sampler import TrajectorySampler
@@ -105,8 +104,8 @@ def _run_bundled(trial: Trial, folder: Path) -> str:
 
 def _model(trial: Trial, name: str, steps_per_epoch: int, snapshots: str) -> ms.Model:
     ms.set_seed(trial.seed)  # weights, and the order of the images
-    net, arguments = parts(name, trial.network)
     steps, settings = trial.epochs * steps_per_epoch, settings_of(name)
+    net, arguments = settings.parts(trial.network)
     plain = NETWORKS[trial.network]
     rates = plain.rate * settings.rate * plain.course(steps, trial.epochs)
     rates = rates[:: settings.window].tolist()  # one for each update, and so for each window

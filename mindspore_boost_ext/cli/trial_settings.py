@@ -61,10 +61,6 @@ class Setup(NamedTuple):
     snapshots: str = ""  # the folder of a plain run's weights, for the algorithm that needs one
 
 
-def _plain_parts(network: str) -> Parts:
-    return NETWORKS[network].network(), {}
-
-
 def _dynamic_parts(network: str) -> Parts:
     manager = ms.DynamicLossScaleManager(2**16, 2, 100)
     return NETWORKS[network].network(), {"loss_scale_manager": manager}
@@ -93,8 +89,8 @@ class TrialSettings:
     """How to run one algorithm on a bundled network."""
 
     sections: Callable[[Setup], Mapping[str, Any]] = lambda setup: {}  # of the configuration
-    # Name of the network -> network, and further arguments of ``ms.Model``.
-    parts: Callable[[str], Parts] = _plain_parts
+    # Name of the network -> the network, and further arguments of ``ms.Model``.
+    parts: Callable[[str], Parts] = lambda network: (NETWORKS[network].network(), {})
     snapshots: bool = False  # whether a plain run before it has to leave snapshots of its weights
     networks: tuple[str, ...] = tuple(NETWORKS)  # on which it is run
     modes: tuple[str, ...] = ("graph", "pynative")  # in which it is run
@@ -183,8 +179,3 @@ def configuration(name: str, setup: Setup) -> tuple[str, dict[str, Any]]:
     if name == PLAIN:
         return "O0", {}
     return "O1", only(name, **settings_of(name).sections(setup))
-
-
-def parts(name: str, network: str) -> Parts:
-    """Return the network of a run, and further arguments of ``ms.Model``."""
-    return settings_of(name).parts(network)

@@ -33,7 +33,6 @@ from mindspore_boost_ext.config.whole_training import (
     SeqLengthWarmupConfig,
     ShortScheduleConfig,
 )
-from mindspore_boost_ext.report import BoostWarning as BoostWarning
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 ALGORITHMS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -158,7 +157,7 @@ class TrainStep:
             callbacks += [end := EndOfTraining(self.train_network)]
             epochs = initial_epoch if end.was_before() else epochs
         callbacks.append(StepStops())
-        state = _State(
+        state = _compat.CallbackParameters(
             network=self._network,
             train_network=self.train_network,
             optimizer=self.train_network.optimizer,
@@ -170,36 +169,32 @@ class TrainStep:
             dataset_sink_mode=False,
             list_callback=callbacks,
         )
-        return self._run(dataset, state, callbacks)
+        return self._run(dataset, state)
 
-    def _run(
-        self, dataset: Dataset, state: _State, callbacks: Sequence[Callback]
-    ) -> Iterator[tuple[Any, ...]]:
+    def _run(self, dataset: Dataset, state: Any) -> Iterator[tuple[Any, ...]]:
         context = RunContext(state)
-        with contextlib.ExitStack() as stack:
-            for one in callbacks:
-                stack.enter_context(one)
-            _call(callbacks, "on_train_begin", context)
+        with _compat.CallbackManager(state.list_callback) as callbacks:
+            callbacks.on_train_begin(context)
             for batches in _epochs(dataset, state.epoch_num):
                 state.cur_epoch_num += 1
-                _call(callbacks, "on_train_epoch_begin", context)
+                callbacks.on_train_epoch_begin(context)
                 for batch in batches:
                     if not isinstance(batch, (tuple, list)):
                         raise TypeError(f"a batch must be a tuple of Tensors, got {shown(batch)}")
                     state.cur_step_num += 1
                     state.train_dataset_element = batch
-                    _call(callbacks, "on_train_step_begin", context)
+                    callbacks.on_train_step_begin(context)
                     yield tuple(batch)
                     state.net_outputs = self._last
-                    _call(callbacks, "on_train_step_end", context)
+                    callbacks.on_train_step_end(context)
                     if context.get_stop_requested():
                         break
                 if self._last is None and not getattr(self.train_network, "_has_run", False):
                     warn(_NOT_CALLED, NoEffectWarning)
-                _call(callbacks, "on_train_epoch_end", context)
+                callbacks.on_train_epoch_end(context)
                 if context.get_stop_requested():
                     break
-            _call(callbacks, "on_train_end", context)
+            callbacks.on_train_end(context)
 
 
 def _warn_of_outputs(loss: object) -> None:
@@ -218,23 +213,6 @@ def _flat(outputs: object) -> list[object]:
     if not isinstance(outputs, (tuple, list)):
         return [outputs]
     return [one for output in outputs for one in _flat(output)]
-
-
-class _State(dict[str, Any]):
-    """The parameters that callbacks read: a dict with its items as attributes."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            raise AttributeError(name)
-        return self[name]
-
-    def __setattr__(self, name: str, value: object) -> None:
-        self[name] = value
-
-
-def _call(callbacks: Sequence[Callback], event: str, context: RunContext) -> None:
-    for one in callbacks:
-        getattr(one, event)(context)
 
 
 def _size(dataset: Dataset) -> int:

@@ -64,13 +64,11 @@ def make_step_cell(
     network: nn.Cell, optimizer: nn.Cell, loss_scale_manager: LossScaleManager | None
 ) -> nn.Cell:
     """Return the step cell for a network with its loss, as the loss-scale manager demands."""
-    if loss_scale_manager is None:
-        return BoostTrainOneStepCell(network, optimizer).set_train()
-    update = loss_scale_manager.get_update_cell()
-    if update is None:
-        sens = loss_scale_manager.get_loss_scale()
-        return BoostTrainOneStepCell(network, optimizer, sens).set_train()
-    return BoostTrainOneStepWithLossScaleCell(network, optimizer, update).set_train()
+    update = None if loss_scale_manager is None else loss_scale_manager.get_update_cell()
+    if update is not None:
+        return BoostTrainOneStepWithLossScaleCell(network, optimizer, update).set_train()
+    sens = None if loss_scale_manager is None else loss_scale_manager.get_loss_scale()
+    return BoostTrainOneStepCell(network, optimizer, sens).set_train()
 
 
 def check_loss_scale_manager(manager: object, boost: AutoBoost) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 
 import mindspore as ms
 from mindspore import nn
@@ -17,7 +17,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.files import no_duplicates
-from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig, ConfigSource
+from mindspore_boost_ext.config.parse import ALGORITHMS, LEVELS, BoostConfig
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, INACTIVE, NoEffectWarning, Report, Row, warn
 from mindspore_boost_ext.runtime.machine import tuning
@@ -25,13 +25,6 @@ from mindspore_boost_ext.runtime.machine import tuning
 LEVEL_VARIABLE = "MINDSPORE_BOOST_EXT_LEVEL"
 CONFIG_VARIABLE = "MINDSPORE_BOOST_EXT_CONFIG"
 _LEVELS = {"boost_level", "acc_level"}
-
-
-class Outside(TypedDict, total=False):
-    """Arguments of ``ms.Model``."""
-
-    boost_level: str
-    boost_config_dict: ConfigSource
 
 
 def keep_path() -> None:
@@ -47,8 +40,8 @@ def _is_text(config: str) -> bool:
     return config.lstrip().startswith("{")
 
 
-def settings_from_outside() -> Outside:
-    """Return level and settings from the environment; empty if it has neither.
+def settings_from_outside() -> dict[str, Any]:
+    """Return level and settings of ``ms.Model`` from the environment; empty if it has neither.
 
     The settings are the path of a file, or JSON text. Without a level they mean level O1.
 

@@ -25,7 +25,8 @@ def clip_by_global_norm(
     factor = factor_to_norm(each(sum_of_squares, x), clip_norm)
     clipped: Sequence[Tensor] = each(ops.partial(ops.mul, factor), x)
     # MindSpore's function returns a list for a list in GRAPH_MODE, outside a graph.
-    return list(clipped) if isinstance(x, list) and _is_beside_a_graph() else clipped
+    makes_list = isinstance(x, list) and not is_compiling() and not is_eager()
+    return list(clipped) if makes_list else clipped
 
 
 def _are_dense(gradients: Sequence[Tensor]) -> bool:
@@ -35,10 +36,6 @@ def _are_dense(gradients: Sequence[Tensor]) -> bool:
         dense = dense and isinstance(one, Tensor) and one.dtype == mstype.float32
         dense = dense and is_known(one.shape)
     return dense
-
-
-def _is_beside_a_graph() -> bool:
-    return not is_compiling() and not is_eager()
 
 
 @ops.constexpr(check=False)

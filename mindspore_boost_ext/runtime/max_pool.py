@@ -28,26 +28,25 @@ def max_pool2d(
     strides = kernel_size if stride is None else stride
     if not isinstance(x, Tensor) or return_indices or x.ndim != 4 or x.dtype not in _FLOATS:
         return ORIGINAL(x, kernel_size, stride, padding, dilation, return_indices, ceil_mode)
-    if not _are_legal(ceil_mode, kernel_size, strides, dilation, padding):  # MindSpore's raises
+    sizes = _of_volumes(ceil_mode, kernel_size, strides, dilation, padding)
+    if sizes is None:  # MindSpore's raises
         return ORIGINAL(x, kernel_size, stride, padding, dilation, return_indices, ceil_mode)
-    kernel, strides, padding, dilation = _of_volumes(kernel_size, strides, padding, dilation)
+    kernel, strides, dilation, padding = sizes
     pool = ops.MaxPool3DWithArgmax(kernel, strides, padding, dilation, ceil_mode)
     return ops.squeeze(pool(ops.expand_dims(x, 2))[0], 2)
 
 
-@ops.constexpr
-def _of_volumes(*sizes: int | tuple[int, int]) -> tuple[tuple[int, ...], ...]:
-    """Return kernel size, strides, padding and dilation for an image as a volume of depth 1."""
-    pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
-    return tuple((int(place != 2), *pair) for place, pair in enumerate(pairs))
-
-
 @ops.constexpr(reuse_result=False)  # 2.0 is not 2 here
-def _are_legal(ceil_mode: object, *sizes: Any) -> bool:
-    """Return whether MindSpore's function accepts kernel, strides, dilation and padding."""
+def _of_volumes(ceil_mode: object, *sizes: Any) -> tuple[tuple[int, ...], ...] | None:
+    """Return kernel, strides, dilation and padding for an image as a volume of depth 1.
+
+    Return None where MindSpore's function does not accept them.
+    """
     pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
     numbers = [one for pair in pairs for one in pair]
     if {len(pair) for pair in pairs} != {2} or {type(one) for one in numbers} != {int}:
-        return False
+        return None
     fits = all(0 <= 2 * pad <= size for pad, size in zip(pairs[3], pairs[0]))
-    return isinstance(ceil_mode, bool) and fits and min(numbers[:6]) > 0
+    if not isinstance(ceil_mode, bool) or not fits or min(numbers[:6]) <= 0:
+        return None
+    return tuple((int(place != 3), *pair) for place, pair in enumerate(pairs))

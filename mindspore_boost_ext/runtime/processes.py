@@ -6,12 +6,24 @@ import contextlib
 import mmap
 import os
 import signal
+import socket
 import struct
+import sys
 from pathlib import Path
 
 _PROGRESS = "mindspore_boost_ext.updates"
 _COUNT = struct.Struct("=q")
 _STATE, _PARENT, _SESSION, _EXIT_STATUS = 0, 1, 3, 49  # places in /proc/PID/stat, behind the name
+
+
+def launcher(ranks: int, logs: str | os.PathLike[str]) -> list[str]:
+    """Return the command, up to the script, that runs it in several ranks on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]  # free now
+    many = (f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={port}")
+    module = "mindspore.parallel.cluster.run"
+    return [sys.executable, "-m", module, *many, f"--log_dir={logs}", "--join=True"]
 
 
 class Progress:

@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 from mindspore_boost_ext.callbacks.monitor import versions
 from mindspore_boost_ext.cli.compare import count, in_several_processes, writable
 from mindspore_boost_ext.report import markdown
-from mindspore_boost_ext.runtime.processes import ranks_beside
+from mindspore_boost_ext.runtime.processes import launcher, ranks_beside
 from mindspore_boost_ext.selftest import worker
 from mindspore_boost_ext.selftest.checks import CHECKS
 from mindspore_boost_ext.selftest.worker import FAILED, MODES, PASSED
@@ -88,11 +87,7 @@ def _run(options: argparse.Namespace, folder: Path) -> tuple[list[list[dict[str,
     }
     path = folder / "order.json"
     path.write_text(json.dumps(order), encoding="utf-8")
-    command = [sys.executable]
-    if options.ranks > 1:
-        many = (f"--worker_num={options.ranks}", f"--local_worker_num={options.ranks}")
-        logs = (f"--master_port={_free_port()}", f"--log_dir={folder}", "--join=True")
-        command += ["-m", "mindspore.parallel.cluster.run", *many, *logs]
+    command = [sys.executable] if options.ranks == 1 else launcher(options.ranks, folder)
     command += [worker.__file__, str(path)]  # the launcher takes scripts, no modules
     package = str(Path(worker.__file__).parents[2])
     found_in = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
@@ -123,12 +118,6 @@ def _run(options: argparse.Namespace, folder: Path) -> tuple[list[list[dict[str,
     said = "\n".join(one.read_text(encoding="utf-8", errors="replace")[-_END:] for one in of_ranks)
     files = (folder / f"results_{rank}.jsonl" for rank in range(options.ranks))
     return [_lines_of_rank(one, order, why) for one in files], said if code else ""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _lines_of_rank(path: Path, order: dict[str, Any], why: str) -> list[dict[str, Any]]:

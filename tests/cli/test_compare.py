@@ -19,6 +19,7 @@ import mindspore_boost_ext
 from mindspore_boost_ext import AutoBoost, BoostConfig
 from mindspore_boost_ext import __main__ as command_line
 from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext._compat import CallbackParameters as State
 from mindspore_boost_ext.cli import compare as comparing
 from mindspore_boost_ext.cli import results as comparison
 from mindspore_boost_ext.cli import trial_settings
@@ -27,7 +28,6 @@ from mindspore_boost_ext.cli.results import NOT_RUN, RAN, Outcome
 from mindspore_boost_ext.cli.run import Bound
 from mindspore_boost_ext.cli.trial_settings import TRIAL_SETTINGS, Setup
 from mindspore_boost_ext.config.parse import ALGORITHMS
-from mindspore_boost_ext.integration.functional import _State as State
 
 
 def step(number, seconds, loss=1.0):

@@ -11,11 +11,11 @@ from mindspore.train import RunContext
 
 from mindspore_boost_ext import BoostConfig
 from mindspore_boost_ext.__main__ import main
+from mindspore_boost_ext._compat import CallbackParameters as State
 from mindspore_boost_ext.cli import recommend
 from mindspore_boost_ext.cli import run as cli_run
 from mindspore_boost_ext.cli.results import FAILED, RAN, Outcome
 from mindspore_boost_ext.cli.run import Bound
-from mindspore_boost_ext.integration.functional import _State as State
 
 STEPS = 40
 
