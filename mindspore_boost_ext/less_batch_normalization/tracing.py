@@ -14,9 +14,8 @@ from typing import Any, cast
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.cells import cells_in
-from mindspore_boost_ext.base.order import names_of
-from mindspore_boost_ext.less_batch_normalization.names import is_own, names_in_code
+from mindspore_boost_ext.base.cells import leaves
+from mindspore_boost_ext.base.order import is_own, names_in_code, names_of
 from mindspore_boost_ext.runtime.machine import is_replacement
 
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
@@ -132,7 +131,7 @@ class _Tracer:
 
     def call_cell(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Trace into a Cell; one that is a leaf, or not understood, becomes a node."""
-        inputs = tuple(_values((args, kwargs)))
+        inputs = _values((args, kwargs))
         if _is_leaf(cell):
             return self.record(getattr(cell, "step_name", type(cell).__name__), inputs, cell)
         mark = len(self.graph.nodes)
@@ -175,8 +174,8 @@ class _Tracer:
             held = cell.cell_contents
         except ValueError:  # still empty
             return cell
-        for one in cells_in(held):
-            self.graph.fixed[id(one)] = "a function of the script holds it"
+        cells = [one for one in leaves(held) if isinstance(one, nn.Cell)]
+        self.graph.fixed.update({id(one): "a function of the script holds it" for one in cells})
         return CellType(self.wrap(held))
 
     def wrap(self, thing: Any) -> object:
@@ -274,7 +273,7 @@ class _Recorder:
     _owner: Value | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        values = tuple(_values((args, kwargs)))
+        values = _values((args, kwargs))
         if self._real is not None and not values:
             return self._tracer.wrap(self._real(*args, **kwargs))
         if self._owner is not None:
@@ -407,15 +406,9 @@ def _listed(result: Any) -> object:
     return list(result) if type(result).__name__.endswith(("dict_values", "dict_items")) else result
 
 
-def _values(thing: Any) -> Iterator[Value]:
-    """Yield the proxies for tensors in arguments or results, however nested."""
-    if type(thing) is Value:
-        yield thing
-    elif issubclass(type(thing), dict):
-        yield from _values(list(thing.values()))
-    elif type(thing) in (list, tuple):
-        for one in thing:
-            yield from _values(one)
+def _values(thing: object) -> tuple[Value, ...]:
+    """Return the proxies for tensors in arguments or results, however nested."""
+    return tuple(one for one in leaves(thing) if type(one) is Value)
 
 
 def _is_leaf(cell: nn.Cell) -> bool:
