@@ -14,7 +14,7 @@ from mindspore_boost_ext.config.rules import check, check_all, integer, one_of, 
 from mindspore_boost_ext.config.sections import GradFreezeConfig
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
 from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
-from mindspore_boost_ext.grad_freeze.chooser import group_chooser
+from mindspore_boost_ext.grad_freeze.chooser import GroupChooser
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.grad_freeze.schedule import (
     ADAPTIVE,
@@ -342,7 +342,7 @@ class ScheduledSteps(StepChoice):
 
     def __init__(self, steps: Sequence[nn.Cell], optimizer: FreezeOpt) -> None:
         distinct = list({id(step): step for step in steps}.values())
-        chooser = group_chooser(optimizer, [distinct.index(one) for one in steps])
+        chooser = GroupChooser(optimizer, [distinct.index(one) for one in steps])
         super().__init__(distinct, chooser, [f"group {steps.index(one)}" for one in distinct])
 
 
