@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.stages.choice import Chooser
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
@@ -45,8 +47,7 @@ class CountedUpdate(UpdateAround):
 
     def __init__(self, inner: Update, switch: str, firsts: Sequence[int]) -> None:
         super().__init__(inner)
-        name = f"boost.{switch}.updates"
-        self.count = Parameter(Tensor(0, ms.int32), name=name, requires_grad=False)
+        self.count = state(f"{switch}.updates", 0, np.int32)
         self.switch, self.phases = switch, Phases(self.count, firsts)
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
