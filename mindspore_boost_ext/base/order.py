@@ -159,9 +159,7 @@ def _reached(cell: nn.Cell, node: ast.expr, names: Bindings, seen: tuple[str, ..
         known = () if node.id in seen else names.get(node.id, ())
         return [one for value in known for one in _reached(cell, value, names, (*seen, node.id))]
     if isinstance(node, ast.IfExp):
-        return [
-            thing for one in (node.body, node.orelse) for thing in _reached(cell, one, names, seen)
-        ]
+        return _reached(cell, node.body, names, seen) + _reached(cell, node.orelse, names, seen)
     if not isinstance(node, (ast.Attribute, ast.Subscript)):
         return []
     held = _reached(cell, node.value, names, seen)

@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.arguments import members_of
 from mindspore_boost_ext.base.rebuild import Centralize, rebuilt
 from mindspore_boost_ext.base.view import optimizer_view, parameter_positions
 from mindspore_boost_ext.config.rules import shown
@@ -325,16 +326,15 @@ def _flat(group: Iterable[Any]) -> list[Parameter]:
             "every entry of train_parameter_groups must be a list of Parameters, got "
             f"{shown(group)}"
         )
-    flat: list[Parameter] = []
-    for one in group:
-        flat.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
+    members = list(group)
+    for one in members:
         ignored = sorted(set(one) - {"params", "order_params"}) if isinstance(one, dict) else ()
         if ignored:
             warn(
                 f"train_parameter_groups sets {', '.join(ignored)} of some parameters, which has "
                 "no effect: the optimizer, opt, has these settings"
             )
-    return flat
+    return members_of(members)
 
 
 def rebuilt_with_groups(
