@@ -74,15 +74,15 @@ class SeqLengthAlgorithm(GrowingInputs):
 
     switch = "seq_length_warmup"
 
-    def smaller(self, settings: Any, scale: float) -> nn.Cell:
+    def smaller(self, scale: float) -> nn.Cell:
         """Return the Cell that shortens sequences."""
-        return ShortSequences(scale, settings.multiple, settings.method)
+        return ShortSequences(scale, self.settings.multiple, self.settings.method)
 
-    def check_inputs(self, settings: object, *inputs: object) -> None:
+    def check_inputs(self, *inputs: object) -> None:
         """Refuse inputs that are not sequences or, with ``"skip"``, whose pieces do not match."""
         first = inputs[0] if inputs else None
         if isinstance(first, Tensor) and first.ndim in (2, 3):
-            reason = why_not(*inputs) if _asks(settings) else ""
+            reason = why_not(*inputs) if self._asks() else ""
             if reason:
                 raise ValueError(reason)
             return
@@ -92,9 +92,9 @@ class SeqLengthAlgorithm(GrowingInputs):
             f"Tensor of shape (N, L) or (N, L, features), got {found}: leave seq_length_warmup out"
         )
 
-    def check_loss(self, settings: object, run: Run, *inputs: Any) -> None:
+    def check_loss(self, run: Run, *inputs: Any) -> None:
         """With ``"skip"``, refuse a loss that compares samples: it would compare their pieces."""
-        if not _asks(settings):
+        if not self._asks():
             return
         try:
             mixes = mixes_samples(run, *inputs)
@@ -107,7 +107,6 @@ class SeqLengthAlgorithm(GrowingInputs):
                 "halves, as where it compares samples: it would compare pieces of them"
             )
 
-
-def _asks(settings: Any) -> bool:
-    """Return whether it depends on the network if sequences are trained on in pieces."""
-    return bool(settings.if_unfit == SKIP and settings.method == RESHAPE)
+    def _asks(self) -> bool:
+        """Return whether it depends on the network if sequences are trained on in pieces."""
+        return bool(self.settings.if_unfit == SKIP and self.settings.method == RESHAPE)

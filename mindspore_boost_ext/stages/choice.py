@@ -43,7 +43,7 @@ class StepChoice(nn.Cell):
         self.names = tuple(names)
         self.steps = nn.CellList(list(variants), auto_prefix=False)
         self.variants = tuple(variants)  # a CellList takes no Tensor as its index in PYNATIVE_MODE
-        self.only = variants[0] if len(variants) == 1 else None
+        self.only: Any = variants[0] if len(variants) == 1 else None
         self.chooser = chooser
         self.takes_last = False  # whether a graph takes the last one, whatever the chooser says
 
