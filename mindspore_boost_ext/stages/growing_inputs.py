@@ -15,12 +15,7 @@ from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_between_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
-from mindspore_boost_ext.stages.phases import (
-    CountedUpdate,
-    PhaseChooser,
-    first_updates,
-    phases_of,
-)
+from mindspore_boost_ext.stages.phases import CountedUpdate, PhaseChooser, chooser_of, first_updates
 from mindspore_boost_ext.stages.trial import Outcome, Run, on_trial
 
 if TYPE_CHECKING:
@@ -67,7 +62,7 @@ class GrowingInputs(Algorithm):
         else:  # in sink mode no batch shows whether the network fits: it stays at full size
             self._unseen = True
         self._show(step, firsts)
-        step.update_part = CountedUpdate(step.update_part, self.switch, firsts)
+        step.update_part = CountedUpdate(step.update_part, PhaseChooser(self.switch, firsts))
         step.choose_last(self._choice)
 
     def _updates(self, step: BoostTrainOneStepCell) -> int:
@@ -95,10 +90,10 @@ class GrowingInputs(Algorithm):
 
     def _begin_at(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
         """Change the updates at which phases begin, in every variant of the step."""
-        phases_of(step.update_part, self.switch).firsts = tuple(firsts)
+        chooser = chooser_of(step.update_part, self.switch)
+        chooser.begin_at(firsts)
         for choice in layers_of(step, (StepChoice,)):
-            if isinstance(choice.chooser, PhaseChooser):
-                choice.chooser.follow()
+            if choice.chooser is chooser:
                 choice.takes_last = False
 
     def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
@@ -110,7 +105,7 @@ class GrowingInputs(Algorithm):
             smaller, first = self.smaller(scale), step.batch_part
             variant.batch_part = smaller if first is None else _Behind(first, smaller)
         names = [*(f"scale {scale:g}" for scale in scales), "full size"]
-        choice = StepChoice(steps, PhaseChooser(phases_of(step.update_part, self.switch)), names)
+        choice = StepChoice(steps, chooser_of(step.update_part, self.switch), names)
         choice.takes_last = self._unseen
         return choice
 
@@ -229,14 +224,14 @@ class GrowingInputs(Algorithm):
         if not self.is_on(step):
             return {}
         scales = [scale for _, scale in self.settings.phases]
-        phase = phases_of(step.update_part, self.switch).now()
+        phase = chooser_of(step.update_part, self.switch).now()
         return {f"{self.switch}_scale": (*scales, 1.0)[phase]}
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when the training ends before inputs have their full size."""
         if not self.is_on(step) or epochs <= 0:
             return
-        phases = phases_of(step.update_part, self.switch)
+        phases = chooser_of(step.update_part, self.switch)
         updates = phases.updates() + step.updates_in(epochs * steps)
         first = phases.firsts[-1] + 1
         if updates >= first:
