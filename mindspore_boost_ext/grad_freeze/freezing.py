@@ -195,11 +195,7 @@ class GradientFreeze:
         return growing_prefixes(chunks, freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
-        self,
-        parameter_groups_number: int,
-        freeze_strategy: int,
-        freeze_p: float,
-        total_steps: int,
+        self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> Sequence[int]:
         """Return the group of each step: a list, or above 2**20 steps a computed sequence.
 

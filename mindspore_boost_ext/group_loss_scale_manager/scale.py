@@ -76,11 +76,7 @@ class GroupedScale(OneScale):
         return each(ops.partial(entry, ops.unstack(scale)), self.group_of_layer)
 
     def finish(
-        self,
-        status: Tensor,
-        scale: Tensor,
-        gradients: tuple[Any, ...],
-        extra: tuple[Tensor, ...],
+        self, status: Tensor, scale: Tensor, gradients: tuple[Any, ...], extra: tuple[Tensor, ...]
     ) -> tuple[tuple[Any, ...], Tensor]:
         """Find the groups that overflowed, set the next scales, and divide the gradients.
 
