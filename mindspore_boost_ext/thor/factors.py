@@ -100,25 +100,16 @@ class LayerFactors(nn.Cell):
         ``for_a`` and ``for_g``, float32 [], are added to their diagonals; the last two are bool [].
         Returns float32 [3]: what was really added, and 1 if both new inverses are stored, else 0.
         """
-        if self.settings.trace_rule is None:
+        if self.settings.trace_rule is None or wanted:
             used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
         else:
-            used_a, used_g, good = self._invert_if(a, g, for_a, for_g, wanted)
+            used_a, used_g = _RESHAPE(for_a, (1,)), _RESHAPE(for_g, (1,))
+            good = _RESHAPE(wanted, (1,))
         # If the inverses stay, moving averages still take in the new factors; without them F stays.
         taken = good if self.settings.moving_average == 0.0 else usable
         _ASSIGN(self.a, _chosen(taken, a, self.a))
         _ASSIGN(self.g, _chosen(taken, g, self.g))
         return _CONCAT((used_a, used_g, _CAST(good, ms.float32)))
-
-    def _invert_if(
-        self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if wanted:
-            used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
-        else:
-            used_a, used_g = _RESHAPE(for_a, (1,)), _RESHAPE(for_g, (1,))
-            good = _RESHAPE(wanted, (1,))
-        return used_a, used_g, good
 
     def invert(
         self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
