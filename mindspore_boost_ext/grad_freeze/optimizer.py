@@ -25,12 +25,15 @@ POSITION_NAME = "boost.grad_freeze.position"
 
 
 class GroupOptimizer(nn.Cell):
-    """A group's view of the plain optimizer, which advances the schedule with every update."""
+    """A group's view of the plain optimizer, which advances the schedule with every update.
+
+    A :attr:`reducer`, if it is set, reduces the gradients over ranks before.
+    """
 
     def __init__(self, optimizer: nn.Optimizer, position: Parameter) -> None:
         super().__init__(auto_prefix=False)
-        self.optimizer = optimizer
-        self.position = position
+        self.optimizer, self.position = optimizer, position
+        self.reducer: nn.Cell | None = None
 
     @property
     def parameters(self) -> ParameterTuple:
@@ -39,6 +42,8 @@ class GroupOptimizer(nn.Cell):
 
     def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Update the group's parameters."""
+        if self.reducer is not None:
+            gradients = self.reducer(gradients)
         return ops.depend(self.optimizer(gradients), ops.assign_add(self.position, 1))
 
 
