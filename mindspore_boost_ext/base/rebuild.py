@@ -391,12 +391,10 @@ def _marked(groups: Sequence[Group], is_chosen: Callable[[Parameter], bool]) -> 
             result.append(group)
             continue
         members = list(group["params"])
-        chosen = [one for one in members if is_chosen(one)]
-        others = [one for one in members if not _holds(chosen, one)]
-        if chosen:
-            result.append({**group, "params": chosen, "grad_centralization": True})
-        if others:
-            result.append({**group, "params": others})
+        for mark in ({"grad_centralization": True}, {}):
+            part = [one for one in members if is_chosen(one) == bool(mark)]
+            if part:
+                result.append({**group, "params": part, **mark})
     return result
 
 
