@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 from mindspore import Tensor, nn, ops
 
@@ -110,7 +110,7 @@ class _Tracer:
 
     def __init__(self) -> None:
         self.graph = Graph()
-        self.type_stand_in = _TypeStandIn(self, type)
+        self.type_stand_in = _ClassStandIn(self, type)
         self._classes: dict[type, _ClassStandIn] = {}  # one for each class, as code compares them
 
     def run(self, root: nn.Cell) -> Graph:
@@ -282,12 +282,14 @@ class _Recorder:
 
 
 class _ClassStandIn:
-    """Stands for a class of layers or operators, so that what it makes is recorded too."""
+    """Stands for ``type``, or a class of layers or operators: what it makes is recorded too."""
 
     def __init__(self, tracer: _Tracer, kind: type) -> None:
         self._tracer, self._kind = tracer, kind
 
     def __call__(self, *args: object, **kwargs: object) -> object:
+        if self._kind is type and len(args) == 1:
+            return self._tracer.wrap(args[0].__class__)  # of what a proxy stands for
         return self._tracer.wrap(self._kind(*args, **kwargs))
 
     def __instancecheck__(self, instance: object) -> bool:
@@ -295,15 +297,6 @@ class _ClassStandIn:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._kind, name)
-
-
-class _TypeStandIn(_ClassStandIn):
-    """Stands for ``type``: returns the class of what a proxy stands for."""
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        if len(args) > 1:
-            return cast(Callable[..., object], type)(*args, **kwargs)
-        return self._tracer.wrap(args[0].__class__)
 
 
 def _is_instance(thing: object, kinds: type | tuple[Any, ...]) -> bool:
