@@ -71,9 +71,8 @@ class AdaSumAlgorithm(Algorithm):
             report.update(self.switch, SKIPPED, reason)
             return
         step.reducer_of = functools.partial(server_reducer, device_number=devices)
-        part = AdaSumUpdate(step.optimizer, devices)
-        adasum = part.adasum
-        step.update_part, step.adasum = part, adasum
+        step.update_part = AdaSumUpdate(step.optimizer, devices)
+        adasum = step.adasum = step.update_part.adasum
         report.update(self.switch, APPLIED, adasum.describe(), adasum.counts())
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:

@@ -9,12 +9,7 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.adasum.collectives import (
-    RowsOfRanks,
-    SumOverGroup,
-    group_of,
-    make_swap,
-)
+from mindspore_boost_ext.adasum.collectives import RowsOfRanks, SumOverGroup, group_of, make_swap
 from mindspore_boost_ext.adasum.packing import Packing
 from mindspore_boost_ext.adasum.rule import Level, PairRule, WholeTree, owners_of_slices, tree
 from mindspore_boost_ext.base.mapping import each

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -73,6 +73,14 @@ def check_groups(optimizer: nn.Cell) -> None:
                 f"{type(optimizer).__name__} does not train a group whose params are a "
                 f"{type(group['params']).__name__}, which can be read only once: give a list"
             )
+
+
+def members_of(params: Iterable[Any]) -> list[Parameter]:
+    """Return all parameters of a list of Parameters or groups."""
+    members: list[Parameter] = []
+    for one in params:
+        members.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
+    return members
 
 
 def groups_of(optimizer: nn.Optimizer) -> list[Any]:
@@ -259,7 +267,8 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
 
 def _cut_to(params: Sequence[Any], arguments: dict[str, Any], old: nn.Optimizer) -> None:
     """Cut arguments that have one entry for each parameter to the parameters that are left."""
-    wanted = _flat(params)
+    orders = [one[ORDER] for one in params if isinstance(one, dict) and ORDER in one]
+    wanted = orders[0] if orders else members_of(params)
     if [id(one) for one in wanted] == [id(one) for one in old.parameters]:
         return
     places = {one.name: place for place, one in enumerate(old.parameters)}
@@ -273,14 +282,6 @@ def _cut_to(params: Sequence[Any], arguments: dict[str, Any], old: nn.Optimizer)
                 "the network: leave out the algorithm that adds it"
             )
         arguments[name] = entries_at(value, [places[one.name] for one in wanted])
-
-
-def _flat(params: Sequence[Any]) -> list[Parameter]:
-    """Return the parameters of a list of them, or of groups, in the order of the optimizer."""
-    for one in params:
-        if isinstance(one, dict) and ORDER in one:
-            return list(one[ORDER])
-    return [each for one in params for each in (one["params"] if isinstance(one, dict) else [one])]
 
 
 def _keep_decay_flags(old: nn.Optimizer, new: nn.Optimizer) -> None:

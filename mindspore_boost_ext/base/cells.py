@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any
 
 from mindspore import Parameter, nn, ops
 
@@ -21,15 +21,14 @@ def layers_of(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def cells_in(thing: object) -> Iterator[nn.Cell]:
-    """Yield Cells, however nested in lists and dicts."""
-    if isinstance(thing, nn.Cell):
+def leaves(thing: Any) -> Iterator[Any]:
+    """Yield what is in lists, tuples and dicts, however nested; anything else itself."""
+    kind = type(thing)  # isinstance would ask proxies, which say that they are something else
+    if issubclass(kind, (list, tuple, dict)):
+        for one in thing.values() if issubclass(kind, dict) else thing:
+            yield from leaves(one)
+    else:
         yield thing
-    elif type(thing) is dict:
-        yield from cells_in(list(thing.values()))
-    elif type(thing) in (list, tuple):
-        for one in cast(Iterable[object], thing):
-            yield from cells_in(one)
 
 
 def is_a(cell: nn.Cell, kinds: tuple[type, ...]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, mint, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import RowTensor
 from mindspore_boost_ext.base.cells import is_a
 from mindspore_boost_ext.base.mapping import each
@@ -88,15 +89,7 @@ def _centralize_rows(output_axis: int, gradient: Tensor) -> Tensor:
     return RowTensor(gradient.indices, centralize(gradient.values), gradient.dense_shape)
 
 
-class OptimizerPart(nn.Cell):
-    """A Cell inside an optimizer that knows the optimizer's parameters by their positions."""
-
-    def restricted(self, positions: Iterable[int]) -> OptimizerPart:
-        """Return the same for the parameters at some positions."""
-        raise NotImplementedError
-
-
-class Centralization(OptimizerPart):
+class Centralization(nn.Cell):
     """Centralizes the gradients of an optimizer, Tensors or RowTensors, one for each parameter.
 
     It has no parameters. ``output_axes`` has each parameter's output axis, or ``UNTOUCHED``.
@@ -108,11 +101,17 @@ class Centralization(OptimizerPart):
 
     def construct(self, gradients: tuple[Any, ...]) -> Any:
         """Return the gradients centralized."""
+        return self.centralized(gradients)
+
+    def centralized(self, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the gradients centralized, for classes that also do something else."""
         return each(_centralize_one, self.output_axes, gradients)
 
     def restricted(self, positions: Iterable[int]) -> Centralization:
         """Return the same for the parameters at some positions."""
-        return type(self)([self.output_axes[position] for position in positions])
+        part: Centralization = _compat.shallow_copy(self)
+        part.output_axes = tuple(self.output_axes[position] for position in positions)
+        return part
 
 
 # ---- Which parameters ----
@@ -200,17 +199,16 @@ def _checked_patterns(exclude: Iterable[str]) -> tuple[str, ...]:
 # ---- Into an optimizer ----
 
 
-class _ThenScale(OptimizerPart):
+class _ThenScale(Centralization):
     """Replaces ``scale_grad`` in an optimizer that never calls a centralization."""
 
-    def __init__(self, centralization: Centralization, factor: float) -> None:
-        super().__init__(auto_prefix=False)
-        self.centralization = centralization
+    def __init__(self, output_axes: Sequence[int], factor: float) -> None:
+        super().__init__(output_axes)
         self.is_one = factor == 1.0
         self.factor = Tensor(factor, ms.float32)
 
-    def construct(self, gradients: tuple[Tensor, ...]) -> Any:
-        gradients = self.centralization(gradients)
+    def construct(self, gradients: tuple[Any, ...]) -> Any:
+        gradients = self.centralized(gradients)
         if self.is_one:
             return gradients
         return each(self._scaled, gradients)
@@ -218,28 +216,21 @@ class _ThenScale(OptimizerPart):
     def _scaled(self, gradient: Tensor) -> Tensor:
         return gradient * ops.cast(self.factor, gradient.dtype)
 
-    def restricted(self, positions: Iterable[int]) -> _ThenScale:
-        return _ThenScale(self.centralization.restricted(positions), float(self.factor))
 
-
-class _InUpdate(OptimizerPart):
+class _InUpdate(Centralization):
     """Replaces ``hyper_map`` in an optimizer whose whole update is one map over columns.
 
     ``place`` is the column of the gradients, counted from the end.
     """
 
-    def __init__(self, centralization: Centralization, place: int) -> None:
-        super().__init__(auto_prefix=False)
-        self.centralization = centralization
+    def __init__(self, output_axes: Sequence[int], place: int) -> None:
+        super().__init__(output_axes)
         self.place = place
 
     def construct(self, function: Any, *columns: Any) -> Any:
         place = len(columns) + self.place
-        centralized = self.centralization(columns[place])
+        centralized = self.centralized(columns[place])
         return each(function, *columns[:place], centralized, *columns[place + 1 :])
-
-    def restricted(self, positions: Iterable[int]) -> _InUpdate:
-        return _InUpdate(self.centralization.restricted(positions), self.place)
 
 
 # Which column of an optimizer's update has the gradients, counted from the end.
@@ -258,14 +249,14 @@ def install_centralization(optimizer: nn.Optimizer, axes: Sequence[int]) -> None
     Raises:
         ValueError: if the update of this class calls no such method.
     """
-    rule, place = Centralization(axes), place_of_rule(optimizer)
+    place = place_of_rule(optimizer)
     # An attribute, not a child: it has no parameters, and the class has a method of that name.
     if place == _HOOK:
-        vars(optimizer)[place] = rule
+        vars(optimizer)[place] = Centralization(axes)
     elif place == _SCALING:
-        vars(optimizer)[place] = _ThenScale(rule, float(optimizer.reciprocal_scale))
+        vars(optimizer)[place] = _ThenScale(axes, float(optimizer.reciprocal_scale))
     elif place == _MAP:
-        vars(optimizer)[place] = _InUpdate(rule, _column(optimizer))
+        vars(optimizer)[place] = _InUpdate(axes, _column(optimizer))
     else:
         raise ValueError(
             f"{type(optimizer).__name__} has no place for gradient centralization: call "

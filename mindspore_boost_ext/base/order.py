@@ -1,4 +1,4 @@
-"""Finds, in the source of a Cell, what its code uses, and in which order."""
+"""Finds what the code of a Cell uses, and in which order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, Union
 
 from mindspore import Parameter, nn
@@ -33,15 +33,30 @@ def names_of(code: CodeType) -> set[str]:
     return found
 
 
+def names_in_code(cell: nn.Cell) -> set[str]:
+    """Return the names that a Cell's methods look up, without ``__init__`` and MindSpore's own."""
+    names: set[str] = set()
+    for kind in type(cell).__mro__:
+        for held in () if is_own(kind.__module__) else vars(kind).values():
+            function = getattr(held, "__func__", held)  # of a static method, too
+            if isinstance(function, FunctionType) and function.__name__ != "__init__":
+                names |= names_of(function.__code__)
+    return names
+
+
+def is_own(module: str) -> bool:
+    """Return whether a module is one of MindSpore's."""
+    return module.partition(".")[0] == "mindspore"
+
+
 def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:
     """Yield the parameters that the methods of a Cell read, as ``self.b`` or ``self.a.b``.
 
     Methods that only its constructor calls, to fill weights, do not count.
     """
     for kind in type(cell).__mro__:
-        if kind.__module__.partition(".")[0] in ("mindspore", "builtins"):
-            continue  # MindSpore's own Cells read no weights of others
-        for node, names in _values_read(kind):
+        # MindSpore's own Cells read no weights of others.
+        for node, names in () if is_own(kind.__module__) else _values_read(kind):
             yield from _parameters(cell, _reached(cell, node, names))
 
 
@@ -156,9 +171,7 @@ def _reached(cell: nn.Cell, node: ast.expr, names: Bindings, seen: tuple[str, ..
         known = () if node.id in seen else names.get(node.id, ())
         return [one for value in known for one in _reached(cell, value, names, (*seen, node.id))]
     if isinstance(node, ast.IfExp):
-        return [
-            thing for one in (node.body, node.orelse) for thing in _reached(cell, one, names, seen)
-        ]
+        return _reached(cell, node.body, names, seen) + _reached(cell, node.orelse, names, seen)
     if not isinstance(node, (ast.Attribute, ast.Subscript)):
         return []
     held = _reached(cell, node.value, names, seen)

@@ -7,7 +7,14 @@ from typing import Any, Union
 
 from mindspore import Parameter, nn
 
-from mindspore_boost_ext.base.arguments import ORDER, Group, base_of, construct_like, groups_of
+from mindspore_boost_ext.base.arguments import (
+    ORDER,
+    Group,
+    base_of,
+    construct_like,
+    groups_of,
+    members_of,
+)
 from mindspore_boost_ext.base.centralization import (
     UNTOUCHED,
     install_centralization,
@@ -151,14 +158,6 @@ def is_grouped(params: Sequence[Any]) -> bool:
     raise TypeError(
         f"parameters must be a list of Parameters, or a list of dicts, got {shown(params)}"
     )
-
-
-def members_of(params: Sequence[Any]) -> list[Parameter]:
-    """Return all parameters of a list of Parameters or groups."""
-    members: list[Parameter] = []
-    for one in params:
-        members.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
-    return members
 
 
 # ---- The steps of mindspore.boost ----
@@ -392,12 +391,10 @@ def _marked(groups: Sequence[Group], is_chosen: Callable[[Parameter], bool]) -> 
             result.append(group)
             continue
         members = list(group["params"])
-        chosen = [one for one in members if is_chosen(one)]
-        others = [one for one in members if not _holds(chosen, one)]
-        if chosen:
-            result.append({**group, "params": chosen, "grad_centralization": True})
-        if others:
-            result.append({**group, "params": others})
+        for mark in ({"grad_centralization": True}, {}):
+            part = [one for one in members if is_chosen(one) == bool(mark)]
+            if part:
+                result.append({**group, "params": part, **mark})
     return result
 
 

@@ -1,10 +1,11 @@
-"""Shares an optimizer's state with the optimizers that Models put in its place."""
+"""State: what an algorithm keeps, and what optimizers share that Models put in one's place."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mindspore import Parameter, ParameterTuple, nn
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import base_of
@@ -13,6 +14,14 @@ from mindspore_boost_ext.base.cells import parameters_in_lists
 _PLACES = "boost_in_its_place"
 _GAINED = "gained"
 _LISTING = ("mindspore.", "mindspore_boost_ext.")
+
+
+def state(
+    name: str, value: object, dtype: type = np.float32, requires_grad: bool = False
+) -> Parameter:
+    """Return the Parameter ``boost.<name>``, which holds a part of an algorithm's state."""
+    tensor = Tensor(np.asarray(value, dtype))
+    return Parameter(tensor, name=f"boost.{name}", requires_grad=requires_grad)
 
 
 def in_its_place(optimizer: nn.Optimizer) -> dict[str, Any]:

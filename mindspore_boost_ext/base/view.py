@@ -9,7 +9,7 @@ from typing import Any
 from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.centralization import OptimizerPart
+from mindspore_boost_ext.base.centralization import Centralization
 from mindspore_boost_ext.base.entries import entries_at, is_divided
 from mindspore_boost_ext.config.rules import shown
 
@@ -105,7 +105,7 @@ def _restricted(
     count = len(optimizer.parameters)
     if name in COUNTS:
         return len(positions) if value == count else value
-    if isinstance(value, OptimizerPart):
+    if isinstance(value, Centralization):
         return value.restricted(positions)
     if isinstance(value, nn.Optimizer):
         same = [id(one) for one in value.parameters] == [id(one) for one in optimizer.parameters]

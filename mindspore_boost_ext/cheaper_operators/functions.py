@@ -53,14 +53,8 @@ def _is_int(thing: object) -> bool:
 
 
 @ops.constexpr(check=False)
-def _is_slope(alpha: object) -> bool:
-    """Return whether this is a slope, for values below 0, that the other form supports."""
-    return type(alpha) is float and is_gentle(alpha)
-
-
-@ops.constexpr(check=False)
-def _is_1(alpha: object) -> bool:
-    return type(alpha) is float and alpha == 1
+def _is_float(thing: object) -> bool:
+    return type(thing) is float
 
 
 @ops.constexpr(check=False)
@@ -109,13 +103,14 @@ def _selu(input_x: Tensor) -> Tensor:
 
 
 def _leaky_relu(input: Tensor, alpha: float = 0.2) -> Tensor:
-    if _is_ours(input) and _is_slope(alpha) and _note("leaky_relu"):
+    if _is_ours(input) and _is_float(alpha) and is_gentle(alpha) and _note("leaky_relu"):
         return leaky_relu(input, alpha)
     return PLAIN_LEAKY_RELU(input, alpha)
 
 
 def _elu(input_x: Tensor, alpha: float = 1.0) -> Tensor:
-    if _is_ours(input_x) and _is_1(alpha) and not _ELU.is_small(input_x) and _note("elu"):
+    ours = _is_ours(input_x) and _is_float(alpha) and alpha == 1
+    if ours and not _ELU.is_small(input_x) and _note("elu"):
         return _ELU(input_x)
     return PLAIN_ELU(input_x, alpha)
 

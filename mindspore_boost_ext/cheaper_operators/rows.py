@@ -38,6 +38,7 @@ class _AlongAxis(nn.Cell):
     def __init__(self, plain: ops.Primitive, sums: Callable[[Tensor, int], Tensor]) -> None:
         super().__init__(auto_prefix=False)
         self.plain, self.sums, self.axis = plain, sums, axis_of(plain)
+        self.epsilon = getattr(plain, "epsilon", None)  # a graph cannot read it from an operator
         self.to_float(mstype.float32)  # mixed precision "auto" takes matrix products in float16
 
     def construct(self, x: Tensor) -> Tensor:
@@ -56,10 +57,6 @@ class _LogSoftmax(_AlongAxis):
 
 
 class _L2Normalize(_AlongAxis):
-    def __init__(self, plain: ops.Primitive, sums: Callable[[Tensor, int], Tensor]) -> None:
-        super().__init__(plain, sums)
-        self.epsilon = plain.epsilon  # a graph cannot read it from an operator
-
     def construct(self, x: Tensor) -> Tensor:
         squares = self.sums(x * x, self.axis)
         return x * ops.rsqrt(ops.maximum(squares, self.epsilon))

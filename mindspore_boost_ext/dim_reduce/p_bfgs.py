@@ -11,8 +11,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 
 from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.mapping import call, each
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.config.sections import DimReduceConfig
-from mindspore_boost_ext.dim_reduce.projection import Subspace, state
+from mindspore_boost_ext.dim_reduce.projection import Subspace
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 P_BFGS, TWA = "p-bfgs", "twa"
@@ -133,16 +134,14 @@ class DimReduce(Subspace):
 
     def _make_state(self) -> None:
         k, n = self.n_components, sum(self.sizes)
-        self.inverse_hessian = state("inverse_hessian", np.eye(k))
-        self.last_gradient = state("last_gradient", np.zeros((k, 1)))
-        self.last_step = state("last_step", np.zeros((k, 1)))
-        self.residual = state("residual", np.zeros((n, 1)))
-        self.updates = state("updates", 0, np.int32)
-        self.failures_in_a_row = state("failures_in_a_row", 0, np.int32)
-        self.accepted_steps = state("accepted_steps", 0, np.int32)
-        self.failed_searches = state("failed_searches", 0, np.int32)
-        self.trials_run = state("trials_run", 0, np.int32)
-        self.step_length = state("step_length", 0.0)
+        self.inverse_hessian = state("dim_reduce.inverse_hessian", np.eye(k))
+        self.last_gradient = state("dim_reduce.last_gradient", np.zeros((k, 1)))
+        self.last_step = state("dim_reduce.last_step", np.zeros((k, 1)))
+        self.residual = state("dim_reduce.residual", np.zeros((n, 1)))
+        counters = ("updates", "failures_in_a_row", "accepted_steps", "failed_searches")
+        for name in (*counters, "trials_run"):
+            setattr(self, name, state(f"dim_reduce.{name}", 0, np.int32))
+        self.step_length = state("dim_reduce.step_length", 0.0)
 
     def _make_scratch(self) -> None:
         """Make buffers for what a trial changes: the weights and the network's other Parameters."""
@@ -154,14 +153,11 @@ class DimReduce(Subspace):
         )
         # Parameters, too: if Tensors pass in a tuple from one function of ms.jit to the next,
         # PYNATIVE_MODE keeps each as a constant.
-        column = np.zeros((sum(self.sizes), 1))
-        self.__dict__["weights_before"] = state("weights_before", column)
-        self.__dict__["direction"] = state("direction", column)
-        self.__dict__["in_subspace"] = state("inside", column)
-        self.__dict__["gradient"] = state("gradient", column)
-        self.__dict__["next_inverse_hessian"] = state("next_inverse_hessian", np.eye(len(self.eye)))
-        self.__dict__["next_gradient"] = state("next_gradient", np.zeros((len(self.eye), 1)))
-        self.__dict__["next_step"] = state("next_step", np.zeros((len(self.eye), 1)))
+        k, columns = self.n_components, ("weights_before", "direction", "in_subspace", "gradient")
+        shapes = dict.fromkeys(columns, self.residual.shape)
+        shapes.update(next_inverse_hessian=(k, k), next_gradient=(k, 1), next_step=(k, 1))
+        for name, shape in shapes.items():
+            self.__dict__[name] = state(f"dim_reduce.{name}", np.zeros(shape))
 
     def construct(
         self,

@@ -11,6 +11,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.config.rules import check_all, integer, shown
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.basis import rows_of_rank
@@ -42,11 +43,11 @@ class Subspace(nn.Cell):
         padded = np.zeros((self.share, sum(self.sizes)), np.float32)
         padded[: len(rows)] = rows
         # Not among the Cell's own Parameters, so that no checkpoint holds it.
-        self.__dict__["basis"] = state("basis", padded)
+        self.__dict__["basis"] = state("dim_reduce.basis", padded)
         self.first_row = rank * self.share
         self.padding = Tensor(np.zeros((self.share * rank_size - n_components, 1), np.float32))
         # Tells, after a checkpoint was loaded, whether the state was made in this basis.
-        self.basis_mark = state("basis_mark", basis_mark(padded))
+        self.basis_mark = state("dim_reduce.basis_mark", basis_mark(padded))
         self.basis_mark.layerwise_parallel = True  # of this rank's rows: not to be broadcast
         self.from_rows = ops.MatMul(transpose_a=True)
         if rank_size > 1:
@@ -189,9 +190,3 @@ def _checked_rows(
     if not np.isfinite(rows).all():
         raise ValueError("DimReduce.pca_mat_local holds inf or nan")
     return rows
-
-
-def state(name: str, value: np.ndarray | float, dtype: type = np.float32) -> Parameter:
-    """Return a Parameter for state, which the step changes, but no optimizer."""
-    name = f"boost.dim_reduce.{name}"
-    return Parameter(Tensor(np.asarray(value, dtype)), name, requires_grad=False)

@@ -14,6 +14,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.config.rules import check_all, shown
 from mindspore_boost_ext.config.sections import GradAccumulationConfig
 from mindspore_boost_ext.report import warn
@@ -94,10 +95,11 @@ class GradientAccumulation(nn.Cell):
         self.optimizer = optimizer
         self.weights = optimizer.parameters
         self.hyper_map = ops.HyperMap()
-        buffers = [_zeros(f"gradients.{one.name}", np.float32, one.shape) for one in self.weights]
+        zeros = ((one.name, np.zeros(one.shape, np.float32)) for one in self.weights)
+        buffers = [state(f"grad_accumulation.gradients.{name}", one) for name, one in zeros]
         self._grad_accumulation = ParameterTuple(buffers)
-        self._accumulation_step = _zeros("micro_steps", np.int32)
-        self._total_weight = _zeros("total_weight", np.float32)
+        self._accumulation_step = state("grad_accumulation.micro_steps", 0, np.int32)
+        self._total_weight = state("grad_accumulation.total_weight", 0.0)
         self.__dict__["_state"] = state_of(self)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -208,11 +210,6 @@ class GradientAccumulation(nn.Cell):
                 f"than the {steps} steps of an epoch: the window carries over, unless "
                 "FlushAccumulation closes it"
             )
-
-
-def _zeros(name: str, dtype: type, shape: tuple[int, ...] = ()) -> Parameter:
-    name = f"boost.grad_accumulation.{name}"
-    return Parameter(Tensor(np.zeros(shape, dtype)), name=name, requires_grad=False)
 
 
 # The functions behind the operators, under upstream's names.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 
 _NEVER = 2**31 - 1
@@ -57,10 +58,11 @@ class AdaptiveFreezeOpt(FreezeOpt):
         self.parts = [
             tuple(sorted({*groups[one]} - {*groups[one + 1]})) for one in range(self.most)
         ]
-        self.first_steps = _state("first_steps", np.array([0, *[_NEVER] * most], np.int32))
-        self.looked = _state("looked", np.zeros(2, np.int32))  # number of looks, update of the last
+        self.first_steps = state("grad_freeze.first_steps", [0, *[_NEVER] * most], np.int32)
+        # Number of looks, update of the last.
+        self.looked = state("grad_freeze.looked", [0, 0], np.int32)
         # At least one entry: a checkpoint file of MindSpore leaves out empty Parameters.
-        self.fastest = _state("fastest", np.zeros(max(most, 1), np.float32))
+        self.fastest = state("grad_freeze.fastest", np.zeros(max(most, 1)))
         frozen = [self.parameters[place] for part in self.parts for place in part]
         self.last = _copies("last", frozen)
         self.before_last = _copies("before_last", frozen)
@@ -129,15 +131,10 @@ class AdaptiveFreezeOpt(FreezeOpt):
         return other
 
 
-def _state(name: str, value: np.ndarray) -> Parameter:
-    return Parameter(Tensor(value), name=f"boost.grad_freeze.{name}", requires_grad=False)
-
-
 def _copies(name: str, parameters: Sequence[Parameter]) -> ParameterTuple:
     """Return zeros of the shapes of parameters, as state."""
-    return ParameterTuple(
-        [_state(f"{name}.{one.name}", np.zeros_like(one.asnumpy())) for one in parameters]
-    )
+    zeros = ((one.name, np.zeros_like(one.asnumpy())) for one in parameters)
+    return ParameterTuple([state(f"grad_freeze.{name}.{of}", one, one.dtype) for of, one in zeros])
 
 
 def _joined(values: Sequence[np.ndarray]) -> np.ndarray:

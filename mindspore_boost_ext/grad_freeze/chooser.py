@@ -29,28 +29,24 @@ _NO_LOOK = (
 )
 
 
-def group_chooser(optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> GroupChooser:
-    """Return the chooser for the schedule of a ``FreezeOpt``; the steps advance its position.
-
-    ``variant_of_group`` has the number of the variant that trains each group.
-    """
-    has_first_steps = isinstance(optimizer.schedule.groups, PrefixGroups)
-    kind = FirstStepsChooser if has_first_steps else GroupChooser
-    return kind(optimizer, variant_of_group)
-
-
 def _refusal(optimizer: FreezeOpt, length: int) -> str:
     """Return why no graph can look up a schedule that repeats itself after ``length`` steps."""
     if isinstance(optimizer, AdaptiveFreezeOpt):
         return _NO_LOOK
+    groups = optimizer.schedule.groups
+    if isinstance(groups, PrefixGroups):
+        return ""  # the graph holds one number for each group
     # A graph cannot call a function that is called block by block.
-    is_function = isinstance(optimizer.schedule.groups, FunctionGroups)
-    longest = AT_ONCE if is_function else _LONGEST_TABLE
+    longest = AT_ONCE if isinstance(groups, FunctionGroups) else _LONGEST_TABLE
     return _TOO_LONG.format(length) if length > longest else ""
 
 
 class GroupChooser(Chooser):
-    """Chooses by the schedule of a ``FreezeOpt``: the host asks it, the graph has a table."""
+    """Chooses by the schedule of a ``FreezeOpt``, whose position the steps advance.
+
+    The host asks the schedule. A graph has a table; for a growing prefix it has the first step of
+    each group. ``variant_of_group`` has the number of the variant that trains each group.
+    """
 
     def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
         super().__init__()
@@ -59,6 +55,7 @@ class GroupChooser(Chooser):
         self.__dict__.update(next_group=optimizer.next_group, groups=optimizer.schedule.groups)
         self.steps, self.holds = len(self.groups), optimizer.schedule.at_end == HOLD
         self.length = getattr(self.groups, "period", self.steps)
+        self.has_first_steps = isinstance(self.groups, PrefixGroups)
         self.refusal = _refusal(optimizer, self.length)
 
     def now(self) -> int:
@@ -68,34 +65,21 @@ class GroupChooser(Chooser):
 
     @functools.cached_property  # read when a graph is compiled: the host needs no table
     def table(self) -> Tensor:
-        """The variant of each step: int32 [length]."""
+        """The variant of each step, int32 [length]; or the first step of each group."""
+        if self.has_first_steps:
+            return Tensor(self.groups.first_steps.astype(np.int32))
         entries = itertools.islice(self.groups, self.length)
         groups = np.fromiter(entries, np.int32, self.length)
         return Tensor(np.array(self.variant_of_group, np.int32)[groups])
-
-    def place(self) -> Tensor:
-        """Return, in the graph, the index of the position in the sequence."""
-        if self.holds:
-            return ops.minimum(self.position, self.steps - 1)
-        return self.position % self.steps
 
     def index(self) -> Tensor:
         """Look the position up in the table; raise a ``ValueError`` if there can be no table."""
         if self.refusal != "":
             raise ValueError(self.refusal)
-        return self.table[self.place() % self.length]
-
-
-class FirstStepsChooser(GroupChooser):
-    """Puts the first step of each group into the graph; the number of steps does not matter."""
-
-    def __init__(self, optimizer: FreezeOpt, variant_of_group: Sequence[int]) -> None:
-        super().__init__(optimizer, variant_of_group)
-        self.refusal = ""  # the graph holds one number for each group
-        self.first_steps = Tensor(self.groups.first_steps.astype(np.int32))
-        self.variants = Tensor(self.variant_of_group, ms.int32)
-
-    def index(self) -> Tensor:
-        """Count the groups that have begun."""
-        begun = ops.cast(self.place() >= self.first_steps, ms.int32)
-        return self.variants[ops.cast(ops.sum(begun), ms.int32) - 1]
+        last = self.steps - 1
+        place = ops.minimum(self.position, last) if self.holds else self.position % self.steps
+        if self.has_first_steps:
+            begun = ops.cast(place >= self.table, ms.int32)
+            variants = Tensor(self.variant_of_group, ms.int32)
+            return variants[ops.cast(ops.sum(begun), ms.int32) - 1]
+        return self.table[place % self.length]

@@ -14,7 +14,7 @@ from mindspore_boost_ext.config.rules import check, check_all, integer, one_of, 
 from mindspore_boost_ext.config.sections import GradFreezeConfig
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
 from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
-from mindspore_boost_ext.grad_freeze.chooser import group_chooser
+from mindspore_boost_ext.grad_freeze.chooser import GroupChooser
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.grad_freeze.schedule import (
     ADAPTIVE,
@@ -36,7 +36,7 @@ from mindspore_boost_ext.grad_freeze.sequences import (
 from mindspore_boost_ext.grad_freeze.uses import in_order_of_last_use
 from mindspore_boost_ext.report import LOGGER, NoEffectWarning, warn
 from mindspore_boost_ext.stages.choice import StepChoice
-from mindspore_boost_ext.stages.state import connected, state_of
+from mindspore_boost_ext.stages.update import Update
 
 _MARGIN = 1.01  # entries of a sequence for each step asked for
 _CHUNK = 3  # parameters in a chunk before it may close
@@ -195,11 +195,7 @@ class GradientFreeze:
         return growing_prefixes(chunks, freeze_para_groups_number)
 
     def generate_freeze_index_sequence(
-        self,
-        parameter_groups_number: int,
-        freeze_strategy: int,
-        freeze_p: float,
-        total_steps: int,
+        self, parameter_groups_number: int, freeze_strategy: int, freeze_p: float, total_steps: int
     ) -> Sequence[int]:
         """Return the group of each step: a list, or above 2**20 steps a computed sequence.
 
@@ -296,45 +292,25 @@ class GradientFreeze:
 
 
 class GroupTrainStep(nn.Cell):
-    """One training step of one group: MindSpore's own, with the group's weights and optimizer.
+    """One training step of one group: MindSpore's own, with the group's weights and update.
 
-    Its arguments are those of :func:`freeze_cell`, for this group.
+    ``update`` is an :class:`Update` or a window; the rest is as in :func:`freeze_cell`.
     """
 
     def __init__(
-        self,
-        network: nn.Cell,
-        optimizer: nn.Cell,
-        grad: ops.GradOperation,
-        sens: numbers.Number,
-        grad_reducer: nn.Cell,
-        accumulation: GradientAccumulation | None,
+        self, network: nn.Cell, update: nn.Cell, grad: ops.GradOperation, sens: numbers.Number
     ) -> None:
         super().__init__(auto_prefix=False)
-        self.network = network
+        self.network, self.update, self.grad, self.sens = network, update, grad, sens
         self.network.set_grad()
-        self.optimizer = optimizer
-        self.weights = optimizer.parameters
-        self.grad = grad
-        self.sens = sens
-        self.grad_reducer = grad_reducer
-        self.accumulation = accumulation
-        self.__dict__["_state"] = () if accumulation is None else state_of(self)
+        self.weights = update.optimizer.parameters
 
     def construct(self, *inputs: Tensor) -> Tensor:
-        """Compute loss and gradients; at the end of a window reduce and update."""
+        """Compute loss and gradients, and update; with a window, at its end."""
         loss = call(self.network, inputs)
         sens = filled(loss.dtype, loss.shape, self.sens)
         gradients = gradients_of(self.grad, self.network, self.weights, (*inputs, sens))
-        if self.accumulation is None:
-            return ops.depend(loss, self.optimizer(self.grad_reducer(gradients)))
-        loss = connected(loss, self._state)  # the graph branches here
-        loss = ops.depend(loss, self.accumulation.accumulate(gradients))
-        if self.accumulation.is_full():
-            gradients = self.grad_reducer(self.accumulation.window_gradients())
-            loss = ops.depend(loss, self.optimizer(gradients))
-            loss = ops.depend(loss, self.accumulation.clear())
-        return loss
+        return self.update(loss, gradients)
 
 
 class ScheduledSteps(StepChoice):
@@ -342,7 +318,7 @@ class ScheduledSteps(StepChoice):
 
     def __init__(self, steps: Sequence[nn.Cell], optimizer: FreezeOpt) -> None:
         distinct = list({id(step): step for step in steps}.values())
-        chooser = group_chooser(optimizer, [distinct.index(one) for one in steps])
+        chooser = GroupChooser(optimizer, [distinct.index(one) for one in steps])
         super().__init__(distinct, chooser, [f"group {steps.index(one)}" for one in distinct])
 
 
@@ -399,15 +375,12 @@ def freeze_cell(
     """
     if not isinstance(optimizer, FreezeOpt):
         raise TypeError(f"optimizer must be a FreezeOpt, got {shown(optimizer)}")
-    window = None
-    if use_grad_accumulation:
-        window = GradientAccumulation(max_accumulation_step, optimizer)
+    window = use_grad_accumulation and GradientAccumulation(max_accumulation_step, optimizer)
 
     def make(own: nn.Cell, positions: tuple[int, ...]) -> nn.Cell:
-        reducer: nn.Cell = nn.Identity()
         if reducer_flag:
-            reducer = nn.DistributedGradReducer(list(own.parameters), mean, degree)
-        part = window and window.restricted(own, positions)
-        return GroupTrainStep(network, own, grad, sens, reducer, part)
+            own.reducer = nn.DistributedGradReducer(list(own.parameters), mean, degree)
+        part = window.restricted(own, positions) if window else Update(own)
+        return GroupTrainStep(network, part, grad, sens)
 
     return optimizer.steps_of_groups(make)

@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.arguments import members_of
 from mindspore_boost_ext.base.rebuild import Centralize, rebuilt
 from mindspore_boost_ext.base.view import optimizer_view, parameter_positions
 from mindspore_boost_ext.config.rules import shown
@@ -24,12 +25,15 @@ POSITION_NAME = "boost.grad_freeze.position"
 
 
 class GroupOptimizer(nn.Cell):
-    """A group's view of the plain optimizer, which advances the schedule with every update."""
+    """A group's view of the plain optimizer, which advances the schedule with every update.
+
+    A :attr:`reducer`, if it is set, reduces the gradients over ranks before.
+    """
 
     def __init__(self, optimizer: nn.Optimizer, position: Parameter) -> None:
         super().__init__(auto_prefix=False)
-        self.optimizer = optimizer
-        self.position = position
+        self.optimizer, self.position = optimizer, position
+        self.reducer: nn.Cell | None = None
 
     @property
     def parameters(self) -> ParameterTuple:
@@ -38,6 +42,8 @@ class GroupOptimizer(nn.Cell):
 
     def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Update the group's parameters."""
+        if self.reducer is not None:
+            gradients = self.reducer(gradients)
         return ops.depend(self.optimizer(gradients), ops.assign_add(self.position, 1))
 
 
@@ -325,16 +331,15 @@ def _flat(group: Iterable[Any]) -> list[Parameter]:
             "every entry of train_parameter_groups must be a list of Parameters, got "
             f"{shown(group)}"
         )
-    flat: list[Parameter] = []
-    for one in group:
-        flat.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
+    members = list(group)
+    for one in members:
         ignored = sorted(set(one) - {"params", "order_params"}) if isinstance(one, dict) else ()
         if ignored:
             warn(
                 f"train_parameter_groups sets {', '.join(ignored)} of some parameters, which has "
                 "no effect: the optimizer, opt, has these settings"
             )
-    return flat
+    return members_of(members)
 
 
 def rebuilt_with_groups(

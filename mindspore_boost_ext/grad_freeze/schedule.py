@@ -64,12 +64,11 @@ class FreezeSchedule:
         """
         length = len(self.groups)
         steps = length if steps is None else min(steps, length)
-        if self.at_end == HOLD:
-            begin = min(position, length - 1)
-            return self._count(begin, min(begin + steps, length))
-        begin = position % length
+        begin = min(position, length - 1) if self.at_end == HOLD else position % length
         found = Counter(self._count(begin, min(begin + steps, length)))
-        return dict(found + Counter(self._count(0, max(begin + steps - length, 0))))
+        if self.at_end == WRAP:
+            found += Counter(self._count(0, max(begin + steps - length, 0)))
+        return dict(found)
 
     def _count(self, begin: int, end: int) -> dict[int, int]:
         if isinstance(self.groups, GroupSequence):

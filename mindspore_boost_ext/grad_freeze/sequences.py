@@ -148,15 +148,11 @@ class DrawnGroups(GroupSequence):
     def between(self, begin: int, end: int) -> np.ndarray:
         """Return a drawn group where the number of frozen steps grows, else 0."""
         frozen = self._frozen_before(np.arange(begin, end + 1))
+        generator = np.random.Generator(np.random.PCG64(self._seed).advance(int(frozen[0])))
         entries = np.zeros(end - begin, np.int64)
-        entries[np.diff(frozen) > 0] = self._draws(int(frozen[0]), int(frozen[-1]))
+        draws = int(frozen[-1] - frozen[0])
+        entries[np.diff(frozen) > 0] = generator.choice(self._groups, draws, p=self._weights)
         return entries
-
-    def _draws(self, first: int, last: int) -> np.ndarray:
-        generator = np.random.PCG64(self._seed)
-        generator.advance(first)
-        choice = np.random.Generator(generator).choice
-        return choice(self._groups, size=last - first, p=self._weights)
 
     def _frozen_before(self, steps: np.ndarray) -> np.ndarray:
         """Return how many of the first ``steps`` steps are frozen.

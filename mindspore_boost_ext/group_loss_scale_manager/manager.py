@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.group_loss_scale_manager.marker import Marker, marker_constants
 from mindspore_boost_ext.group_loss_scale_manager.scale import GroupedScale
@@ -109,14 +110,14 @@ class GroupLossScaleManager(nn.Cell):
         checked = _checked_groups(groups)
         values = self._row("init_loss_scale", _first_scales(self._init_loss_scale, len(checked)))
         self._groups = checked
-        name = "boost.loss_scale_group"
         # Plain attributes, not Parameters of the Cell. Else the network that holds the markers
         # would count the scales among its parameters, and the probe among those to train. The
         # training step owns both.
         own = self.__dict__
-        own["scales"] = Parameter(values, name=f"{name}.scales", requires_grad=False)
+        own["scales"] = state("loss_scale_group.scales", values)
         # Its "gradient" carries the markers' records of overflow out of the backward pass.
-        own["probe"] = Parameter(np.zeros((len(values), 4), np.float32), name=f"{name}.probe")
+        probe = np.zeros((len(values), 4))
+        own["probe"] = state("loss_scale_group.probe", probe, requires_grad=True)
         own["picks"], own["rows"] = marker_constants(len(values))
 
     def _row(self, name: str, scales: Sequence[float]) -> np.ndarray:

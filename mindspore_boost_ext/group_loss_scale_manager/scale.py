@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import each, entry
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.stages.gradients import multiplied
 from mindspore_boost_ext.stages.loss_scale import OneScale
 from mindspore_boost_ext.stages.overflow import FiniteDetector, OverflowDetector
@@ -37,8 +39,7 @@ class GroupedScale(OneScale):
         super().__init__(manager, detector)
         groups = manager.use(weights)
         self.extra = (manager.probe,)
-        name = "boost.loss_scale_group.markers_complete"
-        self.markers_complete = Parameter(Tensor(True), name=name, requires_grad=False)
+        self.markers_complete = state("loss_scale_group.markers_complete", True, np.bool_)
         group_of = {id(one): group for one, group in zip(weights, groups)}
         self.group_of_layer = tuple(group_of[id(one)] for one in layers)
         self._divide(groups)
@@ -75,11 +76,7 @@ class GroupedScale(OneScale):
         return each(ops.partial(entry, ops.unstack(scale)), self.group_of_layer)
 
     def finish(
-        self,
-        status: Tensor,
-        scale: Tensor,
-        gradients: tuple[Any, ...],
-        extra: tuple[Tensor, ...],
+        self, status: Tensor, scale: Tensor, gradients: tuple[Any, ...], extra: tuple[Tensor, ...]
     ) -> tuple[tuple[Any, ...], Tensor]:
         """Find the groups that overflowed, set the next scales, and divide the gradients.
 

@@ -13,8 +13,8 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.order import names_in_code
 from mindspore_boost_ext.config.rules import check, real, shown
-from mindspore_boost_ext.less_batch_normalization.names import names_in_code
 
 EPSILON = 1e-4
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.cells import copy_settings, exchange, is_a, layers_of, name_of
+from mindspore_boost_ext.base.cells import (
+    copy_settings,
+    exchange,
+    is_a,
+    layers_of,
+    name_of,
+    parameters_in_lists,
+)
 from mindspore_boost_ext.config.sections import LessBNConfig
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
@@ -26,14 +33,6 @@ _HOOKED = "it has hooks"
 Patterns = Sequence[str]
 
 
-@dataclass(frozen=True)
-class _Before:
-    """What a removed layer had: held in an object, so that its Cell does not own the parameters."""
-
-    name: str
-    parameters: tuple[Parameter, ...]
-
-
 class RemovedBatchNorm(nn.Cell):
     """Replaces a BatchNorm, keeps its settings, and returns its input."""
 
@@ -42,7 +41,8 @@ class RemovedBatchNorm(nn.Cell):
     def __init__(self, batch_norm: nn.Cell) -> None:
         super().__init__()
         copy_settings(batch_norm, self)
-        self.before = _Before(name_of(batch_norm.gamma), tuple(batch_norm.get_parameters()))
+        # The name and parameters of the layer, which this Cell does not own.
+        self.__dict__["before"] = name_of(batch_norm.gamma), tuple(batch_norm.get_parameters())
 
     def construct(self, x: Tensor) -> Tensor:
         """Return the input."""
@@ -161,7 +161,7 @@ class _Plan:
         elsewhere.update(*(graph.read for graph in self.graphs))
         for cell in layers_of(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
             if isinstance(cell, RemovedBatchNorm):
-                self.changes.append(Change(cell.before.name, REMOVED, "removed before", now=False))
+                self.changes.append(Change(cell.before[0], REMOVED, "removed before", now=False))
                 continue
             name = name_of(cell.gamma)
             removal = removals.get(id(cell), Removal(False, does_else(cell) or "never called"))
@@ -251,8 +251,7 @@ def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:
     for cell in cells:
         if not is_a(cell, (*BATCH_NORMS, RemovedBatchNorm)):
             held.update(map(id, _compat.own_parameters(cell).values()))
-            lists = [one for one in vars(cell).values() if isinstance(one, (list, tuple))]
-            held.update(id(one) for inner in lists for one in inner if isinstance(one, Parameter))
+            held.update(map(id, parameters_in_lists(cell)))
     return held
 
 
@@ -363,5 +362,5 @@ def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:
     """Return the parameters of removed layers that no other Cell of the network has."""
     removed = layers_of(network, (RemovedBatchNorm,))
     left = {id(parameter) for parameter in network.get_parameters()}
-    parameters = dict.fromkeys(one for cell in removed for one in cell.before.parameters)
+    parameters = dict.fromkeys(one for cell in removed for one in cell.before[1])
     return tuple(one for one in parameters if id(one) not in left)

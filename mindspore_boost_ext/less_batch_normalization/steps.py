@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspore import nn
 
 from mindspore_boost_ext.base.cells import is_rewritten
+from mindspore_boost_ext.base.order import is_own
 from mindspore_boost_ext.less_batch_normalization.tracing import Node
 
 # nn.BatchNorm3d is a layer around an nn.BatchNorm2d, which is found in it.
@@ -66,9 +67,7 @@ def own_construct(layer: nn.Cell) -> str:
     kind = type(layer)
     if is_rewritten(layer):
         return "auto_mixed_precision has rewritten it: give amp_level='O1' to the Model instead"
-    if kind.construct.__module__.partition(".")[0] == "mindspore":
-        return ""
-    return f"{kind.__name__} has its own construct"
+    return "" if is_own(kind.construct.__module__) else f"{kind.__name__} has its own construct"
 
 
 def is_convolution(node: Node) -> bool:

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any
 
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.cells import cells_in
-from mindspore_boost_ext.base.order import names_of
-from mindspore_boost_ext.less_batch_normalization.names import is_own, names_in_code
+from mindspore_boost_ext.base.cells import leaves
+from mindspore_boost_ext.base.order import is_own, names_in_code, names_of
 from mindspore_boost_ext.runtime.machine import is_replacement
 
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
@@ -111,7 +110,7 @@ class _Tracer:
 
     def __init__(self) -> None:
         self.graph = Graph()
-        self.type_stand_in = _TypeStandIn(self, type)
+        self.type_stand_in = _ClassStandIn(self, type)
         self._classes: dict[type, _ClassStandIn] = {}  # one for each class, as code compares them
 
     def run(self, root: nn.Cell) -> Graph:
@@ -132,7 +131,7 @@ class _Tracer:
 
     def call_cell(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Trace into a Cell; one that is a leaf, or not understood, becomes a node."""
-        inputs = tuple(_values((args, kwargs)))
+        inputs = _values((args, kwargs))
         if _is_leaf(cell):
             return self.record(getattr(cell, "step_name", type(cell).__name__), inputs, cell)
         mark = len(self.graph.nodes)
@@ -175,8 +174,8 @@ class _Tracer:
             held = cell.cell_contents
         except ValueError:  # still empty
             return cell
-        for one in cells_in(held):
-            self.graph.fixed[id(one)] = "a function of the script holds it"
+        cells = [one for one in leaves(held) if isinstance(one, nn.Cell)]
+        self.graph.fixed.update({id(one): "a function of the script holds it" for one in cells})
         return CellType(self.wrap(held))
 
     def wrap(self, thing: Any) -> object:
@@ -274,7 +273,7 @@ class _Recorder:
     _owner: Value | None = None
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        values = tuple(_values((args, kwargs)))
+        values = _values((args, kwargs))
         if self._real is not None and not values:
             return self._tracer.wrap(self._real(*args, **kwargs))
         if self._owner is not None:
@@ -283,12 +282,14 @@ class _Recorder:
 
 
 class _ClassStandIn:
-    """Stands for a class of layers or operators, so that what it makes is recorded too."""
+    """Stands for ``type``, or a class of layers or operators: what it makes is recorded too."""
 
     def __init__(self, tracer: _Tracer, kind: type) -> None:
         self._tracer, self._kind = tracer, kind
 
     def __call__(self, *args: object, **kwargs: object) -> object:
+        if self._kind is type and len(args) == 1:
+            return self._tracer.wrap(args[0].__class__)  # of what a proxy stands for
         return self._tracer.wrap(self._kind(*args, **kwargs))
 
     def __instancecheck__(self, instance: object) -> bool:
@@ -296,15 +297,6 @@ class _ClassStandIn:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._kind, name)
-
-
-class _TypeStandIn(_ClassStandIn):
-    """Stands for ``type``: returns the class of what a proxy stands for."""
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        if len(args) > 1:
-            return cast(Callable[..., object], type)(*args, **kwargs)
-        return self._tracer.wrap(args[0].__class__)
 
 
 def _is_instance(thing: object, kinds: type | tuple[Any, ...]) -> bool:
@@ -407,15 +399,9 @@ def _listed(result: Any) -> object:
     return list(result) if type(result).__name__.endswith(("dict_values", "dict_items")) else result
 
 
-def _values(thing: Any) -> Iterator[Value]:
-    """Yield the proxies for tensors in arguments or results, however nested."""
-    if type(thing) is Value:
-        yield thing
-    elif issubclass(type(thing), dict):
-        yield from _values(list(thing.values()))
-    elif type(thing) in (list, tuple):
-        for one in thing:
-            yield from _values(one)
+def _values(thing: object) -> tuple[Value, ...]:
+    """Return the proxies for tensors in arguments or results, however nested."""
+    return tuple(one for one in leaves(thing) if type(one) is Value)
 
 
 def _is_leaf(cell: nn.Cell) -> bool:

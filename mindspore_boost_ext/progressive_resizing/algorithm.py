@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
@@ -71,11 +69,11 @@ class ResizingAlgorithm(GrowingInputs):
 
     switch = "progressive_resizing"
 
-    def smaller(self, settings: Any, scale: float) -> nn.Cell:
+    def smaller(self, scale: float) -> nn.Cell:
         """Return the Cell that resizes images."""
-        return ResizedImages(scale, settings.multiple)
+        return ResizedImages(scale, self.settings.multiple)
 
-    def check_inputs(self, settings: object, *inputs: object) -> None:
+    def check_inputs(self, *inputs: object) -> None:
         """Refuse a first input that is no batch of images."""
         images = inputs[0] if inputs else None
         found = shown(images)

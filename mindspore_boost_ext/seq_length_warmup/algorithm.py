@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext.config.rules import described, shown
-from mindspore_boost_ext.seq_length_warmup.pieces import why_not
 from mindspore_boost_ext.stages.growing_inputs import SKIP, GrowingInputs, scaled
 from mindspore_boost_ext.stages.trial import Run, mixes_samples
 
 TRUNCATE, RESHAPE = "truncate", "reshape"
+_MOSTLY = 0.9  # share of the places of a batch: padding may differ
 
 
 class ShortSequences(nn.Cell):
@@ -74,17 +76,19 @@ class SeqLengthAlgorithm(GrowingInputs):
 
     switch = "seq_length_warmup"
 
-    def smaller(self, settings: Any, scale: float) -> nn.Cell:
+    def smaller(self, scale: float) -> nn.Cell:
         """Return the Cell that shortens sequences."""
-        return ShortSequences(scale, settings.multiple, settings.method)
+        return ShortSequences(scale, self.settings.multiple, self.settings.method)
 
-    def check_inputs(self, settings: object, *inputs: object) -> None:
+    def check_inputs(self, *inputs: object) -> None:
         """Refuse inputs that are not sequences or, with ``"skip"``, whose pieces do not match."""
         first = inputs[0] if inputs else None
         if isinstance(first, Tensor) and first.ndim in (2, 3):
-            reason = why_not(*inputs) if _asks(settings) else ""
-            if reason:
-                raise ValueError(reason)
+            if self._asks() and are_source_and_target(*inputs):
+                raise ValueError(
+                    "its inputs are a source and a target, as for a translation, whose pieces do "
+                    "not belong together"
+                )
             return
         found = f"shape {first.shape}" if isinstance(first, Tensor) else shown(first)
         raise ValueError(
@@ -92,9 +96,9 @@ class SeqLengthAlgorithm(GrowingInputs):
             f"Tensor of shape (N, L) or (N, L, features), got {found}: leave seq_length_warmup out"
         )
 
-    def check_loss(self, settings: object, run: Run, *inputs: Any) -> None:
+    def check_loss(self, run: Run, *inputs: Any) -> None:
         """With ``"skip"``, refuse a loss that compares samples: it would compare their pieces."""
-        if not _asks(settings):
+        if not self._asks():
             return
         try:
             mixes = mixes_samples(run, *inputs)
@@ -107,7 +111,31 @@ class SeqLengthAlgorithm(GrowingInputs):
                 "halves, as where it compares samples: it would compare pieces of them"
             )
 
+    def _asks(self) -> bool:
+        """Return whether it depends on the network if sequences are trained on in pieces."""
+        return bool(self.settings.if_unfit == SKIP and self.settings.method == RESHAPE)
 
-def _asks(settings: Any) -> bool:
-    """Return whether it depends on the network if sequences are trained on in pieces."""
-    return bool(settings.if_unfit == SKIP and settings.method == RESHAPE)
+
+def are_source_and_target(first: Tensor, *others: object) -> bool:
+    """Return whether two other inputs are a decoder's: pieces of ``first`` are not theirs."""
+    return any(_is_taught(*two, first) for two in combinations(others, 2))
+
+
+def _is_taught(one: object, other: object, first: Tensor) -> bool:
+    """Return whether two inputs are a decoder's input and its target, shifted by one place.
+
+    Targets below 0 count as left out of the loss.
+    """
+    for each in (one, other):
+        if not isinstance(each, Tensor) or each.shape != first.shape or each.is_floating_point():
+            return False
+    given, said = one.asnumpy()[:, 1:], other.asnumpy()[:, :-1]  # type: ignore[attr-defined]
+    symbols, counts = np.unique(said[said >= 0], return_counts=True)
+    if given.max(initial=0) <= 1 or symbols.size == 0:  # a mask; no labels
+        return False
+    filler = symbols[counts.argmax()]
+    compared = (said >= 0) & ~((given == filler) & (said == filler))
+    right, rows = int((compared & (given == said)).sum()), len(said)
+    wrong = int(compared.sum()) - right
+    # The end of a sentence is only in the target, and padding may differ.
+    return right >= 2 * rows and wrong <= rows + (1 - _MOSTLY) * (right + wrong)

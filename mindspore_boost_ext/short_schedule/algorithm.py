@@ -35,6 +35,7 @@ class ShortScheduleAlgorithm(Algorithm):
     """A shorter training."""
 
     switch = "short_schedule"
+    settings: Any  # its section, known from `join` on
 
     def __init__(self) -> None:
         self.other_length = HeldWarning()
@@ -43,36 +44,34 @@ class ShortScheduleAlgorithm(Algorithm):
         """Let each update advance the optimizer's schedule by more than one step."""
         if not self.is_on(step):
             return
-        settings: Any = step.auto_boost.config.short_schedule
-        optimizer = innermost(step.optimizer)
+        self.settings, optimizer = step.auto_boost.config.short_schedule, innermost(step.optimizer)
         reason = _unfit(optimizer)
         if reason:
-            if settings.if_unfit == REFUSE:
+            if self.settings.if_unfit == REFUSE:
                 raise ValueError(f"short_schedule {reason}: leave short_schedule out")
             step.report().update(self.switch, SKIPPED, reason)
             return
-        step.updates_per_batch = self._parts(step, settings)
-        _check_rates(optimizer, settings.total_steps)
+        step.updates_per_batch = self._parts(step)
+        _check_rates(optimizer, self.settings.total_steps)
         step.update_part = FasterSchedule(
-            step.update_part, optimizer.global_step, self._updates(step), settings.total_steps
+            step.update_part, optimizer.global_step, self._updates(step), self.settings.total_steps
         )
-        if settings.if_unfit != SKIP:
+        if self.settings.if_unfit != SKIP:
             self.other_length.release()
         if step.updates_per_batch > 1:
             step.choose_first(self._choice)
         self._show(step)
 
-    @staticmethod
-    def _parts(step: BoostTrainOneStepCell, settings: Any) -> int:
+    def _parts(self, step: BoostTrainOneStepCell) -> int:
         """Return into how many parts batches can be cut."""
-        reason, parts = "", int(settings.parts)
+        reason, parts = "", int(self.settings.parts)
         if step.window_part is not None:
             reason = "makes several updates per batch, but a window makes one per several batches"
         elif not step.runs_our_construct():
             reason = f"cannot cut batches for {type(step).__name__}, which overrides construct"
-        elif parts * settings.total_steps > _MOST_UPDATES:
+        elif parts * self.settings.total_steps > _MOST_UPDATES:
             reason = "makes more updates than int32 can count"
-        if reason and parts > 1 and settings.if_unfit == REFUSE:
+        if reason and parts > 1 and self.settings.if_unfit == REFUSE:
             raise ValueError(f"short_schedule.parts={parts} {reason}: leave it out")
         return 1 if reason else parts
 
@@ -82,36 +81,32 @@ class ShortScheduleAlgorithm(Algorithm):
         everything = tuple(range(len(step.weights)))
         return PartByPart(step.restricted(step.optimizer, everything), step.updates_per_batch)
 
-    @staticmethod
-    def _updates(step: BoostTrainOneStepCell) -> int:
-        settings: Any = step.auto_boost.config.short_schedule
-        return int(settings.batches(step.updates_per_batch)) * step.updates_per_batch
+    def _updates(self, step: BoostTrainOneStepCell) -> int:
+        return int(self.settings.batches(step.updates_per_batch)) * step.updates_per_batch
 
     def _show(self, step: BoostTrainOneStepCell, why_whole: str = "") -> None:
-        settings: Any = step.auto_boost.config.short_schedule
         updates, parts, counts = self._updates(step), step.updates_per_batch, {}
         length = f"{updates}"
-        if parts < settings.parts and settings.whole_share is not None:
+        if parts < self.settings.parts and self.settings.whole_share is not None:
             length = f"{updates} (whole_share)"
         if parts > 1:
             length, counts = f"{updates}, {parts} per whole batch", {"parts": parts}
-        reason = f"the schedule of {settings.total_steps} updates in {length}{why_whole}"
+        reason = f"the schedule of {self.settings.total_steps} updates in {length}{why_whole}"
         step.report().update(self.switch, APPLIED, reason, {"updates": updates, **counts})
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Check the first axis; in a recipe, skip language models, leave small batches whole."""
-        settings: Any = step.auto_boost.config.short_schedule
         if not self._is_applied(step) or not inputs:
             return
         if not step.calls_update():
             step.leave_out(self.switch, self.switch)
-        if settings.if_unfit == REFUSE:
+        if self.settings.if_unfit == REFUSE:
             self._check_first_axis(step, inputs[0])
             return
         reason, why_whole = self._seen(step, *inputs)
         if step.updates_per_batch > 1 and why_whole != "":
             self._leave_whole(step, why_whole or "")
-        if step.reducer_flag and (settings.parts > 1 or settings.if_unfit == SKIP):
+        if step.reducer_flag and (self.settings.parts > 1 or self.settings.if_unfit == SKIP):
             found = {"updates per batch": str(step.updates_per_batch)}
             found["one class per sample"] = str(not reason)
             remedy = f"Give ranks the same size and kind of batches, or leave {self.switch} out."
@@ -141,7 +136,7 @@ class ShortScheduleAlgorithm(Algorithm):
     def _why_left_alone(self, step: BoostTrainOneStepCell, *inputs: object) -> str:
         if layers_of(step, (FasterSchedule,))[0].is_left_alone():
             return "keeps its whole length, as in the run that this one continues"
-        if step.auto_boost.config.short_schedule.if_unfit != SKIP:
+        if self.settings.if_unfit != SKIP:
             return ""
         return no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
 
@@ -172,8 +167,7 @@ class ShortScheduleAlgorithm(Algorithm):
         """Warn when the training is longer or shorter than ``total_steps`` says."""
         if not self._is_applied(step) or epochs <= 0:
             return
-        settings: Any = step.auto_boost.config.short_schedule
-        total, batches = settings.total_steps, settings.batches(step.updates_per_batch)
+        total, batches = self.settings.total_steps, self.settings.batches(step.updates_per_batch)
         position = int(innermost(step.optimizer).global_step.asnumpy()[0])
         waiting = 0 if step.window_part is None else step.window_part.micro_steps()
         planned = round(position * batches / total) + (epochs * steps + waiting) // step.window()
@@ -201,8 +195,7 @@ class ShortScheduleAlgorithm(Algorithm):
         """Return a function that tells whether the schedule has ended."""
         if not self._is_applied(step):
             return None
-        settings: Any = step.auto_boost.config.short_schedule
-        position, last = innermost(step.optimizer).global_step, settings.total_steps - 1
+        position, last = innermost(step.optimizer).global_step, self.settings.total_steps - 1
         schedule = layers_of(step, (FasterSchedule,))[0]
 
         def is_over() -> bool:

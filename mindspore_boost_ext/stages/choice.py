@@ -12,7 +12,7 @@ from mindspore_boost_ext.base.mapping import call
 
 
 class Chooser(nn.Cell):
-    """Says which of several variants of a step runs now."""
+    """Says which of several variants of a step runs now: the first, unless a subclass knows."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -23,7 +23,7 @@ class Chooser(nn.Cell):
 
     def now(self) -> int:
         """Return the variant's number on the host."""
-        raise NotImplementedError
+        return 0
 
     def running(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Return a context around the run of a variant that the host has chosen."""
@@ -43,7 +43,7 @@ class StepChoice(nn.Cell):
         self.names = tuple(names)
         self.steps = nn.CellList(list(variants), auto_prefix=False)
         self.variants = tuple(variants)  # a CellList takes no Tensor as its index in PYNATIVE_MODE
-        self.only = variants[0] if len(variants) == 1 else None
+        self.only: Any = variants[0] if len(variants) == 1 else None
         self.chooser = chooser
         self.takes_last = False  # whether a graph takes the last one, whatever the chooser says
 

@@ -15,12 +15,7 @@ from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_between_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
-from mindspore_boost_ext.stages.phases import (
-    CountedUpdate,
-    PhaseChooser,
-    first_updates,
-    phases_of,
-)
+from mindspore_boost_ext.stages.phases import CountedUpdate, PhaseChooser, chooser_of, first_updates
 from mindspore_boost_ext.stages.trial import Outcome, Run, on_trial
 
 if TYPE_CHECKING:
@@ -30,20 +25,22 @@ SKIP = "skip"
 
 
 class GrowingInputs(Algorithm):
-    """Makes inputs smaller in the first phases of a training, as a section of settings says."""
+    """Makes inputs smaller in the first phases of a training, as its section says: `settings`."""
+
+    settings: Any  # known from `join` on
 
     def __init__(self) -> None:
         self.too_short = HeldWarning()
         self._unseen = False  # whether the first batch has yet to show that the network fits
 
-    def smaller(self, settings: Any, scale: float) -> nn.Cell:
+    def smaller(self, scale: float) -> nn.Cell:
         """Return the Cell that makes a batch smaller by a scale: all inputs -> all inputs."""
         raise NotImplementedError
 
-    def check_inputs(self, settings: object, *inputs: object) -> None:
+    def check_inputs(self, *inputs: object) -> None:
         """Raise a ``ValueError`` if a batch holds nothing that could be made smaller."""
 
-    def check_loss(self, settings: object, run: Run, *inputs: object) -> None:
+    def check_loss(self, run: Run, *inputs: object) -> None:
         """Raise a ``ValueError`` if training on smaller inputs would have another aim.
 
         It may call ``run``, which runs the network on a batch in evaluation mode.
@@ -58,30 +55,29 @@ class GrowingInputs(Algorithm):
                 f"{type(step).__name__} overrides construct, so every step would train at full "
                 f"size: leave {self.switch} out"
             )
+        self.settings = getattr(step.auto_boost.config, self.switch)
         firsts = self._firsts(step)
-        if getattr(step.auto_boost.config, self.switch).if_unfit != SKIP:
+        if self.settings.if_unfit != SKIP:
             self.too_short.release()
         else:  # in sink mode no batch shows whether the network fits: it stays at full size
             self._unseen = True
         self._show(step, firsts)
-        step.update_part = CountedUpdate(step.update_part, self.switch, firsts)
+        step.update_part = CountedUpdate(step.update_part, PhaseChooser(self.switch, firsts))
         step.choose_last(self._choice)
 
     def _updates(self, step: BoostTrainOneStepCell) -> int:
         """Return the number of updates that phases are shares of: all that the training makes."""
-        total: int = getattr(step.auto_boost.config, self.switch).total_steps
-        made = fewest_updates(step)
+        total, made = int(self.settings.total_steps), fewest_updates(step)
         return total if made is None else min(total * step.updates_per_batch, made)
 
     def _firsts(self, step: BoostTrainOneStepCell) -> tuple[int, ...]:
-        shares = [share for share, _ in getattr(step.auto_boost.config, self.switch).phases]
+        shares = [share for share, _ in self.settings.phases]
         return first_updates(shares, self._updates(step))
 
     def _show(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
-        phases = getattr(step.auto_boost.config, self.switch).phases
         words = [
             f"scale {scale:g} until update {end}"
-            for (_, scale), begin, end in zip(phases, firsts, firsts[1:])
+            for (_, scale), begin, end in zip(self.settings.phases, firsts, firsts[1:])
             if begin < end
         ]
         if not words:
@@ -94,25 +90,22 @@ class GrowingInputs(Algorithm):
 
     def _begin_at(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
         """Change the updates at which phases begin, in every variant of the step."""
-        phases_of(step.update_part, self.switch).firsts = tuple(firsts)
+        chooser = chooser_of(step.update_part, self.switch)
+        chooser.begin_at(firsts)
         for choice in layers_of(step, (StepChoice,)):
-            if isinstance(choice.chooser, PhaseChooser):
-                choice.chooser.follow()
+            if choice.chooser is chooser:
                 choice.takes_last = False
 
     def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
         """Return a step for each size; the last one leaves the inputs as they are."""
-        settings = getattr(step.auto_boost.config, self.switch)
         everything = tuple(range(len(step.weights)))
-        steps = []
-        for _, scale in settings.phases:
-            variant = step.restricted(step.optimizer, everything)
-            smaller, first = self.smaller(settings, scale), step.batch_part
+        scales = [scale for _, scale in self.settings.phases]
+        steps = [step.restricted(step.optimizer, everything) for _ in (*scales, 1.0)]
+        for variant, scale in zip(steps, scales):
+            smaller, first = self.smaller(scale), step.batch_part
             variant.batch_part = smaller if first is None else _Behind(first, smaller)
-            steps.append(variant)
-        steps.append(step.restricted(step.optimizer, everything))
-        names = [*(f"scale {scale:g}" for _, scale in settings.phases), "full size"]
-        choice = StepChoice(steps, PhaseChooser(phases_of(step.update_part, self.switch)), names)
+        names = [*(f"scale {scale:g}" for scale in scales), "full size"]
+        choice = StepChoice(steps, chooser_of(step.update_part, self.switch), names)
         choice.takes_last = self._unseen
         return choice
 
@@ -120,10 +113,9 @@ class GrowingInputs(Algorithm):
         """Try every size on the first batch; refuse a failing network, or leave it at full size."""
         if not (self.is_on(step) and inputs):
             return
-        settings, self._unseen = getattr(step.auto_boost.config, self.switch), False
-        seen = seen_in_first_batch(step)
+        self._unseen, seen = False, seen_in_first_batch(step)
         if self.switch not in seen:
-            seen[self.switch] = self._seen_in(step, settings, *inputs)
+            seen[self.switch] = self._seen_in(step, *inputs)
         reason, firsts = seen[self.switch]
         if step.reducer_flag:
             status = SKIPPED if reason else APPLIED
@@ -140,35 +132,33 @@ class GrowingInputs(Algorithm):
         self._show(step, firsts)
         self.too_short.release()
 
-    def _seen_in(
-        self, step: BoostTrainOneStepCell, settings: Any, *inputs: object
-    ) -> tuple[str, list[int]]:
+    def _seen_in(self, step: BoostTrainOneStepCell, *inputs: object) -> tuple[str, list[int]]:
         """Return why the network stays at full size, or an empty text; and where phases begin."""
-        reason = self._unfit(step, settings, *inputs)
+        reason = self._unfit(step, *inputs)
         if reason:
-            return reason, [0] * (len(settings.phases) + 1)  # full size is on from the start
+            return reason, [0] * (len(self.settings.phases) + 1)  # full size from the start
         # Computed anew: the batch shows the sizes, and may have shown that no update is saved.
-        return "", _merged(self._firsts(step), self._sizes(settings, *inputs))
+        return "", _merged(self._firsts(step), self._sizes(*inputs))
 
-    def _unfit(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> str:
+    def _unfit(self, step: BoostTrainOneStepCell, *inputs: object) -> str:
         """Return why a network stays at full size, or raise that if ``if_unfit`` is not "skip"."""
         try:
-            self.check_inputs(settings, *inputs)
-            self._check_samples(settings, *inputs)
-            self._check_declared(step, settings, *inputs)
-            self._try_sizes(step.network, settings, *inputs)
+            self.check_inputs(*inputs)
+            self._check_samples(*inputs)
+            self._check_declared(step, *inputs)
+            self._try_sizes(step.network, *inputs)
         except ValueError as error:
-            if settings.if_unfit != SKIP:
+            if self.settings.if_unfit != SKIP:
                 raise
             return str(error).partition(": leave ")[0]
         return ""
 
-    def _check_samples(self, settings: Any, *inputs: object) -> None:
+    def _check_samples(self, *inputs: object) -> None:
         """Raise a ``ValueError`` if smaller inputs and their labels would differ in samples.
 
         Some losses would broadcast them instead of failing.
         """
-        *small, full = self._sizes(settings, *inputs)
+        *small, full = self._sizes(*inputs)
         together = [number for number, shape in enumerate(full) if shape and shape[0] == full[0][0]]
         for each in small:
             counts = {each[number][0] for number in together}
@@ -179,10 +169,10 @@ class GrowingInputs(Algorithm):
                     f"{self.switch} out, or set its method to 'truncate'"
                 )
 
-    def _check_declared(self, step: BoostTrainOneStepCell, settings: Any, *inputs: object) -> None:
+    def _check_declared(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Raise a ``ValueError`` if a graph does not know the sizes that are made smaller."""
         shapes = [] if step.runs_eagerly() else declared_shapes(step)
-        *small, full = self._sizes(settings, *inputs) if shapes else [[]]
+        *small, full = self._sizes(*inputs) if shapes else [[]]
         for number, shape in enumerate(shapes):
             grows = any(each[number] != full[number] for each in small)
             if grows and is_open(shape, slice(1, None)):
@@ -191,32 +181,30 @@ class GrowingInputs(Algorithm):
                     f"open ({shape}): leave {self.switch} out"
                 )
 
-    def _try_sizes(self, network: nn.Cell, settings: Any, *inputs: object) -> None:
+    def _try_sizes(self, network: nn.Cell, *inputs: object) -> None:
         """Raise a ``ValueError`` unless losses are finite and of one shape at every size."""
         with on_trial(network) as run:
             try:
                 expected = run(*inputs)
             except Exception as error:
-                if settings.if_unfit != SKIP:
+                if self.settings.if_unfit != SKIP:
                     return  # it may run in a graph only: then compiling tries it
                 reason = f"cannot be tried on the first batch: {described(error)}"
                 raise ValueError(reason) from error
-            for _, scale in settings.phases:
-                self._try(run, self.smaller(settings, scale), scale, expected, *inputs)
-            self.check_loss(settings, run, *inputs)
+            for _, scale in self.settings.phases:
+                self._try(run, scale, expected, *inputs)
+            self.check_loss(run, *inputs)
 
-    def _sizes(self, settings: Any, *inputs: Any) -> list[list[Any]]:
+    def _sizes(self, *inputs: Any) -> list[list[Any]]:
         """Return the shapes of a batch in each phase; the last is that of full size."""
         with _compat.running_eagerly():
-            small = [self.smaller(settings, scale)(*inputs) for _, scale in settings.phases]
+            small = [self.smaller(scale)(*inputs) for _, scale in self.settings.phases]
         return [[getattr(one, "shape", None) for one in each] for each in (*small, inputs)]
 
-    def _try(
-        self, run: Run, smaller: nn.Cell, scale: float, expected: Outcome, *inputs: object
-    ) -> None:
+    def _try(self, run: Run, scale: float, expected: Outcome, *inputs: object) -> None:
         cause, reason = None, ""
         try:
-            found = run(*smaller(*inputs))
+            found = run(*self.smaller(scale)(*inputs))
             if found.shapes != expected.shapes:
                 reason = f"the loss has shapes {found.shapes}, not {expected.shapes}"
             elif expected.is_finite and not found.is_finite:
@@ -235,15 +223,15 @@ class GrowingInputs(Algorithm):
         """Return the scale of the next step."""
         if not self.is_on(step):
             return {}
-        scales = [scale for _, scale in getattr(step.auto_boost.config, self.switch).phases]
-        phase = phases_of(step.update_part, self.switch).now()
+        scales = [scale for _, scale in self.settings.phases]
+        phase = chooser_of(step.update_part, self.switch).now()
         return {f"{self.switch}_scale": (*scales, 1.0)[phase]}
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when the training ends before inputs have their full size."""
         if not self.is_on(step) or epochs <= 0:
             return
-        phases = phases_of(step.update_part, self.switch)
+        phases = chooser_of(step.update_part, self.switch)
         updates = phases.updates() + step.updates_in(epochs * steps)
         first = phases.firsts[-1] + 1
         if updates >= first:

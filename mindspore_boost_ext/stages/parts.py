@@ -10,13 +10,6 @@ from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.stages.choice import Chooser, StepChoice
 
 
-class _TheOne(Chooser):
-    """Chooses the only step."""
-
-    def now(self) -> int:
-        return 0
-
-
 class PartByPart(StepChoice):
     r"""Runs a step on each part of a batch, as if the data came in batches of that size.
 
@@ -27,8 +20,8 @@ class PartByPart(StepChoice):
     """
 
     def __init__(self, step: nn.Cell, parts: int) -> None:
-        super().__init__([step], _TheOne(), ["the step"])
-        self.step, self.parts = step, parts
+        super().__init__([step], Chooser(), ["the step"])
+        self.parts = parts
 
     def construct(self, *inputs: Tensor) -> Any:
         """Run the step on one part after the other, in one graph."""
@@ -38,8 +31,8 @@ class PartByPart(StepChoice):
             part = part_of(inputs, number, parts)
             if number > 0:
                 part = (ops.depend(part[0], outputs[-1]), *part[1:])
-            outputs += (call(self.step, part),)
-        return outputs[0] if parts == 1 else self.step.joined(outputs, inputs[0].shape[0])
+            outputs += (call(self.only, part),)
+        return outputs[0] if parts == 1 else self.only.joined(outputs, inputs[0].shape[0])
 
     def run(self, variant: nn.Cell, *inputs: Tensor, **kwargs: object) -> Any:
         """Run the step, which is compiled for one part, on one part after the other."""

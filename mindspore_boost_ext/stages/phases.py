@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn, ops
+import numpy as np
+from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.stages.choice import Chooser
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
@@ -22,14 +24,22 @@ def first_updates(shares: Sequence[float], total: int) -> tuple[int, ...]:
     return tuple(round(math.fsum(shares[:number]) * total) for number in range(len(shares) + 1))
 
 
-class Phases:
-    """The present phase, by the count of updates; if phases begin together, it is the last of them.
+class PhaseChooser(Chooser):
+    """Runs the variant of the phase that is on; if phases begin together, it is the last of them.
 
-    ``firsts`` is what :func:`first_updates` returns.
+    It has the count of updates of the algorithm ``switch``. ``firsts`` is what
+    :func:`first_updates` returns.
     """
 
-    def __init__(self, count: Parameter, firsts: Sequence[int]) -> None:
-        self.count, self.firsts = count, tuple(firsts)
+    def __init__(self, switch: str, firsts: Sequence[int]) -> None:
+        super().__init__()
+        self.switch, self.count = switch, state(f"{switch}.updates", 0, np.int32)
+        self.begin_at(firsts)
+
+    def begin_at(self, firsts: Sequence[int]) -> None:
+        """Set the updates at which phases begin; call this before the first step."""
+        self.firsts = tuple(firsts)
+        self.table = Tensor(self.firsts, ms.int32)
 
     def updates(self) -> int:
         """Return how many updates have been made."""
@@ -39,15 +49,18 @@ class Phases:
         """Return the number of the phase of the next update."""
         return bisect.bisect_right(self.firsts, self.updates()) - 1
 
+    def index(self) -> Tensor:
+        """Count the phases that have begun."""
+        begun = ops.cast(self.count >= self.table, ms.int32)
+        return ops.cast(ops.sum(begun), ms.int32) - 1
+
 
 class CountedUpdate(UpdateAround):
     """Counts updates for one algorithm, not micro-batches or steps that a loss scale skips."""
 
-    def __init__(self, inner: Update, switch: str, firsts: Sequence[int]) -> None:
+    def __init__(self, inner: Update, chooser: PhaseChooser) -> None:
         super().__init__(inner)
-        name = f"boost.{switch}.updates"
-        self.count = Parameter(Tensor(0, ms.int32), name=name, requires_grad=False)
-        self.switch, self.phases = switch, Phases(self.count, firsts)
+        self.count, self.__dict__["chooser"] = chooser.count, chooser  # used on the host only
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update, and count it."""
@@ -55,27 +68,8 @@ class CountedUpdate(UpdateAround):
         return ops.depend(loss, ops.assign_add(self.count, 1))
 
 
-def phases_of(part: nn.Cell, switch: str) -> Phases:
-    """Return the phases of an algorithm, found in the update part of its step."""
-    while not (isinstance(part, CountedUpdate) and part.switch == switch):
+def chooser_of(part: nn.Cell, switch: str) -> PhaseChooser:
+    """Return the chooser of an algorithm, found in the update part of its step."""
+    while not (isinstance(part, CountedUpdate) and part.chooser.switch == switch):
         part = part.inner
-    return part.phases
-
-
-class PhaseChooser(Chooser):
-    """Runs the variant of the phase that is on."""
-
-    def __init__(self, phases: Phases) -> None:
-        super().__init__()
-        self.__dict__.update(now=phases.now, phases=phases)  # used on the host only
-        self.count = phases.count
-        self.follow()
-
-    def follow(self) -> None:
-        """Read anew where the phases begin; call this before the first step."""
-        self.table = Tensor(self.phases.firsts, ms.int32)
-
-    def index(self) -> Tensor:
-        """Count the phases that have begun."""
-        begun = ops.cast(self.count >= self.table, ms.int32)
-        return ops.cast(ops.sum(begun), ms.int32) - 1
+    return part.chooser

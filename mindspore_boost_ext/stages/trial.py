@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
@@ -77,7 +78,7 @@ def _evaluating(network: nn.Cell, losses_train: bool) -> nn.Cell:
 
 def _outcome(outputs: object) -> Outcome:
     """Return the outcome for a network's outputs; wait until they are computed."""
-    values = list(_values(outputs))
+    values = [host_array(one) for one in leaves(outputs) if isinstance(one, Tensor)]
     finite = all(np.isfinite(one).all() for one in values if np.issubdtype(one.dtype, np.floating))
     loss = float(values[0].astype(np.float64).sum()) if values else None
     return Outcome([one.shape for one in values], finite, loss)
@@ -121,14 +122,3 @@ def _some(inputs: Sequence[Any], first: int, end: int) -> list[Any]:
         each = {samples: 1, samples * length: length}.get(rows, 0)
         found.append(one[first * each : end * each] if each else one)
     return found
-
-
-def _values(outputs: object) -> Iterator[np.ndarray]:
-    """Yield the Tensors in a network's outputs, which may be nested, as NumPy arrays."""
-    if isinstance(outputs, Tensor):
-        yield host_array(outputs)
-    elif isinstance(outputs, dict):
-        yield from _values(list(outputs.values()))
-    elif isinstance(outputs, (tuple, list)):
-        for one in outputs:
-            yield from _values(one)

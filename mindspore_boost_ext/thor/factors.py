@@ -8,9 +8,10 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.thor.inverse import inverse_for_device
 from mindspore_boost_ext.thor.layers import EMBEDDING, LayerPlan, padded_rows
 
@@ -37,11 +38,6 @@ class CurvatureSettings:
     trace_rule: tuple[float, float] | None = None
     pi_damping: bool = False
     moving_average: float = 0.0
-
-
-def state(name: str, values: np.ndarray, requires_grad: bool = False) -> Parameter:
-    """Return a Parameter that checkpoints keep under the name of THOR."""
-    return Parameter(Tensor(values), name=f"boost.thor.{name}", requires_grad=requires_grad)
 
 
 def _identity(shape: tuple[int, ...]) -> np.ndarray:
@@ -89,10 +85,10 @@ class LayerFactors(nn.Cell):
         self.sizes, self.block = (plan.a_size, plan.g_size), plan.block
         self.diagonal = plan.kind == EMBEDDING
         self.settings, self.inverse = settings, inverse_for_device()
-        name, a, g = plan.weight.name, plan.a_shape, plan.g_shape
+        name, a, g = f"thor.{plan.weight.name}", plan.a_shape, plan.g_shape
         # Gradients with respect to these two bring the factors out of the backward pass.
-        self.a = state(f"{name}.a", np.zeros(a, np.float32), requires_grad=True)
-        self.g = state(f"{name}.g", np.zeros(g, np.float32), requires_grad=True)
+        self.a = state(f"{name}.a", np.zeros(a), requires_grad=True)
+        self.g = state(f"{name}.g", np.zeros(g), requires_grad=True)
         self.a_inverse = state(f"{name}.a_inverse", _identity(a))
         self.g_inverse = state(f"{name}.g_inverse", _identity(g))
 
@@ -104,25 +100,16 @@ class LayerFactors(nn.Cell):
         ``for_a`` and ``for_g``, float32 [], are added to their diagonals; the last two are bool [].
         Returns float32 [3]: what was really added, and 1 if both new inverses are stored, else 0.
         """
-        if self.settings.trace_rule is None:
+        if self.settings.trace_rule is None or wanted:
             used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
         else:
-            used_a, used_g, good = self._invert_if(a, g, for_a, for_g, wanted)
+            used_a, used_g = _RESHAPE(for_a, (1,)), _RESHAPE(for_g, (1,))
+            good = _RESHAPE(wanted, (1,))
         # If the inverses stay, moving averages still take in the new factors; without them F stays.
         taken = good if self.settings.moving_average == 0.0 else usable
         _ASSIGN(self.a, _chosen(taken, a, self.a))
         _ASSIGN(self.g, _chosen(taken, g, self.g))
         return _CONCAT((used_a, used_g, _CAST(good, ms.float32)))
-
-    def _invert_if(
-        self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        if wanted:
-            used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
-        else:
-            used_a, used_g = _RESHAPE(for_a, (1,)), _RESHAPE(for_g, (1,))
-            good = _RESHAPE(wanted, (1,))
-        return used_a, used_g, good
 
     def invert(
         self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
@@ -188,12 +175,12 @@ class Curvature(nn.Cell):
         self.g_sizes = Tensor([float(plan.g_size) for plan in plans], ms.float32)
         self.places = tuple(range(2 * len(plans)))  # of the factors
         count = max(len(plans), 1)
-        self.kept_trace = state("kept_trace", np.zeros(count, np.float32))
-        self.change = state("change", np.zeros(count, np.float32))
-        self.stopped = state("stopped", np.zeros(count, np.bool_))
+        self.kept_trace = state("thor.kept_trace", np.zeros(count))
+        self.change = state("thor.change", np.zeros(count))
+        self.stopped = state("thor.stopped", np.zeros(count), np.bool_)
         # Rows: refreshes, inversions, raised dampings, refreshes in which the old inverses had to
         # stay, refreshes in which all factors were zero.
-        self.counters = state("tally", np.zeros((5, count), np.int32))
+        self.counters = state("thor.tally", np.zeros((5, count)), np.int32)
         self.reducer: Any = None
 
     def use_ranks(self, degree: int, split_indices: Iterable[int] | None) -> None:

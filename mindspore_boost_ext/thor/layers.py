@@ -212,13 +212,14 @@ class _Tap(nn.Cell):
     ) -> tuple[Tensor, ...]:
         """Pass the gradient on; return the factors as gradients of ``a`` and ``g``."""
         activations, gradients = self.columns(x, _CAST(dout, ms.float32))
-        for_a, for_g = self.scales(x, gradients, dout)
+        samples, positions = self.samples(x), self.positions(dout)
+        for_a, for_g = _factors_scales(samples, gradients.shape[1], positions)
         note_a = _MUL(self.a_product(activations), for_a)
         return dout, _ZEROS_LIKE(x), note_a, _MUL(gram(gradients, self.block), for_g)
 
-    def scales(self, x: Tensor, gradients: Tensor, dout: Tensor) -> tuple[float, float]:
-        """Return the factors on the column products for A and for G."""
-        return _factors_scales(self.samples(x), gradients.shape[1], 1)
+    def positions(self, dout: Tensor) -> int:
+        """Return at how many positions of a sample's output the weight is used."""
+        return 1
 
     def samples(self, x: Tensor) -> int:
         """Return the size of the first axis; 1 if ``x`` is the features of a single sample."""
@@ -264,9 +265,8 @@ class _ConvTap(_Tap):
         self.pads = pads if layer.pad_mode == "pad" else (0, 0, 0, 0)  # top, bottom, left, right
         self.im2col = _compat.im2col(self.kernel, self.stride, self.dilation)
 
-    def scales(self, x: Tensor, gradients: Tensor, dout: Tensor) -> tuple[float, float]:
-        positions = dout.shape[2] * dout.shape[3]
-        return _factors_scales(self.samples(x), gradients.shape[1], positions)
+    def positions(self, dout: Tensor) -> int:
+        return dout.shape[2] * dout.shape[3]
 
     def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
         x = _CAST(x, ms.float32)

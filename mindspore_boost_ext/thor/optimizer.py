@@ -11,10 +11,11 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call, each
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
-from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings, state
+from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
 PRECONDITIONED = "preconditioned"
@@ -178,7 +179,7 @@ class THOR(nn.Optimizer):
         self.layer_of = tuple(number.get(id(one), -1) for one in self.parameters)
         reasons = [self._reasons.get(id(one), "") for one in self.parameters]
         self.normed = tuple(reason == LAYER_NORM for reason in reasons)
-        self.next_refresh = state("next_refresh", np.array(0, np.int32))
+        self.next_refresh = state("thor.next_refresh", 0, np.int32)
         self._warned: set[tuple[str, str]] = set()
         # Runs on the host when the update is compiled. It returns True, which the graph uses.
         self.look_for_taps = ops.constexpr(self._warn_without_taps, reuse_result=False)

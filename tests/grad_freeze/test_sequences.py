@@ -14,7 +14,7 @@ import oracles
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-from mindspore_boost_ext.grad_freeze.chooser import group_chooser
+from mindspore_boost_ext.grad_freeze.chooser import GroupChooser
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt, GradientFreeze, tabulate
 from mindspore_boost_ext.grad_freeze.schedule import FreezeSchedule, prefix_schedule
 from mindspore_boost_ext.grad_freeze.sequences import AT_ONCE, GroupSequence
@@ -224,7 +224,7 @@ class Look(nn.Cell):
 
     def __init__(self, optimizer):
         super().__init__(auto_prefix=False)
-        self.chooser = group_chooser(optimizer, (0, 1, 2))
+        self.chooser = GroupChooser(optimizer, (0, 1, 2))
 
     def construct(self):
         return self.chooser.index()
@@ -285,7 +285,7 @@ def test_a_table_that_no_graph_can_hold_is_refused_by_name(settings, mode):
 
 
 def test_a_chooser_holds_no_table_on_the_host():
-    chooser = group_chooser(frozen(65536), (0, 1, 2))
+    chooser = GroupChooser(frozen(65536), (0, 1, 2))
     held = [one for one in vars(chooser).values() if isinstance(one, (Tensor, np.ndarray))]
     assert all(isinstance(one, Parameter) for one in held)
     assert not {"table", "first_steps"} & vars(chooser).keys()
