@@ -49,23 +49,27 @@ class Labelled(NamedTuple):
 class LeNet5(nn.Cell):
     """LeNet-5: two convolutions with pooling, three dense layers.
 
+    Args:
+        num_classes (int): Length of the output. Default: ``10``.
+        channels (int): Channels of the input image. Default: ``1``.
+
     Inputs:
-        - **image** (Tensor) - float32 ``[batch, 1, 32, 32]``.
+        - **image** (Tensor) - float32 ``[batch, channels, 32, 32]``.
 
     Outputs:
-        Tensor, float32 ``[batch, 10]``, the logits.
+        Tensor, float32 ``[batch, num_classes]``, the logits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_classes: int = CLASSES, channels: int = 1) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(1, 6, 5, pad_mode="valid")
+        self.conv1 = nn.Conv2d(channels, 6, 5, pad_mode="valid")
         self.conv2 = nn.Conv2d(6, 16, 5, pad_mode="valid")
         self.pool = nn.MaxPool2d(kernel_size=2, stride=2)
         self.relu = nn.ReLU()
         self.flatten = nn.Flatten()
         self.fc1 = nn.Dense(16 * 5 * 5, 120)
         self.fc2 = nn.Dense(120, 84)
-        self.fc3 = nn.Dense(84, CLASSES)
+        self.fc3 = nn.Dense(84, num_classes)
 
     def construct(self, image: Tensor) -> Tensor:
         """Returns the logits of a batch of images."""
@@ -159,22 +163,25 @@ def load_digits(path: Path = DIGITS_FILE) -> Labelled:
         return Labelled(arrays["images"], arrays["labels"])
 
 
-def stratified_split(labels: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def stratified_split(
+    labels: np.ndarray, seed: int = 0, every: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
     """Splits indices at random so that each class is divided in the same proportion.
 
     The shuffled indices are sorted by class (a stable sort keeps them shuffled inside a class) and
-    every fifth goes to the test set: a class of n gives n/5 test items, to within 1.
+    every ``every``-th goes to the test set: a class of n gives n/every test items, to within 1.
 
     Args:
         labels (np.ndarray): ``[n]``, the classes.
         seed (int): Seed of the shuffle; equal seeds give equal splits. Default: ``0``.
+        every (int): One item in ``every`` is kept for testing, at least 2. Default: ``5``.
 
     Returns:
         Two int64 arrays, the training and the test indices: disjoint, together 0..n-1.
     """
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    is_test = np.arange(len(labels)) % 5 == 0
+    is_test = np.arange(len(labels)) % every == 0
     return by_class[~is_test], by_class[is_test]
 
 
@@ -227,18 +234,19 @@ def digits_datasets(
     batch_size: int,
     side: int = 32,
     channels: int = 1,
+    split_seed: int = 0,
     order: Callable[[int], ds.Sampler] | None = None,
     most: int | None = None,
     shard: Shard = WHOLE,
 ) -> tuple[ds.Dataset, ds.Dataset]:
     """Builds the training and test pipelines of the bundled digits (1,437 and 360 images).
 
-    The split has a seed of its own: runs of different seeds are tested on the same images.
-
     Args:
         batch_size (int): Images per batch, 1..1437.
         side (int): Height and width the 8x8 images are enlarged to. Default: ``32``.
         channels (int): The grey image is repeated over this many channels. Default: ``1``.
+        split_seed (int): Seed of the split. It is not the seed of training, so that runs with
+            different training seeds are tested on the same images. Default: ``0``.
         order (Callable[[int], ds.Sampler] | None): Makes the sampler from the number of training
             images. Default: None, MindSpore's shuffle, which changes with every epoch.
         most (int | None): Use at most this many images of each part. Default: None, all.
@@ -256,7 +264,7 @@ def digits_datasets(
     pixels = enlarge(digits.images, side) / np.float32(DIGITS_MAX)
     pixels = np.repeat(pixels[:, None], channels, axis=1)
     labels = digits.labels.astype(np.int32)
-    train, test = (part[spread(len(part), most)] for part in stratified_split(labels))
+    train, test = (part[spread(len(part), most)] for part in stratified_split(labels, split_seed))
     available = len(train) // shard.ranks
     if batch_size > available:  # every epoch would be empty
         raise DatasetError(

@@ -27,6 +27,13 @@ _DEFAULT_RATE = "learning_rate"
 _NOTES_ARGUMENTS = "opt_init_args_register."
 
 
+def check_optimizer(optimizer: object, switch: str) -> None:
+    """Refuse what is no ``nn.Optimizer``, such as one of ``mindspore.experimental``."""
+    if not isinstance(optimizer, nn.Optimizer):
+        kind = type(optimizer).__name__
+        raise TypeError(f"{switch} needs an nn.Optimizer, got {kind}: leave {switch} out")
+
+
 def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
     """Return the optimizer that holds the moments: for LARS, the one that it wraps.
 

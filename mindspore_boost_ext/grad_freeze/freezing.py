@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from mindspore import Parameter, Tensor, nn, ops
 
+from mindspore_boost_ext.base.arguments import check_optimizer
 from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.base.sums import filled
 from mindspore_boost_ext.config.rules import check, check_all, integer, one_of, real, shown
@@ -236,9 +237,7 @@ class GradientFreeze:
         Raises:
             TypeError: if ``optimizer`` is not an ``nn.Optimizer``.
         """
-        if not isinstance(optimizer, nn.Optimizer):
-            kind = type(optimizer).__name__
-            raise TypeError(f"grad_freeze needs an nn.Optimizer, got {kind}: leave it out")
+        check_optimizer(optimizer, "grad_freeze")
         trained = {id(parameter) for parameter in optimizer.parameters}
         owned = [one for one in in_order_of_last_use(network) if id(one) in trained]
         known = {id(parameter) for parameter in owned}

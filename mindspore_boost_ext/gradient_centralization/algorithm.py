@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mindspore import nn
-
 from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.base.arguments import check_optimizer
 from mindspore_boost_ext.base.centralization import output_axes
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
@@ -18,9 +17,7 @@ class GradientCentralizationAlgorithm(Algorithm):
 
     def build(self, build: Build) -> None:
         """Rebuild the optimizer."""
-        if not isinstance(build.optimizer, nn.Optimizer):
-            kind = type(build.optimizer).__name__
-            raise TypeError(f"{self.switch} needs an nn.Optimizer, got {kind}: leave it out")
+        check_optimizer(build.optimizer, self.switch)
         found = centralized_weights(build, self.switch, build.report[self.switch].asked_by)
         if found:
             build.optimizer = rebuilt_with_groups(build.optimizer, centralize=found)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from mindspore import Parameter, nn
+
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.base.order import in_order_of_construct
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
+from mindspore_boost_ext.report import warn
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost import AutoBoost
+    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 
 class GroupedScaleAlgorithm(Algorithm):
@@ -38,3 +45,26 @@ class GroupedScaleAlgorithm(Algorithm):
                 "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: "
                 f"{remedy}"
             )
+
+    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+        """Warn of weights whose uses may stand in different groups, of which each has one."""
+        manager = getattr(step, "loss_scaling_manager", None)
+        if isinstance(manager, GroupLossScaleManager) and len(manager.loss_scale_groups) > 1:
+            for weight, users in _in_several_cells(step.network, step.weights).items():
+                warn(
+                    f"loss_scale_group: {', '.join(users)} use the weight {weight!r}. If they "
+                    "stand in different groups, its gradient is wrong, as it is divided by one scale: "
+                    "let one group hold all of them, or use one dynamic loss scale"
+                )
+
+
+def _in_several_cells(network: nn.Cell, weights: Iterable[Parameter]) -> dict[str, list[str]]:
+    """Return weights that several Cells hold or read in construct, and the names of these Cells."""
+    users: dict[int, list[str]] = {id(one): [] for one in weights}
+    for name, cell in network.cells_and_names():
+        held = [one for key, one in _compat.own_parameters(cell).items() if "." not in key]
+        read = [one for one in in_order_of_construct(cell) if isinstance(one, Parameter)]
+        for key in {id(one) for one in (*held, *read)} & set(users):
+            users[key].append(name or type(cell).__name__)
+    found = {one.name: users[id(one)] for one in weights}
+    return {name: several for name, several in found.items() if len(several) > 1}

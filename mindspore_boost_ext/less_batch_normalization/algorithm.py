@@ -5,7 +5,7 @@ from __future__ import annotations
 from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
-from mindspore_boost_ext.base.arguments import innermost
+from mindspore_boost_ext.base.arguments import check_optimizer, innermost
 from mindspore_boost_ext.base.centralization import place_of_rule
 from mindspore_boost_ext.base.rebuild import ParameterProcess
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
@@ -91,10 +91,7 @@ def _rebuilt_for(
             "less_bn has changed the network for which THOR was made: use the section 'thor' with "
             "a plain optimizer, or call LessBN(network) before THOR"
         )
-    if not isinstance(optimizer, nn.Optimizer):
-        raise TypeError(
-            f"less_bn needs an nn.Optimizer, got {type(optimizer).__name__}: leave less_bn out"
-        )
+    check_optimizer(optimizer, "less_bn")
     if not (removed or added or centralize):
         return optimizer
     return rebuilt_with_groups(optimizer, removed, added, centralize)

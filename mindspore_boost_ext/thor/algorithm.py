@@ -13,7 +13,7 @@ from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.base.cells import declared_shapes, is_open
 from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.stages.choice import Chooser, StepChoice
-from mindspore_boost_ext.thor.optimizer import THOR, thor_of
+from mindspore_boost_ext.thor.optimizer import NO_LAYER, THOR, thor_of
 from mindspore_boost_ext.thor.switch import thor_in_place_of
 
 if TYPE_CHECKING:
@@ -123,6 +123,8 @@ class ThorAlgorithm(Algorithm):
         row = report[self.switch]
         applied = row.status == APPLIED
         asked_by, reason = (row.asked_by, row.reason) if applied else ("the optimizer is THOR", "")
+        if not thor.factors:
+            reason = "; ".join(filter(None, (reason, NO_LAYER)))
         report.put(Row(self.switch, asked_by, APPLIED, reason, thor.counts()))
         for row in thor.rows():
             report.put(row)

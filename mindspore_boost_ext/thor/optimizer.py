@@ -19,6 +19,7 @@ from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
 PRECONDITIONED = "preconditioned"
+NO_LAYER = "the network has no layer to precondition, so all gradients stay plain"
 _NEVER = 2**30  # later than any step; exact in float32, in which MindSpore 2.7 multiplies int32
 _WHOLE = 2**30  # a block size that no factor exceeds
 _GRADIENT_NORM = 1.0  # enable_clip_grad bounds each gradient by this
@@ -184,7 +185,7 @@ class THOR(nn.Optimizer):
         # Runs on the host when the update is compiled. It returns True, which the graph uses.
         self.look_for_taps = ops.constexpr(self._warn_without_taps, reuse_result=False)
         if not plans:
-            warn("THOR: the network has no layer to precondition, so all gradients stay plain")
+            warn(f"THOR: {NO_LAYER}")
 
     def _warn_without_taps(self) -> bool:
         if self.factors and not self.taps.used:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mindspore import Tensor, nn
 
+from mindspore_boost_ext.base.arguments import check_optimizer
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.base.state import exchange_parameters, in_its_place
 from mindspore_boost_ext.config.sections import ThorConfig
@@ -32,6 +33,7 @@ def thor_in_place_of(
     or an earlier Model has replaced it by a THOR with the same settings, that THOR is returned.
 
     Raises:
+        TypeError: if the optimizer is not an ``nn.Optimizer``.
         ValueError: if the optimizer wraps another one, or computes its own rate.
     """
     if thor_of(optimizer) is not None:
@@ -41,6 +43,7 @@ def thor_in_place_of(
         raise ValueError(
             f"thor replaces the optimizer, but {kind} wraps one: give the plain optimizer"
         )
+    check_optimizer(optimizer, "thor")
     if getattr(optimizer, "relative_step", False):
         raise ValueError(
             f"thor takes over the optimizer's learning rate, but {kind} computes its own "

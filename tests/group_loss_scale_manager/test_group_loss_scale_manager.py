@@ -9,7 +9,7 @@ import nets
 import numpy as np
 import oracles
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from models import model_of
 
 from mindspore_boost_ext import (
@@ -69,6 +69,51 @@ def test_markers_scale_each_groups_gradients_only(mode):
     # d/dw_i of 7 * 2 * 3 * 5: exact in float32, as are the scales.
     moved = [float(weight.asnumpy()[0]) for weight in step.weights]
     assert moved == [2 - 7 * 3 * 5, 3 - 7 * 2 * 5, 5 - 7 * 2 * 3]
+
+
+class Apart(nn.Cell):
+    """A marker behind its first layer; no layers share a weight."""
+
+    def __init__(self, manager):
+        super().__init__()
+        self.manager = manager
+        self.first, self.middle, self.last = (nn.Dense(2, 2, has_bias=False) for _ in range(3))
+
+    def construct(self, x):
+        x = self.manager(self.first(self.manager(x, 0, 1)), 1, 2)
+        return self.manager(self.last(self.middle(x)), 2, 3).sum()
+
+
+class Held(Apart):
+    def __init__(self, manager):
+        super().__init__(manager)
+        self.last.weight = self.first.weight
+
+
+class Read(Apart):
+    def construct(self, x):
+        return super().construct(ops.matmul(x, self.first.weight))
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "users"),
+    [(Apart, 2, None), (Held, 1, None), (Held, 2, "first, last"), (Read, 2, "Read, first")],
+)
+def test_a_weight_that_may_act_in_two_groups_is_named(mode, kind, groups, users):
+    manager = GroupLossScaleManager(8.0, [])
+    net = kind(manager)
+    first, *others = net.trainable_params()
+    manager.loss_scale_groups = [[first], others] if groups == 2 else [[first, *others]]
+    optimizer = nn.SGD([first, *others], 0.1)
+    step = BoostTrainOneStepWithLossScaleCell(net, optimizer, manager).set_train()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step.look_before_first(Tensor(np.ones((1, 2), np.float32)))
+    said = [str(one.message) for one in caught if issubclass(one.category, BoostWarning)]
+    named = [one for one in said if one.startswith("loss_scale_group: ")]
+    assert [one.partition(".")[0] for one in named] == (
+        [f"loss_scale_group: {users} use the weight 'first"] if users else []
+    )
 
 
 @pytest.mark.parametrize("guilty", [1, 2, 3])

@@ -7,12 +7,14 @@ import nets
 import numpy as np
 import pytest
 import thor_oracle as oracle
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, experimental, nn, ops
 from thor_cases import DAMPING, RATE, Weighted, pairs, random, reference, train_layer
 
 from mindspore_boost_ext import BoostTrainOneStepCell, BoostWarning
+from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.thor.layers import layer_plans
 from mindspore_boost_ext.thor.optimizer import THOR
+from mindspore_boost_ext.thor.switch import thor_in_place_of
 
 # float32 inverses of matrices with condition numbers up to 100, against float64: 1e-5 to 3e-5 seen.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
@@ -124,6 +126,22 @@ def test_layer_norm(mode):
     for name, gradient in (("gamma", (target * normal).sum(0) / 8), ("beta", target.sum(0) / 8)):
         expected = oracle.layer_norm_direction(gradient, 8, DAMPING)
         np.testing.assert_allclose(found[name], expected, **TOLERANCE)
+
+
+def test_a_network_without_a_layer_to_precondition_is_reported():
+    net = nn.LayerNorm((4,))
+    with pytest.warns(BoostWarning, match="no layer to precondition"):
+        optimizer = THOR(net, RATE, 0.0, 0.0)
+    row = BoostTrainOneStepCell(Weighted(net), optimizer).report()["thor"]
+    assert row.reason == "the network has no layer to precondition, so all gradients stay plain"
+    assert dict(row.counts)["layers"] == 0
+
+
+def test_an_optimizer_of_another_kind_is_refused_with_the_remedy():
+    net = nn.Dense(4, 2)
+    optimizer = experimental.optim.AdamW(net.trainable_params(), lr=0.1)
+    with pytest.raises(TypeError, match=r"thor needs an nn\.Optimizer, got AdamW: leave thor out"):
+        thor_in_place_of(optimizer, net, ThorConfig())
 
 
 def test_a_layer_norm_without_gradient_stays_where_it_is_without_damping(mode):
