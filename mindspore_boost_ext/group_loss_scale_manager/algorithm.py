@@ -53,8 +53,8 @@ class GroupedScaleAlgorithm(Algorithm):
             for weight, users in _in_several_cells(step.network, step.weights).items():
                 warn(
                     f"loss_scale_group: {', '.join(users)} use the weight {weight!r}. If they "
-                    "stand in different groups, its gradient is wrong, as it is divided by one scale: "
-                    "let one group hold all of them, or use one dynamic loss scale"
+                    "stand in different groups, its gradient is wrong, as it is divided by one "
+                    "scale: let one group hold all of them, or use one dynamic loss scale"
                 )
 
 
