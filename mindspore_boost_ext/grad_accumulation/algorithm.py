@@ -53,6 +53,6 @@ class AccumulationAlgorithm(Algorithm):
                 step.window_part.check_weighting(step.window_part.weight_of(*inputs))
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
-        """Warn when an epoch ends before a window is full."""
+        """Warn when an epoch, or the whole training, ends before a window is full."""
         if step.window_part is not None and step.use_grad_accumulation:
-            step.window_part.expect_epoch(steps)
+            step.window_part.expect_training(epochs, steps)

@@ -201,14 +201,16 @@ class GradientAccumulation(nn.Cell):
                 "the weighting of the saved run, or save when the window is empty"
             )
 
-    def expect_epoch(self, steps: int) -> None:
+    def expect_training(self, epochs: int, steps: int) -> None:
         """Warn, once, if an epoch of ``steps`` steps ends before one window is full."""
         if steps < self._max_accumulation_step and not self._warned_of_long_window:
             self.__dict__["_warned_of_long_window"] = True
+            batches = self.micro_steps() + epochs * steps
+            none = batches < self._max_accumulation_step
+            outcome = f"these {epochs} epochs make no update" if none else "the window carries over"
             warn(
                 f"grad_accumulation.grad_accumulation_step={self._max_accumulation_step} is more "
-                f"than the {steps} steps of an epoch: the window carries over, unless "
-                "FlushAccumulation closes it"
+                f"than the {steps} steps of an epoch: {outcome}, unless FlushAccumulation closes it"
             )
 
 

@@ -183,6 +183,12 @@ class ShortScheduleAlgorithm(Algorithm):
                 f"({self.switch}.total_steps={total}), so the learning rate does not reach its "
                 f"end: {remedy}, unless further calls continue it"
             )
+        elif batches < planned < total - epochs and epochs > 1:  # flushes add one an epoch at most
+            self.other_length.give(
+                f"the training has {planned} updates, but {self.switch}.total_steps={total}: "
+                f"learning rates that are made for {planned} updates reach their end after "
+                f"{round(planned * batches / total)} of the {batches} that are made: {remedy}"
+            )
 
     def _is_applied(self, step: BoostTrainOneStepCell) -> bool:
         return self.is_on(step) and step.report()[self.switch].status == APPLIED

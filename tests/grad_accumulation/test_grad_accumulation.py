@@ -221,6 +221,16 @@ def test_a_window_longer_than_an_epoch_is_told_once_without_any_callback(kind, c
     assert told[0].filename == __file__
 
 
+@pytest.mark.parametrize(
+    ("epochs", "words"),
+    [(1, "these 1 epochs make no update, unless"), (2, "the window carries over, unless")],
+)
+def test_a_training_without_an_update_is_told(epochs, words):
+    step = model_of(nets.MLP(), config()).train_network
+    with pytest.warns(BoostWarning, match=words):
+        step.expect_training(epochs, 2)
+
+
 def test_a_window_that_fits_into_an_epoch_is_not_told():
     net = nets.MLP()
     model = model_of(net, config())
