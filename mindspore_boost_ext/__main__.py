@@ -218,10 +218,16 @@ def _takes_value(word: str) -> bool:
 
 
 def _settings_of_recipe(options: argparse.Namespace) -> dict[str, object]:
-    if options.recipe is None or options.total_steps is None or options.config:
+    if options.config:
+        raise ValueError(
+            "--recipe and --total-steps cannot be combined with --config: leave it out"
+        )
+    if options.recipe is None:
+        raise ValueError(f"--total-steps needs --recipe, one of {', '.join(NAMES)}")
+    if options.total_steps is None:
         raise ValueError(
             "--recipe needs --total-steps, the number of updates of the whole training (epochs "
-            "times batches per epoch), and cannot be combined with --config"
+            "times batches per epoch)"
         )
     return recipe(options.recipe, options.total_steps)
 

@@ -253,13 +253,17 @@ def test_the_launcher_gives_a_script_a_recipe(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--recipe", "fast"], ["--total-steps", 4], ["--recipe", "fast", "--config", __file__]],
+    ("words", "problem"),
+    [
+        (["--recipe", "fast"], "--recipe needs --total-steps, the number of updates"),
+        (["--total-steps", 4], "--total-steps needs --recipe, one of fast, fastest, large-batch"),
+        (["--recipe", "fast", "--config", __file__], "cannot be combined with --config"),
+    ],
 )
-def test_a_recipe_needs_the_number_of_steps(words):
+def test_a_recipe_needs_the_number_of_steps(words, problem):
     done = launched(*words, __file__)
     assert done.returncode == 2
-    assert "--recipe needs --total-steps" in done.stderr
+    assert problem in done.stderr
 
 
 @pytest.mark.filterwarnings("error")

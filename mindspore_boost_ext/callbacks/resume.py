@@ -73,11 +73,12 @@ class BoostCheckpoint(Callback):
     def __init__(self, path: str | os.PathLike[str], epochs: int = 1) -> None:
         super().__init__()
         check_all("BoostCheckpoint", epochs=(epochs, integer(1)))
-        self.path = checkpoint_path(path, None)
+        given, self.path = path, checkpoint_path(path, None)
         self.epochs, self._steps_before = int(epochs), 0
         path = self.path.replace(_RANK, str(launched_rank()))
         folder = os.path.dirname(path) or "."
-        if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
+        is_folder = any(os.path.isdir(one) for one in (path, os.fspath(given)))
+        if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or is_folder:
             raise ValueError(f"path must name a file in a folder that can be written, got {path!r}")
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -210,6 +211,9 @@ def _path_of_rank(path: str) -> str:
 
 
 def _read(path: str) -> dict[str, Any]:
+    if not os.path.exists(path):
+        of_rank = ": each rank needs a file of its own" if rank_and_count()[1] > 1 else ""
+        raise ValueError(f"{path!r} cannot be read as a checkpoint: there is no such file{of_rank}")
     try:
         return ms.load_checkpoint(path, format=kind_of(path))
     except (OSError, ValueError, RuntimeError) as error:

@@ -79,6 +79,8 @@ def _reason(path: str, error: Exception) -> str:
         return f"it is a link to {shown(os.readlink(path))}, which does not exist: repair the link"
     if isinstance(error, OSError) and path.strip()[:1] == "{" and path.strip()[-1:] == "}":
         return "it is JSON text, not a path: give a dict, or write it into a file"
+    if isinstance(error, FileNotFoundError) and path.replace("-", "").isalpha():
+        return f"there is no such file; if it is a recipe, give recipe({path!r}, total_steps)"
     if isinstance(error, OSError):
         default = printable(error.strerror or type(error).__name__)
         return _REASONS.get(error.errno or 0, default)

@@ -27,7 +27,7 @@ from mindspore_boost_ext.config.rules import (
     shown,
     switched_off,
 )
-from mindspore_boost_ext.config.section import Section
+from mindspore_boost_ext.config.section import NOT_ON, Section
 from mindspore_boost_ext.config.whole_training import (
     ProgressiveResizingConfig,
     SeqLengthWarmupConfig,
@@ -231,7 +231,7 @@ class BoostConfig:
             elif section in plan and plan[section].asked_by != "-":
                 reason = plan[section].reason  # asked for, and then left out
             else:
-                reason = self._why_off() or f"{' or '.join(readers)} is not switched on"
+                reason = self._why_off() or f"{' or '.join(readers)} {NOT_ON}"
             if reason:
                 found.append(f"section {section!r} has no effect: {reason}")
         return (*found, *self._idle_settings(wanted))

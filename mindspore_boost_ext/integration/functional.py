@@ -73,9 +73,11 @@ class TrainStep:
         is_odd = self._takes_a_label and len(batch) != 2
         # A part that changes the batch before the network sees it may take more inputs.
         if is_odd and getattr(self.train_network, "batch_part", None) is None:
+            together = len(batch) == 1 and isinstance(batch[0], (tuple, list))
+            remedy = "let the network return its loss, and give None as loss_fn"
             raise TypeError(
                 f"a step with a loss_fn takes one input and the label, got {len(batch)} arguments: "
-                "let the network return its loss, and give None as loss_fn"
+                f"{'write step(*batch)' if together else remedy}"
             )
         if self._is_at_rest():  # an evaluation has left it so
             self.train_network.set_train()

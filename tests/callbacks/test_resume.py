@@ -73,6 +73,13 @@ def test_a_file_of_mindspores_callback_is_restored(tmp_path):
     nets.assert_same(train(second, 4, done=2), train(accumulating(), 4))
 
 
+def test_a_folder_is_no_path_to_save_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (".", tmp_path):
+        with pytest.raises(ValueError, match="path must name a file in a folder"):
+            BoostCheckpoint(folder)
+
+
 def test_only_every_second_epoch_is_saved(tmp_path):
     path = tmp_path / "run.ckpt"
     model = accumulating()
@@ -332,7 +339,7 @@ def test_a_model_is_told_from_its_train_network(saved):
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     step = accumulating().train_network
-    with pytest.raises(ValueError, match=r"none\.ckpt' cannot be read as a checkpoint"):
+    with pytest.raises(ValueError, match=r"none\.ckpt' cannot be read .*: there is no such file$"):
         restore(step, tmp_path / "none.ckpt")
     (tmp_path / "text.ckpt").write_text("no checkpoint")
     with pytest.raises(ValueError, match=r"text\.ckpt' cannot be read as a checkpoint"):

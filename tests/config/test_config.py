@@ -371,7 +371,8 @@ def test_an_alias_beside_its_name_is_an_error():
         (
             "O1",
             {"grad_accumulation": {"grad_accumulation_step": 4}},
-            "section 'grad_accumulation' has no effect: grad_accumulation is not switched on",
+            "section 'grad_accumulation' has no effect: grad_accumulation is not switched on: "
+            "set boost.mode to 'manual' and its switch to True",
         ),
         (
             "O0",
@@ -381,12 +382,14 @@ def test_an_alias_beside_its_name_is_an_error():
         (
             "O1",
             {"common": {"device_number": 2, "gradient_split_groups": [3]}},
-            "common.device_number has no effect: adasum is not switched on",
+            "common.device_number has no effect: adasum is not switched on: set "
+            "boost.mode to 'manual' and its switch to True",
         ),
         (
             "O2",
             {"boost": {"mode": "manual", "less_bn": False}, "common": {"gradient_split_groups": 3}},
-            "common.gradient_split_groups has no effect: less_bn is not switched on",
+            "common.gradient_split_groups has no effect: less_bn is not switched on: set "
+            "boost.mode to 'manual' and its switch to True",
         ),
         (
             "O1",

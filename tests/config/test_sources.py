@@ -89,6 +89,10 @@ def test_a_path_that_is_no_file_of_settings_is_called_what_it_is(name, tmp_path,
     ("path", "reason"),
     [
         ("missing.json", "there is no such file: check the path"),
+        *(
+            (one, f"there is no such file; if it is a recipe, give recipe('{one}', total_steps)")
+            for one in ("fast", "large-batch")
+        ),
         ("file/x", "there is no such file, because a folder of its path is a file: check the path"),
         ("x" * 5000, "the path is too long: shorten it"),
         (' {"thor": {}}', "it is JSON text, not a path: give a dict, or write it into a file"),

@@ -257,6 +257,8 @@ def test_a_step_with_a_loss_takes_one_input_and_the_label(count):
     step = make_train_step(net, nets.loss_fn(), nn.SGD(net.trainable_params(), 0.1), config=OFF)
     with pytest.raises(TypeError, match=f"one input and the label, got {count} arguments"):
         step(*[Tensor(nets.batches(1)[0][0])] * count)
+    with pytest.raises(TypeError, match=r"got 1 arguments: write step\(\*batch\)"):
+        step(nets.batches(1)[0])
 
 
 @pytest.mark.parametrize("level", ["O0", "O1"])
