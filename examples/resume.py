@@ -2,7 +2,7 @@
 
     python examples/resume.py
     ^C, kill -9, a power cut ...
-    python examples/resume.py            # goes on behind the last whole epoch
+    python examples/resume.py            # goes on after the last whole epoch
 
 The file run.ckpt holds weights, moments, schedules, loss scale and the epoch. It is complete
 whenever the process dies: a run with breaks ends with the same weights as one without. Start it
@@ -48,7 +48,7 @@ def main() -> None:
     )
     if CHECKPOINT.exists():
         order.epoch = restore(model.train_network, CHECKPOINT)
-        print(f"goes on behind epoch {order.epoch}", flush=True)
+        print(f"goes on after epoch {order.epoch}", flush=True)
     if order.epoch < options.epochs:
         callbacks = [BoostMonitor("run.jsonl"), BoostCheckpoint(CHECKPOINT)]
         model.fit(options.epochs, train, test, callbacks=callbacks, initial_epoch=order.epoch)

@@ -165,7 +165,7 @@ def test_a_killed_run_ends_as_one_without_the_break(tmp_path):
     killed.process.kill()
     assert killed.communicate().returncode == -signal.SIGKILL
     printed, found = run(broken, "resume.py", *words)
-    assert re.fullmatch("goes on behind epoch [12]", printed.splitlines()[0])
+    assert re.fullmatch("goes on after epoch [12]", printed.splitlines()[0])
     assert found == expected
     one, two = (ms.load_checkpoint(str(folder / "run.ckpt")) for folder in (whole, broken))
     assert one.keys() == two.keys()

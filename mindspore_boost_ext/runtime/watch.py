@@ -135,7 +135,7 @@ class Watch(threading.Thread):
             rank.named_as_stopped = True
             _say(
                 f"{rank} is stopped, and all others wait for it: continue it with 'kill -CONT "
-                f"{rank.pid}', or the run ends in {STOPPED_PATIENCE:g} seconds"
+                f"{rank.pid}', or the run ends within {STOPPED_PATIENCE:g} seconds"
             )
         if now - rank.stopped_since >= STOPPED_PATIENCE:
             with contextlib.suppress(ProcessLookupError):
@@ -155,8 +155,8 @@ class Watch(threading.Thread):
                 self._was_said = True
                 _say(
                     f"this rank has been in update {self._update} for {WAITING_NOTICE:g} seconds, "
-                    f"and {rank} has begun only {updates}: if it has stopped training, it had "
-                    "fewer batches"
+                    f"and {rank} has begun only {updates}: it may have had fewer batches, or it "
+                    "does something else, for which MS_NODE_TIMEOUT seconds (30) are allowed"
                 )
 
 
