@@ -3,10 +3,13 @@
     python examples/benchmarks/time_to_accuracy.py                       # all tasks, three seeds
     python examples/benchmarks/time_to_accuracy.py --task lenet --run fast --seeds 3 --plot race.png
     python examples/benchmarks/time_to_accuracy.py --task resnet-20 --run my_settings.json
+    python examples/benchmarks/time_to_accuracy.py --task small --run fast --run plain:0.6
 
 A file of settings may hold "STEPS" for the number of updates; an optimizer other than the task's,
 with its highest rate, as in ``"optimizer": {"momentum": 0.03}`` (or ``adamw``); and
 ``"mixed_precision": "O2"``, float16 except normalisation. The recipe fp16 gets that, too.
+``plain:0.6`` is plain training with learning rates made for 60 % of the batches: what a shorter
+training gives by itself.
 
 Every run is a process of its own on one core, with the data and the batches of its seed. The wall
 time of the steps counts, compilation included; data and evaluation do not count. A run is evaluated
@@ -25,6 +28,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +75,8 @@ def course_of(task: Task, run: str, seed: int) -> Course:
     """Train in this process."""
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(seed)
+    run, _, share = run.partition(":") if run.startswith(PLAIN) else (run, "", "")
+    task = replace(task, steps=round(float(share or 1) * task.steps))
     train, test = task.data()
     network, make_optimizer = task.network(), task.optimizer
     boost: dict[str, Any] = {"boost_level": "O0"}
@@ -183,7 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run everything that was asked for and print the table."""
     parser = argparse.ArgumentParser(description="Time until plain's final result is reached.")
     parser.add_argument("--task", default="", help="the beginning of a task's name")
-    parser.add_argument("--run", action="append", help=f"{', '.join(NAMES)}, or a JSON file")
+    parser.add_argument(
+        "--run", action="append", help=f"{', '.join(NAMES)}, plain:SHARE, or a JSON file"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED)
     parser.add_argument("--core", type=int, default=0)

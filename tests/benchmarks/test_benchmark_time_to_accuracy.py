@@ -36,7 +36,7 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
     files = {name: str(tmp_path / f"race.{name}") for name in ("png", "json")}
     adam = '{"optimizer": {"adamw": 0.01}, "boost": {"mode": "disable_all"}}'
     words = ["--task", "tiny", "--run", "fast", "--run", adam, "--seeds", "1"]
-    words += ["--run", "large-batch", "--run", "fp16"]
+    words += ["--run", "large-batch", "--run", "fp16", "--run", "plain:0.5"]
     words += ["--plot", files["png"], "--json", files["json"]]
     assert time_to_accuracy.main(words) == 0
     printed = capsys.readouterr()
@@ -45,7 +45,7 @@ def test_it_prints_a_row_and_draws(graph_mode, monkeypatch, tmp_path, capsys):
     assert Path(files["png"]).read_bytes().startswith(b"\x89PNG")
     courses = json.loads(Path(files["json"]).read_text("utf-8"))
     assert {name: len(results) for name, (_, results) in courses.items()} == {
-        f"tiny|{run}|10": 20 for run in ("plain", "fast", adam, "large-batch", "fp16")
+        f"tiny|{run}|10": 20 for run in ("plain", "fast", adam, "large-batch", "fp16", "plain:0.5")
     }
     assert time_to_accuracy.main(words) == 0  # goes on from the file: nothing is run again
 
