@@ -219,9 +219,7 @@ def _takes_value(word: str) -> bool:
 
 def _settings_of_recipe(options: argparse.Namespace) -> dict[str, object]:
     if options.config:
-        raise ValueError(
-            "--recipe and --total-steps cannot be combined with --config: leave it out"
-        )
+        raise ValueError("--recipe cannot be combined with --config: leave one of them out")
     if options.recipe is None:
         raise ValueError(f"--total-steps needs --recipe, one of {', '.join(NAMES)}")
     if options.total_steps is None:

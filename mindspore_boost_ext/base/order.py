@@ -13,7 +13,7 @@ from typing import Any, Union
 
 from mindspore import Parameter, nn
 
-Use = Union[Parameter, nn.Cell]
+Use = Union[Parameter, tuple[Any, ...], nn.Cell]
 Things = list[Any]
 Bindings = Mapping[str, Sequence[ast.expr]]
 _ANY = ast.Name("any")  # stands for an index that is not a constant
@@ -69,10 +69,14 @@ def _parameters(cell: nn.Cell, things: Iterable[Any]) -> list[Parameter]:
     for one in things:
         if isinstance(one, Parameter):
             found.append(one)
-        elif isinstance(one, tuple):
+        elif _is_of_parameters(one):
             below = {id(each) for child in cell.cells() for each in child.get_parameters()}
-            found += [each for each in one if isinstance(each, Parameter) and id(each) not in below]
+            found += [each for each in one if id(each) not in below]
     return found
+
+
+def _is_of_parameters(thing: object) -> bool:
+    return isinstance(thing, tuple) and all(isinstance(one, Parameter) for one in thing)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -194,7 +198,8 @@ def _elements(held: Any, index: ast.expr) -> Things:
     try:
         return [held[ast.literal_eval(index)]]
     except (ValueError, TypeError):  # not a constant, or one of another type
-        return list(held.values() if is_dict else held)
+        held_by = list(held.values() if is_dict else held)
+        return [held] if _is_of_parameters(held) else held_by
     except LookupError:
         return []
 
@@ -207,7 +212,8 @@ def in_order_of_construct(cell: nn.Cell) -> list[Use]:
 
     One may occur several times. A parameter is used where it, or a value made of parameters alone,
     is combined with an input or a value made of inputs. Within a statement or a loop, parameters
-    come after Cells. A parameter that is never combined so is left out.
+    come after Cells. A parameter that is never combined so is left out. A tuple of parameters that
+    is used as a whole stands for itself.
     """
     return _used_by(getattr(type(cell), "construct", None), cell, {})
 
@@ -253,7 +259,7 @@ class _Reader:
         heads = [one for one in ast.iter_child_nodes(node) if one not in inner]
         used = [*self._together(heads), *self._block(inner)]
         if isinstance(node, (ast.For, ast.While)):
-            used.sort(key=lambda one: isinstance(one, Parameter))
+            used.sort(key=lambda one: not isinstance(one, nn.Cell))
         return used
 
     def _simple(self, node: ast.AST) -> list[Use]:
@@ -280,38 +286,40 @@ class _Reader:
 
     def _together(self, nodes: Iterable[ast.AST]) -> list[Use]:
         """Return what expressions use: first Cells and the Cell's own methods, then parameters."""
-        parameters: list[Parameter] = []
+        parameters: list[Use] = []
         used = [use for one in nodes for use in self._uses(one, parameters)]
         return [*used, *parameters]
 
-    def _uses(self, node: ast.AST, parameters: list[Parameter]) -> Iterator[Use]:
+    def _uses(self, node: ast.AST, parameters: list[Use]) -> Iterator[Use]:
         if isinstance(node, ast.Name):
             held = () if node.id in self.values else self.made_of.get(node.id, ())
-            parameters += [one for one in held if isinstance(one, Parameter)]
+            parameters += [one for one in held if not isinstance(one, nn.Cell)]
         elif isinstance(node, ast.NamedExpr):
             yield from self._bound([node.target], node.value)
         elif isinstance(node, ast.Lambda):
             self.at_the_end += self._together([node.body])
         elif isinstance(node, ast.Attribute):
             yield from self._uses_of_attribute(node, parameters)
-        elif isinstance(node, ast.Subscript) and (held := self._parameters(node)):
-            parameters += held
+        elif isinstance(node, ast.Subscript) and (chosen := self._parameters(node)):
+            parameters += chosen
+            yield from self._uses(node.slice, parameters)
         else:
             parts = list(ast.iter_child_nodes(node))
             # The arguments of a call are computed before it.
             for one in parts[::-1] if isinstance(node, ast.Call) else parts:
                 yield from self._uses(one, parameters)
 
-    def _uses_of_attribute(self, node: ast.Attribute, parameters: list[Parameter]) -> Iterator[Use]:
+    def _uses_of_attribute(self, node: ast.Attribute, parameters: list[Use]) -> Iterator[Use]:
         if node.attr in _NO_VALUE and self._parameters(node.value):
             return  # this does not use the parameter's value
         if _is_super(node.value):
             yield from _used_by(self._above(node.attr), self.cell, self.known)
             return
         yield from self._uses(node.value, parameters)
-        parameters += self._parameters(node)
         for value in self._reached(node):
-            if isinstance(value, nn.Cell):
+            if isinstance(value, Parameter) or _is_of_parameters(value):
+                parameters.append(value)
+            elif isinstance(value, nn.Cell):
                 yield value
             elif inspect.ismethod(value) and value.__self__ is self.cell:
                 yield from _used_by(value.__func__, self.cell, self.known)
@@ -320,7 +328,7 @@ class _Reader:
         return _reached(self.cell, node, self.names)
 
     def _parameters(self, node: ast.expr) -> list[Parameter]:
-        return _parameters(self.cell, self._reached(node))
+        return [one for one in self._reached(node) if isinstance(one, Parameter)]
 
     def _has_value(self, node: ast.AST) -> bool:
         """Return whether an expression takes the value, not the shape alone, of an input."""

@@ -25,13 +25,14 @@ from mindspore_boost_ext.runtime.watch import watch_ranks
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
-# Names of the settings of optimizers, and of Cells that update a loss scale.
-_SETTINGS = (
-    *("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps", "epsilon"),
-    *("dampening", "nesterov", "use_nesterov", "use_amsgrad", "use_lazy", "decay", "decay_rate"),
-    *("centered", "rho", "lambd", "alpha", "t0", "etaminus", "etaplus", "l1", "l2", "lr_power"),
+# Names of the settings of optimizers; and of MindSpore's own, as in others these may mean anything.
+_SETTINGS = ("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps")
+_OWN_SETTINGS = (
+    *("epsilon", "dampening", "nesterov", "use_nesterov", "use_amsgrad", "use_lazy", "decay"),
+    *("decay_rate", "clip_threshold", "scale_parameter", "centered", "rho", "lambd", "alpha"),
+    *("t0", "etaminus", "etaplus", "l1", "l2", "lr_power"),
 )
-_SCALE_SETTINGS = (
+_SCALE_SETTINGS = (  # of MindSpore's Cells, and of ours
     *("scale_factor", "scale_window", "minimum_loss_scale"),
     *("growth_factor", "shrink_factor", "minimum", "maximum"),
 )
@@ -146,7 +147,9 @@ def _parts(step: nn.TrainOneStepCell) -> dict[str, str]:
         "kind of loss scale": "fixed" if manager is None else type(manager).__name__,
         "loss scale": _described(scale),
         "gradients_mean": str(step.mean),
-        **_in_text({name: getattr(manager, name, None) for name in _SCALE_SETTINGS}),
+        **_in_text(
+            {name: getattr(manager, name, None) for name in _known(manager, _SCALE_SETTINGS)}
+        ),
         **_settings(step.optimizer),
     }
 
@@ -157,12 +160,18 @@ def _settings(optimizer: nn.Cell) -> dict[str, str]:
     while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
         found |= getattr(optimizer, "common_to_ranks", dict)()
         optimizer = inner
-    found |= {name: getattr(optimizer, name, None) for name in _SETTINGS}
+    names = (*_SETTINGS, *_known(optimizer, _OWN_SETTINGS))
+    found |= {name: getattr(optimizer, name, None) for name in names}
     found["loss_scale of the optimizer"] = getattr(optimizer, "loss_scale", None)
     groups = getattr(optimizer, "param_groups", ())  # of mindspore.experimental.optim
     for number, group in enumerate(one for one in groups if isinstance(one, dict)):
         found |= {f"{name} of group {number}": group.get(name) for name in _GROUP_SETTINGS}
     return _in_text(found)
+
+
+def _known(cell: object, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of settings if the class is MindSpore's or ours, which say what they mean."""
+    return names if type(cell).__module__.startswith("mindspore") else ()
 
 
 def _in_text(settings: Mapping[str, object]) -> dict[str, str]:

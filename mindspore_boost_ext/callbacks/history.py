@@ -210,12 +210,15 @@ def read_history(path: PathLike) -> list[Record]:
 def new_figure(what: str) -> Figure:
     """Return a figure, independent of pyplot; ``what`` needs it."""
     try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             f'{what} needs matplotlib: pip install "mindspore_boost_ext[plot]"'
         ) from error
-    return Figure(layout="constrained")
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def plot_history(

@@ -77,7 +77,7 @@ class BoostCheckpoint(Callback):
         self.epochs, self._steps_before = int(epochs), 0
         path = self.path.replace(_RANK, str(launched_rank()))
         folder = os.path.dirname(path) or "."
-        is_folder = any(os.path.isdir(one) for one in (path, os.fspath(given)))
+        is_folder = os.path.isdir(path) or os.path.basename(os.fspath(given)) in ("", ".", "..")
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or is_folder:
             raise ValueError(f"path must name a file in a folder that can be written, got {path!r}")
 

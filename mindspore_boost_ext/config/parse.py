@@ -27,7 +27,7 @@ from mindspore_boost_ext.config.rules import (
     shown,
     switched_off,
 )
-from mindspore_boost_ext.config.section import NOT_ON, Section
+from mindspore_boost_ext.config.section import Section
 from mindspore_boost_ext.config.whole_training import (
     ProgressiveResizingConfig,
     SeqLengthWarmupConfig,
@@ -228,10 +228,11 @@ class BoostConfig:
                 continue
             if kind.for_every_step:
                 reason = "" if self.level != "O0" else "level O0 trains with MindSpore's own step"
-            elif section in plan and plan[section].asked_by != "-":
-                reason = plan[section].reason  # asked for, and then left out
-            else:
-                reason = self._why_off() or f"{' or '.join(readers)} {NOT_ON}"
+            else:  # asked for, and then left out; or off
+                known = [plan[one] for one in readers if one in plan]
+                asked = [one.reason for one in known if one.asked_by != "-"]
+                off = f"{' or '.join(readers)} is not switched on: set boost.mode to 'manual' and"
+                reason = "; ".join(asked) or self._why_off() or f"{off} its switch to True"
             if reason:
                 found.append(f"section {section!r} has no effect: {reason}")
         return (*found, *self._idle_settings(wanted))

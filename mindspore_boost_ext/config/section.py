@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 
 from mindspore_boost_ext.config.rules import Rule, check_all
 
-NOT_ON = "is not switched on: set boost.mode to 'manual' and its switch to True"
-
 
 def setting(default: object, rule: Rule, meaning: str) -> Any:
     """Declare a dataclass field that carries the rule its value must obey, and what it means."""
@@ -67,7 +65,7 @@ class Section:
         if any(reader in wanted for reader in self.readers.values()):
             for name, reader in self.readers.items():
                 if reader not in wanted:
-                    yield (name,), f"{reader} {NOT_ON}"
+                    yield (name,), f"{reader} is not switched on"
 
     def missing(self) -> str:
         """Return what the algorithm needs and was not given; empty if it has all."""

@@ -54,5 +54,5 @@ class AccumulationAlgorithm(Algorithm):
 
     def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
         """Warn when an epoch, or the whole training, ends before a window is full."""
-        if step.window_part is not None and step.use_grad_accumulation:
+        if epochs > 0 and step.window_part is not None and step.use_grad_accumulation:
             step.window_part.expect_training(epochs, steps)

@@ -206,11 +206,13 @@ class GradientAccumulation(nn.Cell):
         if steps < self._max_accumulation_step and not self._warned_of_long_window:
             self.__dict__["_warned_of_long_window"] = True
             batches = self.micro_steps() + epochs * steps
-            none = batches < self._max_accumulation_step
-            outcome = f"these {epochs} epochs make no update" if none else "the window carries over"
+            none = (
+                "this call makes no update, and " if batches < self._max_accumulation_step else ""
+            )
             warn(
                 f"grad_accumulation.grad_accumulation_step={self._max_accumulation_step} is more "
-                f"than the {steps} steps of an epoch: {outcome}, unless FlushAccumulation closes it"
+                f"than the {steps} steps of an epoch: {none}the window carries over, unless "
+                "FlushAccumulation closes it"
             )
 
 

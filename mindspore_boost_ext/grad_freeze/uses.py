@@ -34,7 +34,8 @@ def _uses(cell: nn.Cell) -> Iterator[Parameter]:
     read = {id(one): one for one in parameters_read(cell)}
     places: dict[int, int] = {}  # in ``construct``, where each parameter and child is used last
     if any(id(one) in read for one in own):
-        places = {id(one): place for place, one in enumerate(in_order_of_construct(cell))}
+        for place, use in enumerate(in_order_of_construct(cell)):
+            places.update((id(one), place) for one in (use if isinstance(use, tuple) else (use,)))
     for child in _compat.children(cell).values():
         if isinstance(child, nn.Cell):
             called = places.get(id(child), -1)

@@ -9,7 +9,7 @@ from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
-from mindspore_boost_ext.base.order import in_order_of_construct
+from mindspore_boost_ext.base.order import in_order_of_construct, is_own
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
 from mindspore_boost_ext.report import warn
@@ -17,6 +17,8 @@ from mindspore_boost_ext.report import warn
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost import AutoBoost
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
+
+_NAMED = 3  # weights in a warning
 
 
 class GroupedScaleAlgorithm(Algorithm):
@@ -49,13 +51,17 @@ class GroupedScaleAlgorithm(Algorithm):
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
         """Warn of weights whose uses may stand in different groups, of which each has one."""
         manager = getattr(step, "loss_scaling_manager", None)
-        if isinstance(manager, GroupLossScaleManager) and len(manager.loss_scale_groups) > 1:
-            for weight, users in _in_several_cells(step.network, step.weights).items():
-                warn(
-                    f"loss_scale_group: {', '.join(users)} use the weight {weight!r}. If they "
-                    "stand in different groups, its gradient is wrong, as it is divided by one "
-                    "scale: let one group hold all of them, or use one dynamic loss scale"
-                )
+        if not isinstance(manager, GroupLossScaleManager) or len(manager.loss_scale_groups) < 2:
+            return
+        if found := _in_several_cells(step.network, step.weights):
+            named = [f"{weight!r} ({', '.join(users)})" for weight, users in found.items()]
+            more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+            listed = ", ".join(named[:_NAMED])
+            warn(
+                f"loss_scale_group: several Cells use the weight {listed}{more}. If these "
+                "stand in different groups, its gradient is wrong, as it is divided by one scale: "
+                "let one group hold all of them, or use one dynamic loss scale"
+            )
 
 
 def _in_several_cells(network: nn.Cell, weights: Iterable[Parameter]) -> dict[str, list[str]]:
@@ -63,7 +69,9 @@ def _in_several_cells(network: nn.Cell, weights: Iterable[Parameter]) -> dict[st
     users: dict[int, list[str]] = {id(one): [] for one in weights}
     for name, cell in network.cells_and_names():
         held = [one for key, one in _compat.own_parameters(cell).items() if "." not in key]
-        read = [one for one in in_order_of_construct(cell) if isinstance(one, Parameter)]
+        # MindSpore's own code reads weights in the place of a call, as of a projection.
+        uses = () if is_own(type(cell).__module__) else in_order_of_construct(cell)
+        read = [one for one in uses if isinstance(one, Parameter)]
         for key in {id(one) for one in (*held, *read)} & set(users):
             users[key].append(name or type(cell).__name__)
     found = {one.name: users[id(one)] for one in weights}

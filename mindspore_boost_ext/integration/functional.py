@@ -35,6 +35,15 @@ _NOT_CALLED = (
 )
 
 
+class _Parameters(_compat.CallbackParameters):
+    """What callbacks read; a missing one is a missing attribute, so that they may have defaults."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
 class TrainStep:
     r"""One training step: call it with a batch, and it returns the loss. See make_train_step.
 
@@ -159,7 +168,7 @@ class TrainStep:
             callbacks += [end := EndOfTraining(self.train_network)]
             epochs = initial_epoch if end.was_before() else epochs
         callbacks.append(StepStops())
-        state = _compat.CallbackParameters(
+        state = _Parameters(
             network=self._network,
             train_network=self.train_network,
             optimizer=self.train_network.optimizer,

@@ -183,11 +183,13 @@ class ShortScheduleAlgorithm(Algorithm):
                 f"({self.switch}.total_steps={total}), so the learning rate does not reach its "
                 f"end: {remedy}, unless further calls continue it"
             )
-        elif batches < planned < total - epochs and epochs > 1:  # flushes add one an epoch at most
+        # A training of whole epochs needs a part of the last; flushes add one an epoch at most.
+        elif batches + steps // step.window() <= planned < total - epochs and epochs > 1:
             self.other_length.give(
                 f"the training has {planned} updates, but {self.switch}.total_steps={total}: "
                 f"learning rates that are made for {planned} updates reach their end after "
-                f"{round(planned * batches / total)} of the {batches} that are made: {remedy}"
+                f"{round(planned * batches / total)} of the {batches} that are made: {remedy}, "
+                "unless further calls continue it"
             )
 
     def _is_applied(self, step: BoostTrainOneStepCell) -> bool:

@@ -200,6 +200,16 @@ def test_settings_of_single_optimizers_are_compared(kind, settings, others):
     assert _settings(made(settings)) != _settings(made(others))
 
 
+def test_an_optimizer_of_the_users_own_may_give_other_names_a_meaning_by_rank():
+    class Timed(nn.Momentum):
+        def __init__(self, params, t0):
+            super().__init__(params, 0.1, 0.9)
+            self.t0, self.alpha = t0, t0
+
+    first, second = (Timed(nets.MLP().trainable_params(), rank) for rank in (0.5, 1.5))
+    assert _settings(first) == _settings(second)
+
+
 @pytest.mark.parametrize("value", [None, "auto", {"a": 1}, lambda: 0.1, object(), 10**400, [None]])
 def test_what_an_optimizer_of_the_users_own_means_by_a_name_is_left_to_it(value):
     optimizer = nets.momentum(nets.MLP().trainable_params())

@@ -74,8 +74,11 @@ def test_a_file_of_mindspores_callback_is_restored(tmp_path):
 
 
 def test_a_folder_is_no_path_to_save_to(tmp_path, monkeypatch):
+    """But a file gets its suffix, and may stand beside a folder of its name."""
     monkeypatch.chdir(tmp_path)
-    for folder in (".", tmp_path):
+    (tmp_path / "run").mkdir()
+    assert BoostCheckpoint("run").path == "run.ckpt"
+    for folder in (".", "..", f"{tmp_path}/"):
         with pytest.raises(ValueError, match="path must name a file in a folder"):
             BoostCheckpoint(folder)
 

@@ -381,15 +381,22 @@ def test_an_alias_beside_its_name_is_an_error():
         ),
         (
             "O1",
+            {
+                "boost": {"mode": "manual", "adasum": True, "dim_reduce": True, "less_bn": False},
+                "dim_reduce": {"weight_load_dir": "folder"},
+                "common": {"device_number": 2},
+            },
+            "section 'common' has no effect: dim_reduce excludes this algorithm",
+        ),
+        (
+            "O1",
             {"common": {"device_number": 2, "gradient_split_groups": [3]}},
-            "common.device_number has no effect: adasum is not switched on: set "
-            "boost.mode to 'manual' and its switch to True",
+            "common.device_number has no effect: adasum is not switched on",
         ),
         (
             "O2",
             {"boost": {"mode": "manual", "less_bn": False}, "common": {"gradient_split_groups": 3}},
-            "common.gradient_split_groups has no effect: less_bn is not switched on: set "
-            "boost.mode to 'manual' and its switch to True",
+            "common.gradient_split_groups has no effect: less_bn is not switched on",
         ),
         (
             "O1",

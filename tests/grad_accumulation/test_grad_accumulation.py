@@ -223,7 +223,10 @@ def test_a_window_longer_than_an_epoch_is_told_once_without_any_callback(kind, c
 
 @pytest.mark.parametrize(
     ("epochs", "words"),
-    [(1, "these 1 epochs make no update, unless"), (2, "the window carries over, unless")],
+    [
+        (1, "epoch: this call makes no update, and the window"),
+        (2, "epoch: the window carries over"),
+    ],
 )
 def test_a_training_without_an_update_is_told(epochs, words):
     step = model_of(nets.MLP(), config()).train_network

@@ -236,13 +236,44 @@ class SumOfSquares(nn.Cell):
         return loss
 
 
-def test_a_tuple_of_all_weights_is_no_use_of_them():
+class ByNumber(SumOfSquares):
+    def construct(self, x):
+        loss = self.network(x).mean()
+        for place in range(len(self.all)):
+            loss += ops.square(self.all[place]).sum()
+        return loss
+
+
+class Beside(nn.Cell):
+    """The network and what goes through its weights stand side by side."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.norm = network, Norm(network.trainable_params())
+
+    def construct(self, x):
+        return self.network(x).mean() + self.norm()
+
+
+class Norm(nn.Cell):
+    def __init__(self, weights):
+        super().__init__()
+        self.all = ms.ParameterTuple(weights)
+
+    def construct(self):
+        return sum(ops.square(weight).sum() for weight in self.all)
+
+
+@pytest.mark.parametrize("kind", [SumOfSquares, ByNumber])
+def test_a_tuple_of_all_weights_is_no_use_of_them(kind):
     expected = [one.name for one in in_order_of_last_use(ReadByCode())]
-    assert [
-        one.name.removeprefix("network.")
-        for one in in_order_of_last_use(SumOfSquares(ReadByCode()))
-    ] == expected
-    plans, _ = layer_plans(net := SumOfSquares(InALoop()), net.trainable_params(), 128)
+    found = [one.name for one in in_order_of_last_use(kind(ReadByCode()))]
+    assert [one.removeprefix("network.") for one in found] == expected
+
+
+@pytest.mark.parametrize("kind", [SumOfSquares, ByNumber, Beside])
+def test_thor_takes_no_notice_of_a_tuple_of_all_weights(kind):
+    plans, _ = layer_plans(net := kind(InALoop()), net.trainable_params(), 128)
     assert "Embedding" in [plan.kind for plan in plans]
 
 

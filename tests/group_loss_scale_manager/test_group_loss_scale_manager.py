@@ -90,6 +90,14 @@ class Held(Apart):
         self.last.weight = self.first.weight
 
 
+class Attending(Apart):
+    """MindSpore's attention hands on the weight of its projection, and does not call that."""
+
+    def __init__(self, manager):
+        super().__init__(manager)
+        self.middle = nn.TransformerEncoderLayer(2, 1, 4)
+
+
 class Read(Apart):
     def construct(self, x):
         return super().construct(ops.matmul(x, self.first.weight))
@@ -97,7 +105,13 @@ class Read(Apart):
 
 @pytest.mark.parametrize(
     ("kind", "groups", "users"),
-    [(Apart, 2, None), (Held, 1, None), (Held, 2, "first, last"), (Read, 2, "Read, first")],
+    [
+        (Apart, 2, None),
+        (Attending, 2, None),
+        (Held, 1, None),
+        (Held, 2, "first, last"),
+        (Read, 2, "Read, first"),
+    ],
 )
 def test_a_weight_that_may_act_in_two_groups_is_named(mode, kind, groups, users):
     manager = GroupLossScaleManager(8.0, [])
@@ -110,9 +124,11 @@ def test_a_weight_that_may_act_in_two_groups_is_named(mode, kind, groups, users)
         warnings.simplefilter("always")
         step.look_before_first(Tensor(np.ones((1, 2), np.float32)))
     said = [str(one.message) for one in caught if issubclass(one.category, BoostWarning)]
-    named = [one for one in said if one.startswith("loss_scale_group: ")]
-    assert [one.partition(".")[0] for one in named] == (
-        [f"loss_scale_group: {users} use the weight 'first"] if users else []
+    named = [one for one in said if one.startswith("loss_scale_group: several Cells use ")]
+    assert [one.partition(". ")[0] for one in named] == (
+        [f"loss_scale_group: several Cells use the weight 'first.weight' ({users})"]
+        if users
+        else []
     )
 
 

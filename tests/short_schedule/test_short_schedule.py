@@ -213,6 +213,7 @@ def test_what_does_not_update_does_not_advance(mode):
     (0, 2, 2, ""),  # as many as are made
     (0, 3, 2, r"has 6 updates, but short_.*total_steps=10: .* their end after 2 of the 4 that"),
     (0, 3, 3, ""),  # flushes may add one in each epoch
+    (0, 2, 3, ""),  # the second epoch is not needed whole
     (0, 3, 1, r"has 3 updates, but its shorter schedule has 4 .* not reach its end: set short_s"),
     (0, 1, 3, ""),  # it may be called again
     (1, 3, 1, ""),  # goes on
