@@ -381,15 +381,6 @@ def test_an_alias_beside_its_name_is_an_error():
         ),
         (
             "O1",
-            {
-                "boost": {"mode": "manual", "adasum": True, "dim_reduce": True, "less_bn": False},
-                "dim_reduce": {"weight_load_dir": "folder"},
-                "common": {"device_number": 2},
-            },
-            "section 'common' has no effect: dim_reduce excludes this algorithm",
-        ),
-        (
-            "O1",
             {"common": {"device_number": 2, "gradient_split_groups": [3]}},
             "common.device_number has no effect: adasum is not switched on",
         ),
@@ -418,6 +409,14 @@ def test_what_has_no_effect_is_told(level, source, notice):
     with pytest.warns(NoEffectWarning) as caught:
         warn_of_idle_settings(config)
     assert len(caught) == 1
+
+
+def test_a_section_of_what_was_asked_for_and_left_out_gives_the_reason():
+    switches = {"mode": "manual", "adasum": True, "dim_reduce": True, "less_bn": False}
+    source = {"boost": switches, "dim_reduce": {"weight_load_dir": "folder"}}
+    config = BoostConfig.parse("O1", source | {"common": {"device_number": 2}})
+    reason = "section 'common' has no effect: dim_reduce excludes this algorithm"
+    assert config.notices()[1:] == (reason,)
 
 
 FREEZE, LESS_BN = "grad_freeze", "less_bn"
