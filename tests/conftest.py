@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import faulthandler
 import gc
 import os
+import pathlib
+import py_compile
 import subprocess
 import tempfile
 from typing import Any
@@ -19,11 +22,14 @@ if _worker and hasattr(os, "sched_setaffinity"):
     if len(_cores) <= int(os.environ["PYTEST_XDIST_WORKER_COUNT"]):
         os.sched_setaffinity(0, {_cores[int(_worker[2:]) % len(_cores)]})
 
-# What the package compiles to, for the processes that tests start.
-if "PYTHONPYCACHEPREFIX" not in os.environ:
-    _folder = tempfile.TemporaryDirectory(prefix="bytecode-")
-    os.environ["PYTHONPYCACHEPREFIX"] = _folder.name
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Bytecode stands where Python looks for it: a folder of our own would let each process compile all of
+# MindSpore. The package's is made once, and valid by the content of its source, since mutants.py may
+# change a file twice within a second.
+PACKAGE = pathlib.Path(__file__).parents[1] / "mindspore_boost_ext"
+if not _worker:
+    checked = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(PACKAGE, quiet=2, invalidation_mode=checked)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # for workers: what pytest makes of the tests
 
 import compiling
 import failures
