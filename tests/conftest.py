@@ -22,9 +22,9 @@ if _worker and hasattr(os, "sched_setaffinity"):
     if len(_cores) <= int(os.environ["PYTEST_XDIST_WORKER_COUNT"]):
         os.sched_setaffinity(0, {_cores[int(_worker[2:]) % len(_cores)]})
 
-# Bytecode stands where Python looks for it: a folder of our own would let each process compile all of
-# MindSpore. The package's is made once, and valid by the content of its source, since mutants.py may
-# change a file twice within a second.
+# Bytecode stands where Python looks for it: a folder for the tests alone would be empty, and each
+# process would compile MindSpore again. The package's is made once, and valid by its source's
+# content: mutants.py may change a file twice within a second.
 PACKAGE = pathlib.Path(__file__).parents[1] / "mindspore_boost_ext"
 if not _worker:
     checked = py_compile.PycInvalidationMode.CHECKED_HASH
