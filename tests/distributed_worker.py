@@ -1,7 +1,7 @@
 """One rank of all tests with several ranks: trains on its share, saves what it ends with.
 
 Starting processes is what costs time, so all tests that need the same number share one start, in
-both modes: see ``conftest.ended``.
+both modes: see ``every_test.ended``.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def resumed(folder):
     train_from(second, folder, saved[-1])
     _, whole = distributed_worker.case("adasum")
     train_from(whole, folder, 0)
-    different = fault_worker.different(second, whole)
+    different = fault_worker.different(nets.weights(second), nets.weights(whole))
     return {"resumed_at": saved[-1], "missing": missing, "different": different}
 
 

@@ -54,10 +54,26 @@ def train_until(folder, algorithm, model, done, until):
     writer.close()
 
 
+def train_whole(folder, algorithm, model):
+    """Train without interruption, write down losses and state, and put the start back."""
+    step = model.train_network
+    start = nets.weights(step)
+    losses = contract.run(model, algorithm.batches(STEPS))
+    np.savez(file_of(folder, algorithm, "npz"), **nets.weights(step))
+    with open(file_of(folder, algorithm, "losses"), "w", encoding="utf-8") as file:
+        json.dump(losses, file)
+    nets.set_weights(step, start)
+
+
 def killed(everyone, folder, seed):
-    """Train all algorithms by turns, drawn at random, and die at a random moment."""
+    """Train all algorithms by turns, drawn at random, and die at a random moment.
+
+    Before, each is trained without interruption; it then begins again, where it was compiled.
+    """
     draw = random.Random(int(seed))
     models = [contract.switched_on(algorithm)[1] for algorithm in everyone]
+    for algorithm, model in zip(everyone, models):
+        train_whole(folder, algorithm, model)
     done = [0] * len(models)
     turns = draw.randint(len(models) * STEPS // 3, len(models) * STEPS // 2)
     for _ in range(turns):
@@ -72,7 +88,7 @@ def killed(everyone, folder, seed):
 
 
 def resumed(everyone, folder, _):
-    """Finish what ``killed`` began, train anew without interruption, and tell what differs."""
+    """Finish what ``killed`` began, and tell what differs from its run without interruption."""
     results = {}
     for algorithm in everyone:
         path, done = file_of(folder, algorithm, "ckpt"), 0
@@ -84,11 +100,13 @@ def resumed(everyone, folder, _):
             assert not missing, missing
         train_until(folder, algorithm, second, done, STEPS)
 
-        _, whole = contract.switched_on(algorithm)
-        losses = contract.run(whole, algorithm.batches(STEPS))
+        with np.load(file_of(folder, algorithm, "npz")) as whole:
+            found = different(nets.weights(second.train_network), dict(whole))
+        with open(file_of(folder, algorithm, "losses"), encoding="utf-8") as file:
+            losses = json.load(file)
         results[algorithm.name] = {
             "resumed_at": done,
-            "different": different(second.train_network, whole.train_network),
+            "different": found,
             "history": [record["loss"] for record in last_of_each_step(folder, algorithm)],
             "losses": losses,
         }
@@ -104,9 +122,8 @@ def last_of_each_step(folder, algorithm):
     return [records[step] for step in sorted(records)]
 
 
-def different(one, two):
-    """Return the names of all Parameters that are not bit-identical: state included."""
-    first, second = nets.weights(one), nets.weights(two)
+def different(first, second):
+    """Return the names of all Parameters that are not bit-identical, of ``nets.weights`` of two."""
     names = first.keys() | second.keys()
     same = [name for name in first.keys() & second.keys() if equal(first[name], second[name])]
     return sorted(names - set(same))

@@ -58,6 +58,11 @@ def tree_of(module):
     return ast.parse(path_of(module).read_text(encoding="utf-8"))
 
 
+@functools.cache  # a walk takes longer than what is asked of the nodes
+def nodes_of(module):
+    return list(ast.walk(tree_of(module)))
+
+
 def room(module):
     """Return the folder of a module, or the name of a file that lies flat."""
     return module.partition(".")[0]
@@ -132,7 +137,7 @@ def test_lowest_floors_import_no_mindspore(module):
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"_compat"}))
 def test_private_mindspore_modules_are_imported_in_one_file(module):
     """``mindspore._x`` and ``from mindspore... import _x`` stand in _compat only."""
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -150,7 +155,7 @@ PRIVATE |= {"compile_cache", "_compile_cache", "_jit_config_dict", "_dynamic_sha
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"_compat"}))
 def test_private_attributes_of_mindspore_are_touched_in_one_file(module):
-    nodes = list(ast.walk(tree_of(module)))
+    nodes = nodes_of(module)
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     strings = {node.value for node in nodes if isinstance(node, ast.Constant)}
     assert not (attributes | strings) & PRIVATE
@@ -164,7 +169,7 @@ def test_every_module_has_a_docstring_and_reads_in_one_sitting(module):
 
 def functions():
     for module in MODULES:
-        yield from (n for n in ast.walk(tree_of(module)) if isinstance(n, ast.FunctionDef))
+        yield from (n for n in nodes_of(module) if isinstance(n, ast.FunctionDef))
 
 
 def test_nine_functions_of_ten_read_in_one_glance():
@@ -189,7 +194,7 @@ def test_no_example_or_benchmark_is_long():
 
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"__main__"}))
 def test_library_code_prints_nothing(module):
-    calls = [node.func for node in ast.walk(tree_of(module)) if isinstance(node, ast.Call)]
+    calls = [node.func for node in nodes_of(module) if isinstance(node, ast.Call)]
     assert not [call for call in calls if isinstance(call, ast.Name) and call.id == "print"]
 
 
@@ -218,7 +223,7 @@ def test_operators_are_documented_for_all_devices():
     used = {
         f"{name}.{node.attr}"
         for module in MODULES
-        for node in ast.walk(tree_of(module))
+        for node in nodes_of(module)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         for name in [node.value.id]
         if name in OPERATORS and hasattr(OPERATORS[name], node.attr)

@@ -109,7 +109,7 @@ def test_a_module_sees_what_it_sees_under_plain_python(tmp_path, option):
 def test_an_error_of_the_package_around_a_module_is_its_own(tmp_path):
     write(tmp_path, "pkg/__init__.py", "raise ValueError('rate must be positive')\n")
     write(tmp_path, "pkg/train.py", "")
-    result = run([*LAUNCHER, "-m", "pkg.train"], tmp_path)
+    result = scripts.run(*LAUNCHER[1:], "-m", "pkg.train", cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.endswith("ValueError: rate must be positive\n")
 
@@ -120,7 +120,7 @@ def test_a_module_is_run_that_shows_only_when_packages_are_imported(tmp_path, fo
     write(tmp_path, "outer/inner/train.py", "print(__spec__.name)\n")
     write(tmp_path, "pkg/__init__.py", "__path__.append('outer/inner')\n")
     name = f"{folder.replace('/', '.')}.train"
-    result = run([*LAUNCHER, "-m", name], tmp_path)
+    result = scripts.run(*LAUNCHER[1:], "-m", name, cwd=tmp_path)
     assert result.stdout == f"{name}\n", result.stderr
 
 
