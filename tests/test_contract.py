@@ -93,10 +93,10 @@ def test_on_the_loss_is_finite_and_falls(trained):
     nets.set_weights(trained.model.train_network, trained.start)
     ((x, _),) = nets.batches(1)
     batch = trained.algorithm.inputs(x), x.argmax(axis=1).astype(np.int32)
-    losses = run(trained.model, [batch] * 40)
+    losses = run(trained.model, [batch] * 60)
     assert np.isfinite(losses).all()
-    # One batch with labels that can be learned: plain runs fall to 0.4-0.6, a prefix frozen early
-    # or a window of 3 to 0.84, what ends in a softmax to 0.87.
+    # One batch with labels that can be learned: plain runs fall to 0.5-0.7, a prefix frozen early
+    # or a window of 3 to 0.8.
     assert losses[-1] < 0.9 * losses[0]
     data = trained.algorithm.dataset(4)  # no window is longer
     trained.model.train(1, data, dataset_sink_mode=False)
