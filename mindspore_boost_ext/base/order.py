@@ -198,8 +198,9 @@ def _elements(held: Any, index: ast.expr) -> Things:
     try:
         return [held[ast.literal_eval(index)]]
     except (ValueError, TypeError):  # not a constant, or one of another type
-        held_by = list(held.values() if is_dict else held)
-        return [held] if _is_of_parameters(held) else held_by
+        if _is_of_parameters(held):
+            return [held]  # code that goes through all weights, as for a norm
+        return list(held.values() if is_dict else held)
     except LookupError:
         return []
 

@@ -205,13 +205,11 @@ class GradientAccumulation(nn.Cell):
         """Warn, once, if an epoch of ``steps`` steps ends before one window is full."""
         if steps < self._max_accumulation_step and not self._warned_of_long_window:
             self.__dict__["_warned_of_long_window"] = True
-            batches = self.micro_steps() + epochs * steps
-            none = (
-                "this call makes no update, and " if batches < self._max_accumulation_step else ""
-            )
+            is_filled = self.micro_steps() + epochs * steps >= self._max_accumulation_step
+            idle = "" if is_filled else "this call makes no update, and "
             warn(
                 f"grad_accumulation.grad_accumulation_step={self._max_accumulation_step} is more "
-                f"than the {steps} steps of an epoch: {none}the window carries over, unless "
+                f"than the {steps} steps of an epoch: {idle}the window carries over, unless "
                 "FlushAccumulation closes it"
             )
 
