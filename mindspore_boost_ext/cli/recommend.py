@@ -1,7 +1,8 @@
-"""``python -m mindspore_boost_ext recommend``: which settings bring a script to its loss soonest.
+"""``python -m mindspore_boost_ext recommend``: which settings bring a script to its goal soonest.
 
 Each candidate runs the script in a process of its own, with the same seed and a bounded number of
-steps. The goal is the loss with which the plain run ends; the time of compilation counts.
+steps. The goal is the accuracy that the plain run ends with, or the loss if the script measures no
+accuracy; the time of compilation counts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from mindspore_boost_ext.cli.results import (
     for_good,
     number,
     several_models,
+    times_to_accuracy,
 )
 from mindspore_boost_ext.cli.run import Trial
 from mindspore_boost_ext.cli.trial_settings import PLAIN, only
@@ -49,8 +51,9 @@ _SAME = 0.02  # a loss that is above the goal by at most this share counts as re
 _CLEAR = 0.95  # of plain's time; what takes longer is within the noise of one run
 CAUTION = (
     "Each ran once: repeat it, or compare with several seeds, before you rely on a difference of "
-    "a few per cent. Loss is not accuracy: check the accuracy on data that was not trained on."
+    "a few per cent."
 )
+_NO_ACCURACY = "Loss is not accuracy: check the accuracy on data that was not trained on."
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,8 @@ class Racer:
     config: dict[str, Any]
     outcome: Outcome = Outcome("", NOT_RUN)  # of the run, or that there was none yet
     steps: int = 0  # that were made
-    reached: float | None = None  # seconds, with compilation, to the plain run's loss; None: never
+    reached: float | None = None  # seconds, with compilation, to the goal; None: never
+    goal: str = "loss"  # what is to be as good as at the end of the plain run; or a metric
     idle: bool = False  # whether nothing could be applied: it was plain training once more
 
 
@@ -89,7 +93,7 @@ def candidates(updates: int, eager: bool = False) -> list[Racer]:
 
 
 class _NoGoalError(ValueError):
-    """The plain run gives no loss that others could reach."""
+    """The plain run gives nothing that others could reach."""
 
 
 def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
@@ -118,7 +122,8 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
                 raise
             display.line(f"interrupted after {len(racers)} of the runs")
     winner, told = _winner(racers), "" if ended else "Interrupted; from these runs alone: "
-    write(f"{_table(racers)}\n\n{told}{_sentence(winner, racers[0])}\n{CAUTION}")
+    caution = CAUTION if racers[0].goal != "loss" else f"{CAUTION} {_NO_ACCURACY}"
+    write(f"{_table(racers)}\n\n{told}{_sentence(winner, racers[0])}\n{caution}")
     # Before the end it is not known whether plain wins.
     has_winner = ended or winner is not racers[0]
     written = has_winner and _write(winner, options.json, racers[0].steps, write)
@@ -131,25 +136,30 @@ def _race_all(options: argparse.Namespace, display: Display) -> Iterator[Racer]:
     base = Trial(PLAIN, seed=options.seed, script=os.path.abspath(script), args=args)
     seconds = options.minutes * 60
     plain, history = _race(base, Racer(PLAIN, "O0", {}), seconds * _PLAIN_SHARE, 0, display)
-    width, goal = _goal(plain, history)
-    yield replace(plain, reached=_reached(history, width, goal))
+    goal, seconds_to_goal = _goal(plain, history)
+    yield replace(plain, goal=goal, reached=seconds_to_goal(plain, history))
     eager = any(record.get("mode") == "PYNATIVE_MODE" for record in history)
     others = candidates(plain.steps, eager)
     share = seconds * (1 - _PLAIN_SHARE) / len(others)
     for one in others:
         racer, history = _race(base, one, share, plain.steps, display)
-        yield replace(racer, reached=_reached(history, width, goal))
+        yield replace(racer, goal=goal, reached=seconds_to_goal(racer, history))
 
 
-def _goal(plain: Racer, history: Sequence[Record]) -> tuple[int, float]:
-    """Return the number of steps over which losses are averaged, and the mean to reach."""
+def _goal(
+    plain: Racer, history: Sequence[Record]
+) -> tuple[str, Callable[[Racer, Sequence[Record]], float | None]]:
+    """Return the name of the goal, and what gives the seconds until a run stays at it."""
     if plain.outcome.status != RAN or not plain.steps:
         raise _NoGoalError(f"the plain run of the script failed: {plain.outcome.note}")
     width = max(1, round(plain.steps * _SMOOTHED))
     goal = _smoothed(_curve(history)[1], width)[-1]
     if not math.isfinite(goal):
         raise _NoGoalError(f"the plain run of the script ends with the loss {goal}: fix that first")
-    return width, goal
+    key, _ = times_to_accuracy([plain.outcome])
+    if key in plain.outcome.metrics and math.isfinite(plain.outcome.metrics[key]):
+        return key, lambda racer, _: times_to_accuracy([plain.outcome, racer.outcome])[1][1]
+    return "loss", lambda _, history: _reached(history, width, goal)
 
 
 def _write(winner: Racer, path: Path, steps: int, write: Callable[[str], None]) -> bool:
@@ -171,7 +181,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m mindspore_boost_ext recommend",
         description="Run a script plainly and with sensible settings; report which settings reach "
-        "plain's loss first, compilation included, and write these as a configuration.",
+        "plain's accuracy first, or its loss if the script measures no accuracy, compilation "
+        "included, and write these as a configuration.",
     )
     add = parser.add_argument
     add("--minutes", type=float, default=10.0, help="minutes for all runs together (10)")
@@ -240,15 +251,17 @@ def _words(racer: Racer) -> str:
     if racer.idle:
         return "changed nothing: none of it was applied"
     if racer.reached is None and racer.outcome.stopped:
-        return "did not reach plain's loss in its share of the time"
+        return f"did not reach plain's {racer.goal} in its share of the time"
     if racer.reached is None:
-        return "did not reach plain's loss"
-    return f"reached plain's loss after {racer.reached:.1f} s"
+        return f"did not reach plain's {racer.goal}"
+    return f"reached plain's {racer.goal} after {racer.reached:.1f} s"
 
 
 def _table(racers: Sequence[Racer]) -> str:
-    headings = ["run", "seconds to plain's loss", "over plain", "step, ms", "compile, s"]
-    rows, first = [], racers[0].reached
+    goal, first = racers[0].goal, racers[0].reached
+    last = [] if goal == "loss" else [goal]
+    headings = ["run", f"seconds to plain's {goal}", "over plain", *last, "step, ms", "compile, s"]
+    rows = []
     for one in racers:
         reached = None if one.idle else one.reached
         ratio = reached / first if first and reached is not None else None
@@ -257,6 +270,7 @@ def _table(racers: Sequence[Racer]) -> str:
                 one.name,
                 _words(one) if reached is None else number(reached, ".1f"),
                 number(ratio, ".2f"),
+                *(number(one.outcome.metrics.get(key)) for key in last),
                 number(one.outcome.step_ms, ".2f"),
                 number(one.outcome.compile_s, ".1f"),
                 number(one.outcome.peak_mib, ".0f"),
@@ -267,9 +281,10 @@ def _table(racers: Sequence[Racer]) -> str:
 
 def _sentence(winner: Racer, plain: Racer) -> str:
     if winner is plain:
-        return "Plain training wins: none of the others was clearly faster to its loss."
+        return f"Plain training wins: none of the others was clearly faster to its {plain.goal}."
     before, after = plain.reached or 1.0, winner.reached or 0.0
-    words = f"Recommended: {winner.name}, in {after / before:.2f} of plain's time to plain's loss."
+    share = f"in {after / before:.2f} of plain's time to plain's {plain.goal}"
+    words = f"Recommended: {winner.name}, {share}."
     compiling, other = (one.outcome.compile_s or 0.0 for one in (plain, winner))
     if compiling - other > (before - after) / 2:
         words += " Most of the difference is compilation, which a longer training does only once."

@@ -14,7 +14,7 @@ from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext._compat import CallbackParameters as State
 from mindspore_boost_ext.cli import recommend
 from mindspore_boost_ext.cli import run as cli_run
-from mindspore_boost_ext.cli.results import FAILED, RAN, Outcome
+from mindspore_boost_ext.cli.results import FAILED, Outcome, outcome
 from mindspore_boost_ext.cli.run import Bound
 
 STEPS = 40
@@ -46,11 +46,8 @@ def race(tmp_path, monkeypatch, capsys):
             name = one.name.split()[0]
             if histories.get(name) is None:
                 return Outcome(one.name, FAILED, "a script may fail"), []
-            found = histories[name]
-            compiled = found[-STEPS]["seconds"] - found[-1]["seconds"]
-            figures = {"step_ms": 1.0, "compile_s": compiled, "peak_mib": 3.0}
-            figures["models"] = run.models
-            return Outcome(one.name, RAN, stopped=run.stopped, **figures), found
+            found, rest = histories[name], {"stopped": run.stopped, "models": run.models}
+            return outcome(one.name, found, rest), found
 
         monkeypatch.setattr(recommend, "run_trial", trial)
         written = tmp_path / "winner.json"
@@ -62,6 +59,14 @@ def race(tmp_path, monkeypatch, capsys):
 
     run.folder, run.stopped, run.models = tmp_path, False, 1
     return run
+
+
+def evaluated(records, *accuracies):
+    """Return a history with accuracies, measured after equal shares of the steps."""
+    share = STEPS // len(accuracies)
+    for place, accuracy in reversed(list(enumerate(accuracies, start=1))):
+        records.insert(place * share, {"event": "eval", "metrics": {"accuracy": accuracy}})
+    return records
 
 
 def test_a_script_of_several_models_is_told_and_raced(race):
@@ -88,6 +93,31 @@ def test_the_first_at_plains_loss_wins_and_is_a_configuration(race):
     assert "half frozen from 10 % on: reached plain's loss after 24.5 s" in race.progress
     assert settings["grad_freeze"]["total_steps"] == STEPS
     BoostConfig.parse("O1", settings)
+
+
+def test_where_a_script_measures_accuracy_that_is_the_goal(race):
+    """``fast`` smooths labels: its loss stays high, and its accuracy is the first at plain's."""
+    code, settings, printed = race(
+        plain=evaluated(history(2, 1.0, falling), 0.7, 0.9, 0.95, 0.98),
+        recipe=evaluated(history(3, 0.5, lambda step: 2.0), 0.8, 0.985, 0.97, 0.98),
+        cubic=evaluated(history(2, 0.1, falling), 0.7, 0.99, 0.99, 0.979),
+    )
+    assert code == 0
+    # Both after the last of four evaluations: 2 + 39 s, and 3 + 39 / 2 s; 0.985 was not kept.
+    assert "| run | seconds to plain's accuracy | over plain | accuracy | step, ms" in printed
+    assert "| plain | 41.0 | 1.00 | 0.98 |" in printed
+    assert "| recipe fast | 22.5 | 0.55 | 0.98 |" in printed
+    assert "| cubic prefix | did not reach plain's accuracy | - | 0.979 |" in printed
+    assert "in 0.55 of plain's time to plain's accuracy." in printed
+    assert "Loss is not accuracy" not in printed
+    assert settings["label_smoothing"]["smoothing"] == 0.1
+
+
+def test_an_accuracy_that_is_no_number_is_no_goal(race):
+    plain = evaluated(history(2, 1.0, falling), float("nan"))
+    _, _, printed = race(plain=plain, half=history(2, 0.5, falling))
+    assert "| half frozen from 10 % on | 21.5 | 0.52 |" in printed
+    assert "Loss is not accuracy" in printed
 
 
 def test_a_lead_of_compilation_is_said(race):
