@@ -5,14 +5,16 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.config.rules import described, shown
 from mindspore_boost_ext.stages.growing_inputs import SKIP, GrowingInputs, scaled
 from mindspore_boost_ext.stages.trial import Run, mixes_samples
 
 TRUNCATE, RESHAPE = "truncate", "reshape"
+_SHORTEST_PIECE = 2
 _MOSTLY = 0.9  # share of the places of a batch: padding may differ
 
 
@@ -20,14 +22,17 @@ class ShortSequences(nn.Cell):
     r"""Makes the sequences of a batch shorter.
 
     It shortens all inputs whose second axis is as long as that of the first input. If it reshapes,
-    and :math:`l` does not divide :math:`L`, it leaves out the last :math:`L \bmod l` places.
+    and :math:`l` does not divide :math:`L`, it leaves out the last :math:`L \bmod l` places. Then a
+    piece of padding alone gives way, in all inputs, to the first other piece of its sequence:
+    attention that masks padding with -inf has no result for it. Padding is what repeats the last
+    value of a sequence of the first input up to its end, or the first value from its start.
 
     Args:
         scale (float): factor on the length, in (0, 1).
         multiple (int): the length is rounded to a multiple of this, at least 1. Default: 1.
         method (str): ``"truncate"`` keeps the first :math:`l` places; ``"reshape"`` makes
-            :math:`\lfloor L / l \rfloor` sequences of each, so that nearly all is trained on.
-            Default: ``"truncate"``.
+            :math:`\lfloor L / l \rfloor` sequences of each, so that nearly all is trained on; they
+            have at least 2 places. Default: ``"truncate"``.
 
     Inputs:
         - **sequences** (Tensor) - any dtype, shape :math:`(N, L, ...)`.
@@ -59,16 +64,40 @@ class ShortSequences(nn.Cell):
         """Shorten every input that is as long as the first."""
         length = inputs[0].shape[1]
         short = scaled(length, self.scale, self.multiple)
+        if self.reshapes:  # a piece of one place would always be the end of something
+            short = min(max(short, _SHORTEST_PIECE), length)
+        pieces = _pieces(inputs[0], length // short, short) if self.reshapes else None
         result = ()
         for one in inputs:
             if isinstance(one, Tensor) and one.ndim > 1 and one.shape[1] == length:
                 if self.reshapes:
                     whole = one[:, : length // short * short]
+                    whole = whole.reshape((-1, length // short, short, *one.shape[2:]))
+                    whole = ops.gather(whole, pieces, 1, 1)
                     one = whole.reshape((-1, short, *one.shape[2:]))
                 else:
                     one = one[:, :short]
             result += (one,)  # type: ignore[assignment]
         return result
+
+
+def _pieces(first: Tensor, count: int, short: int) -> Tensor:
+    """Return which piece of each sequence to take, int32 of shape (N, count): itself, or another.
+
+    Args:
+        first (Tensor): the first input, of shape (N, L, ...).
+        count (int): pieces of a sequence.
+        short (int): places of a piece.
+    """
+    length = first.shape[1]
+    values = first.expand_dims(-1).flatten(start_dim=2)
+    places, begins = ops.arange(length), ops.arange(count) * short
+    # Up to the last place that is not as the end, and before the first that is not as the start.
+    last = ((values != values[:, -1:]).any(-1) * (places + 1)).amax(1).expand_dims(1)
+    start = ops.where((values != values[:, :1]).any(-1), places, length).amin(1).expand_dims(1)
+    has_content = ops.logical_and(begins < last, begins + short > start)
+    other = has_content.astype(ms.float32).argmax(1).expand_dims(1)
+    return ops.where(has_content, ops.arange(count), other).astype(ms.int32)
 
 
 class SeqLengthAlgorithm(GrowingInputs):
