@@ -68,7 +68,7 @@ class EachPlace(nn.Cell):
 
 IMAGES = np.random.default_rng(0).normal(size=(4, 1, 32, 32)).astype(np.float32)
 LABELS = np.array([0, 1, 2, 0], np.int32)
-SEQUENCES = np.random.default_rng(0).integers(0, 5, (4, 8)).astype(np.int32)
+SEQUENCES = np.random.default_rng(0).integers(0, 5, (4, 16)).astype(np.int32)
 SHORT, WARMUP, SMOOTHING = "short_schedule", "seq_length_warmup", "label_smoothing"
 CHEAPER = "cheaper_operators"
 FALLING = [0.1 - 0.004 * step for step in range(20)]

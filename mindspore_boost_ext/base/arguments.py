@@ -8,8 +8,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
+import mindspore as ms
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.entries import entries_at, is_divided
@@ -216,7 +217,10 @@ def _arguments_of(optimizer: nn.Optimizer) -> tuple[dict[str, Any], dict[str, bo
     arguments = dict(optimizer.init_args)
     arguments.update(arguments.pop("kwargs", {}))  # Adam keeps its **kwargs as one argument
     if hasattr(optimizer, "init_learning_rate"):
-        arguments["learning_rate"], guessed["learning_rate"] = _default_rate(optimizer)
+        rate, guessed["learning_rate"] = _default_rate(optimizer)
+        # MindSpore notes a Tensor as a number; only of a number it scales AdaFactor's updates.
+        is_tensor = isinstance(rate, (int, float)) and not getattr(optimizer, "scale_lr", True)
+        arguments["learning_rate"] = Tensor(rate, ms.float32) if is_tensor else rate
     return arguments, guessed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext.base.arguments import check_optimizer
@@ -70,6 +71,10 @@ def thor_in_place_of(
     for name in _TAKEN_OVER:
         if hasattr(optimizer, name):
             _replace(result, name, getattr(optimizer, name))
+    if isinstance(optimizer, nn.AdaFactor):  # one number for all, not times the loss scale
+        decay = Tensor(host_array(optimizer.weight_decay) * np.float32(optimizer.loss_scale))
+        decays = (decay,) * len(result.parameters)
+        _replace(result, "weight_decay", decays if optimizer.is_group else decay)
     for name in _GROUPS:
         if hasattr(optimizer, name):
             result.__dict__[name] = getattr(optimizer, name)

@@ -59,6 +59,7 @@ PLAIN = {
     "Adam offload": lambda p: nn.Adam(p, 0.01, beta1=0.8, use_offload=True),
     "Adam amsgrad": lambda p: nn.Adam(p, 0.01, use_amsgrad=True),
     "AdaFactor relative": lambda p: nn.AdaFactor(p),
+    "AdaFactor Tensor": lambda p: nn.AdaFactor(p, Tensor(0.05), relative_step=False),
     "AdamOffload decay": lambda p: nn.AdamOffload(
         p, 0.01, weight_decay=0.3, loss_scale=3.0, use_nesterov=True
     ),

@@ -540,6 +540,29 @@ def test_thor_takes_no_rate_over_that_the_optimizer_computes():
         model_of(net, config, nn.AdaFactor(net.trainable_params()), BoostModel)
 
 
+@pytest.mark.parametrize("loss_scale", [1.0, 8.0])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_thor_decays_as_adafactor(mode, loss_scale, grouped):
+    """As it does with another optimizer's numbers; MindSpore's AdaFactor holds its own anew."""
+    net, other = nets.MLP(), nets.MLP()
+    off = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+    config = {"boost": off, "thor": {"frequency": 2, "momentum": 0.9}}
+    steps = []
+    for each, kind in ((net, nn.AdaFactor), (other, nn.SGD)):
+        params = each.trainable_params()
+        params = [{"params": params[:1]}, {"params": params[1:]}] if grouped else params
+        own = {"relative_step": False} if kind is nn.AdaFactor else {}
+        decays = {"weight_decay": 0.1, "loss_scale": loss_scale}
+        optimizer = kind(params, learning_rate=0.05, **decays, **own)
+        manager = ms.FixedLossScaleManager(loss_scale, drop_overflow_update=False)
+        model = model_of(each, config, optimizer, BoostModel, loss_scale_manager=manager)
+        steps.append(model.train_network)
+    for batch in nets.batches(3):
+        losses = [step(*map(Tensor, batch)).asnumpy() for step in steps]
+        np.testing.assert_array_equal(*losses)  # the same THOR twice
+    nets.assert_same(nets.weights(net), nets.weights(other))
+
+
 def test_shapes_that_are_left_open_are_refused_in_a_graph(graph_mode):
     net = nets.MLP()
     step = model_of(net, {"boost": {"mode": "disable_all"}}, THOR(net, 0.1, 0.1, 0.9)).train_network
