@@ -138,6 +138,7 @@ NAMES = (
     "lengths",
     "freezing",
     "again",
+    "later",
     "loop",
     "alone",
     "broadcast",
@@ -224,6 +225,10 @@ def outcome(rank, name):
             if name == "again":  # what was refused once is refused as long as it differs
                 with contextlib.suppress(ValueError):
                     model.train(1, data_of_rank(rank, name), dataset_sink_mode=False)
+            if name == "later":  # a callback sets the rate of one rank
+                model.train(1, data_of_rank(rank, name), dataset_sink_mode=False)
+                model.train_network.optimizer.learning_rate.set_data(Tensor(0.1 * (1 + rank)))
+                weights = nets.weights(net)
             if name == "loop":  # of one's own, at level O0
                 plain_loop(net, 0.1 * (1 + rank))
             if name == "experimental":  # which counts in state_step

@@ -18,6 +18,7 @@ from mindspore_boost_ext.report import INACTIVE, Row, warn
 from mindspore_boost_ext.runtime.ranks import (
     check_equal_on_ranks,
     differences_between_ranks,
+    launched_count,
     rank_count,
 )
 from mindspore_boost_ext.runtime.watch import watch_ranks
@@ -37,6 +38,9 @@ _SCALE_SETTINGS = (  # of MindSpore's Cells, and of ours
     *("growth_factor", "shrink_factor", "minimum", "maximum"),
 )
 _GROUP_SETTINGS = ("lr", "weight_decay", "momentum", "betas")
+_SAME_STEP = "Give every rank the same network, optimizer and settings."
+_TOGETHER = "ms.set_auto_parallel_context(parallel_mode='data_parallel')"
+_BEFORE = "before the Model, or the step, is built"
 _COMPARED: WeakSet[nn.Cell] = WeakSet()
 _BEGUN: WeakSet[nn.Cell] = WeakSet()
 _COUNTED = (ms.int32, ms.int64)  # dtypes of counters
@@ -51,7 +55,7 @@ def watch_or_report(step: BoostTrainOneStepCell) -> None:
     elif rank_count() > 1 and ms.get_auto_parallel_context("parallel_mode") == "stand_alone":
         reason = (
             f"{rank_count()} ranks train independently: to train one network together, call "
-            "ms.set_auto_parallel_context(parallel_mode='data_parallel') before the Model is built"
+            f"{_TOGETHER} {_BEFORE}"
         )
         step.report().put(Row("ranks", "-", INACTIVE, reason))
 
@@ -63,12 +67,15 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
     names, values and ranks. Call it when a training begins, not when a step is built: a rank may
     build a Model only to evaluate. A step of MindSpore's own counts as level O0.
     """
-    if step.reducer_flag and step not in _COMPARED:
+    if step not in _COMPARED and not step.reducer_flag:
+        _COMPARED.add(step)
+        _warn_of_training_apart(step)
+    if step not in _COMPARED:
         boost = getattr(step, "auto_boost", None) or AutoBoost()
         check_equal_on_ranks(
             {**_levels(boost), **boost.settings_in_force(), **_parts(step), **_shapes(step)},
             "the training step",
-            "Give every rank the same network, optimizer and settings.",
+            _SAME_STEP,
         )
         _COMPARED.add(step)
         if (watch := watch_ranks()) is not None:
@@ -79,6 +86,8 @@ def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batch
     """Raise a ``ValueError`` on every rank if the training's length or start differs."""
     if not step.reducer_flag:
         return
+    # Again: an earlier training may have changed a learning rate on one rank.
+    check_equal_on_ranks(_parts(step), "the training step", _SAME_STEP)
     check_equal_on_ranks(
         {"number of epochs": str(epochs), "number of batches in an epoch": batches},
         "the training",
@@ -114,6 +123,19 @@ def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
     if not hands_out:
         _warn_of_unequal_values(step)
     _BEGUN.add(step)
+
+
+def _warn_of_training_apart(step: nn.TrainOneStepCell) -> None:
+    """Warn if several ranks, each with a step without reducer, seem to be meant to train together.
+
+    Semi-automatic parallelism needs no reducer.
+    """
+    parallel, count = ms.get_auto_parallel_context("parallel_mode"), launched_count()
+    words = f"the {count} processes train independently, each on all that it reads: call "
+    if rank_count() == 1 < count:
+        warn(f"{words}init() and {_TOGETHER} {_BEFORE}")
+    elif count > 1 and parallel in ("data_parallel", "hybrid_parallel"):
+        warn(f"{words}init() and ms.set_auto_parallel_context {_BEFORE}, not after it")
 
 
 def _warn_of_unequal_values(step: nn.TrainOneStepCell) -> None:

@@ -27,7 +27,7 @@ from mindspore_boost_ext.callbacks.epoch import DONE, RESTORES, is_last_of_epoch
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.integration.model import EndOfTraining
 from mindspore_boost_ext.report import warn
-from mindspore_boost_ext.runtime.ranks import launched_rank, rank_and_count
+from mindspore_boost_ext.runtime.ranks import launched_count, launched_rank
 
 EPOCH = "epoch"
 _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
@@ -123,8 +123,8 @@ class BoostCheckpoint(Callback):
     @staticmethod
     def _warn(message: str) -> None:
         """Warn from every rank: each has a file of its own."""
-        rank, count = rank_and_count()
-        warn(f"rank {rank}: {message}" if count > 1 else message, every_rank=True)
+        rank = f"rank {launched_rank()}: " if launched_count() > 1 else ""
+        warn(f"{rank}{message}", every_rank=True)
 
 
 def restore(
@@ -199,7 +199,7 @@ def restore(
 
 
 def _path_of_rank(path: str) -> str:
-    rank, count = rank_and_count()
+    rank, count = launched_rank(), launched_count()
     if count > 1 and _RANK not in path:
         name, suffix = os.path.splitext(path)
         own = name.replace(f"rank{rank}", f"rank{_RANK}")
@@ -212,7 +212,7 @@ def _path_of_rank(path: str) -> str:
 
 def _read(path: str) -> dict[str, Any]:
     if not os.path.exists(path):
-        of_rank = ": each rank needs a file of its own" if rank_and_count()[1] > 1 else ""
+        of_rank = ": each rank needs a file of its own" if launched_count() > 1 else ""
         raise ValueError(f"{path!r} cannot be read as a checkpoint: there is no such file{of_rank}")
     try:
         return ms.load_checkpoint(path, format=kind_of(path))

@@ -13,6 +13,7 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
+from mindspore_boost_ext.config.rules import launched_processes
 from mindspore_boost_ext.report import LOGGER
 
 _WAITING_NOTICE = 10.0  # seconds after which a rank says that it waits for the others
@@ -35,6 +36,12 @@ def launched_rank() -> int:
         return rank_and_count()[0]
     text = os.environ.get("RANK_ID", "0")
     return int(text) if text.isdigit() else 0
+
+
+def launched_count() -> int:
+    """Return how many ranks there are, also before MindSpore's ``init``: as msrun has started."""
+    is_worker = os.environ.get("MS_ROLE") == "MS_WORKER"
+    return rank_count() if GlobalComm.INITED or not is_worker else launched_processes()
 
 
 def check_equal_on_ranks(facts: Mapping[str, str], what: str, remedy: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 
 import nets
@@ -11,7 +12,7 @@ import unequal_worker
 from mindspore import Parameter, Tensor, experimental, nn
 from models import model_of
 
-from mindspore_boost_ext import AutoBoost, _compat
+from mindspore_boost_ext import AutoBoost, BoostModel, BoostWarning, _compat
 from mindspore_boost_ext.boost_cell_wrapper import agreement
 from mindspore_boost_ext.boost_cell_wrapper.agreement import _settings
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import hand_out
@@ -34,6 +35,7 @@ REFUSED = {
     "smoothing": "one class per sample is True on rank 0, False on rank 1. Give every rank the sam",
     "padding": "seq_length_warmup is applied on rank 0, skipped on rank 1. Give every rank the sam",
     "again": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
+    "later": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "loop": "learning rate is 0.1 on rank 0, 0.2 on rank 1",
     "order": "order of the weights is 0.weight, 0.bias, 1.weight, 1.bias on rank 0, 1.bias, 1.wei",
     "counter": "global_step is 0 on rank 0, 3 on rank 1. To resume, load checkpoints of the same",
@@ -253,6 +255,32 @@ def test_weights_alone_are_broadcast_when_a_part_compiles_in_mid_training(graph_
     assert set(step.parameters_broadcast_dict()) == names
     for variant in step.choice_part.variants:
         assert set(Flush(variant).parameters_broadcast_dict()) <= names
+
+
+@pytest.mark.parametrize(
+    ("begun", "parallel", "message"),
+    [
+        (False, "stand_alone", r"each on all that it reads: call init\(\) and .* before the Model"),
+        (True, "data_parallel", r"call init\(\) and .*_context before the .* built, not after it"),
+        (True, "stand_alone", ""),  # the report says so
+        (True, "semi_auto_parallel", ""),
+    ],
+)
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_processes_that_are_meant_to_train_together_and_do_not_are_warned(
+    monkeypatch, recwarn, begun, parallel, message, level
+):
+    """MindSpore says nothing where ``init`` or the parallel mode comes late, or not at all."""
+    config = {"boost": {"mode": "disable_all"}} if level == "O1" else None
+    model = model_of(nets.MLP(), config, kind=BoostModel)
+    monkeypatch.setattr(agreement, "rank_count", lambda: 2 if begun else 1)
+    monkeypatch.setattr(agreement, "launched_count", lambda: 2)
+    monkeypatch.setattr(agreement.ms, "get_auto_parallel_context", lambda name: parallel)
+    for _ in range(2):  # warned once
+        model.train(1, nets.dataset(1), dataset_sink_mode=False)
+    warned = [str(one.message) for one in recwarn if isinstance(one.message, BoostWarning)]
+    assert len(warned) == bool(message)
+    assert re.search(message, "".join(warned))
 
 
 @pytest.mark.parametrize("parallel", ["stand_alone", "semi_auto_parallel"])

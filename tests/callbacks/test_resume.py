@@ -52,6 +52,12 @@ def train(model, epochs, *callbacks, done=0, **sinking):
     return nets.weights(model.train_network)
 
 
+def as_rank(monkeypatch, rank, count):
+    """Let checkpoints take this process for one of several ranks."""
+    monkeypatch.setattr(resume, "launched_rank", lambda: rank)
+    monkeypatch.setattr(resume, "launched_count", lambda: count)
+
+
 @pytest.mark.parametrize("level", ["O0", "O1"])
 def test_a_restored_run_ends_bit_identically(mode, level, tmp_path):
     """The half-full window, the moments and the counters included."""
@@ -527,8 +533,7 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, monkeypatch):
 
 def test_every_rank_tells_of_its_own_file(tmp_path, monkeypatch):
     callback = BoostCheckpoint(tmp_path / "run{rank}.ckpt")
-    monkeypatch.setenv("RANK_ID", "1")
-    monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
+    as_rank(monkeypatch, 1, 2)
     monkeypatch.setattr(resume, "save_checkpoint", lambda *_, **__: (tmp_path / "no/run").open())
     with pytest.warns(BoostWarning, match="^rank 1: No such file or directory; training goes on"):
         train(accumulating(), 1, callback)
@@ -560,7 +565,7 @@ def test_the_rank_may_stand_in_the_name_of_the_folder(tmp_path):
 
 
 def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
+    as_rank(monkeypatch, 1, 2)
     with pytest.raises(
         ValueError, match=r"file for each of the 2 ranks, .*run\.rank\{rank\}\.ckpt"
     ):
@@ -627,7 +632,7 @@ def test_a_monitor_goes_back_with_a_run_that_is_restored_in_its_process(tmp_path
 
 @pytest.mark.parametrize("name", ["run.rank1.ckpt", "run.ckpt"])
 def test_a_path_of_one_rank_is_refused_with_the_name_to_give(monkeypatch, name):
-    monkeypatch.setattr(resume, "rank_and_count", lambda: (1, 2))
+    as_rank(monkeypatch, 1, 2)
     with pytest.raises(ValueError, match=r"write 'run\.rank\{rank\}\.ckpt', with the braces"):
         restore(accumulating().train_network, name)
 
