@@ -31,8 +31,17 @@ _NOTES_ARGUMENTS = "opt_init_args_register."
 def check_optimizer(optimizer: object, switch: str) -> None:
     """Refuse what is no ``nn.Optimizer``, such as one of ``mindspore.experimental``."""
     if not isinstance(optimizer, nn.Optimizer):
-        kind = type(optimizer).__name__
-        raise TypeError(f"{switch} needs an nn.Optimizer, got {kind}: leave {switch} out")
+        raise TypeError(
+            f"{switch} needs an nn.Optimizer, got {kind_of(optimizer)}: give one of mindspore.nn, "
+            f"or leave {switch} out"
+        )
+
+
+def kind_of(optimizer: object) -> str:
+    """Return the class of an optimizer; with its module, unless everybody knows that."""
+    kind = type(optimizer)
+    is_known = kind.__module__.startswith(("builtins", "mindspore.nn."))
+    return kind.__name__ if is_known else f"{kind.__module__}.{kind.__name__}"
 
 
 def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
@@ -42,7 +51,7 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
         TypeError: if ``optimizer`` is not an ``nn.Optimizer``, or wraps one and is not LARS.
     """
     if not isinstance(optimizer, nn.Optimizer):
-        raise TypeError(f"the optimizer must be an nn.Optimizer, got a {type(optimizer).__name__}")
+        raise TypeError(f"the optimizer must be an nn.Optimizer, got {kind_of(optimizer)}")
     if isinstance(optimizer, nn.LARS):
         return base_of(optimizer.opt)
     if isinstance(_compat.wrapped_optimizer(optimizer), nn.Optimizer):

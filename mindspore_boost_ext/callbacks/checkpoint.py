@@ -28,9 +28,10 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     """Save a checkpoint; the file at ``path`` is always the whole old or the whole new one.
 
     To resume a run bit for bit, save ``model.train_network``: it holds the weights, the state of
-    the optimizer and of every accelerator, and their settings. Load the file with :func:`restore`,
-    or with ``ms.load_checkpoint`` and ``ms.load_param_into_net`` (an encrypted file only with
-    these). The Model that loads it may have trained before.
+    the optimizer and of every accelerator, and their settings. Load the file with :func:`restore`
+    (save it with ``append_dict={"epoch": n}`` then, ``n`` being the epochs that are done), or with
+    ``ms.load_checkpoint`` and ``ms.load_param_into_net`` (an encrypted file only with these). The
+    Model that loads it may have trained before.
 
     Args:
         save_obj (Union[Cell, list, dict]): what to save, as for ``ms.save_checkpoint``.

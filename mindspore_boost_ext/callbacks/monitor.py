@@ -105,8 +105,8 @@ class _Run:
 class BoostMonitor(Callback):
     """Shows the progress of a training run and writes its history.
 
-    Only rank 0 shows progress and writes; on the other ranks the callback does nothing. Loss, metrics
-    and samples per second are those of this process, not of the whole cluster.
+    Only rank 0 shows progress and writes; on the other ranks the callback does nothing. Loss,
+    metrics and samples per second are those of this process, not of the whole cluster.
 
     - **learning rate**: read just before a step, so it is the one that the step used (in sink mode,
       the first step of the sink call). Put a callback that changes it in ``on_train_step_begin``

@@ -225,8 +225,9 @@ def _epoch_of(saved: Mapping[str, Any], path: str) -> int:
         if isinstance(saved.get(name), Parameter) and saved[name].size == 1:
             return int(saved[name].asnumpy())
     raise ValueError(
-        f"{path!r} does not say how many epochs are done: write it by BoostCheckpoint, or by "
-        'ModelCheckpoint with CheckpointConfig(append_info=["epoch_num"])'
+        f"{path!r} does not say how many epochs are done: write it by BoostCheckpoint, by "
+        'save_checkpoint with append_dict={"epoch": n}, or by ModelCheckpoint with '
+        'CheckpointConfig(append_info=["epoch_num"])'
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import is_a, is_rewritten
@@ -118,7 +118,9 @@ def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | 
         return None, LAYER_NORM
     kind = _kind(cell)
     if kind is None:
-        return None, f"parameter of {type(cell).__name__}"
+        known = _OF_MINT.get(type(cell))
+        remedy = f" of mindspore.mint: use nn.{known}" if known else ""
+        return None, f"parameter of {type(cell).__name__}{remedy}"
     if parameter is not _main(cell):
         return None, f"bias of {kind}"
     if is_rewritten(cell):
@@ -135,6 +137,7 @@ def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | 
 
 
 _CLASSES = {DENSE: nn.Dense, CONV: nn.Conv2d, EMBEDDING: nn.Embedding}
+_OF_MINT = {mint.nn.Linear: DENSE, mint.nn.Conv2d: CONV, mint.nn.Embedding: EMBEDDING}
 
 
 def _main(layer: nn.Cell) -> Parameter:

@@ -19,7 +19,10 @@ from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
 PRECONDITIONED = "preconditioned"
-NO_LAYER = "the network has no layer to precondition, so all gradients stay plain"
+NO_LAYER = (
+    "the network has no layer to precondition, so all gradients stay plain: it takes nn.Dense, "
+    "nn.Conv2d and nn.Embedding"
+)
 _NEVER = 2**30  # later than any step; exact in float32, in which MindSpore 2.7 multiplies int32
 _WHOLE = 2**30  # a block size that no factor exceeds
 _GRADIENT_NORM = 1.0  # enable_clip_grad bounds each gradient by this
