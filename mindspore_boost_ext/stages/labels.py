@@ -35,7 +35,8 @@ def next_tokens(*inputs: Any) -> str:
     """Return why a batch is a language model's, whatever its last input is; empty if it is not.
 
     It is one if another input has the tokens of the first one, one place on. Places followed by the
-    same token do not count: they may be padding, on which masks and segments agree, too.
+    same token do not count: they may be padding, on which masks and segments agree, too. It is also
+    one if another input has a number below 0 among those for the places, as labels to ignore.
     """
     # One axis counts only for a stream and its targets: with more inputs it may be ids of users.
     axes = 1 if len(inputs) == 2 and getattr(inputs[0], "ndim", 2) == 1 else 2
@@ -45,10 +46,13 @@ def next_tokens(*inputs: Any) -> str:
     moved = tokens[..., 1:] != tokens[..., :-1]
     for place, one in enumerate(inputs[1:], 2):
         if moved.any() and _are_tokens(one, axes) and one.shape == tokens.shape:
-            same = one.asnumpy()[..., :-1] == tokens[..., 1:]
+            others = one.asnumpy()
+            same = others[..., :-1] == tokens[..., 1:]
             few = axes == 1 and (moved.sum() < _PLACES or len(set(tokens.tolist())) < _KINDS)
             if same[moved].mean() > _MOST and not few:
                 return f"needs one class per sample, but input {place} has tokens shifted by one"
+            if axes > 1 and others.min() < 0 <= tokens.min():
+                return f"needs one class per sample, but input {place} has labels of places"
     return ""
 
 

@@ -87,3 +87,15 @@ def test_the_input_that_has_the_tokens_one_place_on_is_named():
     words, targets = Tensor(WORDS), Tensor(one_place_on(WORDS))
     assert "input 2 has" in next_tokens(words, targets, LENGTHS)
     assert "input 3 has" in next_tokens(words, LENGTHS, targets)
+
+
+@pytest.mark.parametrize(("ignored", "are_labels"), [(-100, True), (0, False)])
+def test_labels_of_masked_words_are_seen_before_the_class_of_a_pair(ignored, are_labels):
+    """As of BERT: the last input, a class for each sample, is not all that is learned."""
+    random = np.random.default_rng(5)
+    words = random.integers(1, 50, (4, 16)).astype(np.int32)
+    kinds = np.repeat([[0, 1]], 8, axis=1).repeat(4, 0).astype(np.int32)
+    labels = np.where(random.random((4, 16)) < 0.2, words, ignored).astype(np.int32)
+    batch = [Tensor(one) for one in (words, kinds, labels, np.zeros(4, np.int32))]
+    assert not no_class_a_sample(*batch)
+    assert ("input 3 has labels of places" in next_tokens(*batch)) is are_labels
