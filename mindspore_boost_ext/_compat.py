@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore._extends.parse.resources import convert_object_map as IN_GRAPHS  # noqa: F401
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 from mindspore.nn.layer import rnns
 from mindspore.rewrite.common import namespace

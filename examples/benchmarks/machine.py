@@ -100,6 +100,22 @@ def resnet(nn: Any, width: int, blocks: Sequence[int]) -> Any:
     return nn.SequentialCell([*layers, Mean(), nn.Dense(inputs, CLASSES)])
 
 
+def encoder(nn: Any) -> Any:
+    """Return a transformer that reads 3x32x32 images as 128 places: two layers of width 256."""
+
+    class Places(nn.Cell):
+        def construct(self, x: Any) -> Any:
+            return x.reshape((-1, 128, 24))
+
+    class Mean(nn.Cell):
+        def construct(self, x: Any) -> Any:
+            return x.mean(1)
+
+    layer = nn.TransformerEncoderLayer(256, 4, 512, dropout=0.0, batch_first=True)
+    first = [Places(), nn.Dense(24, 256), nn.TransformerEncoder(layer, 2)]
+    return nn.SequentialCell([*first, Mean(), nn.Dense(256, CLASSES)])
+
+
 # Name: the network, the mode (None is MindSpore's default), what counts, and the number of steps.
 # "training" counts the whole training with its start, the others the median step after the first
 # three. "looped step" and "jitted step" (a function of ms.jit) run in a loop of their own.
@@ -116,6 +132,8 @@ TASKS: Tasks = {
     "ResNet-20 by ms.jit": (lambda nn: resnet(nn, 16, (3, 3, 3)), None, "jitted step", 15),
     "ResNet-20": (lambda nn: resnet(nn, 16, (3, 3, 3)), None, "step", 15),
     "ResNet-18 of width 64": (lambda nn: resnet(nn, 64, (2, 2, 2, 2)), None, "step", 6),
+    "TransformerEncoder": (encoder, None, "step", 8),
+    "TransformerEncoder in GRAPH_MODE": (encoder, "GRAPH_MODE", "step", 8),
     "LeNet in GRAPH_MODE": (lenet, "GRAPH_MODE", "step", 200),
     "ResNet-20 in GRAPH_MODE": (lambda nn: resnet(nn, 16, (3, 3, 3)), "GRAPH_MODE", "step", 30),
 }

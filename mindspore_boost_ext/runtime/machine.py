@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import mindspore as ms
-from mindspore import ops
+from mindspore import mint, ops
 from mindspore.ops import composite, function, functional
 from mindspore.ops.function import clip_func, nn_func
 
@@ -25,6 +25,7 @@ from mindspore_boost_ext.runtime import (
     functions_at_once,
     max_pool,
     padding,
+    products,
 )
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
@@ -40,7 +41,7 @@ MOST_CORES = 2
 PLACED_CORES = 2
 _NONE_MADE = "no convolution was made yet, and without them AVX-512 is faster"
 # Where scripts find the functions of mindspore.ops.
-_NAMESPACES: tuple[Any, ...] = (ops, function, functional, composite, nn_func, clip_func)
+_NAMESPACES: tuple[Any, ...] = (ops, function, functional, composite, nn_func, clip_func, mint)
 _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables, mpirun
 
 
@@ -290,6 +291,9 @@ class FunctionCure(Cure):
         for namespace in _NAMESPACES:
             if getattr(namespace, self._name, None) in (self._plain, self.own):
                 setattr(namespace, self._name, self.own if ours else self._plain)
+        for operator, found in _compat.IN_GRAPHS.items():  # such as @
+            if found in (self._plain, self.own):
+                _compat.IN_GRAPHS[operator] = self.own if ours else self._plain
 
 
 _FUNCTIONS = (
@@ -313,6 +317,11 @@ _FUNCTIONS = (
         clipping.clip_by_global_norm,
         "one factor from sums along rows, where MindSpore's divides number by number",
     ),
+    FunctionCure(
+        "ops.matmul",
+        products.matmul,
+        "in graphs one product of all rows with a matrix, which MindSpore copies for each sample",
+    ),
 )
 _CURES: tuple[Cure, ...] = (
     *(InstructionSet(), BlockingLaunch(), CompiledFunctions(), OwnCores()),
@@ -332,8 +341,9 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     - Functions of ``ms.jit`` run in the thread that calls them.
     - A core of its own for each thread that computes.
     - ``ops.max_pool2d`` by an operator whose gradient takes linear time, ``ops.cross_entropy`` in
-      PYNATIVE_MODE by a gradient of one operator, ``ops.clip_by_global_norm`` by one factor, and
-      ``ops.pad`` with constants, of which MindSpore's gradient is wrong in graphs.
+      PYNATIVE_MODE by a gradient of one operator, ``ops.clip_by_global_norm`` by one factor,
+      ``ops.pad`` with constants, of which MindSpore's gradient is wrong in graphs, and in graphs
+      ``ops.matmul`` of a batch and a matrix by one product.
 
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call. What the
     user sets after the import stays. A blocking launch switched off before the import looks like
