@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from mindspore import Tensor
+from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 from mindspore.ops.function.math_func import matmul as ORIGINAL
 
 from mindspore_boost_ext.runtime.compiling import is_compiling, is_known
+
+_OF_MATRICES = ops.MatMul()
 
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
@@ -19,7 +21,7 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         return ORIGINAL(input, other)
     if not (is_known(input.shape) and is_known(other.shape)):
         return ORIGINAL(input, other)
-    rows = ORIGINAL(input.reshape((-1, input.shape[-1])), other)
+    rows = _OF_MATRICES(input.reshape((-1, input.shape[-1])), other)
     return rows.reshape((*input.shape[:-1], other.shape[1]))
 
 

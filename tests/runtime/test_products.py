@@ -95,38 +95,61 @@ def test_values_and_gradients(mode, cell, one, other):
         np.testing.assert_allclose(gradient.asnumpy(), right, **TOLERANCE)
 
 
-def of_matrices(input, other):
-    """Stands for MindSpore's function; takes two matrices only."""
-    return ops.MatMul()(input, other)
+@pytest.fixture
+def left_to_mindspore(monkeypatch):
+    """Record the numbers of axes of what is left to MindSpore's function in a graph."""
+    seen, mindspores = [], products.ORIGINAL
 
-
-@pytest.mark.parametrize("cell", [ByFunction, BySign, ByMethod, ByMint])
-def test_a_graph_multiplies_all_rows_at_once(graph_mode, monkeypatch, cell):
-    monkeypatch.setattr(products, "ORIGINAL", of_matrices)
-    x, y = normal(3, 2, 3, 4), normal(4, 5)
-    found = cell()(Tensor(x), Tensor(y)).asnumpy()
-    np.testing.assert_allclose(found, x @ y, **TOLERANCE)
-
-
-def test_attention_multiplies_all_rows_at_once(graph_mode, monkeypatch):
-    """By a function of MindSpore's own, which finds ``ops.matmul`` by its name."""
-    seen = []
-
-    def of_any(input, other):
+    def matmul(input, other):
         record(input.ndim, other.ndim)
-        return products_original(input, other)
+        return mindspores(input, other)
 
     @ops.constexpr(check=False)
     def record(*axes):
         seen.append(axes)
 
-    products_original = products.ORIGINAL
-    monkeypatch.setattr(products, "ORIGINAL", of_any)
-    layer = nn.MultiheadAttention(4, 2)
-    x = Tensor(normal(3, 2, 4))
+    monkeypatch.setattr(products, "ORIGINAL", matmul)
+    return seen
+
+
+@pytest.mark.parametrize("cell", [ByFunction, BySign, ByMethod, ByMint])
+@pytest.mark.parametrize("axes", [4, 3])
+def test_a_graph_multiplies_all_rows_at_once(graph_mode, left_to_mindspore, cell, axes):
+    x = normal(*[3, 2, 3, 4][-axes:])
+    for other in (normal(4, 5), normal(2, 4, 5)):
+        found = cell()(Tensor(x), Tensor(other)).asnumpy()
+        np.testing.assert_allclose(found, x @ other, **TOLERANCE)
+    assert set(left_to_mindspore) == {(axes, 3)}
+
+
+def test_attention_multiplies_all_rows_at_once(graph_mode, left_to_mindspore):
+    """By a function of MindSpore's own, which finds ``ops.matmul`` by its name."""
+    layer, x = nn.MultiheadAttention(4, 2), Tensor(normal(3, 2, 4))
     layer(x, x, x)
-    assert (2, 2) in seen  # the projections
-    assert not [axes for axes in seen if axes[0] > 2 and axes[1] == 2]
+    assert set(left_to_mindspore) == {(4, 4), (2, 2)}  # scores and sums; the output's rows
+
+
+class Mapped(nn.Cell):
+    """Maps the product over an axis of its first input."""
+
+    def __init__(self, axis, place):
+        super().__init__()
+        self.axis, self.place = axis, place
+
+    def construct(self, x, y):
+        def product(x, y):
+            return ops.matmul(x, y)
+
+        return ops.vmap(product, (self.axis, None), self.place)(x, y)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_mapped_over_any_axis(graph_mode, axis):
+    """MindSpore's own product is wrong there, unless the axis is the first one."""
+    x, y = normal(3, 2, 5, 4), normal(4, 6)
+    moved = np.ascontiguousarray(np.moveaxis(x, 0, axis))
+    found = Mapped(axis, 1)(Tensor(moved), Tensor(y)).asnumpy()
+    np.testing.assert_allclose(found, np.moveaxis(x @ y, 0, 1), **TOLERANCE)
 
 
 @pytest.mark.parametrize("dtype", [ms.float16, ms.float64, ms.int32])
