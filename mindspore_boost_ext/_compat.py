@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore._extends.parse.resources import convert_object_map as IN_GRAPHS  # noqa: F401
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 from mindspore.nn.layer import rnns
 from mindspore.rewrite.common import namespace
@@ -27,8 +26,10 @@ from mindspore.train.train_thor.convert_utils import (
 )
 
 try:
+    from mindspore.graph._parse.resources import convert_object_map as IN_GRAPHS
     from mindspore.graph.jit_context import jit_context
 except ImportError:  # before 2.10
+    from mindspore._extends.parse.resources import convert_object_map as IN_GRAPHS  # noqa: F401
     from mindspore.common.jit_context import jit_context
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,7 +108,8 @@ def times_to_accuracy(outcomes: Sequence[Outcome]) -> tuple[str, list[float | No
         for each run the seconds until it was as good as the first run's last value and stayed so.
     """
     first = next((one for one in outcomes if one.status == RAN), Outcome("", FAILED))
-    accuracies = [key for key in first.metrics if "acc" in key.lower()]
+    names = [key for key in first.metrics if "acc" in key.lower()]
+    accuracies = [key for key in names if not re.search("loss|error", key, re.IGNORECASE)]
     key = accuracies[0] if accuracies else "loss"
     sign = 1.0 if accuracies else -1.0
     values = first.curve(key)[1]

@@ -15,6 +15,7 @@ from mindspore_boost_ext.stages.trial import Run, mixes_samples
 
 TRUNCATE, RESHAPE = "truncate", "reshape"
 _SHORTEST_PIECE = 2
+_PRODUCT, _FIRST_LARGEST = ops.MatMul(), ops.Argmax(1, ms.int32)
 _MOSTLY = 0.9  # share of the places of a batch: padding may differ
 
 
@@ -66,38 +67,60 @@ class ShortSequences(nn.Cell):
         short = scaled(length, self.scale, self.multiple)
         if self.reshapes:  # a piece of one place would always be the end of something
             short = min(max(short, _SHORTEST_PIECE), length)
-        pieces = _pieces(inputs[0], length // short, short) if self.reshapes else None
         result = ()
         for one in inputs:
             if isinstance(one, Tensor) and one.ndim > 1 and one.shape[1] == length:
-                if self.reshapes:
-                    whole = one[:, : length // short * short]
-                    whole = whole.reshape((-1, length // short, short, *one.shape[2:]))
-                    whole = ops.gather(whole, pieces, 1, 1)
-                    one = whole.reshape((-1, short, *one.shape[2:]))
-                else:
-                    one = one[:, :short]
+                one = self._cut(one, short, inputs[0]) if self.reshapes else one[:, :short]
             result += (one,)  # type: ignore[assignment]
         return result
 
+    def _cut(self, one: Tensor, short: int, first: Tensor) -> Tensor:
+        """Return the pieces of an input, without those that hold only padding in the first one."""
+        count = one.shape[1] // short
+        whole = one[:, : count * short].reshape((-1, count, short, *one.shape[2:]))
+        if _are_beside(one.shape, first.shape):
+            whole = ops.gather(whole, _pieces(first, short), 1, 1)
+        return whole.reshape((-1, short, *one.shape[2:]))
 
-def _pieces(first: Tensor, count: int, short: int) -> Tensor:
-    """Return which piece of each sequence to take, int32 of shape (N, count): itself, or another.
+
+def _pieces(first: Tensor, short: int) -> Tensor:
+    """Return which piece of each sequence to take, int32 of shape (N, pieces): itself, or another.
 
     Args:
         first (Tensor): the first input, of shape (N, L, ...).
-        count (int): pieces of a sequence.
         short (int): places of a piece.
     """
-    length = first.shape[1]
-    values = first.expand_dims(-1).flatten(start_dim=2)
-    places, begins = ops.arange(length), ops.arange(count) * short
-    # Up to the last place that is not as the end, and before the first that is not as the start.
-    last = ((values != values[:, -1:]).any(-1) * (places + 1)).amax(1).expand_dims(1)
-    start = ops.where((values != values[:, :1]).any(-1), places, length).amin(1).expand_dims(1)
-    has_content = ops.logical_and(begins < last, begins + short > start)
-    other = has_content.astype(ms.float32).argmax(1).expand_dims(1)
-    return ops.where(has_content, ops.arange(count), other).astype(ms.int32)
+    numbers, behind, before = _sums(first.shape[1], short)
+    at_end = _PRODUCT(_differ(first, first[:, -1:]), behind)
+    at_start = _PRODUCT(_differ(first, first[:, :1]), before)
+    has_content = ops.Sign()(at_end * at_start)
+    other = ops.Cast()(_FIRST_LARGEST(has_content), ms.float32).reshape((-1, 1))
+    return ops.Cast()(other + has_content * (numbers - other), ms.int32)
+
+
+def _differ(values: Tensor, others: Tensor) -> Tensor:
+    """Return 1 for each place of sequences that is not as another place, else 0; float32 (N, L)."""
+    found = ops.Cast()(ops.NotEqual()(values, others), ms.float32)
+    return found if found.ndim == 2 else found.reshape((*found.shape[:2], -1)).amax(-1)
+
+
+@ops.constexpr
+def _sums(length: int, short: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the numbers of pieces, and matrices that sum over places for each piece, float32.
+
+    The first sums from the start of the piece to the end of the sequence, the second from the start
+    of the sequence to the end of the piece.
+    """
+    pieces, places = np.arange(length // short), np.arange(length)[:, None]
+    found = (pieces, places >= pieces * short, places < (pieces + 1) * short)
+    numbers, behind, before = (Tensor(one.astype(np.float32)) for one in found)
+    return numbers, behind, before
+
+
+@ops.constexpr(check=False)  # what a graph does not know is None or -1 here
+def _are_beside(shape: tuple[int, ...], first: tuple[int, ...]) -> bool:
+    """Return whether an input has the samples of the first one, and there are any."""
+    return first[0] != 0 and (shape[0] == first[0] or {shape[0], first[0]} & {None, -1} != set())
 
 
 class SeqLengthAlgorithm(GrowingInputs):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor
 
 _SHARES = (ms.float16, ms.bfloat16, ms.float32, ms.float64)  # dtypes of shares of classes
@@ -36,7 +37,7 @@ def next_tokens(*inputs: Any) -> str:
 
     It is one if another input has the tokens of the first one, one place on. Places followed by the
     same token do not count: they may be padding, on which masks and segments agree, too. It is also
-    one if another input has a number below 0 among those for the places, as labels to ignore.
+    one if another input has one number below 0 among those for the places, as labels to ignore.
     """
     # One axis counts only for a stream and its targets: with more inputs it may be ids of users.
     axes = 1 if len(inputs) == 2 and getattr(inputs[0], "ndim", 2) == 1 else 2
@@ -51,8 +52,10 @@ def next_tokens(*inputs: Any) -> str:
             few = axes == 1 and (moved.sum() < _PLACES or len(set(tokens.tolist())) < _KINDS)
             if same[moved].mean() > _MOST and not few:
                 return f"needs one class per sample, but input {place} has tokens shifted by one"
-            if axes > 1 and others.min() < 0 <= tokens.min():
-                return f"needs one class per sample, but input {place} has labels of places"
+            ignored = np.unique(others[others < 0])
+            if axes > 1 and len(ignored) == 1 and tokens.min() >= 0:
+                words = f"the number {ignored[0]} among others, as labels of masked words have"
+                return f"needs one class per sample, but input {place} has {words}"
     return ""
 
 

@@ -629,3 +629,13 @@ print(json.dumps(boost._compat.launches_blocking()))
 def test_where_another_device_may_come_the_import_changes_nothing():
     found, _ = in_new_process(DEVICE_TO_COME)
     assert found is False
+
+
+def test_the_import_says_nothing_that_mindspores_does_not_say():
+    """MindSpore writes a line to stderr for each of its modules that it gives up."""
+    said = []
+    for package in ("mindspore", "mindspore_boost_ext"):
+        command = [sys.executable, "-c", f"import {package}"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        said.append(ended.stdout + ended.stderr)
+    assert said[1] == said[0]

@@ -172,6 +172,14 @@ def test_a_piece_of_padding_gives_way_to_one_of_its_sequence(mode, kind):
         )
 
 
+@pytest.mark.parametrize("rows", [1, 3, LENGTH])
+def test_an_input_of_other_samples_is_cut_as_it_is(mode, rows):
+    """Such as a mask or the positions, which belong to no sample of the first input."""
+    first, other = Tensor(PADDED[1:3]), np.arange(rows * LENGTH).reshape(rows, LENGTH)
+    found = ShortSequences(0.25, 1, "reshape")(first, Tensor(other))
+    np.testing.assert_array_equal(found[1].asnumpy(), other.reshape(-1, 2))
+
+
 class Attention(nn.Cell):
     """Attends to all places but those of the token 0; predicts the token of each place."""
 

@@ -98,4 +98,6 @@ def test_labels_of_masked_words_are_seen_before_the_class_of_a_pair(ignored, are
     labels = np.where(random.random((4, 16)) < 0.2, words, ignored).astype(np.int32)
     batch = [Tensor(one) for one in (words, kinds, labels, np.zeros(4, np.int32))]
     assert not no_class_a_sample(*batch)
-    assert ("input 3 has labels of places" in next_tokens(*batch)) is are_labels
+    assert ("input 3 has the number -100 among" in next_tokens(*batch)) is are_labels
+    differences = Tensor(random.integers(-9, 9, (4, 16)).astype(np.int32))
+    assert not next_tokens(batch[0], differences, batch[3])  # numbers of a sample, such as changes
