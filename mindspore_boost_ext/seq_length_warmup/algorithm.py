@@ -23,7 +23,7 @@ class ShortSequences(nn.Cell):
     r"""Makes the sequences of a batch shorter.
 
     It shortens all inputs whose second axis is as long as that of the first input. If it reshapes,
-    and :math:`l` does not divide :math:`L`, it leaves out the last :math:`L \bmod l` places. Then a
+    and :math:`l` does not divide :math:`L`, it leaves out the last :math:`L \bmod l` places. A
     piece of padding alone gives way, in all inputs, to the first other piece of its sequence:
     attention that masks padding with -inf has no result for it. Padding is what repeats the last
     value of a sequence of the first input up to its end, or the first value from its start.
