@@ -32,12 +32,12 @@ def check_optimizer(optimizer: object, switch: str) -> None:
     """Refuse what is no ``nn.Optimizer``, such as one of ``mindspore.experimental``."""
     if not isinstance(optimizer, nn.Optimizer):
         raise TypeError(
-            f"{switch} needs an nn.Optimizer, got {kind_of(optimizer)}: give one of mindspore.nn, "
-            f"or leave {switch} out"
+            f"{switch} needs an nn.Optimizer, got {class_name(optimizer)}: give one of "
+            f"mindspore.nn, or leave {switch} out"
         )
 
 
-def kind_of(optimizer: object) -> str:
+def class_name(optimizer: object) -> str:
     """Return the class of an optimizer; with its module, unless everybody knows that."""
     kind = type(optimizer)
     is_known = kind.__module__.startswith(("builtins", "mindspore.nn."))
@@ -51,7 +51,7 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
         TypeError: if ``optimizer`` is not an ``nn.Optimizer``, or wraps one and is not LARS.
     """
     if not isinstance(optimizer, nn.Optimizer):
-        raise TypeError(f"the optimizer must be an nn.Optimizer, got {kind_of(optimizer)}")
+        raise TypeError(f"the optimizer must be an nn.Optimizer, got {class_name(optimizer)}")
     if isinstance(optimizer, nn.LARS):
         return base_of(optimizer.opt)
     if isinstance(_compat.wrapped_optimizer(optimizer), nn.Optimizer):

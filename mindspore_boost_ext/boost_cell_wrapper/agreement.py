@@ -65,11 +65,12 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
 
     Every rank that trains must call this. If something differs, each raises a ``ValueError`` with
     names, values and ranks. Call it when a training begins, not when a step is built: a rank may
-    build a Model only to evaluate. A step of MindSpore's own counts as level O0.
+    build a Model only to evaluate. A step of MindSpore's own counts as level O0. If the step does
+    not reduce over the ranks, nothing is compared; it may warn that ranks train apart.
     """
     if step not in _COMPARED and not step.reducer_flag:
         _COMPARED.add(step)
-        _warn_of_training_apart(step)
+        _warn_of_training_apart()
     if step not in _COMPARED:
         boost = getattr(step, "auto_boost", None) or AutoBoost()
         check_equal_on_ranks(
@@ -125,7 +126,7 @@ def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
     _BEGUN.add(step)
 
 
-def _warn_of_training_apart(step: nn.TrainOneStepCell) -> None:
+def _warn_of_training_apart() -> None:
     """Warn if several ranks, each with a step without reducer, seem to be meant to train together.
 
     Semi-automatic parallelism needs no reducer.

@@ -66,7 +66,7 @@ class Racer:
     outcome: Outcome = Outcome("", NOT_RUN)  # of the run, or that there was none yet
     steps: int = 0  # that were made
     reached: float | None = None  # seconds, with compilation, to the goal; None: never
-    goal: str = "loss"  # what is to become as good as at plain's end: it, or a metric
+    goal: str = "loss"  # it, or a metric, is to become as good as at plain's end
     idle: bool = False  # whether nothing could be applied: it was plain training once more
 
 

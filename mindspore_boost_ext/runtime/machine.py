@@ -351,7 +351,7 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     Results change by rounding: with the instruction set (relative 1e-6 for a convolution), in
     ``ops.clip_by_global_norm`` (1e-6), ``ops.cross_entropy`` (1e-5) and the gradients of
-    ``ops.matmul`` (1e-6). Otherwise only wrong results of MindSpore's ``ops.pad``, and windows of
+    ``ops.matmul``. Otherwise only wrong results of MindSpore's ``ops.pad``, and windows of
     ``ops.max_pool2d`` with NaN or only -inf.
 
     Args:

@@ -14,8 +14,8 @@ _OF_MATRICES = ops.MatMul()
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Return what ``ops.matmul`` returns, up to rounding; in graphs in less time.
 
-    For an input of shape (..., N, K) and another of shape (K, M), a graph on CPU multiplies each
-    (N, K) by a copy of its own of the other, and adds up as many gradients.
+    For an input of shape (..., N, K) and another of shape (K, M), a graph of MindSpore on CPU
+    multiplies each (N, K) by a copy of the other.
     """
     if not (_is_batch_and_matrix(input, other) and is_compiling()):
         return ORIGINAL(input, other)

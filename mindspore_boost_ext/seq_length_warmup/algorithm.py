@@ -78,7 +78,7 @@ class ShortSequences(nn.Cell):
         """Return the pieces of an input, without those that hold only padding in the first one."""
         count = one.shape[1] // short
         whole = one[:, : count * short].reshape((-1, count, short, *one.shape[2:]))
-        if _are_beside(one.shape, first.shape):
+        if _has_same_samples(one.shape, first.shape):
             whole = ops.gather(whole, _pieces(first, short), 1, 1)
         return whole.reshape((-1, short, *one.shape[2:]))
 
@@ -118,7 +118,7 @@ def _sums(length: int, short: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @ops.constexpr(check=False)  # what a graph does not know is None or -1 here
-def _are_beside(shape: tuple[int, ...], first: tuple[int, ...]) -> bool:
+def _has_same_samples(shape: tuple[int, ...], first: tuple[int, ...]) -> bool:
     """Return whether an input has the samples of the first one, and there are any."""
     return first[0] != 0 and (shape[0] == first[0] or {shape[0], first[0]} & {None, -1} != set())
 

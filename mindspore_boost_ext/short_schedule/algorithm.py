@@ -10,7 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, seen_in_first_batch
-from mindspore_boost_ext.base.arguments import innermost, kind_of
+from mindspore_boost_ext.base.arguments import class_name, innermost
 from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described, shown
@@ -249,7 +249,7 @@ def _unfit(optimizer: nn.Cell) -> str:
     if isinstance(optimizer, _COUNTING):
         return f"advances the step count, which {type(optimizer).__name__} uses in its updates"
     if not isinstance(optimizer, nn.Optimizer):
-        return f"needs an optimizer of mindspore.nn, got {kind_of(optimizer)}"
+        return f"needs an optimizer of mindspore.nn, got {class_name(optimizer)}"
     if not getattr(optimizer, "dynamic_lr", False):
         return (
             "needs a schedule of learning rates, but the rate is a number: give the optimizer a "

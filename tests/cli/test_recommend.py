@@ -14,7 +14,7 @@ from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext._compat import CallbackParameters as State
 from mindspore_boost_ext.cli import recommend
 from mindspore_boost_ext.cli import run as cli_run
-from mindspore_boost_ext.cli.results import FAILED, Outcome, outcome
+from mindspore_boost_ext.cli.results import FAILED, Outcome, outcome, times_to_accuracy
 from mindspore_boost_ext.cli.run import Bound
 
 STEPS = 40
@@ -111,6 +111,13 @@ def test_where_a_script_measures_accuracy_that_is_the_goal(race):
     assert "in 0.55 of plain's time to plain's accuracy." in printed
     assert "Loss is not accuracy" not in printed
     assert settings["label_smoothing"]["smoothing"] == 0.1
+
+
+def test_a_loss_is_no_accuracy_by_its_name():
+    metrics = {"accumulated_loss": 0.5, "accuracy": 0.9}
+    history = [{"event": "eval", "metrics": metrics}]
+    name, _ = times_to_accuracy([outcome("plain", history, {})])
+    assert name == "accuracy"
 
 
 def test_an_accuracy_that_is_no_number_is_no_goal(race):

@@ -64,10 +64,8 @@ class Slopes(nn.Cell):
 
 def slopes_by_numpy(x, y, weights):
     """Return both gradients in float64."""
-    rows, columns = (
-        np.atleast_2d(np.float64(x)),
-        np.float64(y).reshape(*y.shape, *[1] * (y.ndim < 2)),
-    )
+    rows = np.atleast_2d(np.float64(x))
+    columns = np.float64(y if y.ndim > 1 else y[:, None])
     weights = np.float64(weights).reshape((rows @ columns).shape)
     of_x, of_y = weights @ columns.swapaxes(-1, -2), rows.swapaxes(-1, -2) @ weights
     return summed(of_x, rows.shape).reshape(x.shape), summed(of_y, columns.shape).reshape(y.shape)
