@@ -12,12 +12,13 @@ import pytest
 
 from mindspore_boost_ext.runtime import processes, watch
 
-BEGINS_UPDATES = """
-import sys, time
-from mindspore_boost_ext.runtime.processes import PROGRESS
-PROGRESS.show()
+# From the module's file: the package around it would import MindSpore, for seconds.
+BEGINS_UPDATES = f"""
+import runpy, sys
+progress = runpy.run_path({processes.__file__!r})["PROGRESS"]
+progress.show()
 for _ in range(int(sys.argv[1])):
-    PROGRESS.begin_update()
+    progress.begin_update()
 print(flush=True)
 sys.stdin.readline()
 """
