@@ -276,14 +276,18 @@ def test_second_gradients(mode, name):
     ("kernel", "stride"),
     [(2, 2), (3, 2), (4, 2), ((2, 4), 2), ((4, 2), 2), ((2, 3), (1, 3)), ((3, 2), (3, 1))],
 )
-def test_padded_pooling_is_mindspores_with_ties(graph_mode, kernel, stride, size):
-    """With one row of padding, which comes last, and with several, of which some come first."""
+def test_padded_pooling_is_mindspores_with_ties(pynative_mode, kernel, stride, size):
+    """With one row of padding, which comes last, and with several, of which some come first.
+
+    MindSpore's own need not be compiled.
+    """
     x = RNG.integers(-3, 4, (2, 2, size, size + 1)).astype("f")
     plain = nn.MaxPool2d(kernel, stride, pad_mode="same")
     expected = plain(Tensor(x)).asnumpy()
     net = Of(nn.MaxPool2d(kernel, stride, pad_mode="same"), expected.shape)
     slope = ms.grad(net)(Tensor(x)).asnumpy()
     assert dict(replaced(net).counts) == {"max_pool": 1}
+    ms.set_context(mode=ms.GRAPH_MODE)
     np.testing.assert_array_equal(net.inner(Tensor(x)).asnumpy(), expected)
     np.testing.assert_array_equal(ms.grad(net)(Tensor(x)).asnumpy(), slope)
 
@@ -738,6 +742,8 @@ def test_mixed_precision_o1_trains_as_without_it(mode):
     if mode == "graph":
         names |= {"elu", "layer_norm", "group_norm", "pad"}
     for config in (ON, None):
+        if config is None:  # what it is compared with need not be compiled
+            ms.set_context(mode=ms.PYNATIVE_MODE)
         ms.set_seed(1)
         step = model_of(Beside(), config, amp_level="O1").train_network
         losses.append([loss_of(step(*map(Tensor, one))) for one in nets.batches(3)])
