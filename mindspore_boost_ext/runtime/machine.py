@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import mindspore as ms
@@ -26,6 +27,7 @@ from mindspore_boost_ext.runtime import (
     max_pool,
     padding,
     products,
+    projections,
 )
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
@@ -272,18 +274,20 @@ class OwnCores(FewCoresCure):
 
 
 class FunctionCure(Cure):
-    """Replaces a function of ``mindspore.ops`` by our own of the same name."""
+    """Replaces a function of MindSpore by our own of the same name."""
 
     taken_back = "the script has replaced it"
 
-    def __init__(self, name: str, own: Callable[..., object], why: str) -> None:
+    def __init__(
+        self, name: str, own: Callable[..., object], why: str, home: ModuleType = ops
+    ) -> None:
         super().__init__(name, self._is_ours, self._put, why)
-        self.own, self._name = _compat.not_rewritten(own), own.__name__
-        self._plain: Callable[..., object] = getattr(ops, self._name)
+        self.own, self._name, self._home = _compat.not_rewritten(own), own.__name__, home
+        self._plain: Callable[..., object] = getattr(home, self._name)
 
     def _is_ours(self) -> bool | None:
-        """Return whether our function has the name in ``ops``; None if a third one has it."""
-        found = getattr(ops, self._name)
+        """Return whether our function has the name at home; None if a third one has it."""
+        found = getattr(self._home, self._name)
         return found is self.own if found in (self._plain, self.own) else None
 
     def _put(self, ours: bool) -> None:
@@ -322,6 +326,12 @@ _FUNCTIONS = (
         products.matmul,
         "in graphs one product of all rows with a matrix, which MindSpore copies for each sample",
     ),
+    FunctionCure(
+        "projections of nn.MultiheadAttention",
+        projections.linear,
+        "by the operators of nn.Dense: the bias of each row, and no transposed matrix",
+        home=nn_func,
+    ),
 )
 _CURES: tuple[Cure, ...] = (
     *(InstructionSet(), BlockingLaunch(), CompiledFunctions(), OwnCores()),
@@ -343,7 +353,8 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     - ``ops.max_pool2d`` by an operator whose gradient takes linear time, ``ops.cross_entropy`` in
       PYNATIVE_MODE by a gradient of one operator, ``ops.clip_by_global_norm`` by one factor,
       ``ops.pad`` with constants, of which MindSpore's gradient is wrong in graphs, and in graphs
-      ``ops.matmul`` of a batch and a matrix by one product.
+      ``ops.matmul`` of a batch and a matrix by one product; the projections of
+      ``nn.MultiheadAttention`` by the operators of ``nn.Dense``.
 
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call. What the
     user sets after the import stays. A blocking launch switched off before the import looks like
@@ -351,8 +362,8 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     Results change by rounding: with the instruction set (relative 1e-6 for a convolution), in
     ``ops.clip_by_global_norm`` (1e-6), ``ops.cross_entropy`` (1e-5) and the gradients of
-    ``ops.matmul``. Otherwise only wrong results of MindSpore's ``ops.pad``, and windows of
-    ``ops.max_pool2d`` with NaN or only -inf.
+    ``ops.matmul`` and of the projections. Otherwise only wrong results of MindSpore's ``ops.pad``,
+    and windows of ``ops.max_pool2d`` with NaN or only -inf.
 
     Args:
         enabled (bool): False undoes, until a call with True: blocking launch, ``ms.jit`` in the
