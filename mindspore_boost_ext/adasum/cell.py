@@ -13,6 +13,7 @@ from mindspore_boost_ext.adasum.collectives import RowsOfRanks, SumOverGroup, gr
 from mindspore_boost_ext.adasum.packing import Packing
 from mindspore_boost_ext.adasum.rule import Level, PairRule, WholeTree, owners_of_slices, tree
 from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.sums import DIVIDE
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.runtime.ranks import rank_and_count, rank_count
 
@@ -122,7 +123,7 @@ class AdaSum(nn.Cell):
     def combine(self, steps: Tensor) -> Tensor:
         """Return the AdaSum over servers of this rank's steps; both packed."""
         if self.averages:
-            steps = self.server_sum(steps) / self.device_number
+            steps = DIVIDE(self.server_sum(steps), self.device_number)
         if self.group_number == 1:
             return steps
         if self.gathers:
@@ -286,7 +287,7 @@ class _MeanOfServer(nn.Cell):
         return each(self._mean, gradients)
 
     def _mean(self, gradient: Tensor) -> Tensor:
-        return self.sum(gradient) / self.device_number
+        return DIVIDE(self.sum(gradient), self.device_number)
 
 
 def _checked(rank: int, device_number: int, group_number: int, parameters: Any) -> Iterable[int]:

@@ -12,6 +12,10 @@ _NARROWEST, _WIDEST = 64, 1024  # lengths of rows that are summed up fast and ke
 # If 2**30 finite float32 values are each multiplied by this, their sum is finite.
 _SMALL = 2.0**-40
 _fill = ops.FillV2()
+# If the divisor is one number, "/" on CPU keeps buffers of four times its result for good, and in
+# PYNATIVE_MODE takes several times as long.
+DIVIDE = ops.RealDiv()
+_SELECT = ops.Select()
 
 
 @ops.constexpr
@@ -58,6 +62,12 @@ def filled(dtype: Any, shape: tuple[int, ...], value: float | numbers.Number) ->
 @ops.constexpr
 def _number(value: Any, dtype: Any) -> Tensor:
     return Tensor(value, dtype)
+
+
+def chosen(condition: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """Return one of two Tensors of equal shapes, by a bool [] or [1]."""
+    # If the condition has another shape, the CPU kernel never frees buffers of seven such Tensors.
+    return _SELECT(ops.broadcast_to(condition, one.shape), one, other)
 
 
 def outer(column: Tensor, row: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from mindspore_boost_ext.base.sums import DIVIDE
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 
 # gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u), u = sqrt(2 / pi) * (x + 0.044715 * x**3)
@@ -90,11 +91,11 @@ class _Elu(nn.Cell):
     height = 1.0
 
     def construct(self, x: Tensor) -> Tensor:
-        low = ops.exp(_below(x) / self.height) - 1
+        low = ops.exp(DIVIDE(_below(x), self.height)) - 1
         return ops.ReLU()(x) + self.height * low
 
     def bprop(self, x: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor]:
-        return (dout * ops.exp(_below(x) / self.height),)
+        return (dout * ops.exp(DIVIDE(_below(x), self.height)),)
 
 
 class CheaperElu(CheaperActivation):

@@ -12,6 +12,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.base.state import state
+from mindspore_boost_ext.base.sums import DIVIDE, chosen
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.projection import Subspace
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
@@ -171,7 +172,7 @@ class DimReduce(Subspace):
         """Search along the quasi-Newton direction, step, and return the loss."""
         if isinstance(loss, tuple):
             raise TypeError("dim_reduce needs the loss: let the network return only the loss")
-        gradient = self.flat(old_grad) / ops.cast(loss_scale, ms.float32)
+        gradient = DIVIDE(self.flat(old_grad), ops.cast(loss_scale, ms.float32))
         weights = ops.depend(self.flat(self.weight), loss)
         slope, updated = self._propose(gradient, weights)
         start = call(self._loss_here, (loss, *inputs))
@@ -281,7 +282,7 @@ class DimReduce(Subspace):
     ) -> Tensor:
         """Keep the step or give it up; return the column that the optimizer subtracts."""
         length = ops.select(accepted, length, ops.zeros_like(length))
-        step = ops.where(accepted, length * self.direction, ops.zeros_like(self.direction))
+        step = chosen(accepted, self.direction * length, ops.zeros_like(self.direction))
         residual = self.gamma * self.residual + self.gradient - self.in_subspace
         delta = self.alpha * residual - step
         delta = ops.depend(delta, ops.assign(self.residual, residual))

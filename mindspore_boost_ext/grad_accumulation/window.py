@@ -15,6 +15,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.base.state import state
+from mindspore_boost_ext.base.sums import DIVIDE
 from mindspore_boost_ext.config.rules import check_all, shown
 from mindspore_boost_ext.config.sections import GradAccumulationConfig
 from mindspore_boost_ext.report import warn
@@ -149,7 +150,7 @@ class GradientAccumulation(nn.Cell):
         return each(mean, self._grad_accumulation, self.weights)
 
     def _mean(self, inverse: Tensor, buffer: Parameter, weight: Parameter) -> Tensor:
-        mean = buffer / self._total_weight if self.divides else buffer * inverse
+        mean = DIVIDE(buffer, self._total_weight) if self.divides else buffer * inverse
         return ops.cast(mean, weight.dtype)
 
     def clear(self) -> Tensor:

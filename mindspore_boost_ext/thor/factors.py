@@ -12,6 +12,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.base.mapping import each
 from mindspore_boost_ext.base.state import state
+from mindspore_boost_ext.base.sums import DIVIDE, chosen
 from mindspore_boost_ext.thor.inverse import inverse_for_device
 from mindspore_boost_ext.thor.layers import EMBEDDING, LayerPlan, padded_rows
 
@@ -19,10 +20,9 @@ _TINY = 1e-30
 # Operators for calls that each layer makes: for each call of a method of Tensor, a function of ops
 # or a sign such as +, MindSpore compiles one to four graphs and keeps them.
 _SUM, _ANY, _ALL = ops.ReduceSum(), ops.ReduceAny(), ops.ReduceAll()
-_NOT_EQUAL, _IS_FINITE, _SELECT = ops.NotEqual(), ops.IsFinite(), ops.Select()
+_NOT_EQUAL, _IS_FINITE = ops.NotEqual(), ops.IsFinite()
 _EYE, _MUL, _MATMUL, _RESHAPE = ops.Eye(), ops.Mul(), ops.MatMul(), ops.Reshape()
 _CAST, _ASSIGN, _AND, _CONCAT = ops.Cast(), ops.Assign(), ops.LogicalAnd(), ops.Concat()
-_DIV = ops.RealDiv()
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,6 @@ def _mean(old: float, first: Tensor, kept: Tensor, new: Tensor) -> Tensor:
     return kept * share + new * (1.0 - share)
 
 
-def _chosen(condition: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Return one of two Tensors of equal shapes, by a bool [] or [1]."""
-    # If the condition has another shape, the CPU kernel never frees buffers of seven such Tensors.
-    return _SELECT(ops.broadcast_to(condition, one.shape), one, other)
-
-
 def _renewed(layer: nn.Cell, *inputs: Tensor) -> Tensor:
     return layer.renew(*inputs)
 
@@ -107,8 +101,8 @@ class LayerFactors(nn.Cell):
             good = _RESHAPE(wanted, (1,))
         # If the inverses stay, moving averages still take in the new factors; without them F stays.
         taken = good if self.settings.moving_average == 0.0 else usable
-        _ASSIGN(self.a, _chosen(taken, a, self.a))
-        _ASSIGN(self.g, _chosen(taken, g, self.g))
+        _ASSIGN(self.a, chosen(taken, a, self.a))
+        _ASSIGN(self.g, chosen(taken, g, self.g))
         return _CONCAT((used_a, used_g, _CAST(good, ms.float32)))
 
     def invert(
@@ -122,8 +116,8 @@ class LayerFactors(nn.Cell):
         a_inverse, used_a, good_a = self._inverse_of_a(a, for_a)
         g_inverse, used_g, good_g = self.inverse(g, for_g)
         good = _AND(wanted, _AND(good_a, good_g))
-        _ASSIGN(self.a_inverse, _chosen(good, a_inverse, self.a_inverse))
-        _ASSIGN(self.g_inverse, _chosen(good, g_inverse, self.g_inverse))
+        _ASSIGN(self.a_inverse, chosen(good, a_inverse, self.a_inverse))
+        _ASSIGN(self.g_inverse, chosen(good, g_inverse, self.g_inverse))
         return used_a, used_g, good
 
     def _inverse_of_a(self, a: Tensor, damping: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,7 +200,7 @@ class Curvature(nn.Cell):
         if place % 2 == 0:
             return factor  # an A
         scale = scales[place // 2] if isinstance(scales, tuple) else scales
-        return _DIV(_DIV(factor, scale), scale)
+        return DIVIDE(DIVIDE(factor, scale), scale)
 
     def refresh(
         self, factor_gradients: tuple[Tensor, ...], damping: Tensor

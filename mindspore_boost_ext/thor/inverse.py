@@ -8,6 +8,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
+from mindspore_boost_ext.base.sums import chosen
+
 _EPS = float(np.finfo(np.float32).eps)
 _FLOOR, _MINOR, _RESIDUAL = 16.0, 1.01, 0.1
 _RAISE = 10.0
@@ -119,7 +121,7 @@ def by_lu(
     """
     eye = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)
     finite = ops.logical_and(ops.isfinite(factor).all(), ops.isfinite(damping))
-    factor = ops.where(finite, (factor + _transposed(factor)) * 0.5, ops.ones_like(factor) * eye)
+    factor = chosen(finite, (factor + _transposed(factor)) * 0.5, ops.ones_like(factor) * eye)
     norm = ops.abs(factor).sum(-1).max()
     used = ops.maximum(damping, norm * (_FLOOR * _EPS))
     used = used + norm * ops.cast(_indefinite(factor, eye), ms.float32)

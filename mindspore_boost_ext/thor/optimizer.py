@@ -12,6 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.base.state import state
+from mindspore_boost_ext.base.sums import DIVIDE
 from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
@@ -416,7 +417,7 @@ def _like(direction: Tensor, parameter: Parameter) -> Tensor:
 def _bounded(gradient: Tensor) -> Tensor:
     norm = ops.sqrt(ops.square(ops.cast(gradient, ms.float32)).sum())
     excess = ops.maximum(norm, _GRADIENT_NORM) / _GRADIENT_NORM
-    return ops.cast(gradient / excess, gradient.dtype)
+    return ops.cast(DIVIDE(gradient, excess), gradient.dtype)
 
 
 def _shrunk(factor: Tensor, layer: int, direction: Tensor) -> Tensor:
