@@ -16,7 +16,7 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.order import is_own, names_in_code, names_of
-from mindspore_boost_ext.runtime.machine import is_replacement
+from mindspore_boost_ext.runtime.replaced import is_replacement
 
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
 _OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))

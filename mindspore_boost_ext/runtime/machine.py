@@ -6,29 +6,16 @@ import ctypes
 import functools
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any, ClassVar
 
 import mindspore as ms
-from mindspore import mint, ops
-from mindspore.ops import composite, function, functional
-from mindspore.ops.function import clip_func, nn_func
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime import (
-    clipping,
-    convolutions,
-    cross_entropy,
-    functions_at_once,
-    max_pool,
-    padding,
-    products,
-    projections,
-)
+from mindspore_boost_ext.runtime import convolutions, functions_at_once
+from mindspore_boost_ext.runtime.cure import Cure
+from mindspore_boost_ext.runtime.replaced import FUNCTIONS, DivisionCure
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
@@ -42,54 +29,7 @@ MOST_CORES = 2
 # Threads on cores of their own were measured on two; they are slower where processes share cores.
 PLACED_CORES = 2
 _NONE_MADE = "no convolution was made yet, and without them AVX-512 is faster"
-# Where scripts find the functions of mindspore.ops.
-_NAMESPACES: tuple[Any, ...] = (ops, function, functional, composite, nn_func, clip_func, mint)
 _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables, mpirun
-
-
-class Cure:
-    """One deficit of MindSpore on some machines, and its cure: a setting, or a function.
-
-    ``is_in_place`` returns whether the cure is in place, or None if another setting or function is.
-    ``put_in_place`` puts the cure in place, or restores what was there, as far as possible.
-    """
-
-    # The reason if the cure is no longer in place.
-    taken_back: ClassVar[str] = "the script has reset it"
-
-    def __init__(
-        self,
-        name: str,
-        is_in_place: Callable[[], bool | None],
-        put_in_place: Callable[[bool], None],
-        why: str = "",
-    ) -> None:
-        self.name, self.why = name, why  # as reports show them
-        self.is_in_place, self.put_in_place = is_in_place, put_in_place
-        # SKIPPED if the cure is needed, but no longer possible.
-        self.status, self.reason = INACTIVE, "not tried"
-        self.set_back = ""
-
-    def unneeded(self) -> str:
-        """Return why this machine does not need the cure; empty if it does."""
-        return self.taken_back if self.is_in_place() is None else ""
-
-    def apply(self) -> tuple[str, str]:
-        """Put the cure in place; return the status and the reason."""
-        self.put_in_place(True)
-        return APPLIED, self.why
-
-    def update(self, off: str) -> None:
-        """Apply or undo the cure; ``off`` says why nothing may be changed, or is empty."""
-        if self.status == APPLIED and not self.is_in_place():
-            self.set_back = self.taken_back
-        reason = off or self.set_back
-        if self.status == INACTIVE:
-            reason = reason or self.unneeded()
-            self.status, self.reason = (INACTIVE, reason) if reason else self.apply()
-        elif reason:
-            self.put_in_place(False)
-            self.status, self.reason = INACTIVE, reason
 
 
 class InstructionSet(Cure):
@@ -273,69 +213,10 @@ class OwnCores(FewCoresCure):
             self._placement.undo()
 
 
-class FunctionCure(Cure):
-    """Replaces a function of MindSpore by our own of the same name."""
-
-    taken_back = "the script has replaced it"
-
-    def __init__(
-        self, name: str, own: Callable[..., object], why: str, home: ModuleType = ops
-    ) -> None:
-        super().__init__(name, self._is_ours, self._put, why)
-        self.own, self._name, self._home = _compat.not_rewritten(own), own.__name__, home
-        self._plain: Callable[..., object] = getattr(home, self._name)
-
-    def _is_ours(self) -> bool | None:
-        """Return whether our function has the name at home; None if a third one has it."""
-        found = getattr(self._home, self._name)
-        return found is self.own if found in (self._plain, self.own) else None
-
-    def _put(self, ours: bool) -> None:
-        """Give the name to our function or MindSpore's, except where a third one has it."""
-        for namespace in _NAMESPACES:
-            if getattr(namespace, self._name, None) in (self._plain, self.own):
-                setattr(namespace, self._name, self.own if ours else self._plain)
-        for operator, found in _compat.IN_GRAPHS.items():  # such as @
-            if found in (self._plain, self.own):
-                _compat.IN_GRAPHS[operator] = self.own if ours else self._plain
-
-
-_FUNCTIONS = (
-    FunctionCure(
-        "gradient of ops.max_pool2d",
-        max_pool.max_pool2d,
-        "uses an operator whose gradient takes linear time, not quadratic",
-    ),
-    FunctionCure(
-        "ops.cross_entropy",
-        cross_entropy.cross_entropy,
-        "in PYNATIVE_MODE its gradient is one operator, and unused label smoothing is skipped",
-    ),
-    FunctionCure(
-        "ops.pad",
-        padding.pad,
-        "MindSpore's gradient is wrong in graphs from the second step on: joined there",
-    ),
-    FunctionCure(
-        "ops.clip_by_global_norm",
-        clipping.clip_by_global_norm,
-        "one factor from sums along rows, where MindSpore's divides number by number",
-    ),
-    FunctionCure(
-        "ops.matmul",
-        products.matmul,
-        "in graphs one product of all rows with a matrix, which MindSpore copies for each sample",
-    ),
-    FunctionCure(
-        "projections of nn.MultiheadAttention",
-        projections.linear,
-        "by the operators of nn.Dense: the bias of each row, and no transposed matrix",
-        home=nn_func,
-    ),
-)
 _CURES: tuple[Cure, ...] = (
     *(InstructionSet(), BlockingLaunch(), CompiledFunctions(), OwnCores()),
-    *_FUNCTIONS,
+    *FUNCTIONS,
+    DivisionCure(),
 )
 _off = ""
 
@@ -354,7 +235,8 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
       PYNATIVE_MODE by a gradient of one operator, ``ops.clip_by_global_norm`` by one factor,
       ``ops.pad`` with constants, of which MindSpore's gradient is wrong in graphs, and in graphs
       ``ops.matmul`` of a batch and a matrix by one product; the projections of
-      ``nn.MultiheadAttention`` by the operators of ``nn.Dense``.
+      ``nn.MultiheadAttention`` by the operators of ``nn.Dense``; in graphs ``/`` by one number
+      by an operator that keeps no buffers.
 
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call. What the
     user sets after the import stays. A blocking launch switched off before the import looks like
@@ -388,11 +270,6 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
             cure.set_back = ""  # the latest word counts
     _off = "" if enabled else "switched off by tune_machine(False) or uninstall()"
     return tuning()
-
-
-def is_replacement(thing: object) -> bool:
-    """Return whether an object is a function that replaces one of MindSpore's."""
-    return any(thing is one.own for one in _FUNCTIONS)
 
 
 def is_tuned() -> bool:

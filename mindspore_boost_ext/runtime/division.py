@@ -1,0 +1,48 @@
+"""The sign ``/`` in graphs by another operator, if the divisor is one number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from mindspore import Tensor, ops
+from mindspore import dtype as mstype
+from mindspore.ops.composite.multitype_ops import div as SIGN
+
+_REAL_DIV = ops.RealDiv()
+BY_NUMBER, BY_TENSOR = ("Tensor", "Number"), ("Tensor", "Tensor")
+
+
+def rule_in_force(types: tuple[str, str]) -> Callable[..., Tensor]:
+    """Return the function that graphs call for ``/`` between operands of two types."""
+    fitting = [one for of, one in SIGN.entries if tuple(map(str, of)) == types]
+    return fitting[-1]  # the latest one counts
+
+
+_PLAIN_BY_NUMBER, _PLAIN_BY_TENSOR = rule_in_force(BY_NUMBER), rule_in_force(BY_TENSOR)
+
+
+def by_number(x: Tensor, y: float) -> Tensor:
+    """Return ``x / y``, bit for bit as MindSpore does.
+
+    On CPU, MindSpore's operator keeps 16 bytes for each value of its result for good, where the
+    operands have different shapes, and so does its gradient.
+    """
+    if x.dtype != mstype.float32:
+        return _PLAIN_BY_NUMBER(x, y)
+    return _REAL_DIV(x, y)
+
+
+def by_tensor(x: Tensor, y: Tensor) -> Tensor:
+    """Return ``x / y``; the same for a divisor of shape ()."""
+    if x.dtype != mstype.float32 or y.dtype != mstype.float32 or y.shape != ():
+        return _PLAIN_BY_TENSOR(x, y)
+    return _REAL_DIV(x, y)
+
+
+OWN: Mapping[tuple[str, str], Callable[..., Tensor]] = MappingProxyType(
+    {BY_NUMBER: by_number, BY_TENSOR: by_tensor}
+)
+PLAIN: Mapping[tuple[str, str], Callable[..., Tensor]] = MappingProxyType(
+    {BY_NUMBER: _PLAIN_BY_NUMBER, BY_TENSOR: _PLAIN_BY_TENSOR}
+)

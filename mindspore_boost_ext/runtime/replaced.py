@@ -1,0 +1,117 @@
+"""The functions and signs of MindSpore that the import replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from mindspore import mint, ops
+from mindspore.ops import composite, function, functional
+from mindspore.ops.function import clip_func, nn_func
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.runtime import (
+    clipping,
+    cross_entropy,
+    division,
+    max_pool,
+    padding,
+    products,
+    projections,
+)
+from mindspore_boost_ext.runtime.cure import Cure
+
+# Where scripts find the functions of mindspore.ops.
+_NAMESPACES: tuple[Any, ...] = (ops, function, functional, composite, nn_func, clip_func, mint)
+
+
+class FunctionCure(Cure):
+    """Replaces a function of MindSpore by our own of the same name."""
+
+    taken_back = "the script has replaced it"
+
+    def __init__(
+        self, name: str, own: Callable[..., object], why: str, home: ModuleType = ops
+    ) -> None:
+        super().__init__(name, self._is_ours, self._put, why)
+        self.own, self._name, self._home = _compat.not_rewritten(own), own.__name__, home
+        self._plain: Callable[..., object] = getattr(home, self._name)
+
+    def _is_ours(self) -> bool | None:
+        """Return whether our function has the name at home; None if a third one has it."""
+        found = getattr(self._home, self._name)
+        return found is self.own if found in (self._plain, self.own) else None
+
+    def _put(self, ours: bool) -> None:
+        """Give the name to our function or MindSpore's, except where a third one has it."""
+        for namespace in _NAMESPACES:
+            if getattr(namespace, self._name, None) in (self._plain, self.own):
+                setattr(namespace, self._name, self.own if ours else self._plain)
+        for operator, found in _compat.IN_GRAPHS.items():  # such as @
+            if found in (self._plain, self.own):
+                _compat.IN_GRAPHS[operator] = self.own if ours else self._plain
+
+
+class DivisionCure(Cure):
+    """Replaces what graphs do for the sign ``/``."""
+
+    taken_back = "the script has replaced it"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "division by one number in graphs",
+            self._is_ours,
+            self._put,
+            "by an operator that keeps no buffers",
+        )
+
+    def _is_ours(self) -> bool | None:
+        """Return whether our rules are in force; None if there are third ones."""
+        found = {types: division.rule_in_force(types) for types in division.OWN}
+        ours = found == dict(division.OWN)
+        return ours if ours or found == dict(division.PLAIN) else None
+
+    def _put(self, ours: bool) -> None:
+        for types, rule in (division.OWN if ours else division.PLAIN).items():
+            division.SIGN.register(*types)(rule)
+
+
+FUNCTIONS = (
+    FunctionCure(
+        "gradient of ops.max_pool2d",
+        max_pool.max_pool2d,
+        "uses an operator whose gradient takes linear time, not quadratic",
+    ),
+    FunctionCure(
+        "ops.cross_entropy",
+        cross_entropy.cross_entropy,
+        "in PYNATIVE_MODE its gradient is one operator, and unused label smoothing is skipped",
+    ),
+    FunctionCure(
+        "ops.pad",
+        padding.pad,
+        "MindSpore's gradient is wrong in graphs from the second step on: joined there",
+    ),
+    FunctionCure(
+        "ops.clip_by_global_norm",
+        clipping.clip_by_global_norm,
+        "one factor from sums along rows, where MindSpore's divides number by number",
+    ),
+    FunctionCure(
+        "ops.matmul",
+        products.matmul,
+        "in graphs one product of all rows with a matrix, which MindSpore copies for each sample",
+    ),
+    FunctionCure(
+        "projections of nn.MultiheadAttention",
+        projections.linear,
+        "by the operators of nn.Dense: the bias of each row, and no transposed matrix",
+        home=nn_func,
+    ),
+)
+
+
+def is_replacement(thing: object) -> bool:
+    """Return whether an object is a function that replaces one of MindSpore's."""
+    return any(thing is one.own for one in FUNCTIONS)
