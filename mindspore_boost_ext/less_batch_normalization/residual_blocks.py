@@ -13,14 +13,13 @@ from mindspore_boost_ext.less_batch_normalization.steps import (
     ADDITIONS,
     CONCATENATIONS,
     PRODUCTS,
-    SPLITS,
     is_batch_norm,
     is_convolution,
     own_construct,
     passes_on,
     words,
 )
-from mindspore_boost_ext.less_batch_normalization.tracing import Graph, Node
+from mindspore_boost_ext.less_batch_normalization.tracing import SPLITS, Graph, Node
 
 IN_BRANCH = "inside a residual branch, before its last BatchNorm"
 LAST = "last BatchNorm of its residual branch"

@@ -6,7 +6,7 @@ from mindspore import nn
 
 from mindspore_boost_ext.base.cells import is_rewritten
 from mindspore_boost_ext.base.order import is_own
-from mindspore_boost_ext.less_batch_normalization.tracing import Node
+from mindspore_boost_ext.less_batch_normalization.tracing import SPLITS, Node
 
 # nn.BatchNorm3d is a layer around an nn.BatchNorm2d, which is found in it.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
@@ -21,7 +21,6 @@ ACTIVATIONS = frozenset(
 PRODUCTS = frozenset(("matmul", "bmm", "batchmatmul", "dense", "einsum"))
 ADDITIONS = frozenset(("add", "iadd", "radd", "tensoradd", "addn", "tensoraddv2"))
 CONCATENATIONS = frozenset(("concat", "cat", "concatenate", "stack"))
-SPLITS = frozenset(("split", "chunk", "tensorsplit", "unstack", "unbind"))
 _PASSING = frozenset(
     (
         *("identity", "cast", "mixedprecisioncast", "astype", "depend", "dropout", "dropout2d"),

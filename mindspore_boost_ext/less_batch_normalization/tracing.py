@@ -19,6 +19,8 @@ from mindspore_boost_ext.base.order import is_own, names_in_code, names_of
 from mindspore_boost_ext.runtime.replaced import is_replacement
 
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
+JOINED = "joinedtuples"  # a sum of tuples, such as the parts of a split and one more tensor
+SPLITS = frozenset(("split", "chunk", "tensorsplit", "unstack", "unbind", JOINED))  # give tuples
 _OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))
 
 
@@ -243,6 +245,20 @@ class Value:
         raise NotUnderstoodError("it writes into a tensor")
 
 
+def _is_empty(addend: object) -> bool:
+    """Return whether an addend changes nothing: Python's sum begins with 0, a tuple with ()."""
+    if isinstance(addend, numbers.Number):
+        return addend == 0
+    return isinstance(addend, (tuple, list)) and not addend
+
+
+def _are_tuples(one: Value, other: object) -> bool:
+    """Return whether two addends are tuples, such as parts of a split: not added, but joined."""
+    if isinstance(other, Value):
+        return one.node.name in SPLITS and other.node.name in SPLITS
+    return isinstance(other, (tuple, list))
+
+
 def _add_operators() -> None:
     """Give ``Value`` Python's operators, under the names of MindSpore's."""
     arithmetic = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
@@ -253,8 +269,10 @@ def _add_operators() -> None:
     for special, name in names.items():
 
         def operator(self: Value, *others: object, _name: str = name) -> Value:
-            if _name == "add" and isinstance(others[0], numbers.Number) and others[0] == 0:
-                return self  # Python's sum begins with 0
+            if _name == "add":
+                if _is_empty(others[0]):
+                    return self
+                _name = JOINED if _are_tuples(self, others[0]) else _name
             return self.tracer.record(_name, (self, *_values(others)))
 
         setattr(Value, special, operator)

@@ -45,6 +45,43 @@ def test_a_branch_of_too_many_convolutions_keeps_all():
     assert reason == "a branch of more than 6 convolutions needs BatchNorms between them"
 
 
+class Joined(nn.Cell):
+    """Parts of a split, and what is made of them, in one tuple, as in the blocks of YOLOv8."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.join = join
+        self.one, self.other = (nn.SequentialCell(*self.layers(), *self.layers()) for _ in "12")
+
+    def layers(self):
+        return nn.Conv2d(WIDTH, WIDTH, 3), nn.BatchNorm2d(WIDTH), nn.ReLU()
+
+    def construct(self, x):
+        return ops.concat(self.join(ops.relu(x), self.one, self.other), 1)
+
+
+def from_nothing(x, one, other):
+    joined = ()
+    joined += ops.split(x, WIDTH, 1)
+    joined += (one(joined[-1]),)
+    return joined
+
+
+def twice(x, one, other):
+    joined = ops.chunk(x, 2, 1)
+    joined = joined + (one(joined[-1]),)  # noqa: RUF005
+    return joined + (other(joined[-1]),)  # noqa: RUF005
+
+
+def of_two_splits(x, one, other):
+    return ops.chunk(x, 2, 1) + ops.chunk(other(one(x)), 2, 1)
+
+
+@pytest.mark.parametrize("join", [from_nothing, twice, of_two_splits], ids=lambda one: one.__name__)
+def test_tuples_that_are_joined_are_no_residual_block(join):
+    assert reasons(less_bn(Joined(join)), "removed") == {}
+
+
 # ---- Words for what stands between two BatchNorms ----
 
 
