@@ -80,7 +80,7 @@ class _Run:
     display: Display | None
     throughput: _Throughput = field(default_factory=_Throughput)
     epoch: _Epoch | None = None
-    last_epoch: int = 0
+    last_epoch: int = 0  # 0 in an endless training
     step_offset: int = 0
     epoch_offset: int = 0
     learning_rate: float | list[float] | None = None
@@ -90,6 +90,9 @@ class _Run:
     def emit(self, record: Record) -> None:
         for writer in self.writers:
             writer.write(record)
+
+    def named(self, epoch: int, of: str = "/") -> str:
+        return f"epoch {epoch}" + (f"{of}{self.last_epoch}" if self.last_epoch else "")
 
     def guarded(self, what: str, read: Callable[[], Any]) -> Any:
         """Call `read`; a failure is logged once and gives ``None``: training must go on."""
@@ -221,7 +224,8 @@ class BoostMonitor(Callback):
         run, params = self._run, run_context.original_args()
         number = params.cur_epoch_num
         if run.epoch is None:
-            run.last_epoch = number - 1 + params.epoch_num
+            # A loop of a subclass of Model may have no number of epochs.
+            run.last_epoch = number - 1 + params.epoch_num if "epoch_num" in params else 0
             restored, restores = restored_epochs(step_in(run.network))
             steps, epochs, then = self._done.get(run.network, (0, 0, -1))
             if then != restores and epochs != restored:  # new to this monitor, or back to a file
@@ -230,14 +234,14 @@ class BoostMonitor(Callback):
                 run.step_offset = (number - 1) * batches_of_epoch(params)
             if number == 1 and epochs:
                 run.step_offset, run.epoch_offset = steps, epochs
-                run.last_epoch += run.epoch_offset
+                run.last_epoch += epochs if run.last_epoch else 0
             elif number == epochs + 1:  # it goes on from there; epochs may differ in length
                 run.step_offset = steps
         number += run.epoch_offset
         now = time.perf_counter()
         run.epoch = _Epoch(number, began=now, first_step=params.cur_step_num, ended=now)
         if run.display is not None:
-            run.display.begin_epoch(f"epoch {number}/{run.last_epoch}", batches_of_epoch(params))
+            run.display.begin_epoch(run.named(number), batches_of_epoch(params))
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         """Read the learning rate this step is going to use."""
@@ -276,7 +280,7 @@ class BoostMonitor(Callback):
         }
         run.emit(record)
         if run.display is not None:
-            run.display.line(f"epoch {epoch.number}/{run.last_epoch}  {_text(record)}")
+            run.display.line(f"{run.named(epoch.number)}  {_text(record)}")
 
     def on_eval_end(self, run_context: RunContext) -> None:
         """Write the metrics of a ``model.eval``; those of ``model.fit`` go to the epoch."""
@@ -303,11 +307,11 @@ class BoostMonitor(Callback):
         """Close history and display; if an algorithm has ended the training, say so."""
         run = self._run
         if run is not None and run.epoch is not None and run.display is not None:
-            params, number, last = run_context.original_args(), run.epoch.number, run.last_epoch
-            early = number < last or not is_last_of_epoch(params, run.epoch.first_step)
+            params, number = run_context.original_args(), run.epoch.number
+            early = number < run.last_epoch or not is_last_of_epoch(params, run.epoch.first_step)
             if early and "ended_by" in params:
-                text = f"{params['ended_by']} ends the training, in epoch {number} of {last}"
-                run.display.line(text)
+                named = run.named(number, " of ")
+                run.display.line(f"{params['ended_by']} ends the training, in {named}")
         self._close()
 
     def _close(self) -> None:
@@ -365,7 +369,7 @@ def _start_record(params: RunContext, run: _Run) -> Record:
         "mode": "GRAPH_MODE" if mode == ms.GRAPH_MODE else "PYNATIVE_MODE",
         "device": ms.get_context("device_target"),
         "batch_size": run.batch_size,
-        "epochs": params.epoch_num,
+        "epochs": params.get("epoch_num"),
         "steps_per_epoch": batches_of_epoch(params),
         **_new_report(run),
     }

@@ -295,7 +295,7 @@ def _watch(process: subprocess.Popen[bytes], history: Path, title: str, display:
         for record in _records(process, history):
             if record["event"] == "start":
                 step = 0
-                display.begin_epoch(title, record["epochs"] * record["steps_per_epoch"])
+                display.begin_epoch(title, (record["epochs"] or 1) * record["steps_per_epoch"])
             elif record["event"] == "step":
                 step, loss = step + 1, record["loss"]
                 text = f"{loss:.4g}" if isinstance(loss, float) else str(loss)

@@ -225,6 +225,21 @@ def test_history_of_train(mode, tmp_path):
         assert epoch["seconds"] == pytest.approx(sum(s["seconds"] for s in mine), abs=1e-6)
 
 
+class Endless(ms.Callback):
+    """Makes a training look like that of a Model whose loop has no number of epochs."""
+
+    def on_train_begin(self, run_context):
+        del run_context.original_args()["epoch_num"]
+
+
+def test_a_loop_without_a_number_of_epochs(tmp_path, capsys):
+    monitor = BoostMonitor(tmp_path / "h", progress=True)
+    model().train(2, dataset(), callbacks=[Endless(), monitor])
+    assert strict_lines(tmp_path / "h")[0]["epochs"] is None
+    lines = [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in lines if "epoch" in line] == ["epoch 1", "epoch 2"]
+
+
 def test_loss_equals_loss_monitor(mode, tmp_path, capsys):
     train_monitored(tmp_path / "h", extra=[LossMonitor()])
     printed = [line.split("loss is ")[1] for line in capsys.readouterr().out.splitlines()]
