@@ -14,7 +14,7 @@ from mindspore_boost_ext.cheaper_operators import activations, rows
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
 from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm, CheaperGroupNorm
-from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool, CheaperPad
+from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool, CheaperPad, may_fit
 from mindspore_boost_ext.cheaper_operators.recurrent import CheaperGru, CheaperReluRnn, CheaperRnn
 
 
@@ -37,6 +37,10 @@ def _is_of_floats(plain: nn.GroupNorm) -> bool:
 
 def _is_one_number(plain: nn.CrossEntropyLoss) -> bool:
     return plain.weight is None and plain.reduction != "none"
+
+
+def _may_fit(plain: ops.Primitive) -> bool:
+    return plain.format == "NCHW" and may_fit(plain)
 
 
 class Known(NamedTuple):
@@ -70,7 +74,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         # Eagerly the import speeds up the loss; MindSpore's gradient of Pad is right and fast.
         nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
         ops.Pad: Known(CheaperPad, eagerly=False),
-        ops.MaxPool: Known(CheaperMaxPool, lambda plain: plain.format == "NCHW"),
+        ops.MaxPool: Known(CheaperMaxPool, _may_fit),
         _compat.GRU_STEPS: Known(CheaperGru),
         _compat.RNN_STEPS: Known(CheaperRnn),
         _compat.RELU_RNN_STEPS: Known(CheaperReluRnn),

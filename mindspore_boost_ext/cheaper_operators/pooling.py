@@ -46,6 +46,12 @@ class CheaperMaxPool(CheaperCell):
         return rows > 1 or columns > 1
 
 
+def may_fit(plain: ops.Primitive) -> bool:
+    """Return whether a pooling fits images of some size: "same" adds at least this many rows."""
+    least = [kernel - stride for kernel, stride in zip(plain.kernel_size[2:], plain.strides[2:])]
+    return plain.pad_mode != "SAME" or max(least) <= 1
+
+
 def _padding(size: int, kernel: int, stride: int) -> int:
     """Return by how much "same" enlarges an axis; the smaller half of it comes first."""
     outputs = (size + stride - 1) // stride

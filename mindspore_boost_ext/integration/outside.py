@@ -142,7 +142,10 @@ class Built:
         if outside.get("boost_level") == "O0":
             return f"the given level O0 switches nothing on for the Model of {names}: give O1"
         if outside:
-            return f"the script itself sets boost_level='O0' for the Model of {names}"
+            return (
+                f"the script itself, or the class of its Model, sets boost_level='O0' for the "
+                f"Model of {names}: leave it out, or give level and settings there"
+            )
         return f"the Model of {names} has no boost_level: put --level O1 before the script"
 
 
