@@ -72,6 +72,7 @@ class Algorithm:
     """
 
     switch: ClassVar[str] = ""
+    needs_nn_optimizer: ClassVar[bool] = False  # whether it refuses other Cells
 
     def unavailable(self, config: BoostConfig) -> str:
         """Return why it cannot act in this process, with the remedy; empty if it can."""

@@ -15,7 +15,7 @@ from mindspore import nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.algorithms import ALGORITHMS
-from mindspore_boost_ext.base.arguments import check_groups
+from mindspore_boost_ext.base.arguments import check_groups, needed_optimizer
 from mindspore_boost_ext.config.parse import ALGORITHMS as SWITCHES
 from mindspore_boost_ext.config.parse import (
     SECTIONS,
@@ -209,6 +209,7 @@ class AutoBoost:
         """
         with self._all_or_nothing():
             self.look_for_unavailable()
+            self._look_at(optimizer)
             check_groups(optimizer)
             build = self._build(network, optimizer)
             for algorithm in self.algorithms:
@@ -218,6 +219,16 @@ class AutoBoost:
             setattr(build.optimizer, _TAG, self)
             self._undoable.clear()  # what another network is refused for is nothing to this one
         return build.network, build.optimizer
+
+    def _look_at(self, optimizer: nn.Cell) -> None:
+        """Leave out algorithms that need another optimizer."""
+        for algorithm in self._ours:
+            if not algorithm.needs_nn_optimizer:
+                continue
+            if isinstance(optimizer, nn.Optimizer):
+                self._missing.pop(algorithm.switch, None)  # an earlier network had another one
+            else:
+                self.leave_out(algorithm.switch, f"it needs an {needed_optimizer(optimizer)}")
 
     def _build(self, network: nn.Cell, optimizer: nn.Optimizer | None = None) -> Build:
         return Build(

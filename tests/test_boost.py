@@ -6,8 +6,10 @@ import copy
 import threading
 
 import pytest
+from mindspore import nn
+from mindspore.experimental import optim
 
-from mindspore_boost_ext import AutoBoost, BoostConfigError, NoEffectWarning
+from mindspore_boost_ext import AutoBoost, BoostConfigError, FreezeOpt, NoEffectWarning
 
 OFF = {"boost": {"mode": "disable_all"}}
 
@@ -81,6 +83,21 @@ def test_report_says_that_a_section_alone_switches_nothing_on():
     boost = AutoBoost("O1", {"grad_accumulation": {"grad_accumulation_step": 2}})
     reason = "not in level O1, and its section alone does not switch it on"
     assert boost.report()["grad_accumulation"].reason == reason
+
+
+def test_enable_all_leaves_out_what_needs_an_optimizer_of_mindspore_nn():
+    boost = AutoBoost("O1", {"boost": {"mode": "enable_all"}})
+    net = nn.SequentialCell(nn.Dense(4, 3), nn.BatchNorm1d(3), nn.Dense(3, 2))
+    other = optim.SGD(net.trainable_params(), 0.1)
+    assert boost.network_auto_process_train(net, other) == (net, other)
+    for name in ("less_bn", "grad_freeze"):
+        row = boost.report()[name]
+        assert row.status == "skipped"
+        assert "needs an nn.Optimizer, got mindspore.experimental" in row.reason
+    # The same settings for a network with another optimizer.
+    with pytest.warns(NoEffectWarning, match="less_bn"):  # it has no residual block
+        _, freezing = boost.network_auto_process_train(net, nn.SGD(net.trainable_params(), 0.1))
+    assert isinstance(freezing, FreezeOpt)
 
 
 def test_enable_all_reports_what_the_run_does_not_allow():

@@ -32,9 +32,14 @@ def check_optimizer(optimizer: object, switch: str) -> None:
     """Refuse what is no ``nn.Optimizer``, such as one of ``mindspore.experimental``."""
     if not isinstance(optimizer, nn.Optimizer):
         raise TypeError(
-            f"{switch} needs an nn.Optimizer, got {class_name(optimizer)}: give one of "
-            f"mindspore.nn, or leave {switch} out"
+            f"{switch} needs an {needed_optimizer(optimizer)}, or set mode 'manual' and leave "
+            f"{switch} out"
         )
+
+
+def needed_optimizer(optimizer: object) -> str:
+    """Return which optimizers fit, and which one was given."""
+    return f"nn.Optimizer, got {class_name(optimizer)}: give one of mindspore.nn"
 
 
 def class_name(optimizer: object) -> str:

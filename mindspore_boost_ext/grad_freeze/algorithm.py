@@ -23,6 +23,7 @@ class FreezeAlgorithm(Algorithm):
     """Freezing by a schedule of groups."""
 
     switch = "grad_freeze"
+    needs_nn_optimizer = True
     has_built = False
 
     def build(self, build: Build) -> None:

@@ -24,6 +24,7 @@ class LessBNAlgorithm(Algorithm):
     """LessBN, its head, and gradient centralization."""
 
     switch = "less_bn"
+    needs_nn_optimizer = True
 
     def __init__(self) -> None:
         self._frozen: frozenset[str] = frozenset()  # what the user's optimizer does not train
