@@ -76,11 +76,15 @@ class LabelSmoothingAlgorithm(Algorithm):
         when = step.auto_boost.config.label_smoothing.when
         if when != SHORTER or fewest_updates(step) is not None:
             return ""
-        return "is for a shortened training (when: 'shorter'), but this training is not shortened"
+        return (
+            "is for a shortened training (when: 'shorter'; 'always' is for any), but this training "
+            "is not shortened"
+        )
 
     def _unfit(self, step: BoostTrainOneStepCell, reason: str) -> None:
         if step.auto_boost.config.label_smoothing.if_unfit != SKIP:
-            raise ValueError(f"label_smoothing {reason}: leave label_smoothing out")
+            remedy = "leave label_smoothing out, or set if_unfit to 'skip'"
+            raise ValueError(f"label_smoothing {reason}: {remedy}")
         step.report().update(self.switch, SKIPPED, reason)
 
 
