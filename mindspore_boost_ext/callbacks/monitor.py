@@ -225,7 +225,8 @@ class BoostMonitor(Callback):
         number = params.cur_epoch_num
         if run.epoch is None:
             # A loop of a subclass of Model may have no number of epochs.
-            run.last_epoch = number - 1 + params.epoch_num if "epoch_num" in params else 0
+            asked = params.get("epoch_num")
+            run.last_epoch = number - 1 + asked if asked else 0
             restored, restores = restored_epochs(step_in(run.network))
             steps, epochs, then = self._done.get(run.network, (0, 0, -1))
             if then != restores and epochs != restored:  # new to this monitor, or back to a file

@@ -103,8 +103,8 @@ def test_attention_takes_it_and_keeps_its_values(mode, left_to_mindspore, settin
 
 
 def test_sixteen_bits_are_left_to_mindspore(graph_mode, left_to_mindspore):
-    x = Tensor(normal(3, 2, 4))
-    Attention().to_float(mstype.float16)(x, x)
+    inputs = [Tensor(one, mstype.float16) for one in (normal(3, 4), normal(5, 4), normal(5))]
+    Projection()(*inputs)
     assert set(left_to_mindspore) == {(mstype.float16, mstype.float16)}
 
 
