@@ -208,8 +208,8 @@ class AutoBoost:
             TypeError, ValueError: if they do not fit the settings; the network is then unchanged.
         """
         with self._all_or_nothing():
-            self.look_for_unavailable()
             self._look_at(optimizer)
+            self.look_for_unavailable()
             check_groups(optimizer)
             build = self._build(network, optimizer)
             for algorithm in self.algorithms:
@@ -226,7 +226,8 @@ class AutoBoost:
             if not algorithm.needs_nn_optimizer:
                 continue
             if isinstance(optimizer, nn.Optimizer):
-                self._missing.pop(algorithm.switch, None)  # an earlier network had another one
+                if self._missing.pop(algorithm.switch, None):  # an earlier network had another
+                    record(self._report, self.plan())
             else:
                 self.leave_out(algorithm.switch, f"it needs an {needed_optimizer(optimizer)}")
 

@@ -98,6 +98,7 @@ def test_enable_all_leaves_out_what_needs_an_optimizer_of_mindspore_nn():
     with pytest.warns(NoEffectWarning, match="less_bn"):  # it has no residual block
         _, freezing = boost.network_auto_process_train(net, nn.SGD(net.trainable_params(), 0.1))
     assert isinstance(freezing, FreezeOpt)
+    assert boost.report()["grad_freeze"].status == "applied"
 
 
 def test_enable_all_reports_what_the_run_does_not_allow():

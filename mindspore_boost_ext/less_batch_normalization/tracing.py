@@ -254,9 +254,10 @@ def _is_empty(addend: object) -> bool:
 
 def _are_tuples(one: Value, other: object) -> bool:
     """Return whether two addends are tuples, such as parts of a split: not added, but joined."""
+    is_tuple = one.node.name in SPLITS
     if isinstance(other, Value):
-        return one.node.name in SPLITS and other.node.name in SPLITS
-    return isinstance(other, (tuple, list))
+        return is_tuple and other.node.name in SPLITS
+    return isinstance(other, (tuple, list)) and bool(is_tuple or _values(other))
 
 
 def _add_operators() -> None:

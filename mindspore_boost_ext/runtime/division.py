@@ -22,19 +22,25 @@ def rule_in_force(types: tuple[str, str]) -> Callable[..., Tensor]:
 _PLAIN_BY_NUMBER, _PLAIN_BY_TENSOR = rule_in_force(BY_NUMBER), rule_in_force(BY_TENSOR)
 
 
+@ops.constexpr(check=False)  # a number that a graph does not know is None here
+def _is_zero(number: float | None) -> bool:
+    return number == 0
+
+
 def by_number(x: Tensor, y: float) -> Tensor:
     """Return ``x / y``, bit for bit as MindSpore does.
 
     On CPU, MindSpore's operator keeps 16 bytes for each value of its result for good, where the
     operands have different shapes, and so does its gradient.
     """
-    if x.dtype != mstype.float32:
+    # A graph takes 0.0 and -0.0 for one constant, and the gradient would have the other's sign.
+    if x.dtype != mstype.float32 or _is_zero(y):
         return _PLAIN_BY_NUMBER(x, y)
     return _REAL_DIV(x, y)
 
 
 def by_tensor(x: Tensor, y: Tensor) -> Tensor:
-    """Return ``x / y``; the same for a divisor of shape ()."""
+    """Return ``x / y``; the same for a divisor of shape (), whose own gradient may round apart."""
     if x.dtype != mstype.float32 or y.dtype != mstype.float32 or y.shape != ():
         return _PLAIN_BY_TENSOR(x, y)
     return _REAL_DIV(x, y)

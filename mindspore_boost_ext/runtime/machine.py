@@ -244,8 +244,8 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     Results change by rounding: with the instruction set (relative 1e-6 for a convolution), in
     ``ops.clip_by_global_norm`` (1e-6), ``ops.cross_entropy`` (1e-5) and the gradients of
-    ``ops.matmul`` and of the projections. Otherwise only wrong results of MindSpore's ``ops.pad``,
-    and windows of ``ops.max_pool2d`` with NaN or only -inf.
+    ``ops.matmul``, of the projections and of a divisor that is a Tensor. Otherwise only wrong
+    results of MindSpore's ``ops.pad``, and windows of ``ops.max_pool2d`` with NaN or only -inf.
 
     Args:
         enabled (bool): False undoes, until a call with True: blocking launch, ``ms.jit`` in the

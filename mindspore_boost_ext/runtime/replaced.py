@@ -73,8 +73,13 @@ class DivisionCure(Cure):
         return ours if ours or found == dict(division.PLAIN) else None
 
     def _put(self, ours: bool) -> None:
+        """Let our rules or MindSpore's be in force, except where a third one is."""
         for types, rule in (division.OWN if ours else division.PLAIN).items():
-            division.SIGN.register(*types)(rule)
+            known = (division.OWN[types], division.PLAIN[types])
+            if division.rule_in_force(types) in known:
+                entries = division.SIGN.entries
+                entries[:] = [one for one in entries if one[1] not in known]
+                division.SIGN.register(*types)(rule)
 
 
 FUNCTIONS = (

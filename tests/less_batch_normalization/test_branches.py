@@ -77,6 +77,18 @@ def of_two_splits(x, one, other):
     return ops.chunk(x, 2, 1) + ops.chunk(other(one(x)), 2, 1)
 
 
+class ByNumbers(residual_nets.Block):
+    """A residual block of the sum of a tensor and numbers."""
+
+    def construct(self, x):
+        x = x + (0.5,)  # noqa: RUF005
+        return self.branch(x) + x
+
+
+def test_numbers_in_a_tuple_are_added():
+    assert len(reasons(less_bn(ByNumbers()), "removed")) == 1
+
+
 @pytest.mark.parametrize("join", [from_nothing, twice, of_two_splits], ids=lambda one: one.__name__)
 def test_tuples_that_are_joined_are_no_residual_block(join):
     assert reasons(less_bn(Joined(join)), "removed") == {}

@@ -108,6 +108,13 @@ def test_sixteen_bits_are_left_to_mindspore(graph_mode, left_to_mindspore):
     assert set(left_to_mindspore) == {(mstype.float16, mstype.float16)}
 
 
+def test_a_bias_of_16_bits_is_left_to_mindspore(mode, left_to_mindspore):
+    x, w, b = normal(3, 4), normal(5, 4), normal(5).astype(np.float16)
+    found = Projection()(Tensor(x), Tensor(w), Tensor(b)).asnumpy()
+    np.testing.assert_allclose(found, x @ w.T + b, **TOLERANCE)
+    assert left_to_mindspore
+
+
 def test_mixed_precision_auto(graph_mode, monkeypatch, tmp_path):
     """MindSpore casts the inputs of the product to float16, and not those of the sum."""
     monkeypatch.chdir(tmp_path)  # MindSpore writes files of rewritten networks
