@@ -109,7 +109,7 @@ FUNCTIONS = (
         "in graphs one product of all rows with a matrix, which MindSpore copies for each sample",
     ),
     FunctionCure(
-        "projections of nn.MultiheadAttention",
+        "projections of attention",
         projections.linear,
         "by the operators of nn.Dense: the bias of each row, and no transposed matrix",
         home=nn_func,
