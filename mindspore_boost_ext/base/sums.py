@@ -12,8 +12,8 @@ _NARROWEST, _WIDEST = 64, 1024  # lengths of rows that are summed up fast and ke
 # If 2**30 finite float32 values are each multiplied by this, their sum is finite.
 _SMALL = 2.0**-40
 _fill = ops.FillV2()
-# If the divisor is one number, "/" on CPU keeps buffers of four times its result for good, and in
-# PYNATIVE_MODE takes several times as long.
+# If the divisor is one number, "/" on CPU keeps buffers of several times its result for good, and
+# in PYNATIVE_MODE takes longer.
 DIVIDE = ops.RealDiv()
 _SELECT = ops.Select()
 

@@ -80,7 +80,7 @@ class _Run:
     display: Display | None
     throughput: _Throughput = field(default_factory=_Throughput)
     epoch: _Epoch | None = None
-    last_epoch: int = 0  # 0 in an endless training
+    last_epoch: int = 0  # 0 if the loop does not say it
     step_offset: int = 0
     epoch_offset: int = 0
     learning_rate: float | list[float] | None = None

@@ -39,10 +39,6 @@ def _is_one_number(plain: nn.CrossEntropyLoss) -> bool:
     return plain.weight is None and plain.reduction != "none"
 
 
-def _may_fit(plain: ops.Primitive) -> bool:
-    return plain.format == "NCHW" and may_fit(plain)
-
-
 class Known(NamedTuple):
     """An operator or layer that is replaced."""
 
@@ -74,7 +70,7 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         # Eagerly the import speeds up the loss; MindSpore's gradient of Pad is right and fast.
         nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
         ops.Pad: Known(CheaperPad, eagerly=False),
-        ops.MaxPool: Known(CheaperMaxPool, _may_fit),
+        ops.MaxPool: Known(CheaperMaxPool, may_fit),
         _compat.GRU_STEPS: Known(CheaperGru),
         _compat.RNN_STEPS: Known(CheaperRnn),
         _compat.RELU_RNN_STEPS: Known(CheaperReluRnn),

@@ -47,9 +47,10 @@ class CheaperMaxPool(CheaperCell):
 
 
 def may_fit(plain: ops.Primitive) -> bool:
-    """Return whether a pooling fits images of some size: "same" adds at least this many rows."""
-    least = [kernel - stride for kernel, stride in zip(plain.kernel_size[2:], plain.strides[2:])]
-    return plain.pad_mode != "SAME" or max(least) <= 1
+    """Return whether images of some size can be pooled by MaxPoolWithArgmax."""
+    # "same" adds at least this many rows and columns; of several, half belong in front.
+    added = [kernel - stride for kernel, stride in zip(plain.kernel_size[2:], plain.strides[2:])]
+    return plain.format == "NCHW" and (plain.pad_mode != "SAME" or max(added) <= 1)
 
 
 def _padding(size: int, kernel: int, stride: int) -> int:

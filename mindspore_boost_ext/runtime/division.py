@@ -30,7 +30,7 @@ def _is_zero(number: float | None) -> bool:
 def by_number(x: Tensor, y: float) -> Tensor:
     """Return ``x / y``, bit for bit as MindSpore does.
 
-    On CPU, MindSpore's operator keeps 16 bytes for each value of its result for good, where the
+    On CPU, MindSpore's operator keeps buffers of several times its result for good, where the
     operands have different shapes, and so does its gradient.
     """
     # A graph takes 0.0 and -0.0 for one constant, and the gradient would have the other's sign.

@@ -146,9 +146,10 @@ def test_integers_arrive_whole_where_floats_are_sent(monkeypatch, dtype, shape):
     assert (counter.shape, counter.asnumpy().dtype) == (shape, dtype)
 
 
-def test_sizes_begin_together_where_the_first_batches_are_of_other_lengths(ended):
+@pytest.mark.parametrize("mode", ["graph", "pynative"])
+def test_sizes_begin_together_where_the_first_batches_are_of_other_lengths(ended, mode):
     """On rank 1 two of the lengths are one, and would begin at once."""
-    _, results = ended(2, "pynative")
+    _, results = ended(2, mode)
     found = [result["unequal"]["lengths"] for result in results]
     assert found[0]["begins"] == found[1]["begins"]
     assert all(one["moved"] for one in found)
