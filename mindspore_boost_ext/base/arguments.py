@@ -32,7 +32,7 @@ def check_optimizer(optimizer: object, switch: str) -> None:
     """Refuse what is no ``nn.Optimizer``, such as one of ``mindspore.experimental``."""
     if not isinstance(optimizer, nn.Optimizer):
         raise TypeError(
-            f"{switch} needs an {needed_optimizer(optimizer)}, or switch {switch} off: "
+            f"{switch} needs an {needed_optimizer(optimizer)}, or leave {switch} out: "
             f"boost.{switch}=False in mode 'manual'"
         )
 
