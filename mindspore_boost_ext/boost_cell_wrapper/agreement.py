@@ -93,7 +93,8 @@ def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batch
         {"number of epochs": str(epochs), "number of batches in an epoch": batches},
         "the training",
         "Give every rank the same number of batches, for example by num_shards and shard_id of "
-        "the dataset; to resume, load checkpoints of the same epoch.",
+        "the dataset; to resume, load checkpoints of the same epoch (BoostCheckpoint keeps the "
+        "file before, with .before in its name).",
     )
     _BEGUN.discard(step)  # a file may have been loaded since
     check_same_start_on_ranks(step)
@@ -119,7 +120,8 @@ def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
         check_equal_on_ranks(
             _counters(step),
             "the start of the training",
-            "To resume, load checkpoints of the same step into the training step on every rank.",
+            "To resume, load checkpoints of the same step into the training step on every rank "
+            "(BoostCheckpoint keeps the file before, with .before in its name).",
         )
     if not hands_out:
         _warn_of_unequal_values(step)

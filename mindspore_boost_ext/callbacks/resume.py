@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -53,7 +54,9 @@ class BoostCheckpoint(Callback):
     Args:
         path (Union[str, os.PathLike]): the file; ``.ckpt`` is added unless it ends in ``.ckpt`` or
             ``.safetensors``. With several ranks it must contain ``{rank}``, which becomes the
-            number of the rank: moments may differ between ranks.
+            number of the rank: moments may differ between ranks. Each rank then keeps the file
+            before, too, with ``.before`` in its name: ranks that are killed while they save leave
+            files of two epochs.
         epochs (int): number of epochs from one file to the next, at least 1. Default: 1.
 
     Raises:
@@ -116,6 +119,8 @@ class BoostCheckpoint(Callback):
             return
         try:
             kind, path = kind_of(self.path), _path_of_rank(self.path)
+            if launched_count() > 1 and os.path.exists(path):
+                _keep(path)
             save_checkpoint(run.train_network, path, append_dict={EPOCH: done}, format=kind)
         except OSError as error:
             self._warn(f"{error.strerror}; training goes on")
@@ -208,6 +213,14 @@ def _path_of_rank(path: str) -> str:
             f"{(name + '.rank' + _RANK if own == name else own) + suffix!r}, with the braces"
         )
     return path.replace(_RANK, str(rank))
+
+
+def _keep(path: str) -> None:
+    """Copy a file to the name that has ``.before`` in it; that is whole at any time, too."""
+    name, suffix = os.path.splitext(path)
+    fresh = f"{name}.saving{suffix}"
+    shutil.copyfile(path, fresh)
+    os.replace(fresh, f"{name}.before{suffix}")
 
 
 def _read(path: str) -> dict[str, Any]:

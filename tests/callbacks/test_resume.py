@@ -575,6 +575,18 @@ def test_each_rank_has_a_file_of_its_own(tmp_path, monkeypatch):
     assert restore(accumulating().train_network, tmp_path / "run{rank}.ckpt") == 1
 
 
+def test_a_rank_keeps_the_file_before(tmp_path, monkeypatch):
+    """Of ranks that are killed while they save, one may be an epoch ahead."""
+    as_rank(monkeypatch, 1, 2)
+    path, before = tmp_path / "run{rank}.ckpt", tmp_path / "run{rank}.before.ckpt"
+    train(accumulating(), 3, BoostCheckpoint(path))
+    assert sorted(os.listdir(tmp_path)) == ["run1.before.ckpt", "run1.ckpt"]
+    assert restore(accumulating().train_network, path) == 3
+    second = accumulating()
+    assert restore(second.train_network, before) == 2
+    nets.assert_same(train(second, 3, done=2), train(accumulating(), 3))
+
+
 class StopAfter(Callback):
     """Ends the training at the end of an epoch, as EarlyStopping does."""
 
