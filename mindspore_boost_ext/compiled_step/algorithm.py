@@ -64,8 +64,9 @@ class StepGraph:
             outputs = function(*inputs)
         except Exception as error:  # the network may raise any
             raise ValueError(
-                "compiled_step cannot run this step as a graph: leave compiled_step out, or write "
-                f"the network so that GRAPH_MODE can compile it. {described(error, _SHOWN)}"
+                "compiled_step cannot run this step as a graph: leave compiled_step out, or give "
+                "a network, a loss and an optimizer that GRAPH_MODE can compile. "
+                f"{described(error, _SHOWN)}"
             ) from error
         self.cells.append(cell)
         self._functions[training] = function
