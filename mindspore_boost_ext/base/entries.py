@@ -27,8 +27,11 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
     """Return whether a value under a name has one entry for each parameter of an optimizer.
 
     Raises:
-        ValueError: if the class is the user's own and the numbers may be equal by chance.
+        ValueError: if the class is the user's own and the numbers may be equal by chance, or if a
+            dict holds such a value.
     """
+    if isinstance(value, dict):
+        _check_dict(name, value, optimizer)
     if not _has_entry_for_each(value, optimizer):
         return False
     kind, entries = type(optimizer), cast(Iterable[object], value)
@@ -50,6 +53,19 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
         "belongs to one parameter, name it in the class attribute parameter_aligned = "
         f"({name!r},), otherwise in parameter_free = ({name!r},)"
     )
+
+
+def _check_dict(name: str, held: dict[Any, object], optimizer: nn.Optimizer) -> None:
+    """Raise a ``ValueError`` if a dict has a list of state with one Parameter for each weight."""
+    trained = {id(one) for one in optimizer.parameters}
+    for key, value in held.items():
+        entries = list(value) if isinstance(value, (tuple, list)) else []
+        is_state = all(isinstance(one, Parameter) and id(one) not in trained for one in entries)
+        if len(entries) == len(trained) and is_state:
+            raise ValueError(
+                f"{type(optimizer).__name__}.{name}[{key!r}] has a Parameter for each weight. It "
+                "cannot be split within a dict: hold it as an attribute of its own"
+            )
 
 
 def entries_at(value: object, positions: Sequence[int]) -> object:

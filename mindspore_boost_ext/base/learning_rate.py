@@ -36,7 +36,9 @@ def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
         if getattr(inner, "learning_rate", None) is not None:
             return read_learning_rate(inner)
     groups = getattr(optimizer, "param_groups", ())  # of mindspore.experimental.optim
-    rate: Any = [one["lr"] for one in groups if isinstance(one, dict) and "lr" in one]
+    # mint's SGD updates by the second one, and no scheduler changes it.
+    held = [one for one in groups if isinstance(one, dict) and "lr" in one]
+    rate: Any = [one.get("lr_float", one["lr"]) for one in held]
     rate = rate[0] if len(rate) == 1 else rate or getattr(optimizer, "learning_rate", None)
     if rate is None or getattr(optimizer, "relative_step", False):
         return None
@@ -59,6 +61,20 @@ def _rate_at(rate: Any, optimizer: nn.Optimizer) -> float:
             if not np.array_equal(value, host_array(one)):
                 ops.assign(one, Tensor(value, one.dtype))
     return float(np.reshape(host_array(rate), ()))
+
+
+def take_in_rates(optimizer: nn.Cell) -> None:
+    """Write the rates that a script has set in ``param_groups`` into the optimizer's Parameters.
+
+    ``optimizer.param_groups[0]["lr"] = 0.01``, of ``mindspore.experimental.optim``, puts a number
+    in the place of the Parameter, and graphs and checkpoints know the Parameter only.
+    """
+    groups = getattr(optimizer, "param_groups", ())
+    for group, held in zip(groups, getattr(optimizer, "lrs", ())):
+        given = group.get("lr")
+        if given is not held and isinstance(given, (int, float, Tensor)):
+            ops.assign(held, Tensor(np.reshape(host_array(given), ()), held.dtype))
+            group["lr"] = held
 
 
 def host_array(value: object) -> np.ndarray:

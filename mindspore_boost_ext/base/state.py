@@ -9,7 +9,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import base_of
-from mindspore_boost_ext.base.cells import parameters_in_lists
+from mindspore_boost_ext.base.cells import leaves
 
 _PLACES = "boost_in_its_place"
 _GAINED = "gained"
@@ -65,11 +65,22 @@ def exchange_parameters(cell: nn.Cell, stand_ins: dict[int, Parameter]) -> None:
         if any(id(parameter) in stand_ins for parameter in held.values()):
             changed = [(name, stand_ins.get(id(value), value)) for name, value in held.items()]
             _compat.set_own_parameters(one, type(held)(changed))
-        for name, value in list(vars(one).items()):
-            if isinstance(value, (tuple, list)) and any(id(entry) in stand_ins for entry in value):
-                entries = [stand_ins.get(id(entry), entry) for entry in value]
-                kind = ParameterTuple if isinstance(value, ParameterTuple) else type(value)
-                vars(one)[name] = getattr(kind, "_make", kind)(entries)  # of a named tuple
+        for name, value in _compat.own_attributes(one).items():
+            if not isinstance(value, Parameter) and any(id(e) in stand_ins for e in leaves(value)):
+                vars(one)[name] = _exchanged(value, stand_ins)
+
+
+def _exchanged(value: Any, stand_ins: dict[int, Parameter]) -> Any:
+    """Return nested tuples, lists and dicts, each of its own kind, over the replacements."""
+    if isinstance(value, dict):
+        copy = value.copy()
+        copy.update((key, _exchanged(one, stand_ins)) for key, one in value.items())
+        return copy
+    if not isinstance(value, (tuple, list)):
+        return stand_ins.get(id(value), value)
+    kind = ParameterTuple if isinstance(value, ParameterTuple) else type(value)
+    # The second is of a named tuple.
+    return getattr(kind, "_make", kind)([_exchanged(one, stand_ins) for one in value])
 
 
 def _rates_by_identity(old: nn.Optimizer, new: nn.Optimizer) -> dict[int, Parameter]:
@@ -96,7 +107,7 @@ def _state(optimizer: nn.Optimizer) -> list[Parameter]:
 
 
 def list_hidden_parameters(optimizer: nn.Cell, network: nn.Cell) -> None:
-    """Let an optimizer list Parameters that it holds in Python lists: else no checkpoint has them.
+    """Let an optimizer list Parameters in its lists and dicts: else no checkpoint has them.
 
     A name that the network uses is left out: a checkpoint holds each name only once.
     """
@@ -108,7 +119,7 @@ def list_hidden_parameters(optimizer: nn.Cell, network: nn.Cell) -> None:
 
 
 def _hidden_in(optimizer: nn.Cell) -> dict[str, Parameter]:
-    """Return, by name, the Parameters in an optimizer's Python lists that it does not list.
+    """Return, by name, the Parameters in an optimizer's lists and dicts that it does not list.
 
     Optimizers of ``mindspore.experimental`` hold their rates so, ASGD and NAdam also moments; the
     user's own may hold anything so. Those of ``mindspore.nn`` list all their Parameters.
@@ -116,7 +127,8 @@ def _hidden_in(optimizer: nn.Cell) -> dict[str, Parameter]:
     if isinstance(optimizer, nn.Optimizer) and type(optimizer).__module__.startswith(_LISTING):
         return {}
     listed = {one.name for one in optimizer.get_parameters()}
+    held = leaves(_compat.own_attributes(optimizer))
     # In a file, two Parameters of one name cannot be told apart. The name of an unnamed one has a
     # number that differs from run to run.
-    held = parameters_in_lists(optimizer)
-    return {one.name: one for one in held if one.name not in listed and "#" not in one.name}
+    found = (one for one in held if isinstance(one, Parameter) and "#" not in one.name)
+    return {one.name: one for one in found if one.name not in listed}

@@ -14,6 +14,8 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext.algorithm import seen_in_first_batch
+from mindspore_boost_ext.base.arguments import innermost
+from mindspore_boost_ext.base.learning_rate import take_in_rates
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import shown
@@ -64,6 +66,7 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     path = checkpoint_path(path, settings.get("format", "ckpt"))
     step = step_in(save_obj)
     if isinstance(step, nn.TrainOneStepCell):
+        take_in_rates(innermost(step.optimizer))
         seen = seen_in_first_batch(step)
         seen = {FIRST_BATCH: seen} if seen else {}
         in_force: Any = json.dumps({**settings_of(step), **seen})

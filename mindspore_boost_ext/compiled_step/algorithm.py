@@ -9,6 +9,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.centralization import owned_parameters
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
@@ -41,20 +42,24 @@ class StepGraph:
     """A step, without a choice of variants, as a compiled function.
 
     MindSpore compiles for each shape of the inputs. It does not notice if a layer changes between
-    training and evaluation mode. So each pattern of modes has a function of its own.
+    training and evaluation mode, or if a number changes in the ``param_groups`` of an optimizer. So
+    each pattern of modes and numbers has a function of its own.
     """
 
     def __init__(self, step: BoostTrainOneStepCell) -> None:
         self.step = step
         self.cells: list[nn.Cell] = []
-        self._functions: dict[tuple[bool, ...], Any] = {}
+        self._functions: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the step; where it cannot be compiled, raise a ``ValueError``, and train nothing."""
         if not all(isinstance(one, Tensor) for one in inputs):
             self._check_state(inputs)
-        training = tuple(one.training for _, one in self.step.network.cells_and_names())
-        function = self._functions.get(training)
+        modes = tuple(one.training for _, one in self.step.network.cells_and_names())
+        groups = getattr(self.step.optimizer, "param_groups", ())
+        numbers = tuple(one for one in leaves(groups) if isinstance(one, (int, float)))
+        state = modes, numbers
+        function = self._functions.get(state)
         if function is not None:
             return function(*inputs)
         self._check_hooks()
@@ -69,7 +74,7 @@ class StepGraph:
                 f"{described(error, _SHOWN)}"
             ) from error
         self.cells.append(cell)
-        self._functions[training] = function
+        self._functions[state] = function
         return outputs
 
     def _check_state(self, inputs: tuple[Any, ...]) -> None:

@@ -9,6 +9,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import innermost
+from mindspore_boost_ext.base.learning_rate import take_in_rates
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.base.state import list_hidden_parameters
 from mindspore_boost_ext.config.rules import shown
@@ -55,7 +56,8 @@ class Update(nn.Cell):
         return part
 
     def before_step(self, *inputs: Tensor) -> None:
-        """Look at the batch on the host, before a step runs."""
+        """Look at the batch on the host, before a step runs, and at what the script has set."""
+        take_in_rates(innermost(self.optimizer))
 
     def last_inputs(self) -> tuple[Any, ...] | None:
         """Return the batch to run the network on when a window is closed before it is full.

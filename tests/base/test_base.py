@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 
 import mindspore as ms
 import nets
@@ -115,16 +115,19 @@ class HoldsAPair(nn.Optimizer):
         self.low = Parameter(Tensor(0.0), name="low")
         self.high = Parameter(Tensor(1.0), name="high")
         self.pair = Pair(self.low, self.high)
+        self.held = defaultdict(dict, {"low": {"once": [self.low]}})
 
     def construct(self, gradients):
         return gradients
 
 
-def test_state_in_a_named_tuple_goes_on():
+def test_state_in_a_named_tuple_and_in_a_dict_goes_on():
     first = HoldsAPair(parameters())
     second = rebuilt(first, carry_state=True)
     assert type(second.pair) is Pair
     assert (second.pair.low is first.low, second.pair.high is first.high) == (True, True)
+    assert second.held["low"]["once"][0] is first.low
+    assert second.held["new"] == {}
 
 
 def test_without_its_state_the_old_one_is_left_alone():

@@ -6,7 +6,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.nn.optim.optimizer import opt_init_args_register
 from models import model_of
 
@@ -305,6 +305,23 @@ def test_a_parameter_with_an_entry_for_each_of_them_cannot_be_divided():
         optimizer_view(optimizer, (1, 2))
 
 
+class InADict(nn.Optimizer):
+    """Keeps a Parameter for each weight in a list within a dict."""
+
+    def __init__(self, params):
+        super().__init__(0.1, params)
+        self.held = {"sums": [Parameter(one * 0, name=f"sum.{one.name}") for one in params]}
+
+
+def test_state_in_a_dict_cannot_be_divided():
+    """A group of weights would get the sums of the first ones."""
+    optimizer = InADict(nets.MLP().trainable_params())
+    with pytest.raises(
+        ValueError, match=r"InADict\.held\['sums'\] has a Parameter for each .* own"
+    ):
+        optimizer_view(optimizer, (1, 2))
+
+
 @pytest.mark.parametrize("name", ["learning_rate", "opt_class", "is_lars", "single_opt"])
 def test_what_an_optimizer_process_has_read_is_not_set_anew(name):
     process = OptimizerProcess(nets.momentum(nets.MLP().trainable_params()))
@@ -328,3 +345,10 @@ def test_a_rate_is_read_before_its_schedule_is_put_back(mode):
     schedule = Falls()
     assert read_learning_rate(nn.SGD(nets.MLP().trainable_params(), schedule)) == 0.25
     assert schedule.rate.asnumpy() == 0.5
+
+
+def test_the_rate_of_mints_sgd_is_the_number_it_computes_with():
+    """A scheduler changes the other one, which it does not read."""
+    optimizer = mint.optim.SGD(nets.MLP().trainable_params(), lr=0.5)
+    ops.assign(optimizer.param_groups[0]["lr"], 0.25)
+    assert read_learning_rate(optimizer) == 0.5

@@ -9,7 +9,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, experimental, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, experimental, nn, ops
 from mindspore.train import Callback
 from models import model_of
 
@@ -539,6 +539,97 @@ def test_a_loop_with_an_experimental_optimizer_goes_on_from_a_file(mode, kind, t
     whole = run(4)
     run(1, BoostCheckpoint(path))
     assert run(4, restored=True) == whole[2:]
+
+
+class InDicts(experimental.optim.Optimizer):
+    """Momentum with state where AdamW of mint has its own, and where the base class offers to."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.25})
+        for group in self.param_groups:
+            group["sums"] = ParameterTuple(group["params"]).clone(prefix="sum", init="zeros")
+        self.state["count"]["steps"] = Parameter(Tensor(0.0), name="count.steps")
+
+    def construct(self, gradients):
+        rate = self.lrs[0] / (1 + self.state["count"]["steps"])
+        ops.assign_add(self.state["count"]["steps"], Tensor(1.0))
+        for place, one in enumerate(self.parameters):
+            total = self.param_groups[0]["sums"][place] * 0.9 + gradients[place]
+            ops.assign(self.param_groups[0]["sums"][place], total)
+            ops.assign(one, one - total * rate)
+        return True
+
+
+def test_state_that_an_optimizer_keeps_in_dicts_is_in_the_file(mode, tmp_path):
+    def run(epochs, *callbacks, restored=False):
+        net = nets.MLP()
+        optimizer = InDicts(net.trainable_params())
+        step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=OFF)
+        done = restore(step.train_network, path) if restored else 0
+        data = [tuple(Tensor(one) for one in pair) for pair in nets.batches(2)]
+        batches = step.over(data, epochs, callbacks, initial_epoch=done)
+        return [float(step(*batch).asnumpy()) for batch in batches]
+
+    path = tmp_path / "run"
+    whole = run(3)
+    run(1, BoostCheckpoint(path))
+    assert run(3, restored=True) == whole[2:]
+
+
+COMPILED = {
+    "boost": {"mode": "manual", "less_bn": False, "grad_freeze": False},
+    "compiled_step": {},
+}
+
+
+@pytest.mark.parametrize("config", [OFF, COMPILED], ids=["plain step", "compiled step"])
+@pytest.mark.parametrize("rate", [0.0, 1, Tensor(0.125)])
+def test_a_rate_that_a_script_sets_in_a_group(mode, config, rate, tmp_path):
+    """Updates of SGD are in proportion to it, and a file has it."""
+
+    def build():
+        net = nets.MLP()
+        optimizer = experimental.optim.SGD(net.trainable_params(), lr=0.25)
+        return (
+            net,
+            optimizer,
+            make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config),
+        )
+
+    moved, batch = [], [Tensor(one) for one in nets.batches(1)[0]]
+    for sets in (False, True):
+        net, optimizer, step = build()
+        step(*batch)
+        if sets:
+            optimizer.param_groups[0]["lr"] = rate
+        before = nets.weights(net)
+        step(*batch)
+        moved.append({name: now - before[name] for name, now in nets.weights(net).items()})
+    for name, movement in moved[1].items():
+        # Differences of weights of about 1, each with the rounding of float32.
+        np.testing.assert_allclose(movement, moved[0][name] * float(rate) / 0.25, atol=1e-6)
+    optimizer.param_groups[0]["lr"] = 0.5
+    save_checkpoint(step.train_network, tmp_path / "run.ckpt", append_dict={"epoch": 1})
+    _, other, second = build()
+    restore(second.train_network, tmp_path / "run.ckpt")
+    assert read_learning_rate(other) == 0.5
+
+
+def test_a_weight_decay_that_a_script_changes_in_a_group(pynative_mode):
+    """A compiled step is compiled again for it."""
+    found = []
+    for config in (OFF, COMPILED):
+        net = nets.MLP()
+        optimizer = experimental.optim.SGD(net.trainable_params(), lr=0.25)
+        step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config)
+        for decay in (0.0, 0.5):
+            optimizer.param_groups[0]["weight_decay"] = decay
+            step(*(Tensor(one) for one in nets.batches(1)[0]))
+        found.append(nets.weights(net))
+    for name, value in found[0].items():
+        np.testing.assert_allclose(
+            value, found[1][name], rtol=1e-5, atol=1e-6
+        )  # a graph's rounding
 
 
 def test_a_file_from_before_rates_were_in_it_is_restored_with_a_warning(monkeypatch, tmp_path):
