@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
+
+Tensors = tuple[Tensor, ...]
 
 # each(function, *tuples) returns the tuple of function(*entries). In a graph MindSpore makes new
 # graphs for every pass of a Python loop, about 10 ms each to compile; this takes 0.1 ms.
