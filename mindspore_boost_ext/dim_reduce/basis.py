@@ -248,7 +248,8 @@ def load_basis(
     path = os.fspath(path)
     try:
         with open_regular(path) as file:
-            basis = _read_npz(file) if path.endswith(".npz") else _read_npy(file)
+            is_npz = path.endswith(".npz")
+            basis = _read_npz(file) if is_npz else Basis(_read_array(file), np.empty(0))
         _check_basis(basis, n_components, layout)
     except Exception as error:  # a damaged or hostile file may make its readers raise anything
         raise ValueError(
@@ -281,10 +282,6 @@ def open_regular(path: str) -> Iterator[BinaryIO]:
         raise ValueError("it is not a regular file")
     with os.fdopen(handle, "rb") as file:
         yield file
-
-
-def _read_npy(file: BinaryIO) -> Basis:
-    return Basis(_read_array(file), np.empty(0))
 
 
 def _read_npz(file: BinaryIO) -> Basis:

@@ -18,6 +18,9 @@ from mindspore_boost_ext.dim_reduce.projection import Subspace
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 P_BFGS, TWA = "p-bfgs", "twa"
+# The arguments of DimReduce that are settings of its section.
+_OF_TRIALS = ("trials", "first_update_scaling", "stall_limit")
+SEARCH_SETTINGS = ("rho", "gamma", "alpha", "sigma", *_OF_TRIALS)
 _CURVATURE_ABOVE = 1e-20
 _DROPOUTS = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
@@ -109,16 +112,8 @@ class DimReduce(Subspace):
         stall_limit: int | None = 3,
         gradients_mean: bool = True,
     ) -> None:
-        DimReduceConfig.check(
-            "DimReduce",
-            rho=rho,
-            gamma=gamma,
-            alpha=alpha,
-            sigma=sigma,
-            trials=trials,
-            first_update_scaling=first_update_scaling,
-            stall_limit=stall_limit,
-        )
+        given = locals()
+        DimReduceConfig.check("DimReduce", **{name: given[name] for name in SEARCH_SETTINGS})
         super().__init__(tuple(weight), pca_mat_local, n_components, rank, rank_size)
         self.network = network
         self.optimizer = optimizer

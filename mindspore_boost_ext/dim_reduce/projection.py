@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.mapping import Tensors, each
 from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.config.rules import check_all, integer, shown
 from mindspore_boost_ext.config.sections import DimReduceConfig
@@ -57,11 +57,11 @@ class Subspace(nn.Cell):
     # MindSpore never frees the graph of a function of ms.jit that holds a view (reshape, slice,
     # transpose, broadcast_to): views are taken outside of these functions, here and in DimReduce.
 
-    def flat(self, values: tuple[Tensor, ...]) -> Tensor:
+    def flat(self, values: Tensors) -> Tensor:
         """Return tensors of the weights' shapes as one float32 column [n, 1]."""
         return ops.concat(each(_column, values), 0)
 
-    def parts(self, column: Tensor) -> tuple[Tensor, ...]:
+    def parts(self, column: Tensor) -> Tensors:
         """Return a column [n, 1] as tensors of the weights' shapes and dtypes."""
         take = ops.partial(self._part, column)
         return each(take, self.starts, self.sizes, self.weight)
@@ -96,7 +96,7 @@ class Subspace(nn.Cell):
         weight: Sequence[Parameter],
         weight_clone: Sequence[Tensor],
         *inputs: Tensor,
-    ) -> Tensor | tuple[Tensor, ...]:
+    ) -> Tensor | Tensors:
         """Run the step without the weights as inputs: they are known, and GRAPH_MODE takes none."""
         if not isinstance(loss_scale, Tensor):
             loss_scale = Tensor(float(loss_scale), ms.float32)
@@ -140,7 +140,7 @@ class ProjectedGradient(Subspace):
         super().__init__(**subspace)
         self.optimizer = optimizer
 
-    def construct(self, loss: Tensor, old_grad: tuple[Tensor, ...], *others: object) -> Tensor:
+    def construct(self, loss: Tensor, old_grad: Tensors, *others: object) -> Tensor:
         """Project the gradient and run the optimizer; weights and inputs are not needed."""
         return ops.depend(loss, self.optimizer(self.parts(self._inside(self.flat(old_grad)))))
 

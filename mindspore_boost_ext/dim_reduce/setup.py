@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import mindspore as ms
@@ -25,38 +25,17 @@ from mindspore_boost_ext.dim_reduce.basis import (
     rows_of_rank,
     snapshot_mean,
 )
-from mindspore_boost_ext.dim_reduce.p_bfgs import P_BFGS, TWA, DimReduce
+from mindspore_boost_ext.dim_reduce.p_bfgs import P_BFGS, SEARCH_SETTINGS, TWA, DimReduce
 from mindspore_boost_ext.dim_reduce.projection import ProjectedGradient
 from mindspore_boost_ext.dim_reduce.snapshots import layout_of, read_snapshots, snapshot_files
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.runtime.ranks import rank_and_count
 
-# The attribute of an optimizer that holds the basis for the step; upstream stores True there.
+# The attribute of an optimizer with this rank's rows of the basis, which rank it is, and of how
+# many: arguments of the step's Cell. Upstream stores True there.
 _TAG = "dim_reduce"
 # Keys for the next Model on the same optimizer: its SGD, its search and the mean at its start.
 _SGD, _SEARCH, _MEAN = "dim_reduce.sgd", "dim_reduce.search", "dim_reduce.mean"
-_RULES = ("rho", "gamma", "alpha", "sigma", "trials", "first_update_scaling", "stall_limit")
-
-
-@dataclass(frozen=True, eq=False)
-class Share:
-    """One rank's share of a basis.
-
-    Attributes:
-        rows: float32 [rows, n], the rows of this rank.
-        explained: the share of variance along each of all k directions; empty when not known.
-        mean: float32 [n], the mean of the snapshots, or None.
-        source: where the basis comes from, in words.
-        snapshots: how many snapshots it was made from; 0 if a file holds the basis.
-    """
-
-    rows: np.ndarray
-    rank: int
-    rank_size: int
-    explained: np.ndarray
-    mean: np.ndarray | None
-    source: str
-    snapshots: int = 0
 
 
 def prepare(
@@ -81,19 +60,20 @@ def prepare(
     known = {id(one) for one in ordered}
     ordered += [one for one in optimizer.parameters if id(one) not in known]
     read = _from_file if settings.pca_mat_path else _from_folder
-    layout = layout_of(ordered)
-    share = read(layout, settings, *_ranks())
-    reason = _explanation(share, settings)
+    layout, (rank, rank_size) = layout_of(ordered), _ranks()
+    own, source, snapshots = read(layout, settings, rank, rank_size)
+    reason = f"{settings.method} in {settings.n_components} directions of {source}"
+    reason += _explained(own.explained)
     if settings.method == P_BFGS:
         reason = f"{type(optimizer).__name__} is replaced by SGD(1.0), as upstream does; {reason}"
         optimizer = _taking_steps_whole(optimizer, ordered)
     elif settings.method == TWA:
-        reason += _start_at_mean(optimizer, ordered, share)
-    rows = reordered(share.rows, layout, layout_of(optimizer.parameters))
-    optimizer.__dict__[_TAG] = replace(share, rows=rows, mean=None)
-    counts = {"components": settings.n_components, "weights": share.rows.shape[1]}
-    if share.snapshots:
-        counts["snapshots"] = share.snapshots
+        reason += _start_at_mean(optimizer, ordered, own.mean)
+    rows = reordered(own.components, layout, layout_of(optimizer.parameters))
+    optimizer.__dict__[_TAG] = {"pca_mat_local": rows, "rank": rank, "rank_size": rank_size}
+    counts = {"components": settings.n_components, "weights": rows.shape[1]}
+    if snapshots:
+        counts["snapshots"] = snapshots
     return optimizer, reason, counts
 
 
@@ -101,19 +81,13 @@ def make_dim_reduce(
     network: nn.Cell, optimizer: nn.Cell, settings: DimReduceConfig, gradients_mean: bool
 ) -> nn.Cell | None:
     """Return the Cell that does the step in the subspace, or None if ``optimizer`` has no basis."""
-    share = getattr(optimizer, _TAG, None)
-    if not isinstance(share, Share):
+    own = getattr(optimizer, _TAG, None)
+    if not isinstance(own, dict):
         return None
-    subspace = {
-        "weight": optimizer.parameters,
-        "pca_mat_local": share.rows,
-        "n_components": settings.n_components,
-        "rank": share.rank,
-        "rank_size": share.rank_size,
-    }
+    subspace = {**own, "weight": optimizer.parameters, "n_components": settings.n_components}
     if settings.method != P_BFGS:
         return ProjectedGradient(optimizer, **subspace)
-    rules = {name: getattr(settings, name) for name in _RULES}
+    rules = {name: getattr(settings, name) for name in SEARCH_SETTINGS}
     search = DimReduce(network, optimizer, **subspace, **rules, gradients_mean=gradients_mean)
     _go_on(search, in_its_place(optimizer))
     return search
@@ -139,7 +113,10 @@ def _taking_steps_whole(optimizer: nn.Cell, ordered: Sequence[Any]) -> nn.Optimi
     return found
 
 
-def _from_file(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int) -> Share:
+def _from_file(
+    layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int
+) -> tuple[Basis, str, int]:
+    """Return this rank's rows, and their source in words; 0 for the number of snapshots."""
     path, k = str(settings.pca_mat_path), settings.n_components
 
     def read() -> tuple[Basis, int]:
@@ -148,10 +125,13 @@ def _from_file(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: 
 
     basis = _agreed(read, settings.timeout, rank_size)
     rows = np.array(basis.components[rows_of_rank(k, rank, rank_size)])
-    return Share(rows, rank, rank_size, basis.explained, basis.mean, f"basis {path}")
+    return replace(basis, components=rows), f"basis {path}", 0
 
 
-def _from_folder(layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int) -> Share:
+def _from_folder(
+    layout: Layout, settings: DimReduceConfig, rank: int, rank_size: int
+) -> tuple[Basis, str, int]:
+    """Make a basis of snapshots; return this rank's rows, their source, and how many there are."""
     folder, k = str(settings.weight_load_dir), settings.n_components
 
     def read() -> tuple[np.ndarray, int]:
@@ -169,7 +149,7 @@ def _from_folder(layout: Layout, settings: DimReduceConfig, rank: int, rank_size
     mean = snapshot_mean(matrix) if settings.method == TWA else None
     own = coefficients[rows_of_rank(k, rank, rank_size)]
     rows = project(matrix, own, overwrite=not isinstance(matrix, np.memmap))
-    return Share(rows, rank, rank_size, explained, mean, folder, len(matrix))
+    return Basis(rows, explained, mean), folder, len(matrix)
 
 
 def _coefficients(
@@ -268,30 +248,27 @@ def _ranks() -> tuple[int, int]:
     return 0, 1
 
 
-def _explanation(share: Share, settings: DimReduceConfig) -> str:
-    text = f"{settings.method} in {settings.n_components} directions of {share.source}"
-    explained = np.cumsum(share.explained)
-    if not len(explained):
-        return text
-    shown = sorted({min(count, len(explained)) for count in (5, 10, len(explained))})
-    shares = ", ".join(f"first {count} {explained[count - 1]:.1%}" for count in shown)
-    return f"{text}, explained variance: {shares}"
+def _explained(shares: np.ndarray) -> str:
+    """Return in words the variance along the first 5, the first 10 and all directions."""
+    sums = np.cumsum(shares)
+    counts = sorted({min(count, len(sums)) for count in (5, 10, len(sums))} - {0})
+    words = ", ".join(f"first {count} {sums[count - 1]:.1%}" for count in counts)
+    return f", explained variance: {words}" if words else ""
 
 
-def _start_at_mean(optimizer: nn.Cell, ordered: Sequence[Any], share: Share) -> str:
+def _start_at_mean(optimizer: nn.Cell, ordered: Sequence[Any], mean: np.ndarray | None) -> str:
     """Set the weights to the mean, unless an earlier Model on this optimizer did; say which."""
-    if share.mean is None:
+    if mean is None:
         raise ValueError(
             "dim_reduce.method 'twa' starts at the mean of the snapshots, which this basis does "
             "not hold: give a .npz file of save_basis, or dim_reduce.weight_load_dir instead"
         )
     kept = in_its_place(optimizer)
-    if np.array_equal(kept.get(_MEAN, ()), share.mean):
+    if np.array_equal(kept.get(_MEAN, ()), mean):
         return "; the weights continue those of an earlier Model, begun at the snapshots' mean"
-    kept[_MEAN] = share.mean
-    start = 0
-    for parameter in ordered:
-        part = share.mean[start : start + parameter.size].reshape(parameter.shape)
-        parameter.set_data(Tensor(part.copy()).astype(parameter.dtype))
-        start += parameter.size
+    kept[_MEAN] = mean
+    ends = np.cumsum([parameter.size for parameter in ordered])
+    for parameter, part in zip(ordered, np.split(mean, ends[:-1])):
+        values = Tensor(part.reshape(parameter.shape).copy())
+        parameter.set_data(values.astype(parameter.dtype))
     return "; the weights start at the mean of the snapshots"
