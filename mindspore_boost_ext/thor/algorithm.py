@@ -11,6 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.base.cells import declared_shapes, is_open
+from mindspore_boost_ext.base.mapping import Tensors
 from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.stages.choice import Chooser, StepChoice
 from mindspore_boost_ext.thor.optimizer import NO_LAYER, THOR, thor_of
@@ -45,13 +46,11 @@ class FactorCaptures(nn.Cell):
         """The weight of each layer that captures."""
         return [plan.weight for plan in self.thor.curvature.plans]
 
-    def prepared(
-        self, captured: tuple[Tensor, ...], scales: Tensor | tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
+    def prepared(self, captured: Tensors, scales: Tensor | Tensors) -> Tensors:
         """Return gradients of :attr:`parameters` in the form that :meth:`use` takes."""
         return self.thor.curvature.prepared(captured, scales)
 
-    def use(self, captured: tuple[Tensor, ...]) -> Tensor:
+    def use(self, captured: Tensors) -> Tensor:
         """Take in new factors."""
         return self.thor.refresh(captured)
 
@@ -129,19 +128,15 @@ class ThorAlgorithm(Algorithm):
         for row in thor.rows():
             report.put(row)
         if thor.factors:
-            self._check_construct(step)
+            if not step.runs_our_construct():
+                raise ValueError(
+                    f"{type(step).__name__} overrides construct, so THOR cannot see activations "
+                    "and output gradients: change the update by an Algorithm (algorithms=[...]) "
+                    "instead"
+                )
             thor.taps.follow(step.network)
             step.captures_part = FactorCaptures(thor)
             step.choose_last(self._choice)
-
-    @staticmethod
-    def _check_construct(step: BoostTrainOneStepCell) -> None:
-        """Refuse a subclass with its own ``construct``, in which taps do not work."""
-        if not step.runs_our_construct():
-            raise ValueError(
-                f"{type(step).__name__} overrides construct, so THOR cannot see activations and "
-                "output gradients: change the update by an Algorithm (algorithms=[...]) instead"
-            )
 
     @staticmethod
     def _choice(step: BoostTrainOneStepCell) -> StepChoice:

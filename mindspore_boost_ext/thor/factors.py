@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.mapping import Tensors, each
 from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.base.sums import DIVIDE, chosen
 from mindspore_boost_ext.thor.inverse import inverse_for_device
@@ -23,21 +22,6 @@ _SUM, _ANY, _ALL = ops.ReduceSum(), ops.ReduceAny(), ops.ReduceAll()
 _NOT_EQUAL, _IS_FINITE = ops.NotEqual(), ops.IsFinite()
 _EYE, _MUL, _MATMUL, _RESHAPE = ops.Eye(), ops.Mul(), ops.MatMul(), ops.Reshape()
 _CAST, _ASSIGN, _AND, _CONCAT = ops.Cast(), ops.Assign(), ops.LogicalAnd(), ops.Concat()
-
-
-@dataclass(frozen=True)
-class CurvatureSettings:
-    """When and how factors become inverses; see README.md.
-
-    Attributes:
-        trace_rule: (ω1, ω2), or None to invert in every refresh.
-        pi_damping: whether the damping is shared out between A and G by their traces.
-        moving_average: ρ in [0, 1): the share of the old factors.
-    """
-
-    trace_rule: tuple[float, float] | None = None
-    pi_damping: bool = False
-    moving_average: float = 0.0
 
 
 def _identity(shape: tuple[int, ...]) -> np.ndarray:
@@ -74,11 +58,13 @@ def _renewed(layer: nn.Cell, *inputs: Tensor) -> Tensor:
 class LayerFactors(nn.Cell):
     """Factors and inverses of one layer; before the first refresh the inverses are the identity."""
 
-    def __init__(self, plan: LayerPlan, settings: CurvatureSettings) -> None:
+    def __init__(self, plan: LayerPlan, inverts_always: bool, keeps_all: bool) -> None:
         super().__init__(auto_prefix=False)
+        # Whether every refresh inverts, and whether moving averages take in every usable factor.
+        self.inverts_always, self.keeps_all = inverts_always, keeps_all
         self.sizes, self.block = (plan.a_size, plan.g_size), plan.block
         self.diagonal = plan.kind == EMBEDDING
-        self.settings, self.inverse = settings, inverse_for_device()
+        self.inverse = inverse_for_device()
         name, a, g = f"thor.{plan.weight.name}", plan.a_shape, plan.g_shape
         # Gradients with respect to these two bring the factors out of the backward pass.
         self.a = state(f"{name}.a", np.zeros(a), requires_grad=True)
@@ -94,24 +80,21 @@ class LayerFactors(nn.Cell):
         ``for_a`` and ``for_g``, float32 [], are added to their diagonals; the last two are bool [].
         Returns float32 [3]: what was really added, and 1 if both new inverses are stored, else 0.
         """
-        if self.settings.trace_rule is None or wanted:
+        if self.inverts_always or wanted:
             used_a, used_g, good = self.invert(a, g, for_a, for_g, wanted)
         else:
             used_a, used_g = _RESHAPE(for_a, (1,)), _RESHAPE(for_g, (1,))
             good = _RESHAPE(wanted, (1,))
         # If the inverses stay, moving averages still take in the new factors; without them F stays.
-        taken = good if self.settings.moving_average == 0.0 else usable
+        taken = usable if self.keeps_all else good
         _ASSIGN(self.a, chosen(taken, a, self.a))
         _ASSIGN(self.g, chosen(taken, g, self.g))
         return _CONCAT((used_a, used_g, _CAST(good, ms.float32)))
 
-    def invert(
-        self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def invert(self, a: Tensor, g: Tensor, for_a: Tensor, for_g: Tensor, wanted: Tensor) -> Tensors:
         """Invert both damped factors, and store the inverses if they are wanted and good.
 
-        Returns:
-            Tensors of [1]: the dampings used for A and for G, and whether the inverses are stored.
+        Returns the dampings used for A and for G, and whether the inverses are stored: all [1].
         """
         a_inverse, used_a, good_a = self._inverse_of_a(a, for_a)
         g_inverse, used_g, good_g = self.inverse(g, for_g)
@@ -154,14 +137,20 @@ class LayerFactors(nn.Cell):
 class Curvature(nn.Cell):
     """The factors of all layers, and counters of refreshes, inversions and troubles.
 
-    Attributes:
-        factors (tuple(Parameter)): A and G of each layer, in turn.
+    ``factors`` are A and G of each layer, in turn. The settings are those of ``THOR``.
     """
 
-    def __init__(self, plans: Sequence[LayerPlan], settings: CurvatureSettings) -> None:
+    def __init__(
+        self,
+        plans: Sequence[LayerPlan],
+        trace_rule: tuple[float, float] | None,
+        pi_damping: bool,
+        moving_average: float,
+    ) -> None:
         super().__init__(auto_prefix=False)
-        self.plans, self.settings = tuple(plans), settings
-        layers = [LayerFactors(plan, settings) for plan in plans]
+        self.plans, self.trace_rule = tuple(plans), trace_rule
+        self.pi_damping, self.moving_average = pi_damping, moving_average
+        layers = [LayerFactors(plan, trace_rule is None, moving_average > 0.0) for plan in plans]
         self.layers = nn.CellList(layers, auto_prefix=False)
         self.pairs = tuple((layer.a, layer.g) for layer in self.layers)
         self.factors = tuple(factor for pair in self.pairs for factor in pair)
@@ -181,9 +170,7 @@ class Curvature(nn.Cell):
         """From now on, average the factors over ``degree`` ranks."""
         self.reducer = MeanOverRanks(degree, split_indices, len(self.plans))
 
-    def prepared(
-        self, factor_gradients: tuple[Tensor, ...], scales: Tensor | tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
+    def prepared(self, factor_gradients: Tensors, scales: Tensor | Tensors) -> Tensors:
         """Divide the loss scale out of new factors and average them over the ranks.
 
         Args:
@@ -191,20 +178,16 @@ class Curvature(nn.Cell):
             scales: the loss scale, or a tuple with one for each layer. Only G carries it, squared.
         """
         divide = ops.partial(self._without_scale, scales)
-        result: tuple[Tensor, ...] = each(divide, self.places, factor_gradients)
+        result: Tensors = each(divide, self.places, factor_gradients)
         return result if self.reducer is None else self.reducer(result)
 
-    def _without_scale(
-        self, scales: Tensor | tuple[Tensor, ...], place: int, factor: Tensor
-    ) -> Tensor:
+    def _without_scale(self, scales: Tensor | Tensors, place: int, factor: Tensor) -> Tensor:
         if place % 2 == 0:
             return factor  # an A
         scale = scales[place // 2] if isinstance(scales, tuple) else scales
         return DIVIDE(DIVIDE(factor, scale), scale)
 
-    def refresh(
-        self, factor_gradients: tuple[Tensor, ...], damping: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def refresh(self, factor_gradients: Tensors, damping: Tensor) -> tuple[Tensor, Tensor]:
         """Take in new factors, as :meth:`prepared` returns them, with the damping λ, float32 [].
 
         Returns the counters, when all is done, and bool [layers]: which the trace rule has stopped.
@@ -213,7 +196,7 @@ class Curvature(nn.Cell):
         a, g = factor_gradients[::2], factor_gradients[1::2]
         # If both are zero, the layer's own construct has not run: it keeps its inverses.
         reached = ops.logical_or(ops.stack(each(_is_anything, a)), ops.stack(each(_is_anything, g)))
-        if self.settings.moving_average > 0.0:
+        if self.moving_average > 0.0:
             a, g = self._averaged(first, a, g)
         traces_a, traces_g = ops.stack(each(_trace, a)), ops.stack(each(_trace, g))
         traces = traces_a * traces_g + damping * self.a_sizes * self.g_sizes
@@ -238,19 +221,16 @@ class Curvature(nn.Cell):
         ops.assign(self.stopped, stopped)
         return ops.assign_add(self.counters, more), stopped
 
-    def _averaged(
-        self, first: Tensor, a: tuple[Tensor, ...], g: tuple[Tensor, ...]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def _averaged(self, first: Tensor, a: Tensors, g: Tensors) -> tuple[Tensors, Tensors]:
         """Return the moving averages with new factors in them."""
-        old, since = self.settings.moving_average, ops.unstack(first)
-        mean = ops.partial(_mean, old)
+        mean, since = ops.partial(_mean, self.moving_average), ops.unstack(first)
         return each(mean, since, self.factors[::2], a), each(mean, since, self.factors[1::2], g)
 
     def _wanted(self, first: Tensor, change: Tensor, usable: Tensor) -> tuple[Tensor, Tensor]:
         """Return which layers to invert now, and which never again: bool [layers]."""
-        if self.settings.trace_rule is None:
+        if self.trace_rule is None:
             return usable, self.stopped
-        above, below = self.settings.trace_rule
+        above, below = self.trace_rule
         going_on = ops.logical_and(change > above, ops.logical_not(self.stopped))
         ended = ops.logical_and(ops.logical_not(first), change < below)
         stopped = ops.logical_or(self.stopped, ops.logical_and(usable, ended))
@@ -259,7 +239,7 @@ class Curvature(nn.Cell):
     def _dampings(self, a: Tensor, g: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is added to the diagonals of A and of G, from their traces: [layers]."""
         root = ops.sqrt(damping) * ops.ones_like(a)
-        if not self.settings.pi_damping:
+        if not self.pi_damping:
             return root, root
         ratio = (a / self.a_sizes) / ops.maximum(g / self.g_sizes, _TINY)
         pi = ops.sqrt(ops.clamp(ratio, 1e-6, 1e6))
@@ -279,7 +259,7 @@ class MeanOverRanks(nn.Cell):
         self.degree = float(degree)
         self.all_reduce = ops.AllReduce()
 
-    def construct(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def construct(self, tensors: Tensors) -> Tensors:
         """Return the means, in the order and shapes of ``tensors``."""
         result: tuple[Any, ...] = ()
         for first, last in self.bounds:

@@ -55,15 +55,9 @@ def _inverse_in_float32(
 
 
 def damped_inverse(factor: np.ndarray, damping: float) -> tuple[np.ndarray, float, bool]:
-    """Return the inverse of ``factor + damping·I``, the damping used, and whether it is good.
+    """Return what :func:`by_lu` does, the inverse in float64.
 
-    Args:
-        factor: float32 [n, n] or [blocks, b, b], symmetric.
-        damping: at least 0.
-
-    Returns:
-        tuple: float64 in the shape of ``factor``; float; bool. The bool is False, and the inverse
-        the identity, if an input is not finite or Cholesky fails.
+    The bool is False, and the inverse the identity, if an input is not finite or Cholesky fails.
     """
     eye = np.eye(factor.shape[-1])
     if not (np.isfinite(factor).all() and np.isfinite(damping)):

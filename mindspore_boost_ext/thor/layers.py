@@ -20,24 +20,14 @@ PLAIN, LAYER_NORM = "plain", "LayerNorm"
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """A layer whose gradient is preconditioned.
+    """A layer whose gradient is preconditioned."""
 
-    Attributes:
-        kind: ``"Dense"``, ``"Conv2d"`` or ``"Embedding"``.
-        layer: the Cell.
-        weight: the Parameter that the factors belong to.
-        a_size: length of a row of activations; for an embedding the size of the vocabulary, and A
-            is a vector.
-        g_size: length of a row of output gradients.
-        block: rows and columns of a diagonal block; factors up to that size are one block.
-    """
-
-    kind: str
+    kind: str  # "Dense", "Conv2d" or "Embedding"
     layer: nn.Cell
-    weight: Parameter
-    a_size: int
-    g_size: int
-    block: int
+    weight: Parameter  # that the factors belong to
+    a_size: int  # length of a row of activations; for an embedding the vocabulary: A is a vector
+    g_size: int  # length of a row of output gradients
+    block: int  # rows and columns of a diagonal block; factors up to that size are one block
 
     @property
     def a_shape(self) -> tuple[int, ...]:
@@ -60,16 +50,10 @@ def factor_shape(size: int, block: int) -> tuple[int, ...]:
 def layer_plans(
     network: nn.Cell, trained: Iterable[Parameter], block: int
 ) -> tuple[list[LayerPlan], dict[int, str]]:
-    """Find the layers to precondition, in the order of the network.
+    """Return the plans for a network's layers, in its order, with blocks of at most ``block``.
 
-    Args:
-        network: searched with all its Cells.
-        trained: the Parameters that the optimizer trains; the others get no plan.
-        block: largest size of a factor's block.
-
-    Returns:
-        The plans; and, for the other trained parameters by id, why each keeps its plain gradient
-        (``"LayerNorm"`` for those with the rule of LayerNorm).
+    Also return for the other ``trained`` Parameters, by id, why each keeps its plain gradient
+    (``"LayerNorm"`` for those with the rule of LayerNorm).
     """
     wanted = {id(parameter): parameter for parameter in trained}
     cells = [cell for _, cell in network.cells_and_names()]
@@ -207,13 +191,11 @@ class _Tap(nn.Cell):
         self.to_float(ms.float32)
 
     def construct(self, out: Tensor, x: Tensor, a: Parameter, g: Parameter) -> Tensor:
-        """Return ``out``."""
         return out
 
     def bprop(
         self, out: Tensor, x: Tensor, a: Parameter, g: Parameter, result: Tensor, dout: Tensor
     ) -> tuple[Tensor, ...]:
-        """Pass the gradient on; return the factors as gradients of ``a`` and ``g``."""
         activations, gradients = self.columns(x, _CAST(dout, ms.float32))
         samples, positions = self.samples(x), self.positions(dout)
         for_a, for_g = _factors_scales(samples, gradients.shape[1], positions)

@@ -10,13 +10,13 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.mapping import call, each
+from mindspore_boost_ext.base.mapping import Tensors, call, each
 from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.base.sums import DIVIDE
 from mindspore_boost_ext.config.rules import check, real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
-from mindspore_boost_ext.thor.factors import Curvature, CurvatureSettings
+from mindspore_boost_ext.thor.factors import Curvature
 from mindspore_boost_ext.thor.layers import CONV, LAYER_NORM, PLAIN, Taps, layer_plans
 
 PRECONDITIONED = "preconditioned"
@@ -46,13 +46,9 @@ def _every_parameter(parameter: Parameter) -> bool:
 class THOR(nn.Optimizer):
     r"""Second-order optimizer with stale Kronecker factors.
 
-    Every ``frequency`` steps, THOR computes two matrices, the Kronecker factors, for each Dense,
-    Conv2d and Embedding layer: A from its inputs, G from the gradients of its outputs. It damps
-    them by :math:`\lambda`, inverts them, and multiplies the gradient :math:`\nabla W` from both
-    sides: :math:`u = (G + \sqrt\lambda I)^{-1} \nabla W (A + \sqrt\lambda I)^{-1} + w W`. Then
-    comes momentum: :math:`m \leftarrow \mu m + u, W \leftarrow W - \eta m`. A tap is the part of a
-    layer that captures the factors. ``python -m mindspore_boost_ext --explain thor`` prints the
-    rest.
+    ``python -m mindspore_boost_ext --explain thor`` prints the rule. The factors of a layer are A,
+    from its inputs, and G, from the gradients of its outputs. A tap is the part of a layer that
+    captures them.
 
     Source: Chen et al., THOR, AAAI 2021; Martens and Grosse, K-FAC, ICML 2015.
 
@@ -147,20 +143,11 @@ class THOR(nn.Optimizer):
             raise TypeError(f"THOR: net must be a Cell, got {shown(net)}")
         if not callable(decay_filter):
             raise TypeError(f"THOR: decay_filter must be a function, got {shown(decay_filter)}")
-        check("THOR.momentum", momentum, real("[0, inf)"))  # only the section may have None
-        stored = ThorConfig.check(
-            "THOR",
-            batch_size=batch_size,
-            use_nesterov=use_nesterov,
-            split_indices=split_indices,
-            enable_clip_grad=enable_clip_grad,
-            frequency=frequency,
-            block_size=block_size,
-            trace_rule=trace_rule,
-            pi_damping=pi_damping,
-            kl_clip=kl_clip,
-            moving_average=moving_average,
-        )
+        # Only the section may have None as its momentum, and only THOR a schedule as its damping.
+        check("THOR.momentum", momentum, real("[0, inf)"))
+        given = locals()
+        alike = [name for name in ThorConfig.rules() if name not in ("momentum", "damping")]
+        stored = ThorConfig.check("THOR", **{name: given[name] for name in alike})
         trained = list(net.trainable_params() if params is None else params)
         super().__init__(learning_rate, trained, weight_decay, loss_scale)
         if not self.is_group:
@@ -172,13 +159,14 @@ class THOR(nn.Optimizer):
         self.enable_clip_grad, self.kl_clip = bool(enable_clip_grad), kl_clip
         self.split_indices = stored["split_indices"]
         self.damping = _checked_damping(damping)
-        settings = CurvatureSettings(stored["trace_rule"], bool(pi_damping), moving_average)
-        self._register(net, _WHOLE if block_size is None else int(block_size), settings)
-
-    def _register(self, net: nn.Cell, block: int, settings: CurvatureSettings) -> None:
-        """Find the layers, and make their curvature and their taps, which the step attaches."""
+        block = _WHOLE if block_size is None else int(block_size)
         plans, self._reasons = layer_plans(net, self.parameters, block)
-        self.curvature = Curvature(plans, settings)
+        self.curvature = Curvature(plans, stored["trace_rule"], bool(pi_damping), moving_average)
+        self._register()
+
+    def _register(self) -> None:
+        """Note the layers, and make their taps, which the step attaches."""
+        plans = self.curvature.plans
         self.taps = Taps(plans, self.curvature.pairs)
         number = {id(plan.weight): index for index, plan in enumerate(plans)}
         self.layer_of = tuple(number.get(id(one), -1) for one in self.parameters)
@@ -208,7 +196,7 @@ class THOR(nn.Optimizer):
         """Return the steps from one refresh to the next."""
         return self.frequency
 
-    def get_weight_decay(self) -> Tensor | tuple[Tensor, ...]:
+    def get_weight_decay(self) -> Tensor | Tensors:
         """Return the weight decay of this step, without the factor ``loss_scale`` of MindSpore."""
         held = super().get_weight_decay()
         if not self.need_scale:  # else gradients are divided by it before they decay
@@ -231,7 +219,7 @@ class THOR(nn.Optimizer):
             return False
         return int(self.global_step.asnumpy()[0]) >= int(self.next_refresh.asnumpy())
 
-    def refresh(self, factor_gradients: tuple[Tensor, ...]) -> Tensor:
+    def refresh(self, factor_gradients: Tensors) -> Tensor:
         """Take in A and G of each layer in turn, as ``curvature.prepared`` returns them."""
         done = call(self._refresh_compiled, factor_gradients)
         return ops.depend(self.next_refresh, done)
@@ -239,7 +227,7 @@ class THOR(nn.Optimizer):
     def _refresh(self, *factor_gradients: Tensor) -> Tensor:
         done, stopped = self.curvature.refresh(factor_gradients, self._damping_now())
         following = self.global_step[0] + self.frequency
-        if self.curvature.settings.trace_rule is not None:
+        if self.curvature.trace_rule is not None:
             following = ops.where(stopped.all(), ops.ones_like(following) * _NEVER, following)
         return ops.depend(done, ops.assign(self.next_refresh, following))
 
@@ -253,7 +241,7 @@ class THOR(nn.Optimizer):
         last = self.damping.shape[0] - 1
         return self.damping[ops.clamp(self.global_step[0], None, last)]
 
-    def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
+    def construct(self, gradients: Tensors) -> Tensor:
         """Update the parameters."""
         return call(self._update_compiled, gradients)
 
@@ -270,7 +258,7 @@ class THOR(nn.Optimizer):
 
     _update_compiled = ms.jit(_update)
 
-    def _each(self, function: Any, rate: Any, *columns: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    def _each(self, function: Any, rate: Any, *columns: tuple[Any, ...]) -> Tensors:
         """Call a function with the rate of each parameter and its entries of the columns."""
         if self.is_group_lr:
             return each(function, rate, *columns)
@@ -279,7 +267,6 @@ class THOR(nn.Optimizer):
     def _with_momentum(
         self, rate: Tensor, weight: Parameter, moment: Parameter, gradient: Tensor
     ) -> Tensor:
-        """Update one parameter by its direction."""
         return self.opt(weight, moment, rate, gradient, self.momentum)
 
     def _with_nesterov(
@@ -290,9 +277,7 @@ class THOR(nn.Optimizer):
         done = ops.assign_sub(weight, rate * (gradient + self.momentum * following))
         return ops.depend(done, ops.assign(moment, following))
 
-    def _directions(
-        self, gradients: tuple[Tensor, ...], rate: Tensor | tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
+    def _directions(self, gradients: Tensors, rate: Tensor | Tensors) -> Tensors:
         """Return the preconditioned gradients, in the dtypes of the parameters."""
         found = each(self._direction, self.layer_of, self.normed, gradients)
         if self.kl_clip is not None:
@@ -308,12 +293,7 @@ class THOR(nn.Optimizer):
             return gradient / ops.maximum(curvature, _LEAST_CURVATURE)
         return gradient
 
-    def _clipped(
-        self,
-        found: tuple[Tensor, ...],
-        gradients: tuple[Tensor, ...],
-        rate: Tensor | tuple[Tensor, ...],
-    ) -> tuple[Tensor, ...]:
+    def _clipped(self, found: Tensors, gradients: Tensors, rate: Tensor | Tensors) -> Tensors:
         """Shrink the preconditioned directions so that the predicted KL divergence is bounded."""
         total = ops.addn(self._each(self._product, rate, self.layer_of, found, gradients))
         factor = ops.clamp(ops.sqrt(self.kl_clip / ops.clamp(total, 1e-30, None)), None, 1.0)
@@ -429,7 +409,6 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _bytes(cell: nn.Cell) -> int:
-    """Return the bytes of a Cell's Parameters."""
     return sum(int(one.nbytes) for one in cell.get_parameters())
 
 

@@ -54,7 +54,8 @@ def thor_in_place_of(
     arguments = dict(vars(settings))
     if settings.momentum is None:
         arguments["momentum"] = _own_momentum(optimizer)
-    if _is_nesterov(optimizer) and not settings.use_nesterov:
+    names = ("nesterov", "use_nesterov")
+    if any(getattr(optimizer, one, False) is True for one in names) and not settings.use_nesterov:
         reason += "; Nesterov's momentum is off (thor.use_nesterov)"
     made_of = [network, *optimizer.parameters]
     if _KEY in in_its_place(optimizer):
@@ -89,10 +90,6 @@ def _own_momentum(optimizer: nn.Optimizer) -> float:
     if isinstance(momentum, (int, float, Tensor)):
         return float(host_array(momentum).reshape(()))
     return _MOMENTUM
-
-
-def _is_nesterov(optimizer: nn.Optimizer) -> bool:
-    return any(getattr(optimizer, name, False) is True for name in ("nesterov", "use_nesterov"))
 
 
 def _replace(cell: nn.Cell, name: str, value: object) -> None:

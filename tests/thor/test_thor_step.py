@@ -27,7 +27,6 @@ from mindspore_boost_ext import (
     make_train_step,
 )
 from mindspore_boost_ext.thor.algorithm import CAPTURING, ORDINARY
-from mindspore_boost_ext.thor.factors import CurvatureSettings
 from mindspore_boost_ext.thor.optimizer import THOR, thor_of
 
 OFF = contract.switched()
@@ -522,7 +521,9 @@ def test_a_json_file_sets_every_argument(tmp_path):
     np.testing.assert_array_equal(thor.damping.asnumpy(), np.float32([0.2, 0.1]))
     assert float(thor.momentum.asnumpy()) == 0.5
     assert (thor.split_indices, thor.frequency, thor.kl_clip) == ((0,), 5, 0.01)
-    assert thor.curvature.settings == CurvatureSettings((0.1, 0.01), False, 0.5)
+    curvature = thor.curvature
+    assert (curvature.trace_rule, curvature.pi_damping) == ((0.1, 0.01), False)
+    assert curvature.moving_average == 0.5
 
 
 def test_thor_does_not_take_the_place_of_a_wrapper():
