@@ -12,7 +12,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.adasum.collectives import RowsOfRanks, SumOverGroup, group_of, make_swap
 from mindspore_boost_ext.adasum.packing import Packing
 from mindspore_boost_ext.adasum.rule import Level, PairRule, WholeTree, owners_of_slices, tree
-from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.mapping import Tensors, each
 from mindspore_boost_ext.base.sums import DIVIDE
 from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.runtime.ranks import rank_and_count, rank_count
@@ -97,11 +97,8 @@ class AdaSum(nn.Cell):
             self._make_levels(tree(self.server, self.group_number))
 
     def construct(
-        self,
-        delta_weights: tuple[Tensor, ...],
-        parameters: tuple[Parameter, ...],
-        old_parameters: tuple[Tensor, ...],
-    ) -> tuple[Tensor, ...]:
+        self, delta_weights: Tensors, parameters: tuple[Parameter, ...], old_parameters: Tensors
+    ) -> Tensors:
         """Combine the steps, and write old minus combined step."""
         steps, old = self.packing.pack(delta_weights), self.packing.pack(old_parameters)
         return self.packing.write(old - self.combine(steps), parameters)
@@ -115,7 +112,7 @@ class AdaSum(nn.Cell):
         """Return a packed copy of the present values of ``parameter_tuple``."""
         return self.packing.pack(self.parameter_tuple)
 
-    def update_since(self, old: Tensor) -> tuple[Tensor, ...]:
+    def update_since(self, old: Tensor) -> Tensors:
         """Combine the changes of all ranks since ``old``, equal on all ranks; write the result."""
         combined = self.combine(old - self.packing.pack(self.parameter_tuple))
         return self.packing.write(old - combined, self.parameter_tuple)
@@ -214,7 +211,6 @@ class _LevelCell(nn.Cell):
             self.values_sent = self.kept * (2 if device == "CPU" else 1)
 
     def construct(self, piece: Tensor) -> Tensor:
-        """Return what this rank holds after the level."""
         if not self.works:
             return self._look_on(piece)
         kept, given = piece, piece
@@ -283,7 +279,7 @@ class _MeanOfServer(nn.Cell):
         super().__init__(auto_prefix=False)
         self.sum, self.device_number = SumOverGroup(first, device_number), device_number
 
-    def construct(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def construct(self, gradients: Tensors) -> Tensors:
         return each(self._mean, gradients)
 
     def _mean(self, gradient: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext.base.mapping import each
+from mindspore_boost_ext.base.mapping import Tensors, each
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 16, 1024
 _PADDING_SHARE = 16  # about one sixteenth of the buffer may be padding
@@ -18,16 +18,9 @@ _PADDING_SHARE = 16  # about one sixteenth of the buffer may be padding
 class Packing(nn.Cell):
     """The places of tensors in a buffer ``[blocks, width]`` of float32.
 
-    Args:
-        tensors (Sequence[Tensor]): the tensors, of which only shapes and dtypes are read.
-        multiple (int): the number of blocks is a multiple of this.
-
-    Attributes:
-        count (int): number of tensors.
-        width (int): values in a block.
-        blocks (int): number of blocks.
-        owners (numpy.ndarray): int32 [blocks], the tensor to which a block belongs; ``count`` for
-            the padding at the end.
+    Of ``tensors`` only shapes and dtypes are read. ``blocks`` is a multiple of ``multiple``.
+    ``owners``, int32 [blocks], has the number of the tensor to which each block belongs, and
+    ``count``, the number of tensors, for the padding at the end.
     """
 
     def __init__(self, tensors: Sequence[Any], multiple: int = 1) -> None:
@@ -69,7 +62,7 @@ class Packing(nn.Cell):
         wide = tensor if tensor.dtype == ms.float32 else ops.cast(tensor, ms.float32)
         return ops.reshape(wide, (-1,))
 
-    def unpack(self, buffer: Tensor) -> tuple[Tensor, ...]:
+    def unpack(self, buffer: Tensor) -> Tensors:
         """Return the tensors in their shapes and dtypes."""
         flat = ops.reshape(buffer, (-1,))
         return each(ops.partial(self._taken_out, flat), self.places)
@@ -78,7 +71,7 @@ class Packing(nn.Cell):
         values = ops.slice(flat, (self.starts[place],), (self.sizes[place],))
         return ops.cast(ops.reshape(values, self.shapes[place]), self.dtypes[place])
 
-    def write(self, buffer: Tensor, parameters: tuple[Parameter, ...]) -> tuple[Tensor, ...]:
+    def write(self, buffer: Tensor, parameters: tuple[Parameter, ...]) -> Tensors:
         """Assign the values in the buffer to parameters, and return them."""
         return each(ops.assign, parameters, self.unpack(buffer))
 

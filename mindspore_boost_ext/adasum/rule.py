@@ -12,17 +12,11 @@ from mindspore import Tensor, nn, ops
 
 @dataclass(frozen=True)
 class Level:
-    """What one server does at one level of the tree.
+    """What one server does at one level of the tree."""
 
-    Attributes:
-        partner: the server it works with; None if it has nothing to do.
-        halves: whether each of the two works on a half; else both have the whole piece.
-        members: first server, and last plus 1, of those whose sums make up the pair's.
-    """
-
-    partner: int | None
-    halves: bool
-    members: tuple[int, int]
+    partner: int | None  # the server it works with; None if it has nothing to do
+    halves: bool  # whether each of the two works on a half; else both have the whole piece
+    members: tuple[int, int]  # first server, and last plus 1, whose sums make up the pair's
 
 
 def tree(server: int, servers: int) -> tuple[Level, ...]:
@@ -96,11 +90,7 @@ class PairRule(nn.Cell):
         self.mix = ops.BatchMatMul()
 
     def construct(self, pair: Tensor) -> Tensor:
-        """Return the AdaSum, float32 [blocks, width], of pairs of whole tensors.
-
-        Args:
-            pair (Tensor): float32 [blocks, 2, width].
-        """
+        """Return the AdaSum [blocks, width] of pairs of tensors, float32 [blocks, 2, width]."""
         pair = ops.cast(pair, self.dtype)
         if self.wide:
             ones = ops.ones((self.count, 2), self.dtype)
@@ -130,8 +120,7 @@ class PairRule(nn.Cell):
     def joined(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return products [count, 4] and scales [count, 2] of whole tensors from those of ranges.
 
-        Args:
-            rows (Tensor): [ranges, count * columns], what :meth:`sums` returned for each range.
+        ``rows``, [ranges, count * columns], has what :meth:`sums` returned for each range.
         """
         parts = ops.reshape(rows, (-1, self.count, self.columns))
         if self.wide:
