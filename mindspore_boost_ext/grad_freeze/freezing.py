@@ -84,13 +84,12 @@ def frozen_cells(network: nn.Cell, trained: Iterable[Parameter]) -> list[nn.Cell
 
     def walk(cell: nn.Cell) -> list[nn.Cell]:
         owned = cell.trainable_params()
-        if owned and not any(id(parameter) in known for parameter in owned):
+        if owned and known.isdisjoint(map(id, owned)):
             return [cell]
-        in_order = isinstance(cell, nn.SequentialCell)
-        found, before_trained = [], in_order
+        found, before_trained = [], isinstance(cell, nn.SequentialCell)
         for inner in cell.cells():
             parts = inner.trainable_params()
-            before_trained &= not any(id(parameter) in known for parameter in parts)
+            before_trained &= known.isdisjoint(map(id, parts))
             # Dropout has no parameters: its place is known in a sequence only.
             found += [inner] if before_trained and not parts else walk(inner)
         return found
@@ -155,19 +154,9 @@ class GradientFreeze:
         adaptive_window: int = 50,
         adaptive_tolerance: float = 0.3,
     ) -> None:
-        GradFreezeConfig.check(
-            "grad_freeze",
-            param_groups=param_groups,
-            freeze_type=freeze_type,
-            freeze_p=freeze_p,
-            total_steps=total_steps,
-            seed=seed,
-            schedule=None if isinstance(schedule, FreezeSchedule) else schedule,
-            prefix_fraction=prefix_fraction,
-            prefix_start=prefix_start,
-            adaptive_window=adaptive_window,
-            adaptive_tolerance=adaptive_tolerance,
-        )
+        given = dict(locals(), schedule=None if isinstance(schedule, FreezeSchedule) else schedule)
+        alike = [name for name in GradFreezeConfig.rules() if name in given]
+        GradFreezeConfig.check("grad_freeze", **{name: given[name] for name in alike})
         self._param_groups = int(param_groups)
         self._freeze_type = freeze_type
         self._freeze_p = float(freeze_p)

@@ -72,12 +72,8 @@ class FreezeOpt(nn.Optimizer):
 
     Attributes:
         opt (nn.Optimizer): the plain optimizer.
-        train_parameter_groups (list): the Parameters of each group, in the order of ``parameters``.
-        train_strategy (Sequence): the group of each step, or None: a tuple, or above 2**20 steps a
-            sequence that is computed when it is read.
-        schedule (FreezeSchedule): the same, and what happens at its end; never None.
+        schedule (FreezeSchedule): ``train_strategy``, and what happens at its end; never None.
         position (Parameter): int32 [], updates so far, named ``boost.grad_freeze.position``.
-        opts (tuple): the optimizer of each group; equal groups share one.
 
     Raises:
         TypeError: if an argument has the wrong type.
@@ -140,7 +136,7 @@ class FreezeOpt(nn.Optimizer):
 
     @property
     def train_strategy(self) -> Sequence[int] | None:
-        """The group of each step of the schedule; None without one."""
+        """The group of each step: a tuple, or above 2**20 steps a computed sequence; or None."""
         return self.schedule.groups if self._has_schedule else None
 
     @train_strategy.setter
