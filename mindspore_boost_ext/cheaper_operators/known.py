@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 from mindspore import dtype as mstype
 from mindspore import nn, ops
 
-from mindspore_boost_ext import _compat
 from mindspore_boost_ext.cheaper_operators import activations, rows
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.cross_entropy import CheaperCrossEntropy
 from mindspore_boost_ext.cheaper_operators.normalisation import CheaperBatchNorm, CheaperGroupNorm
 from mindspore_boost_ext.cheaper_operators.pooling import CheaperMaxPool, CheaperPad, may_fit
-from mindspore_boost_ext.cheaper_operators.recurrent import CheaperGru, CheaperReluRnn, CheaperRnn
+from mindspore_boost_ext.cheaper_operators.recurrent import STEPS, CheaperRecurrence
 
 
 def _has_one_axis(plain: ops.Primitive) -> bool:
@@ -71,8 +70,6 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
         ops.Pad: Known(CheaperPad, eagerly=False),
         ops.MaxPool: Known(CheaperMaxPool, may_fit),
-        _compat.GRU_STEPS: Known(CheaperGru),
-        _compat.RNN_STEPS: Known(CheaperRnn),
-        _compat.RELU_RNN_STEPS: Known(CheaperReluRnn),
+        **dict.fromkeys(STEPS, Known(CheaperRecurrence)),
     }
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import Tensors
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 
 _Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -20,7 +22,7 @@ def _rows(x: Tensor) -> Tensor:
     return x.reshape((steps * batch, size))
 
 
-def _by_step(rows: Tensor, like: Tensor) -> tuple[Tensor, ...]:
+def _by_step(rows: Tensor, like: Tensor) -> Tensors:
     """Return [T * B, N] as a tuple of T, in the order of the steps of ``like``, [T, B, M]."""
     steps, batch, _ = like.shape
     return ops.Unstack(0, steps)(rows.reshape((steps, batch, rows.shape[-1])))
@@ -44,7 +46,7 @@ class _Recurrence(nn.Cell):
     def construct(
         self, x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
     ) -> Tensor:
-        states: tuple[Tensor, ...] = ()
+        states: Tensors = ()
         for of_input in _by_step(_gates(_rows(x), w_ih, b_ih), x):
             h = self.step(of_input, _gates(h, w_hh, b_hh), h)
             states = (*states, h)
@@ -87,7 +89,7 @@ class _Tanh(_Recurrence):
         dout: Tensor,
     ) -> _Six:
         slopes, douts = _by_step(self.slope(out), x), _by_step(dout, x)
-        changes: tuple[Tensor, ...] = ()
+        changes: Tensors = ()
         dh = ops.ZerosLike()(h)
         for back in range(1, len(douts) + 1):
             change = (douts[-back] + dh) * slopes[-back]
@@ -102,7 +104,6 @@ class _Relu(_Tanh):
         return ops.ReLU()(of_input + of_state)
 
     def slope(self, out: Tensor) -> Tensor:
-        """Return the derivative of the activation, from its value."""
         return ops.Cast()(out > 0, mstype.float32)
 
 
@@ -115,9 +116,7 @@ def _gates_of_gru(of_input: Tensor, of_state: Tensor) -> tuple[Tensor, Tensor, T
     return reset, keep, ops.Tanh()(candidate_in + reset * candidate_state), candidate_state
 
 
-def _slopes_of_gru(
-    of_inputs: Tensor, of_states: Tensor, before: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _slopes_of_gru(of_inputs: Tensor, of_states: Tensor, before: Tensor) -> Tensors:
     """Return a state's kept share, and the next state's slopes by both contributions to gates."""
     reset, keep, candidate, share = _gates_of_gru(of_inputs, of_states)
     by_candidate = (1 - keep) * (1 - candidate * candidate)
@@ -152,7 +151,7 @@ class _Gru(_Recurrence):
         of_states = _gates(before, w_hh, b_hh)
         keep, by_inputs, by_states = _slopes_of_gru(of_inputs, of_states, before)
         slopes, kept, douts = _by_step(by_states, x), _by_step(keep, x), _by_step(dout, x)
-        changes: tuple[Tensor, ...] = ()
+        changes: Tensors = ()
         dh = ops.ZerosLike()(h)
         for back in range(1, len(douts) + 1):
             change = douts[-back] + dh
@@ -162,15 +161,18 @@ class _Gru(_Recurrence):
         return _gradients(x, before, w_ih, change * by_inputs, change * by_states, dh)
 
 
+# MindSpore's Cells that run the steps of an nn.RNN or nn.GRU, and what replaces them.
+STEPS = {_compat.GRU_STEPS: _Gru, _compat.RNN_STEPS: _Tanh, _compat.RELU_RNN_STEPS: _Relu}
+
+
 class CheaperRecurrence(CheaperCell):
     """The steps of one layer and direction, with MindSpore's values up to rounding."""
 
     counted_as = "recurrence"
-    core: type[_Recurrence]
 
     def __init__(self, plain: nn.Cell) -> None:
         super().__init__(plain)
-        self.steps = self.core()
+        self.steps = STEPS[type(plain)]()
 
     def construct(
         self, x: Tensor, h: Tensor, seq_length: Tensor | None, *weights: Tensor
@@ -183,21 +185,3 @@ class CheaperRecurrence(CheaperCell):
             b_ih = b_hh = ops.zeros((w_ih.shape[0],), mstype.float32)
         states = self.steps(x, h, w_ih, w_hh, b_ih, b_hh)
         return states, states[-1]
-
-
-class CheaperRnn(CheaperRecurrence):
-    """The steps of an ``nn.RNN`` with tanh."""
-
-    core = _Tanh
-
-
-class CheaperReluRnn(CheaperRecurrence):
-    """The steps of an ``nn.RNN`` with ReLU."""
-
-    core = _Relu
-
-
-class CheaperGru(CheaperRecurrence):
-    """The steps of an ``nn.GRU``."""
-
-    core = _Gru
