@@ -13,6 +13,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.mapping import Tensors
 from mindspore_boost_ext.base.order import names_in_code
 from mindspore_boost_ext.config.rules import check, real, shown
 
@@ -26,9 +27,7 @@ class _Head(nn.Cell):
     row, a sum of gradients times cosines. Automatic differentiation goes back through all squares.
     """
 
-    def construct(
-        self, rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def construct(self, rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor) -> Tensors:
         return _outputs(rows, weight, multiplier, bias)
 
     def bprop(
@@ -39,7 +38,7 @@ class _Head(nn.Cell):
         bias: Tensor,
         out: Tensor,
         dout: Tensor,
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensors:
         return _gradients(rows, weight, multiplier, bias, out[1], dout[0])
 
 
@@ -50,9 +49,7 @@ _HEAD = _Head(auto_prefix=False)
 # differentiates: if its first call needs the weight's gradient alone, as with frozen layers below,
 # it never returns the rows' gradient afterwards.
 @ms.jit
-def _outputs(
-    rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor]:
+def _outputs(rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor) -> Tensors:
     """Return (cosines + bias) · m, and the cosines.
 
     Only the features are divided before the product. To divide the product's columns is cheaper
@@ -67,7 +64,7 @@ def _outputs(
 @ms.jit
 def _gradients(
     rows: Tensor, weight: Tensor, multiplier: Tensor, bias: Tensor, cosines: Tensor, dout: Tensor
-) -> tuple[Tensor, ...]:
+) -> Tensors:
     """Return the gradients of rows, weight, m and bias."""
     total, kind = ops.ReduceSum(keep_dims=True), rows.dtype
     row_scale, row_away = _lengths(rows)  # [batch, 1]

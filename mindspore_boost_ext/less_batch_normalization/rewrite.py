@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import (
@@ -33,7 +33,7 @@ _HOOKED = "it has hooks"
 Patterns = Sequence[str]
 
 
-class RemovedBatchNorm(nn.Cell):
+class RemovedBatchNorm(nn.Identity):
     """Replaces a BatchNorm, keeps its settings, and returns its input."""
 
     one_step = True  # for tracing.py
@@ -43,10 +43,6 @@ class RemovedBatchNorm(nn.Cell):
         copy_settings(batch_norm, self)
         # The name and parameters of the layer, which this Cell does not own.
         self.__dict__["before"] = name_of(batch_norm.gamma), tuple(batch_norm.get_parameters())
-
-    def construct(self, x: Tensor) -> Tensor:
-        """Return the input."""
-        return x
 
 
 @dataclass(frozen=True)
