@@ -192,8 +192,6 @@ class GroupLossScaleManager(nn.Cell):
         """
         scales = self.group_scales()
         _check("layer", layer, layer in range(len(scales)), f"in [0, {len(scales)})")
-        if isinstance(update_ratio, Tensor):
-            update_ratio = update_ratio.asnumpy().item()
         scales[layer] *= _number("update_ratio", update_ratio)
         self._set(scales)
         return self.dynamic_loss_scale[layer + 1]
