@@ -46,10 +46,6 @@ _VALUES = 40  # of a gradient that may overflow
 _CLIP, _DAMPING, _MULTIPLIER, _COMPONENTS, _SMOOTHING = 0.3, 0.1, 2.0, 2, 0.2
 
 
-class NotPossible(Exception):
-    """Raised by a check that cannot be done here; its text says why."""
-
-
 class Net(nn.Cell):
     """The oracle's network. A ``GroupLossScaleManager`` marks the passages between its layers."""
 
@@ -252,7 +248,6 @@ def fewer_norms() -> float:
 
 
 def _by_mindspore(net: nn.Cell, data: Sequence[Batch]) -> Weights:
-    """Return the weights after plain MindSpore's steps."""
     optimizer = nn.Momentum(net.trainable_params(), oracle.RATE, oracle.MOMENTUM)
     step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer).set_train()
     return after_steps(step, net, data)
@@ -262,7 +257,7 @@ def cheaper() -> float:
     """Compare training with cheaper operators to MindSpore with its own."""
     target = ms.get_context("device_target")
     if target != "CPU":
-        raise NotPossible(f"{target} keeps its own operators")
+        raise NotImplementedError(f"{target} keeps its own operators")
 
     # Smaller inputs are left to MindSpore's operators.
     x = np.tile(oracle.batches(1)[0][0], (CheaperLayerNorm.least // oracle.HIDDEN, 1))
@@ -370,10 +365,10 @@ def adasum(gathered_bytes: int = cell.GATHERED_BYTES) -> float:
     """Train one step with AdaSum; ranks exchange more than ``gathered_bytes`` bytes in halves."""
     _, ranks = rank_and_count()
     if ranks < 2 or ranks & (ranks - 1):
-        raise NotPossible(f"needs 2, 4 or 8 ranks, such as --ranks 2, got {ranks}")
+        raise NotImplementedError(f"needs 2, 4 or 8 ranks, such as --ranks 2, got {ranks}")
     gathers = gathered_bytes > 0
     if not (gathers or _compat.reduces_in_groups()):
-        raise NotPossible("this MindSpore cannot reduce in groups here: ranks gather all")
+        raise NotImplementedError("this MindSpore cannot reduce in groups here: ranks gather all")
     (batch,) = oracle.batches(1)
     with mock.patch.object(cell, "GATHERED_BYTES", gathered_bytes):
         found, step = train([batch], ["adasum"], common={"device_number": 1})

@@ -46,20 +46,13 @@ def batches(count: int) -> list[Batch]:
 
 
 class Backward:
-    """One forward and backward pass of the mean squared error.
-
-    Attributes:
-        loss: the mean.
-        gradients: name -> gradient of the mean loss.
-        inputs: layer -> its inputs ``[n, in]``.
-        deltas: layer -> gradients of the mean loss by its outputs ``[n, out]``.
-    """
+    """One forward and backward pass of the mean squared error."""
 
     def __init__(self, weights: Weights, batch: Batch) -> None:
         x, target = wide(batch[0]), wide(batch[1])
-        self.inputs: dict[str, Array] = {}
-        self.deltas: dict[str, Array] = {}
-        self.gradients: Weights = {}
+        self.inputs: dict[str, Array] = {}  # layer -> [n, in]
+        self.deltas: dict[str, Array] = {}  # layer -> gradients by its outputs [n, out]
+        self.gradients: Weights = {}  # all gradients are those of the mean
         for layer in LAYERS:
             self.inputs[layer] = x
             x = x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
@@ -178,12 +171,9 @@ def _pair(a: Array, b: Array) -> Array:
 
 
 def outside_span(movement: Array, snapshots: Array, components: int) -> float:
-    """Return which share of a movement is outside the principal directions of snapshots.
+    """Return which share of a movement is outside the first principal directions of snapshots.
 
-    Args:
-        movement (ndarray): ``[size]``.
-        snapshots (ndarray): ``[count, size]``.
-        components (int): how many directions.
+    The movement is ``[size]``, the snapshots are ``[count, size]``.
     """
     centered = wide(snapshots) - wide(snapshots).mean(axis=0)
     directions = np.linalg.svd(centered, full_matrices=False)[2][:components]
