@@ -71,11 +71,9 @@ class Racer:
 
 
 def candidates(updates: int, eager: bool = False) -> list[Racer]:
-    """Return what is tried beside the plain run.
+    """Return what is tried beside the plain run of ``updates`` steps, the length of schedules.
 
-    Args:
-        updates (int): steps of the plain run, along which schedules are stretched.
-        eager (bool): whether the script trains in PYNATIVE_MODE. Default: False.
+    ``eager`` says whether the script trains in PYNATIVE_MODE.
     """
     prefix = {"schedule": "cubic", "prefix_fraction": 0.7, "total_steps": updates}
     half = {"schedule": "step", "prefix_start": 0.1, "prefix_fraction": 0.5, "total_steps": updates}

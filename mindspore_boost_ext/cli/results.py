@@ -59,12 +59,9 @@ class Outcome:
 
 
 def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Outcome:
-    """Return the figures of a run that ended without an error.
+    """Return the figures of a run that ended without an error, from its BoostMonitor's records.
 
-    Args:
-        name: what the run is called.
-        history: the records of its BoostMonitor.
-        result: ``peak_mib``, ``seconds``, ``report``, ``models``, ``stopped`` of its process.
+    ``result`` has ``peak_mib``, ``seconds``, ``report``, ``models``, ``stopped`` of its process.
     """
     steps: list[float] = []
     losses: list[float] = []
@@ -103,9 +100,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
 def times_to_accuracy(outcomes: Sequence[Outcome]) -> tuple[str, list[float | None]]:
     """Return the name of the goal, and the seconds until each run has reached it for good.
 
-    Returns:
-        tuple, the name of the first run's first metric that is an accuracy, else ``"loss"``; and
-        for each run the seconds until it was as good as the first run's last value and stayed so.
+    The goal is the last value of the first run's first accuracy, or of its loss if it has none.
     """
     first = next((one for one in outcomes if one.status == RAN), Outcome("", FAILED))
     names = [key for key in first.metrics if "acc" in key.lower()]
@@ -254,12 +249,8 @@ def number(value: float | None, form: str = ".4g") -> str:
 def draw(outcomes: Sequence[Outcome], path: str | os.PathLike[str]) -> None:
     """Draw loss and metrics over the seconds of the steps; bars of step, memory and compile time.
 
-    Args:
-        outcomes: the runs; those without steps are left out.
-        path: the picture; its suffix chooses the format.
-
-    Raises:
-        ImportError: if matplotlib is missing.
+    Runs without steps are left out. The suffix of the path chooses the format. Without matplotlib
+    it raises an ``ImportError``.
     """
     figure = new_figure("the picture")
     ran = [one for one in outcomes if one.steps]

@@ -147,15 +147,10 @@ def _with_settings(construct: Callable[..., None], trial: Trial) -> Callable[...
 
 
 class Bound(Callback):
-    """Stops training after ``steps`` steps, or ``seconds`` after the first training began.
+    """Stops after ``steps`` steps of all trainings, or ``seconds`` after the first began.
 
-    Args:
-        steps (int): of all trainings together; 0 for no bound.
-        seconds (float): 0 for no bound.
-
-    Attributes:
-        models (int): how many Models it has seen train, by their step cells.
-        stopped (bool): whether the bound on the seconds has ended a training.
+    0 is no bound. ``models`` counts the Models that it has seen train, by their step cells, and
+    ``stopped`` says whether the bound on the seconds has ended a training.
     """
 
     def __init__(self, steps: int, seconds: float) -> None:

@@ -172,9 +172,7 @@ def only(*names: str, **sections: Any) -> dict[str, Any]:
 def configuration(name: str, setup: Setup) -> tuple[str, dict[str, Any]]:
     """Return level and settings with which ``ms.Model`` runs one algorithm alone.
 
-    Args:
-        name: ``"plain"``, or one of :func:`runs`.
-        setup: what the settings may depend on.
+    Its ``name`` is ``"plain"``, or one of :func:`runs`.
     """
     if name == PLAIN:
         return "O0", {}
