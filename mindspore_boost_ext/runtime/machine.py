@@ -235,8 +235,9 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
       PYNATIVE_MODE by a gradient of one operator, ``ops.clip_by_global_norm`` by one factor,
       ``ops.pad`` with constants, of which MindSpore's gradient is wrong in graphs, and in graphs
       ``ops.matmul`` of a batch and a matrix by one product; the projections of
-      ``nn.MultiheadAttention`` by the operators of ``nn.Dense``; in graphs ``/`` by one number
-      by an operator that keeps no buffers.
+      ``nn.MultiheadAttention`` by the operators of ``nn.Dense``; ``ops.masked_fill`` and
+      ``ops.where`` of different shapes by a choice between tensors of one shape; in graphs ``/`` by
+      one number by an operator that keeps no buffers.
 
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call. What the
     user sets after the import stays. A blocking launch switched off before the import looks like
@@ -244,8 +245,9 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     Results change by rounding: with the instruction set (relative 1e-6 for a convolution), in
     ``ops.clip_by_global_norm`` (1e-6), ``ops.cross_entropy`` (1e-5) and the gradients of
-    ``ops.matmul``, of the projections and of a divisor that is a Tensor. Otherwise only wrong
-    results of MindSpore's ``ops.pad``, and windows of ``ops.max_pool2d`` with NaN or only -inf.
+    ``ops.matmul``, of the projections and of a divisor or a value of ``ops.masked_fill`` and
+    ``ops.where`` that is a smaller Tensor than the result. Otherwise only wrong results of
+    MindSpore's ``ops.pad``, and windows of ``ops.max_pool2d`` with NaN or only -inf.
 
     Args:
         enabled (bool): False undoes, until a call with True: blocking launch, ``ms.jit`` in the

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from mindspore import mint, ops
-from mindspore.ops import composite, function, functional
+from mindspore.ops import composite, function, functional, tensor_method
 from mindspore.ops.function import clip_func, nn_func
 
 from mindspore_boost_ext import _compat
@@ -15,6 +15,7 @@ from mindspore_boost_ext.runtime import (
     clipping,
     cross_entropy,
     division,
+    masks,
     max_pool,
     padding,
     products,
@@ -23,7 +24,16 @@ from mindspore_boost_ext.runtime import (
 from mindspore_boost_ext.runtime.cure import Cure
 
 # Where scripts find the functions of mindspore.ops.
-_NAMESPACES: tuple[Any, ...] = (ops, function, functional, composite, nn_func, clip_func, mint)
+_NAMESPACES: tuple[Any, ...] = (
+    ops,
+    function,
+    functional,
+    composite,
+    nn_func,
+    clip_func,
+    mint,
+    tensor_method,
+)
 
 
 class FunctionCure(Cure):
@@ -107,6 +117,16 @@ FUNCTIONS = (
         "ops.matmul",
         products.matmul,
         "in graphs one product of all rows with a matrix, which MindSpore copies for each sample",
+    ),
+    FunctionCure(
+        "ops.masked_fill",
+        masks.masked_fill,
+        "a mask of another shape is repeated first, which MindSpore looks up value by value",
+    ),
+    FunctionCure(
+        "ops.where",
+        masks.where,
+        "a number or a mask of another shape is repeated first, as in ops.masked_fill",
     ),
     FunctionCure(
         "projections of attention",
