@@ -21,12 +21,14 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import mindspore as ms
-from harness import paired, print_table, seconds
+import networks
+from harness import by_turns, paired, print_table, seconds
 from mindspore import Tensor, nn
-from networks import LeNet5, SmallResNet, accuracy, batch, ours, plain, plain_step, waiting
+from networks import LeNet5, SmallResNet, batch, ours, plain, plain_step, waiting
 from processes import apart
 
 from mindspore_boost_ext.bundled import digits_datasets
@@ -34,7 +36,6 @@ from mindspore_boost_ext.cli.compare import count
 
 GROUPS = 10  # upstream's default
 WINDOW = 4
-BATCH_SIZE, LEARNING_RATE = 32, 0.03  # those of examples/lenet.py
 RUNS: dict[str, tuple[Callable[[], nn.Cell], int]] = {  # network, epochs
     "small ResNet": (SmallResNet, 4),
     "LeNet": (LeNet5, 10),
@@ -97,8 +98,7 @@ def trainee(
     """
     ms.set_seed(seed)
     network = make()
-    rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, steps, steps // epochs, epochs)
-    optimizer = nn.Momentum(network.trainable_params(), rates, momentum=0.9)
+    optimizer = networks.falling(network, steps, epochs)
     if not settings:
         return Trainee(network, plain(network, optimizer), [0] * steps, [])
     drawn = {} if "schedule" in settings else {"seed": seed}
@@ -130,7 +130,7 @@ def take_turns(trainees: Iterable[Trainee], batches: Iterable[Sequence[Tensor]])
 def race(make: Callable[[], nn.Cell], epochs: int, seed: int) -> dict[str, RunResult]:
     """Train with all schedules by turns, step by step, on the same batches of digits."""
     ms.set_seed(seed)
-    train, test = digits_datasets(BATCH_SIZE)
+    train, test = digits_datasets(networks.BATCH_SIZE)
     steps = epochs * train.get_dataset_size()
     trainees = {
         name: trainee(make, settings, steps, epochs, seed) for name, settings in SCHEDULES.items()
@@ -140,7 +140,7 @@ def race(make: Callable[[], nn.Cell], epochs: int, seed: int) -> dict[str, RunRe
     kept_back = list(test.create_tuple_iterator(num_epochs=1))
     return {
         name: RunResult(
-            accuracy(one.network, kept_back),
+            networks.accuracy(one.network, kept_back),
             *one.over(trainees["plain"]),
             one.groups.count(0) / steps,
             len(set(one.groups)),
@@ -157,14 +157,12 @@ def print_runs(seeds: int) -> None:
         plain_mean = statistics.mean(one["plain"].accuracy for one in races)
         for name in SCHEDULES:
             runs = [one[name] for one in races]
-            mean = statistics.mean(one.accuracy for one in runs)
-            lowest = min(one.accuracy for one in runs)
-            steps = statistics.median(one.steps for one in runs)
-            wall = statistics.median(one.wall for one in runs)
-            compilation = statistics.median(one.compilation for one in runs)
+            accuracies, *times, _, _ = zip(*runs)  # in the order of the fields
+            mean = statistics.mean(accuracies)
+            steps, wall, compilation = map(statistics.median, times)
             rows.append(
-                f"{network} | {name} | {mean:.4f} | {lowest:.4f} | {mean - plain_mean:+.4f} | "
-                f"{steps:.3f} | {wall:.3f} | {compilation:.0f} | "
+                f"{network} | {name} | {mean:.4f} | {min(accuracies):.4f} | "
+                f"{mean - plain_mean:+.4f} | {steps:.3f} | {wall:.3f} | {compilation:.0f} | "
                 f"{100 * runs[0].full_share:.0f} % | {runs[0].groups}"
             )
     headings = (
@@ -178,18 +176,6 @@ def print_runs(seeds: int) -> None:
     for name, settings in SCHEDULES.items():
         if settings:
             print(f"- {name}: " + ", ".join(f"{key}={one}" for key, one in settings.items()))
-
-
-class Within(nn.Cell):
-    """A Cell around a step cell, in whose graph the group is chosen."""
-
-    def __init__(self, step: nn.Cell) -> None:
-        super().__init__(auto_prefix=False)
-        self.step = step
-
-    def construct(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss."""
-        return self.step(images, labels)
 
 
 def first_step_seconds(kind: str) -> float:
@@ -207,7 +193,7 @@ def first_step_seconds(kind: str) -> float:
     else:
         schedule = {"schedule": list(range(GROUPS))} if kind == "every" else {}
         cell = ours(network, grad_freeze={"param_groups": GROUPS, **schedule})
-    cell = Within(cell).set_train() if kind == "graph" else cell
+    cell = networks.Called(cell).set_train() if kind == "graph" else cell
     for _ in range(GROUPS if kind == "every" else 1):
         cell(*inputs).asnumpy()
     return time.perf_counter() - start
@@ -215,8 +201,8 @@ def first_step_seconds(kind: str) -> float:
 
 def first_steps(kinds: Sequence[str], rounds: int) -> dict[str, float]:
     """Return the median seconds of first steps, each in a process of its own, by turns."""
-    turns = [[apart(first_step_seconds, kind) for kind in kinds] for _ in range(rounds)]
-    return dict(zip(kinds, map(statistics.median, zip(*turns))))
+    turns = by_turns([partial(apart, first_step_seconds, kind) for kind in kinds], rounds)
+    return dict(zip(kinds, map(statistics.median, turns)))
 
 
 def half_run(steps: int = 100) -> tuple[float, float]:

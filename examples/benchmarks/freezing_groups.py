@@ -22,15 +22,16 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
 from freezing import GROUPS
-from harness import print_table, seconds
+from harness import by_turns, print_table, seconds
 from mindspore import ParameterTuple, Tensor, nn, ops
-from networks import Head, SmallResNet, ours, plain_step, waiting
+from networks import Head, SmallResNet, Step, ours, plain_step, waiting
 
 
 class Pass(NamedTuple):
@@ -54,14 +55,14 @@ class Layer(NamedTuple):
     name: str
     cell: nn.Cell
     shape: tuple[int, ...]  # of its input
-    before: tuple[int, ...]  # the layers on whose output its input depends
+    before: int  # how many of the first layers its input depends on
 
 
 def relative_costs(passes: Sequence[Pass], layers: Sequence[Layer]) -> list[float]:
     """Return the modelled cost of each group's step over that of group 0."""
     costs = [
         sum(
-            one.cost(index >= group, any(earlier >= group for earlier in layer.before))
+            one.cost(index >= group, layer.before > group)
             for index, (one, layer) in enumerate(zip(passes, layers))
         )
         for group in range(len(layers))
@@ -72,20 +73,19 @@ def relative_costs(passes: Sequence[Pass], layers: Sequence[Layer]) -> list[floa
 def layers_of(network: SmallResNet, size: int = 32) -> list[Layer]:
     """Return the layers of the ResNet in the order of its parameters, for ``size`` images."""
     width, side = network.stem[0].out_channels, 32
-    found = [Layer("stem", network.stem, (size, 1, side, side), ())]
+    found = [Layer("stem", network.stem, (size, 1, side, side), 0)]
     for index, block in enumerate(network.blocks):
-        earlier, here = tuple(range(len(found))), f"block {index}"
+        before, here = len(found), f"block {index}"
         shape = (size, width, side, side)
         width, side = block.conv1.out_channels, side // block.conv1.stride[0]
         first = nn.SequentialCell(block.conv1, block.bn1, block.relu)
         second = nn.SequentialCell(block.conv2, block.bn2, block.relu)
-        found.append(Layer(f"{here}, convolution 1", first, shape, earlier))
-        behind = (*earlier, len(earlier))
-        found.append(Layer(f"{here}, convolution 2", second, (size, width, side, side), behind))
+        found.append(Layer(f"{here}, convolution 1", first, shape, before))
+        inner = (size, width, side, side)
+        found.append(Layer(f"{here}, convolution 2", second, inner, before + 1))
         if len(block.shortcut):
-            found.append(Layer(f"{here}, shortcut", block.shortcut, shape, earlier))
-    shape = (size, width, side, side)
-    return [*found, Layer("head", Head(network.head), shape, tuple(range(len(found))))]
+            found.append(Layer(f"{here}, shortcut", block.shortcut, shape, before))
+    return [*found, Layer("head", Head(network.head), inner, len(found))]
 
 
 class Passes(nn.Cell):
@@ -108,22 +108,20 @@ class Passes(nn.Cell):
         return output
 
 
-def calibrate(layers: Sequence[Layer], rounds: int = 20) -> list[Pass]:
+def calibrate(layers: Sequence[Layer]) -> list[Pass]:
     """Time the passes of each layer alone; layers of equal shapes share one timing.
 
     The launch of a graph, timed with one that does next to nothing, is subtracted.
     """
-    known: dict[Any, Pass] = {}
-    passes = []
-    for layer in layers:
-        key = layer.shape, tuple(one.shape for one in layer.cell.trainable_params())
-        if key not in known:
-            known[key] = _timed_passes(layer, rounds)
-        passes.append(known[key])
-    return passes
+    kinds = [
+        (layer.shape, *(one.shape for one in layer.cell.trainable_params())) for layer in layers
+    ]
+    timed = {kind: timed_passes(layer) for kind, layer in dict(zip(kinds, layers)).items()}
+    return [timed[kind] for kind in kinds]
 
 
-def _timed_passes(layer: Layer, rounds: int) -> Pass:
+def timed_passes(layer: Layer) -> Pass:
+    """Return the milliseconds of a layer's passes, each in a graph of its own."""
     draw = np.random.default_rng(0)
     x = Tensor(draw.normal(size=layer.shape).astype(np.float32))
     layer.cell.set_train().set_grad()
@@ -131,55 +129,46 @@ def _timed_passes(layer: Layer, rounds: int) -> Pass:
     one = Tensor([1.0])
     steps = [waiting(Passes(layer.cell, kind).set_train(), (x, sens)) for kind in Pass._fields]
     steps.append(waiting(Passes(nn.ReLU(), "forward"), (one, one)))
-    *totals, launch = by_turns(steps, rounds)
+    *totals, launch = milliseconds(steps, 20)
     forward = totals[0] - launch
     return Pass(forward, *(max(total - totals[0], 0.0) for total in totals[1:]))
 
 
-def by_turns(steps: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Return the median milliseconds of each step; all take turns, so bursts of noise hit all."""
-    times: list[list[float]] = [[] for _ in steps]
-    for turn in range(rounds + 2):
-        for step, kept in zip(steps, times):
-            took = seconds(step) * 1e3
-            if turn >= 2:  # warmed up
-                kept.append(took)
-    return [statistics.median(kept) for kept in times]
+def milliseconds(steps: Sequence[Step], rounds: int) -> list[float]:
+    """Return the median of each step; all take turns, so bursts of noise hit all."""
+    times = by_turns([partial(seconds, step) for step in steps], 2 + rounds)
+    return [statistics.median(each[2:]) * 1e3 for each in times]  # the first two warm up
 
 
-def print_groups(rounds: int = 30) -> None:
+def main() -> None:
     """Time the step of every group, and the layers for the model; print both."""
+    argparse.ArgumentParser(description="Measure the step of each group.").parse_args()
+    ms.set_context(mode=ms.GRAPH_MODE)
+    ms.set_seed(0)
     layers = layers_of(SmallResNet())
     passes = calibrate(layers)
     model = relative_costs([Pass(*(one.forward,) * 3, 2 * one.forward) for one in passes], layers)
     by_pass = relative_costs(passes, layers)
     settings = [{"param_groups": len(layers), "schedule": [one]} for one in range(len(layers))]
     frozen = [waiting(ours(SmallResNet(), grad_freeze=one)) for one in settings]
-    plain_ms, *times = by_turns([plain_step(SmallResNet()), *frozen], rounds)
+    plain_ms, *times = milliseconds([plain_step(SmallResNet()), *frozen], 30)
     measured = [one / plain_ms for one in times]
     counts = [len(layer.cell.trainable_params()) for layer in layers]
+    rows = []
+    for group, (layer, own, *modelled) in enumerate(zip(layers, measured, model, by_pass)):
+        row = f"{group} | {layer.name} | {sum(counts[group:])} | {own:.3f}"
+        for one in modelled:
+            row += f" | {one:.3f} | {100 * (own / one - 1):+.0f} %"
+        rows.append(row)
     print_table(
         f"Step of each group over the plain step ({plain_ms:.1f} ms); groups 0 to {GROUPS - 1} are "
         f"those of param_groups={GROUPS}",
         "group | first trained layer | parameters | measured | model | deviation | model by pass | "
         "deviation",
-        (
-            f"{group} | {layer.name} | {sum(counts[group:])} | {measured[group]:.3f} | "
-            f"{model[group]:.3f} | {100 * (measured[group] / model[group] - 1):+.0f} % | "
-            f"{by_pass[group]:.3f} | {100 * (measured[group] / by_pass[group] - 1):+.0f} %"
-            for group, layer in enumerate(layers)
-        ),
+        rows,
     )
     worst = max(abs(own / modelled - 1) for own, modelled in zip(measured, model))
     print(f"\nlargest deviation from the model {100 * worst:.0f} %, demanded: at most 20 %")
-
-
-def main() -> None:
-    """Measure, and print the table."""
-    argparse.ArgumentParser(description="Measure the step of each group.").parse_args()
-    ms.set_context(mode=ms.GRAPH_MODE)
-    ms.set_seed(0)
-    print_groups()
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ hardly does, so the median over many pairs is steady where two separate timings 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,14 +58,17 @@ def paired(
     for _ in range(warm_up):
         candidate()
         reference()
-    ratios, references = [], []
-    for pair in range(pairs):
-        order = (candidate, reference) if pair % 2 else (reference, candidate)
-        times = {step: seconds(step, steps) for step in order}
-        ratios.append(times[candidate] / times[reference])
-        references.append(times[reference] / steps * 1e3)
+    timed = [functools.partial(seconds, step, steps) for step in (reference, candidate)]
+    references, candidates = by_turns(timed, pairs)
+    ratios = [here / there for there, here in zip(references, candidates)]
     low, median, high = statistics.quantiles(ratios, n=4)
-    return Ratio(median, low, high, statistics.median(references))
+    return Ratio(median, low, high, statistics.median(references) / steps * 1e3)
+
+
+def by_turns(runs: Sequence[Callable[[], Any]], rounds: int) -> list[tuple[Any, ...]]:
+    """Call each once a round, in alternating order; return for each what its calls gave."""
+    orders = [slice(None, None, -1 if number % 2 else 1) for number in range(rounds)]
+    return list(zip(*([run() for run in runs[order]][order] for order in orders)))
 
 
 def seconds(run: Callable[[], object], calls: int = 1) -> float:

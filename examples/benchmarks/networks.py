@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mindspore import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from resnets import BasicBlock, convolution, resnet18  # noqa: F401
+
 from mindspore_boost_ext import GroupLossScaleManager, make_train_step
 from mindspore_boost_ext.bundled import CLASSES, LeNet5, SmallResNet
 from mindspore_boost_ext.cli.trial_settings import only
 
+Step = Callable[[], object]  # trains one, and waits for it
 NETWORKS: dict[str, Callable[[], nn.Cell]] = {"LeNet": LeNet5, "small ResNet": SmallResNet}
+BATCH_SIZE, LEARNING_RATE = 32, 0.03  # those of examples/lenet.py
+
+
+def resnet20() -> nn.Cell:
+    """Return the ResNet-20 of He et al. for small images: three stages of three blocks."""
+    return SmallResNet(16, (3, 3, 3), BasicBlock, convolution)
+
+
+def cross_entropy() -> nn.Cell:
+    """Return the loss of all benchmarks: the mean over the batch."""
+    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
 
 
 def with_loss(network: nn.Cell) -> nn.Cell:
-    """Return the network with its cross-entropy, mean over the batch."""
-    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    return nn.WithLossCell(network, loss)
+    """Return the network with its cross-entropy."""
+    return nn.WithLossCell(network, cross_entropy())
 
 
-def momentum(network: nn.Cell) -> nn.Cell:
-    """Return the optimizer of all benchmarks: momentum 0.9 at a rate that keeps weights finite."""
-    return nn.Momentum(network.trainable_params(), learning_rate=1e-3, momentum=0.9)
+def momentum(network: nn.Cell, rate: float | list[float] = 1e-3) -> nn.Cell:
+    """Return momentum 0.9; the default rate keeps weights finite when steps are timed."""
+    return nn.Momentum(network.trainable_params(), rate, 0.9)
+
+
+def falling(network: nn.Cell, steps: int, epochs: int) -> nn.Cell:
+    """Return momentum for a training on the digits: the rate is half a cosine, one an epoch."""
+    rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, steps, steps // epochs, epochs)
+    return momentum(network, rates)
 
 
 def batch(
@@ -41,7 +63,7 @@ def wait(outputs: Any) -> np.ndarray:
     return loss.asnumpy()
 
 
-def waiting(cell: nn.Cell, inputs: Sequence[Tensor] | None = None) -> Callable[[], np.ndarray]:
+def waiting(cell: nn.Cell, inputs: Sequence[Tensor] | None = None) -> Step:
     """Return a function that trains one step, on noise without ``inputs``, and waits for it."""
     inputs = batch() if inputs is None else inputs
     cell.set_train()
@@ -61,7 +83,7 @@ def ours(
     given = {name: one for name, one in sections.items() if one}
     step = make_train_step(
         network,
-        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        cross_entropy(),
         momentum(network) if optimizer is None else optimizer,
         config=only(*sections, **given),
         loss_scale_manager=manager,
@@ -69,7 +91,7 @@ def ours(
     return step.train_network.set_train()
 
 
-def plain_step(network: nn.Cell, inputs: Sequence[Tensor] | None = None) -> Callable[[], object]:
+def plain_step(network: nn.Cell, inputs: Sequence[Tensor] | None = None) -> Step:
     """Return a function that trains one step of MindSpore's own, and waits for it."""
     return waiting(plain(network), inputs)
 
@@ -81,6 +103,18 @@ def accuracy(network: nn.Cell, batches: Iterable[Sequence[Tensor]]) -> float:
         network(images).asnumpy().argmax(1) == labels.asnumpy() for images, labels in batches
     ]
     return float(np.mean(np.concatenate(correct)))
+
+
+class Called(nn.Cell):
+    """A function or a Cell within a Cell, so that a graph holds it whole."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(auto_prefix=False)
+        self.function = function
+
+    def construct(self, *inputs: Tensor) -> Any:
+        """Return what the function returns."""
+        return self.function(*inputs)
 
 
 class Head(nn.Cell):

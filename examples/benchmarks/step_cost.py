@@ -12,9 +12,7 @@ layers, both in float32; centralized gradients. ``import_time.py`` measures what
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import mindspore as ms
 import networks
@@ -22,12 +20,9 @@ from harness import MODES, paired, print_table
 from mindspore import nn
 from networks import batch, grouped, momentum, ours, plain, plain_step, waiting, with_loss
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from resnets import resnet18
-
 from mindspore_boost_ext import BoostTrainOneStepCell, OptimizerProcess
 
-NETWORKS: dict[str, Callable[[], nn.Cell]] = {**networks.NETWORKS, "resnet18": resnet18}
+NETWORKS: dict[str, Callable[[], nn.Cell]] = {**networks.NETWORKS, "resnet18": networks.resnet18}
 
 
 def nothing(name: str) -> nn.Cell:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +16,7 @@ from pathlib import Path
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import Normal, initializer
-from networks import LeNet5, SmallResNet
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from resnets import BasicBlock, convolution
+from networks import LeNet5, SmallResNet, cross_entropy, resnet20
 
 from mindspore_boost_ext.bundled import enlarge, load_digits, stratified_split
 from mindspore_boost_ext.cli.trial_settings import warmed_up
@@ -79,11 +75,6 @@ def text() -> tuple[Arrays, Arrays]:
     order = np.random.default_rng(0).permutation(count)
     test, train = order[:TEXT_TEST], order[TEXT_TEST:]
     return (inputs[train], labels[train]), (inputs[test], labels[test])
-
-
-def resnet20() -> nn.Cell:
-    """Return the ResNet-20 of He et al. for small images: three stages of three blocks."""
-    return SmallResNet(16, (3, 3, 3), BasicBlock, convolution)
 
 
 class Layer(nn.Cell):
@@ -163,6 +154,4 @@ TASKS = {
 
 def loss_of(task: Task) -> nn.Cell:
     """Return the loss of a task."""
-    if task.is_loss:
-        return NextByte()
-    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    return NextByte() if task.is_loss else cross_entropy()
