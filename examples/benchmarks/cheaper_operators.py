@@ -19,18 +19,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 from harness import MODES, added_mib, paired, print_table
 from mindspore import Parameter, Tensor, nn, ops
+from networks import Called, Step, batch, cross_entropy, resnet18
 from tasks import TASKS, Task, Transformer, loss_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from resnets import resnet18
 
 from mindspore_boost_ext import make_train_step
 from mindspore_boost_ext.cli.trial_settings import only
@@ -41,18 +37,6 @@ HIDDEN, SCORES, IMAGES, ROWS = (16, 128, 512), (16, 4, 128, 128), (32, 6, 28, 28
 MAPS = (16, 32, 28, 28)
 SEQUENCES = (32, 32, 64)  # steps, samples, features
 LOSSES = {"nn.CrossEntropyLoss, 32x10": (32, 10), "nn.CrossEntropyLoss, 512x8000": (512, 8000)}
-
-
-class States(nn.Cell):
-    """The states of a recurrent layer, without its last ones."""
-
-    def __init__(self, layer: nn.Cell) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def construct(self, x: Tensor) -> Tensor:
-        """Return the states, shape (steps, samples, units)."""
-        return self.layer(x)[0]
 
 
 OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...]]] = {
@@ -69,12 +53,9 @@ OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...
     "ops.L2Normalize(1)": (lambda: ops.L2Normalize(1), ROWS),
     "nn.MaxPool2d(2, 2)": (lambda: nn.MaxPool2d(2, 2), IMAGES),
     "nn.Pad": (lambda: nn.Pad(((0, 0), (0, 0), (1, 1), (1, 1))), MAPS),
-    "nn.GRU(64, 128)": (lambda: States(nn.GRU(64, 128)), SEQUENCES),
-    "nn.GRU of two layers, both ways": (
-        lambda: States(nn.GRU(64, 64, 2, bidirectional=True)),
-        SEQUENCES,
-    ),
-    "nn.RNN(64, 128)": (lambda: States(nn.RNN(64, 128)), SEQUENCES),
+    "nn.GRU(64, 128)": (lambda: nn.GRU(64, 128), SEQUENCES),
+    "nn.GRU of two layers, both ways": (lambda: nn.GRU(64, 64, 2, bidirectional=True), SEQUENCES),
+    "nn.RNN(64, 128)": (lambda: nn.RNN(64, 128), SEQUENCES),
 }
 
 
@@ -87,35 +68,33 @@ class One(nn.Cell):
         self.layer, self.values = layer, Parameter(values, name="values")
 
     def construct(self, factor: Tensor) -> Tensor:
-        """Return the outputs of the layer, times the factor."""
-        return self.layer(self.values) * factor
+        """Return the outputs of the layer, times the factor; of a recurrent one all its states."""
+        outputs = self.layer(self.values)
+        return (outputs[0] if isinstance(outputs, tuple) else outputs) * factor
 
 
-class Sum(nn.Cell):
-    """Returns the sum of all outputs as the loss."""
-
-    def construct(self, outputs: Tensor, factor: Tensor) -> Tensor:
-        """Return the sum, shape ()."""
-        return (outputs * factor).sum()
+def total(outputs: Tensor, factor: Tensor) -> Tensor:
+    """Return the sum of all outputs as the loss, shape ()."""
+    return (outputs * factor).sum()
 
 
-Steps = tuple[Callable[[], object], Callable[[], object]]
+Steps = tuple[Step, Step]
 
 
 def steps(
     network: Callable[[], nn.Cell],
     loss: Callable[[], nn.Cell],
     optimizer: Callable[[list[Parameter]], nn.Cell],
-    batch: Sequence[Tensor],
+    inputs: Sequence[Tensor],
 ) -> Steps:
     """Return a step with cheaper operators, and one with MindSpore's."""
 
-    def one(level: str) -> Callable[[], object]:
+    def one(level: str) -> Step:
         net = network()
         config = ON if level == "O1" else None
         made = optimizer(net.trainable_params())
         step = make_train_step(net, loss(), made, level=level, config=config)
-        return lambda: step(*batch).asnumpy()
+        return lambda: step(*inputs).asnumpy()
 
     return one("O1"), one("O0")
 
@@ -129,7 +108,7 @@ def operator(name: str) -> Steps:
     """Return the two steps of one operator."""
     layer, shape = OPERATORS[name]
     inputs = [Tensor(1.0, ms.float32), Tensor(1.0, ms.float32)]
-    return steps(lambda: One(layer(), shape), Sum, hardly, inputs)
+    return steps(lambda: One(layer(), shape), lambda: Called(total), hardly, inputs)
 
 
 def of_loss(name: str) -> Steps:
@@ -139,27 +118,22 @@ def of_loss(name: str) -> Steps:
     return steps(lambda: One(nn.Identity(), (rows, classes)), nn.CrossEntropyLoss, hardly, inputs)
 
 
-class Clipped(nn.Cell):
-    """Clips gradients to a norm of at most 1, by one of the functions."""
-
-    def __init__(self, function: Callable[..., Sequence[Tensor]]) -> None:
-        super().__init__()
-        self.function = function
-
-    def construct(self, *gradients: Tensor) -> Sequence[Tensor]:
-        """Return the clipped gradients."""
-        return self.function(gradients, 1.0)
-
-
 def of_clipping(network: Callable[[], nn.Cell]) -> Steps:
     """Return this package's clipping and MindSpore's, of gradients of a network's shapes."""
     random, weights = np.random.default_rng(0), network().trainable_params()
     gradients = [Tensor(random.normal(size=one.shape), ms.float32) for one in weights]
-    ours, theirs = Clipped(clipping.clip_by_global_norm), Clipped(clipping.ORIGINAL)
-    return lambda: ours(*gradients)[-1].asnumpy(), lambda: theirs(*gradients)[-1].asnumpy()
+
+    def one(function: Callable[..., Sequence[Tensor]]) -> Step:
+        def clipped(*gradients: Tensor) -> Sequence[Tensor]:
+            return function(gradients, 1.0)
+
+        cell = Called(clipped)
+        return lambda: cell(*gradients)[-1].asnumpy()
+
+    return one(clipping.clip_by_global_norm), one(clipping.ORIGINAL)
 
 
-class Called(nn.Cell):
+class ByFunction(nn.Cell):
     """Calls a function that the transformer otherwise has as a layer."""
 
     def __init__(self, softmax: bool) -> None:
@@ -175,7 +149,7 @@ def of_functions() -> nn.Cell:
     """Return the transformer with calls of functions in place of some layers."""
     net = Transformer()
     for layer in net.layers:
-        layer.gelu, layer.softmax = Called(softmax=False), Called(softmax=True)
+        layer.gelu, layer.softmax = ByFunction(softmax=False), ByFunction(softmax=True)
     return net
 
 
@@ -195,12 +169,11 @@ def of_mindcv(name: str, size: int) -> Steps:
     """Return the two steps of a network of MindCV, on four images of noise."""
     import mindcv
 
-    images = np.random.default_rng(0).normal(size=(4, 3, size, size)).astype(np.float32)
     return steps(
         lambda: mindcv.create_model(name, num_classes=10),
-        lambda: nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        cross_entropy,
         lambda parameters: nn.Momentum(parameters, 1e-4, 0.9),
-        [Tensor(images), Tensor(np.arange(4, dtype=np.int32))],
+        batch(4, shape=(3, size, size)),
     )
 
 

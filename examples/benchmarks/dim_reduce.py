@@ -17,7 +17,6 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,8 @@ import mindspore as ms
 import numpy as np
 from harness import drawn, print_table
 from mindspore import Tensor, nn
-from mindspore.train import Callback
+from mindspore.train import Callback, LambdaCallback
+from networks import cross_entropy
 
 from mindspore_boost_ext import BoostModel, TrajectorySampler
 from mindspore_boost_ext.bundled import load_digits, stratified_split
@@ -33,9 +33,7 @@ from mindspore_boost_ext.cli.compare import count
 from mindspore_boost_ext.cli.trial_settings import only
 from mindspore_boost_ext.dim_reduce.basis import Basis, save_basis
 
-NOISE = 0.3
-METHODS = ("SGD", "P-SGD", "P-BFGS", "P-BFGS, longer", "TWA", "random")
-LABELS = {"clean": 0.0, "30 % noise": NOISE}
+LABELS = {"clean": 0.0, "30 % noise": 0.3}
 FIRST_SEED = 1  # length and batch of the second stage were chosen on seed 0
 
 
@@ -54,7 +52,7 @@ class Plan(NamedTuple):
 class Run(NamedTuple):
     """What one training gave: test accuracy after each epoch, seconds, observations, report."""
 
-    accuracy: list[float]
+    accuracy: tuple[float, ...]
     seconds: float
     counts: dict[str, Any]
     reason: str
@@ -92,25 +90,12 @@ def perceptron(hidden: int, seed: int) -> nn.Cell:
     return net
 
 
-class Accuracy(Callback):
-    """Notes the accuracy on the test images after every epoch, and the time of training alone."""
-
-    def __init__(self, data: Data) -> None:
-        super().__init__()
-        self.data, self.values, self.seconds = data, [], 0.0
-        self._began = 0.0
-
-    def on_train_epoch_begin(self, run_context: Any) -> None:
-        """Start the clock."""
-        self._began = time.perf_counter()
-
-    def on_train_epoch_end(self, run_context: Any) -> None:
-        """Stop the clock; count right answers with NumPy, which touches nothing in MindSpore."""
-        self.seconds += time.perf_counter() - self._began
-        values = [one.asnumpy() for one in run_context.original_args().network.trainable_params()]
-        hidden = np.maximum(self.data.test_images @ values[0].T + values[1], 0.0)
-        answers = (hidden @ values[2].T + values[3]).argmax(axis=1)
-        self.values.append(float((answers == self.data.test_labels).mean()))
+def accuracy(net: nn.Cell, data: Data) -> float:
+    """Return that on the test images, counted with NumPy, which touches nothing in MindSpore."""
+    values = [one.asnumpy() for one in net.trainable_params()]
+    hidden = np.maximum(data.test_images @ values[0].T + values[1], 0.0)
+    answers = (hidden @ values[2].T + values[3]).argmax(axis=1)
+    return float((answers == data.test_labels).mean())
 
 
 def train(
@@ -120,7 +105,7 @@ def train(
     epochs: int,
     batch: int,
     config: dict[str, Any] | None = None,
-    callbacks: Sequence[Callback] = (),
+    *callbacks: Callback,
 ) -> Run:
     """Train one perceptron from the weights of ``seed``; return how it went."""
     net = perceptron(plan.hidden, seed)
@@ -130,25 +115,25 @@ def train(
     falling = [0.1 * (1 - step / steps) for step in range(steps)]
     model = BoostModel(
         net,
-        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        cross_entropy(),
         nn.SGD(net.trainable_params(), falling, momentum=0.9),
         boost_level="O1" if config else "O0",
         boost_config_dict=config,
     )
-    accuracy = Accuracy(data)
-    model.train(epochs, dataset, callbacks=[accuracy, *callbacks], dataset_sink_mode=False)
+    began, ended = [], []
+    clock = LambdaCallback(
+        on_train_epoch_begin=lambda _: began.append(time.perf_counter()),
+        on_train_epoch_end=lambda _: ended.append((time.perf_counter(), accuracy(net, data))),
+    )
+    model.train(epochs, dataset, callbacks=[clock, *callbacks], dataset_sink_mode=False)
+    times, accuracies = zip(*ended)
     step = model.train_network
     counts = step.observations() if config else {}
     reason = step.report()["dim_reduce"].reason if config else ""
-    return Run(accuracy.values, accuracy.seconds, counts, reason)
+    return Run(accuracies, sum(times) - sum(began), counts, reason)
 
 
-def settings(source: dict[str, Any], plan: Plan, **more: Any) -> dict[str, Any]:
-    """Return a configuration with dim_reduce alone."""
-    return only("dim_reduce", dim_reduce={"n_components": plan.directions, **source, **more})
-
-
-def random_basis(path: Path, plan: Plan, seed: int) -> None:
+def random_basis(path: str, plan: Plan, seed: int) -> None:
     """Write a basis of random directions, as large as the other one."""
     size = sum(one.size for one in perceptron(plan.hidden, seed).trainable_params())
     columns = np.random.default_rng(seed).normal(size=(size, plan.directions))
@@ -159,21 +144,21 @@ def random_basis(path: Path, plan: Plan, seed: int) -> None:
 def races(plan: Plan, noise: float, seed: int, folder: Path) -> dict[str, Run]:
     """Return both stages of all methods for one seed."""
     data = digits(noise, seed)
-    snapshots = {"weight_load_dir": str(folder / "snapshots")}
+    snapshots, random = str(folder / "snapshots"), str(folder / "random.npy")
     every = max(1, plan.first // plan.snapshots)
-    sampler = TrajectorySampler(folder / "snapshots", every=every, keep=plan.snapshots + 1)
-    runs = {"SGD": train(plan, data, seed, plan.first, plan.batch, None, [sampler])}
-    random_basis(folder / "random.npy", plan, seed)
-    random = {"pca_mat_path": str(folder / "random.npy")}
-    reduced = settings(snapshots, plan, alpha=0.0, trials=8)
+    sampler = TrajectorySampler(snapshots, every=every, keep=plan.snapshots + 1)
+    runs = {"SGD": train(plan, data, seed, plan.first, plan.batch, None, sampler)}
+    random_basis(random, plan, seed)
+    taken, searches = {"weight_load_dir": snapshots}, {"alpha": 0.0, "trials": 8}
     second: dict[str, tuple[int, int, dict[str, Any]]] = {
-        "P-SGD": (plan.batch, 1, settings(snapshots, plan, method="p-sgd")),
-        "P-BFGS": (plan.large_batch, 1, reduced),
-        "P-BFGS, longer": (plan.large_batch, 4, reduced),
-        "TWA": (plan.batch, 1, settings(snapshots, plan, method="twa")),
-        "random": (plan.large_batch, 1, settings(random, plan, alpha=0.0, trials=8)),
+        "P-SGD": (plan.batch, 1, {**taken, "method": "p-sgd"}),
+        "P-BFGS": (plan.large_batch, 1, {**taken, **searches}),
+        "P-BFGS, longer": (plan.large_batch, 4, {**taken, **searches}),
+        "TWA": (plan.batch, 1, {**taken, "method": "twa"}),
+        "random": (plan.large_batch, 1, {"pca_mat_path": random, **searches}),
     }
-    for name, (batch, times, config) in second.items():
+    for name, (batch, times, settings) in second.items():
+        config = only("dim_reduce", dim_reduce={"n_components": plan.directions, **settings})
         runs[name] = train(plan, data, seed, times * plan.second, batch, config)
     return runs
 
@@ -182,20 +167,21 @@ def run_table(results: dict[str, list[dict[str, Run]]], plan: Plan) -> None:
     """Print final and best accuracy of every method, means over the seeds, and the demands."""
     rows = []
     for labels, seeds in results.items():
-        first = [one["SGD"] for one in seeds]
-        for method in METHODS:
+        for method in seeds[0]:
             runs = [one[method] for one in seeds]
             final = statistics.mean(run.accuracy[-1] for run in runs)
             best = statistics.mean(max(run.accuracy) for run in runs)
-            over = final - statistics.mean(run.accuracy[-1] for run in first)
-            whole = seconds = statistics.mean(run.seconds for run in runs)
-            if method not in ("SGD", "random"):
-                whole += statistics.mean(run.seconds for run in first)
-            failed = [run.counts.get("dim_reduce.failed_searches", "") for run in runs]
-            accepted = [run.counts.get("dim_reduce.accepted_steps", "") for run in runs]
-            steps = f"{sum(accepted)} / {sum(failed)}" if failed[0] != "" else ""
+            seconds = statistics.mean(run.seconds for run in runs)
+            if method == "SGD":
+                first, stage = final, seconds
+            whole = seconds if method in ("SGD", "random") else seconds + stage
+            steps = ""
+            if "dim_reduce.failed_searches" in runs[0].counts:
+                accepted = sum(run.counts["dim_reduce.accepted_steps"] for run in runs)
+                failed = sum(run.counts["dim_reduce.failed_searches"] for run in runs)
+                steps = f"{accepted} / {failed}"
             rows.append(
-                f"{labels} | {method} | {final:.4f} | {best:.4f} | {over:+.4f} | "
+                f"{labels} | {method} | {final:.4f} | {best:.4f} | {final - first:+.4f} | "
                 f"{seconds:.1f} | {whole:.1f} | {steps}"
             )
     headings = "labels | method | final | best | final minus SGD | s | s with stage 1"
@@ -212,7 +198,7 @@ def plot_runs(results: dict[str, list[dict[str, Run]]], path: Path) -> None:
     """Draw the accuracy over the passes through the data, a panel for each kind of labels."""
     with drawn(path, len(results), sharey=True) as axes:
         for axis, (labels, seeds) in zip(axes, results.items()):
-            for method in METHODS:
+            for method in seeds[0]:
                 mean = np.mean([one[method].accuracy for one in seeds], axis=0)
                 axis.plot(np.arange(1, len(mean) + 1), mean, label=method)
             axis.set(title=f"labels: {labels}", xlabel="epoch of the stage")

@@ -20,6 +20,7 @@ import numpy as np
 from dim_reduce import digits, perceptron
 from harness import paired, print_table
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from networks import Called, waiting, with_loss
 
 import mindspore_boost_ext
 from mindspore_boost_ext.dim_reduce.basis import orthonormality_error, principal_basis
@@ -59,26 +60,24 @@ def step_cost(trials: int = 2, k: int = 32, hidden: int = 4096, batch: int = 102
     """Print the step of P-BFGS over its model; its searches are made to run all trials."""
     ms.set_context(mode=ms.GRAPH_MODE)
     net = perceptron(hidden, 0)
-    loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    network = nn.WithLossCell(net, loss).set_train()
+    network = with_loss(net).set_train()
     weight = ParameterTuple(net.trainable_params())
     size = sum(one.size for one in weight)
     basis = np.linalg.qr(np.random.default_rng(0).normal(size=(size, k)))[0].T.astype(np.float32)
     data = digits(0.0, 0)
     inputs = Tensor(data.images[:batch]), Tensor(data.labels[:batch])
-    whole = _Step(network, weight, basis, trials)
-    parts = _Model(network, basis)
+    whole, products = _Step(network, weight, basis, trials), Called(_products)
+    factors = Tensor(basis), Tensor(basis[:1].T.copy())
 
     def modelled() -> None:
         for _ in range(2 + trials):
             network(*inputs).asnumpy()
-        parts().asnumpy()
+        products(*factors).asnumpy()
 
-    plain = nn.TrainOneStepCell(network, nn.SGD(list(weight), 1e-9)).set_train()
+    plain = waiting(nn.TrainOneStepCell(network, nn.SGD(list(weight), 1e-9)), inputs)
     rows = []
-    for name, reference in (("(2 + trials) forward + 4kn", modelled), ("plain step", None)):
-        compare = reference or (lambda: plain(*inputs).asnumpy())
-        ratio = paired(lambda: whole(*inputs).asnumpy(), compare, pairs=15, steps=2)
+    for name, reference in (("(2 + trials) forward + 4kn", modelled), ("plain step", plain)):
+        ratio = paired(lambda: whole(*inputs).asnumpy(), reference, pairs=15, steps=2)
         rows.append(f"{name} | {ratio.reference_ms:.2f} | {ratio.shown}")
     title = f"Step of P-BFGS: n = {size}, k = {k}, batch {len(inputs[0])}, {trials} trials, GRAPH"
     print_table(title, "over | that takes, ms | ratio | quartiles", rows)
@@ -104,18 +103,11 @@ class _Step(nn.Cell):
         return self.reduce(loss, gradients, 1.0, self.weight, self.weight, *inputs)
 
 
-class _Model(nn.Cell):
-    """Matrix products of 4kn multiply-adds."""
-
-    def __init__(self, network: nn.Cell, basis: np.ndarray) -> None:
-        super().__init__(auto_prefix=False)
-        self.basis = Parameter(Tensor(basis), name="basis", requires_grad=False)
-        self.column = Parameter(Tensor(basis[:1].T.copy()), name="column", requires_grad=False)
-
-    def construct(self) -> Tensor:
-        down = ops.matmul(self.basis, self.column)
-        pair = ops.concat((down, 2 * down, 3 * down), 1)
-        return ops.matmul(ops.transpose(self.basis, (1, 0)), pair).sum()
+def _products(basis: Tensor, column: Tensor) -> Tensor:
+    """Return matrix products of 4kn multiply-adds."""
+    down = ops.matmul(basis, column)
+    pair = ops.concat((down, 2 * down, 3 * down), 1)
+    return ops.matmul(ops.transpose(basis, (1, 0)), pair).sum()
 
 
 def stall(steps: int = 12, curvature: float = 50.0) -> None:
@@ -136,8 +128,8 @@ def _stalled(package: str, steps: int, curvature: float) -> tuple[int, float]:
     class Quadratic(nn.Cell):
         def __init__(self) -> None:
             super().__init__()
-            start = np.sqrt(2.0 / curvatures.sum()) * np.ones(8, np.float32)
-            self.w = Parameter(Tensor(start.astype(np.float32)), name="w")
+            start = np.full(8, np.sqrt(2.0 / curvatures.sum()), np.float32)
+            self.w = Parameter(Tensor(start), name="w")
             self.curvatures = Tensor(curvatures)
 
         def construct(self, x: Tensor) -> Tensor:
@@ -146,22 +138,20 @@ def _stalled(package: str, steps: int, curvature: float) -> tuple[int, float]:
     net, x = Quadratic(), Tensor(np.zeros(1, np.float32))
     weight = ParameterTuple(net.trainable_params())
     clone = weight.clone(prefix="clone", init="same")
-    basis = np.eye(8, dtype=np.float32)
-    constants = (8, 0.55, 0.9, 0.001, 0.4, 0, 1)
+    constants = (np.eye(8, dtype=np.float32), 8, 0.55, 0.9, 0.001, 0.4, 0, 1)
     if package == "mindspore.boost":
         mindspore_boost_ext.uninstall()
     try:
         from mindspore.boost.dim_reduce import DimReduce as Reduce
 
-        reduce = Reduce(net, nn.SGD(list(weight), 1.0), weight, basis, *constants)
+        reduce = Reduce(net, nn.SGD(list(weight), 1.0), weight, *constants)
     finally:
         mindspore_boost_ext.install()
     zero = 0
     for _ in range(steps):
         before = net.w.asnumpy().copy()
-        gradient = (Tensor(curvatures * before),)
-        reduce(net(x), gradient, Tensor(1.0), weight, clone, x)
-        zero += int(np.abs(net.w.asnumpy() - before).max() == 0.0)
+        reduce(net(x), (Tensor(curvatures * before),), Tensor(1.0), weight, clone, x)
+        zero += np.array_equal(net.w.asnumpy(), before)
     return zero, float(net(x).asnumpy())
 
 
