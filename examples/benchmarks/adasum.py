@@ -15,6 +15,8 @@ AdaSum of a network's parameters over a plain all-reduce, between 4 processes, b
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from unittest import mock
 
@@ -23,19 +25,22 @@ import numpy as np
 from harness import paired, print_table
 from mindspore import ParameterTuple, Tensor, nn, ops
 from mindspore.communication import get_group_size, get_rank
-from networks import NETWORKS
+from networks import NETWORKS, Called, cross_entropy, waiting
 from processes import apart
 
 from mindspore_boost_ext.adasum import cell as module
 from mindspore_boost_ext.bundled import load_digits
+from mindspore_boost_ext.cli.trial_settings import only
 from mindspore_boost_ext.selftest.oracle import adasum
 
 RATES = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
 SAMPLES, HIDDEN, CLASSES, TARGET = 16, 32, 10, 0.35
+EPOCH = 1797 // SAMPLES  # rounds of one worker
 PROCESSES = 4
 Weights = list[np.ndarray]
 
 
+@functools.cache
 def digits() -> tuple[np.ndarray, np.ndarray]:
     """Return centred images float64 ``[1797, 64]`` and labels int32 ``[1797]``."""
     bundled = load_digits()
@@ -53,27 +58,22 @@ def first_weights(generator: np.random.Generator) -> Weights:
     ]
 
 
-def forward(weights: Weights, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hidden values and the probabilities of the classes."""
+def backward(weights: Weights, images: np.ndarray, labels: np.ndarray) -> tuple[float, Weights]:
+    """Return the cross-entropy, mean over the images, and the gradients of it."""
     hidden = np.maximum(images @ weights[0] + weights[1], 0)
     logits = hidden @ weights[2] + weights[3]
     powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return hidden, powers / powers.sum(axis=1, keepdims=True)
-
-
-def loss_of(weights: Weights, images: np.ndarray, labels: np.ndarray) -> float:
-    """Return the cross-entropy, mean over the images."""
-    _, chances = forward(weights, images)
-    return float(-np.log(chances[np.arange(len(labels)), labels] + 1e-300).mean())
-
-
-def gradients(weights: Weights, images: np.ndarray, labels: np.ndarray) -> Weights:
-    """Return the gradients of :func:`loss_of`."""
-    hidden, slope = forward(weights, images)
-    slope[np.arange(len(labels)), labels] -= 1
+    slope, rows = powers / powers.sum(axis=1, keepdims=True), np.arange(len(labels))
+    loss = float(-np.log(slope[rows, labels] + 1e-300).mean())
+    slope[rows, labels] -= 1
     slope /= len(labels)
     below = slope @ weights[2].T * (hidden > 0)
-    return [images.T @ below, below.sum(axis=0), hidden.T @ slope, slope.sum(axis=0)]
+    return loss, [images.T @ below, below.sum(axis=0), hidden.T @ slope, slope.sum(axis=0)]
+
+
+def loss_of(weights: Weights) -> float:
+    """Return the loss on all digits."""
+    return backward(weights, *digits())[0]
 
 
 RULES: dict[str, Callable[[Sequence[np.ndarray]], np.ndarray]] = {
@@ -91,7 +91,7 @@ def train(how: str, workers: int, rate: float, seed: int) -> Iterator[Weights]:
     weights = first_weights(generator)
     while True:
         drawn = generator.integers(0, len(labels), (workers, SAMPLES))
-        parts = [gradients(weights, images[one], labels[one]) for one in drawn]
+        parts = [backward(weights, images[one], labels[one])[1] for one in drawn]
         combined = [RULES[how](tensors) for tensors in zip(*parts)]
         weights = [one - rate * step for one, step in zip(weights, combined)]
         yield weights
@@ -99,28 +99,25 @@ def train(how: str, workers: int, rate: float, seed: int) -> Iterator[Weights]:
 
 def rounds_to_target(how: str, workers: int, rate: float, seed: int, most: int) -> float:
     """Return the rounds until the loss is below the target; inf if it never is."""
-    images, labels = digits()
     with np.errstate(all="ignore"):  # a sum that diverges
         for number, weights in zip(range(1, most + 1), train(how, workers, rate, seed)):
-            if loss_of(weights, images, labels) < TARGET:
+            if loss_of(weights) < TARGET:
                 return number
     return np.inf
 
 
-def tuned_rate(rates: Sequence[float], seeds: int, rounds: int = 112) -> float:
+def tuned_rate(seeds: int) -> float:
     """Return the rate that gives one worker the lowest loss after one epoch."""
-    images, labels = digits()
 
     def loss(rate: float, seed: int) -> float:
-        *_, (_, weights) = zip(range(rounds), train("average", 1, rate, seed))
-        return loss_of(weights, images, labels)
+        return loss_of(next(itertools.islice(train("average", 1, rate, seed), EPOCH - 1, None)))
 
-    return min(rates, key=lambda rate: np.mean([loss(rate, seed) for seed in range(seeds)]))
+    return min(RATES, key=lambda rate: np.mean([loss(rate, seed) for seed in range(seeds)]))
 
 
 def simulated(args: argparse.Namespace) -> None:
     """Print the rounds of simulated workers."""
-    rate = tuned_rate(RATES, args.seeds)
+    rate = tuned_rate(args.seeds)
 
     def mean_rounds(workers: int, rate: float) -> dict[str, float]:
         seeds = range(args.seeds)
@@ -187,26 +184,25 @@ def real_rounds(how: str, rate: float, most: int) -> int | None:
     for parameter, value in zip(net.trainable_params(), weights):
         parameter.set_data(Tensor(np.float32(value.T)))
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=how != "sum")
-    switches = {"less_bn": False, "grad_freeze": False, "adasum": how == "AdaSum"}
+    switches = ["adasum"] if how == "AdaSum" else []
     model = ms.Model(
         net,
-        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
+        cross_entropy(),
         nn.SGD(net.trainable_params(), rate),
         boost_level="O2",
-        boost_config_dict={"boost": {"mode": "manual", **switches}, "common": {"device_number": 1}},
+        boost_config_dict=only(*switches, common={"device_number": 1}),
     )
     for number in range(1, most + 1):
         own = generator.integers(0, len(labels), (get_group_size(), SAMPLES))[get_rank()]
         model.train_network(Tensor(np.float32(images[own])), Tensor(labels[own]))
-        now = [np.float64(one.asnumpy()).T for one in net.trainable_params()]
-        if loss_of(now, images, labels) < TARGET:
+        if loss_of([np.float64(one.asnumpy()).T for one in net.trainable_params()]) < TARGET:
             return number
     return None
 
 
 def real(args: argparse.Namespace) -> None:
     """Print the rounds of real processes."""
-    rate = tuned_rate(RATES, args.seeds)
+    rate = tuned_rate(args.seeds)
     found = {
         how: apart(real_rounds, how, rate, args.most, ranks=PROCESSES) or np.inf for how in RULES
     }
@@ -221,48 +217,30 @@ def speed_of(network: str, pairs: int) -> list[str]:
     parameters = NETWORKS[network]().trainable_params()
     cell = module.AdaSum(get_rank(), 1, ranks, parameters, equal_in_server=True)
     ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    packing, weights, all_reduce = cell.packing, ParameterTuple(parameters), ops.AllReduce()
+    reducer = nn.DistributedGradReducer(parameters, True, ranks)
 
-    class Combine(nn.Cell):
-        """A snapshot, a change, and the combination of all changes."""
+    def combined(old: Tensor) -> Tensor:
+        return cell.update_since(old)[0]
 
-        def __init__(self) -> None:
-            super().__init__(auto_prefix=False)
-            self.adasum = cell
+    def one_buffer(old: Tensor) -> Tensor:
+        return packing.write(all_reduce(packing.pack(weights)) / ranks, weights)[0]
 
-        def construct(self, old: Tensor) -> Tensor:
-            return self.adasum.update_since(old)[0]
+    def tensor_by_tensor(old: Tensor) -> Tensor:
+        total = ()
+        for one in reducer(packing.unpack(old)):  # all, or the compiler drops them
+            total += (one.reshape(-1)[:1],)
+        return ops.concat(total)
 
-    class Reduce(nn.Cell):
-        """The plain all-reduce of the same tensors: one by one, or as one buffer."""
-
-        def __init__(self, fused: bool) -> None:
-            super().__init__(auto_prefix=False)
-            self.fused, self.packing = fused, cell.packing
-            self.parameters = ParameterTuple(parameters)
-            self.all_reduce = ops.AllReduce()
-            self.reducer = nn.DistributedGradReducer(parameters, True, ranks)
-
-        def construct(self, old: Tensor) -> Tensor:
-            if self.fused:
-                mean = self.all_reduce(self.packing.pack(self.parameters)) / ranks
-                return self.packing.write(mean, self.parameters)[0]
-            total = ()
-            for one in self.reducer(self.packing.unpack(old)):  # all, or the compiler drops them
-                total += (one.reshape(-1)[:1],)
-            return ops.concat(total)
-
-    combine, fused, single = Combine(), Reduce(True), Reduce(False)
     old = Tensor(cell.snapshot().asnumpy() + 1)
+    ours, *others = (
+        waiting(Called(one), [old]) for one in (combined, one_buffer, tensor_by_tensor)
+    )
     size = f"{sum(one.size for one in parameters)} in {len(parameters)}"
-    rows = []
-    for name, reference in (("one buffer", fused), ("tensor by tensor", single)):
-        timed = paired(
-            lambda: combine(old).asnumpy(),
-            lambda reference=reference: reference(old).asnumpy(),  # type: ignore[misc]
-            pairs,
-        )
-        rows.append(f"{network} | {size} | {name} | {timed.row}")
-    return rows
+    return [
+        f"{network} | {size} | {name} | {paired(ours, other, pairs).row}"
+        for name, other in zip(("one buffer", "tensor by tensor"), others)
+    ]
 
 
 def speed(args: argparse.Namespace) -> None:
