@@ -21,13 +21,15 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
 from harness import print_table, seconds_of
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, ops
 from mindspore.communication import get_group_size, get_rank
+from networks import Called, waiting
 from processes import apart
 
 from mindspore_boost_ext import AdaSum
@@ -127,35 +129,20 @@ def measured() -> list[tuple[str, int, float]]:
     """Return operator, bytes and median seconds of every collective, on this rank."""
     ms.set_context(mode=ms.GRAPH_MODE)
 
-    class Collective(nn.Cell):
-        def __init__(self, operator: object) -> None:
-            super().__init__()
-            self.operator = operator
+    def timed(size: int, function: Callable[..., Tensor], inputs: int = 1) -> float:
+        ones = [Tensor(np.ones(size // 4, np.float32)) for _ in range(inputs)]
+        return seconds_of(waiting(Called(function), ones), REPEATS, warm_up=3)
 
-        def construct(self, value: Tensor) -> Tensor:
-            return self.operator(value)  # type: ignore[operator]
-
-    class Combined(nn.Cell):
-        def __init__(self, adasum: AdaSum) -> None:
-            super().__init__()
-            self.adasum, self.weights = adasum, adasum.parameter_tuple
-
-        def construct(self, step: Tensor, old: Tensor) -> Tensor:
-            return self.adasum((step,), self.weights, (old,))[0]
-
-    found = []
-    for name, operator in (("AllReduce", ops.AllReduce()), ("AllGather", ops.AllGather())):
-        cell = Collective(operator)
-        for size in SIZES:
-            value = Tensor(np.ones(size // 4, np.float32))
-            took = seconds_of(lambda: cell(value).asnumpy(), REPEATS, warm_up=3)  # noqa: B023
-            found.append((name, size, took))
+    operators = {"AllReduce": ops.AllReduce(), "AllGather": ops.AllGather()}
+    found = [(name, size, timed(size, operators[name])) for name in operators for size in SIZES]
     for size in ADASUM_SIZES:
-        weight = Parameter(np.ones(size // 4, np.float32), name="weight")
-        both = Combined(AdaSum(get_rank(), 1, get_group_size(), (weight,)))
-        step, old = Tensor(np.ones(size // 4, np.float32)), Tensor(weight.asnumpy())
-        took = seconds_of(lambda: both(step, old).asnumpy(), REPEATS, warm_up=3)  # noqa: B023
-        found.append((ADASUM, size, took))
+        weights = ParameterTuple([Parameter(np.ones(size // 4, np.float32), name="weight")])
+        adasum = AdaSum(get_rank(), 1, get_group_size(), weights)
+
+        def combined(step: Tensor, old: Tensor) -> Tensor:
+            return adasum((step,), weights, (old,))[0]  # noqa: B023
+
+        found.append((ADASUM, size, timed(size, combined, inputs=2)))
     return found
 
 
@@ -188,12 +175,12 @@ def bytes_combined(count: int, size: int) -> float:
 def fitted(found: Found) -> Machine:
     """Return latency and bandwidth: the least squares of relative errors."""
     rows = [
-        (np.array(needs(name, count, size)) / seconds)
+        np.array(needs(name, count, size)) / seconds
         for count, runs in found.items()
         for name, size, seconds in runs
         if name != ADASUM
     ]
-    latency, per_byte = np.linalg.lstsq(np.array(rows), np.ones(len(rows)), rcond=None)[0]
+    latency, per_byte = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
     return Machine(float(latency), float(1 / per_byte))
 
 
