@@ -31,15 +31,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import mindspore as ms
+import networks
 import numpy as np
 from harness import MODES, paired, print_table
 from mindspore import Tensor, nn
-from networks import SmallResNet, accuracy, batch, ours, plain, plain_step, waiting
+from networks import BATCH_SIZE, LeNet5, SmallResNet, Step, batch, ours, plain, plain_step, waiting
 
-from mindspore_boost_ext.bundled import LeNet5, digits_datasets
+from mindspore_boost_ext.bundled import digits_datasets
 from mindspore_boost_ext.less_batch_normalization.rewrite import CommonHeadLastFN, less_bn
 
-BATCH_SIZE, LEARNING_RATE = 32, 0.03  # those of examples/lenet.py
 SIDE = 16  # of the digits in the runs: they are 8x8, and 32x32 would only take four times as long
 WIDTH, EPOCHS = 8, 8
 
@@ -72,7 +72,6 @@ GAINS = {
     "less_bn, branches 0, shortcuts 1.73": Training(NO_HEAD, branches=0.0, shortcuts=3**0.5),
 }
 HEAD_DEMAND, CENTRALIZATION_DEMAND, ACCURACY_DEMAND = 1.2, 1.03, 0.02
-Step = Callable[[], object]
 
 
 def trained_accuracy(seed: int, training: Training) -> float:
@@ -84,9 +83,7 @@ def trained_accuracy(seed: int, training: Training) -> float:
         block.bn2.gamma.set_data(block.bn2.gamma * training.branches)
         for convolution in list(block.shortcut)[:1]:
             convolution.weight.set_data(convolution.weight * training.shortcuts)
-    each = train.get_dataset_size()
-    rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, EPOCHS * each, each, EPOCHS)
-    optimizer = nn.Momentum(network.trainable_params(), rates, momentum=0.9)
+    optimizer = networks.falling(network, EPOCHS * train.get_dataset_size(), EPOCHS)
     if training.settings is None:
         step = plain(network, optimizer)
     else:
@@ -94,7 +91,7 @@ def trained_accuracy(seed: int, training: Training) -> float:
     for _ in range(EPOCHS):
         for inputs in train.create_tuple_iterator():
             step(*inputs)
-    return accuracy(network, test.create_tuple_iterator())
+    return networks.accuracy(network, test.create_tuple_iterator())
 
 
 def print_runs(title: str, trainings: dict[str, Training], seeds: Sequence[int]) -> None:
@@ -116,22 +113,14 @@ def print_runs(title: str, trainings: dict[str, Training], seeds: Sequence[int])
 
 def normalised(network: nn.Cell, images: Tensor) -> tuple[int, int]:
     """Return how many BatchNorms a network calls, and how many elements they give per image."""
-    sizes: list[int] = []
-
-    def note(cell: nn.Cell, inputs: Any, output: Tensor) -> None:
-        sizes.append(output.size // images.shape[0])
-
     norms = [cell for _, cell in network.cells_and_names() if isinstance(cell, nn.BatchNorm2d)]
-    hooks = [cell.register_forward_hook(note) for cell in norms]
-    network.set_train(False)(images)
-    for hook in hooks:
-        hook.remove()
-    return len(sizes), sum(sizes)
+    called = networks.outputs_of(norms, network.set_train(False), images)
+    return len(called), sum(output.size // len(images) for _, output in called)
 
 
 def print_counts() -> None:
     """Print BatchNorms and normalised elements before and after."""
-    networks: dict[str, tuple[Callable[[], nn.Cell], tuple[int, ...]]] = {
+    counted: dict[str, tuple[Callable[[], nn.Cell], tuple[int, ...]]] = {
         "small ResNet": (SmallResNet, (1, 1, 32, 32))
     }
     try:
@@ -139,11 +128,10 @@ def print_counts() -> None:
     except ImportError:
         print("MindCV is not installed: its ResNets are left out")
     else:
-        networks["ResNet-18"] = (resnet18, (1, 3, 64, 64))
-        networks["ResNet-50"] = (resnet50, (1, 3, 64, 64))
-    ms.set_context(mode=ms.PYNATIVE_MODE)  # hooks run there
+        counted["ResNet-18"] = (resnet18, (1, 3, 64, 64))
+        counted["ResNet-50"] = (resnet50, (1, 3, 64, 64))
     rows = []
-    for name, (make, shape) in networks.items():
+    for name, (make, shape) in counted.items():
         network, images = make(), Tensor(np.zeros(shape, np.float32))
         norms, elements = normalised(network, images)
         less_bn(network)
@@ -162,32 +150,23 @@ def alone(kind: Callable[[int, int], nn.Cell], features: int, classes: int) -> S
 
 def pairs_to_time() -> dict[str, tuple[Step, Step, float | None]]:
     """Return candidate, reference and demand of each comparison."""
-    inputs = batch(BATCH_SIZE)
     headed = LeNet5()
     less_bn(headed, True, include=[])  # normalises the classifier alone
 
     def step(name: str) -> Step:
-        return waiting(ours(SmallResNet(), less_bn=METHODS[name].settings), inputs)
+        return waiting(ours(SmallResNet(), less_bn=METHODS[name].settings))
 
     third, last = "less_bn, head", "less_bn, head, centralization"
-    return {
-        "less_bn over plain": (step("less_bn"), plain_step(SmallResNet(), inputs), None),
+    pairs = {
+        "less_bn over plain": (step("less_bn"), plain_step(SmallResNet()), None),
         "head over Dense": (step(third), step("less_bn"), HEAD_DEMAND),
         "centralization": (step(last), step(third), CENTRALIZATION_DEMAND),
-        "head over Dense, LeNet": (
-            plain_step(headed, inputs),
-            plain_step(LeNet5(), inputs),
-            HEAD_DEMAND,
-        ),
-        **{
-            f"head over Dense, alone, {size[0]} to {size[1]}": (
-                alone(CommonHeadLastFN, *size),
-                alone(nn.Dense, *size),
-                None,
-            )
-            for size in ((512, 10), (2048, 1000))
-        },
+        "head over Dense, LeNet": (plain_step(headed), plain_step(LeNet5()), HEAD_DEMAND),
     }
+    for size in (512, 10), (2048, 1000):
+        steps = (alone(kind, *size) for kind in (CommonHeadLastFN, nn.Dense))
+        pairs[f"head over Dense, alone, {size[0]} to {size[1]}"] = (*steps, None)
+    return pairs
 
 
 def print_speed(pairs: int, steps: int, modes: Sequence[str]) -> None:

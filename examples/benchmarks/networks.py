@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
@@ -103,6 +104,21 @@ def accuracy(network: nn.Cell, batches: Iterable[Sequence[Tensor]]) -> float:
         network(images).asnumpy().argmax(1) == labels.asnumpy() for images, labels in batches
     ]
     return float(np.mean(np.concatenate(correct)))
+
+
+def outputs_of(
+    cells: Iterable[nn.Cell], network: nn.Cell, images: Tensor
+) -> list[tuple[nn.Cell, Tensor]]:
+    """Run a network; return those of its cells that were called, each with what it returned."""
+    called: list[tuple[nn.Cell, Any, Tensor]] = []
+    before = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)  # hooks run there
+    hooks = [cell.register_forward_hook(lambda *one: called.append(one)) for cell in cells]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    ms.set_context(mode=before)
+    return [(cell, output) for cell, _, output in called]
 
 
 class Called(nn.Cell):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import harness
 import mindspore as ms
@@ -48,19 +47,10 @@ def refresh_work(optimizer: THOR, positions: Sequence[int]) -> tuple[float, floa
 
 def rows_of_layers(net: nn.Cell, optimizer: THOR, images: Tensor) -> list[int]:
     """Return for each preconditioned layer the rows of its output in one forward pass."""
-    counted: dict[int, int] = {}
-
-    def count(cell: nn.Cell, inputs: Any, output: Tensor) -> None:
-        counted[id(cell)] = output.size // output.shape[1]
-
-    before = ms.get_context("mode")
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    hooks = [plan.layer.register_forward_hook(count) for plan in optimizer.curvature.plans]
-    net(images)
-    for hook in hooks:
-        hook.remove()
-    ms.set_context(mode=before)
-    return [counted[id(plan.layer)] for plan in optimizer.curvature.plans]
+    layers = [plan.layer for plan in optimizer.curvature.plans]
+    called = networks.outputs_of(layers, net, images)
+    rows = {id(cell): output.size // output.shape[1] for cell, output in called}
+    return [rows[id(layer)] for layer in layers]
 
 
 def rate_of(run: Callable[[], Tensor], work: float, times: int = 20) -> float:
@@ -83,9 +73,8 @@ def speed(pairs: int) -> None:
     """Print the cost of THOR's steps over plain momentum, and of a refresh over its model."""
     rows, shares = [], []
     for name, network in networks.NETWORKS.items():
-        batch = networks.batch()
+        batch, own = networks.batch(), network()
         plain = networks.plain(network())
-        own = network()
         optimizer = THOR(own, 1e-3, DAMPING, 0.9, frequency=10**6)
         step = BoostTrainOneStepCell(networks.with_loss(own), optimizer).set_train()
         rows_of = rows_of_layers(own, optimizer, batch[0])
@@ -93,7 +82,7 @@ def speed(pairs: int) -> None:
         own_step, plain_step = networks.waiting(step, batch), networks.waiting(plain, batch)
         begun = harness.seconds(plain_step)
         compiled = harness.seconds(own_step, 2)
-        ratio = harness.paired(lambda: step(*batch), lambda: plain(*batch), pairs)  # noqa: B023
+        ratio = harness.paired(own_step, plain_step, pairs)
         refreshes = []
         for _ in range(max(pairs // 4, 3)):
             ops.assign(optimizer.next_refresh, Tensor(0, ms.int32))
@@ -138,11 +127,10 @@ def inversions(optimizer: THOR) -> float:
 
 def memory_ratio(step: nn.Cell, plain: nn.Cell, optimizer: THOR) -> float:
     """Return the bytes that THOR's step holds beyond momentum's, over the report's estimate."""
-
-    def held(cell: nn.Cell) -> int:
-        return sum(int(one.nbytes) for one in cell.get_parameters())
-
-    return (held(step) - held(plain)) / optimizer.counts()["bytes"]
+    thor, momentum = (
+        sum(int(one.nbytes) for one in cell.get_parameters()) for cell in (step, plain)
+    )
+    return (thor - momentum) / optimizer.counts()["bytes"]
 
 
 def main() -> None:
