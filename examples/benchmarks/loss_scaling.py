@@ -31,7 +31,7 @@ import mindspore as ms
 import numpy as np
 from harness import print_table
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from networks import LeNet5, marked
+from networks import BATCH_SIZE, LeNet5, cross_entropy, falling, marked
 
 from mindspore_boost_ext import BoostTrainOneStepWithLossScaleCell, GroupLossScaleManager
 from mindspore_boost_ext.bundled import digits_datasets
@@ -41,7 +41,7 @@ from mindspore_boost_ext.cli.trial_settings import only
 LAYERS, WIDTH, BATCH = 4, 64, 256
 GAIN = 1e-3  # from one layer's gradient to the next lower one's
 SETTLING_STEPS = 2000
-EPOCHS, BATCH_SIZE, LEARNING_RATE = 20, 32, 0.03  # those of examples/lenet.py
+EPOCHS = 20  # as in examples/lenet.py
 
 
 # ------------------------------------------------------------------------------------ four layers
@@ -71,8 +71,7 @@ def four_layer_case() -> Case:
 
     The biases keep the activations between 0.5 and 0.9 nevertheless, and every ReLU open.
     """
-    draw = np.random.default_rng(0)
-    deviation = GAIN / WIDTH**0.5
+    draw, deviation = np.random.default_rng(0), GAIN / WIDTH**0.5
     weights = [_half(draw.normal(0, deviation, (WIDTH, WIDTH))) for _ in range(LAYERS)]
     biases = [_half(draw.uniform(0.5, 0.9, WIDTH)) for _ in range(LAYERS)]
     inputs = _half(draw.normal(0, 1, (BATCH, WIDTH)))
@@ -217,12 +216,10 @@ def train_lenet(scheme: str, seed: int) -> float:
     manager = make_manager()
     grouped = isinstance(manager, GroupLossScaleManager)
     network = marked("LeNet", manager) if grouped else LeNet5()
-    steps = train.get_dataset_size()
-    rates = nn.cosine_decay_lr(0.0, LEARNING_RATE, EPOCHS * steps, steps, EPOCHS)
     model = ms.Model(
         network,
-        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
-        nn.Momentum(network.trainable_params(), rates, momentum=0.9),
+        cross_entropy(),
+        falling(network, EPOCHS * train.get_dataset_size(), EPOCHS),
         metrics={"accuracy"},
         amp_level=level,
         loss_scale_manager=manager,

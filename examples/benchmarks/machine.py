@@ -147,12 +147,11 @@ def by_model(net: Any, loss: Any, optimizer: Any, data: Any, how: str) -> list[f
     model = ms.Model(net, loss, optimizer, **boosted)
     ends: list[float] = []
 
-    class Clock(ms.Callback):
-        def on_train_step_end(self, run_context: Any) -> None:
-            run_context.original_args().net_outputs.asnumpy()  # waits for the step
-            ends.append(time.perf_counter())
+    def note(run_context: Any) -> None:
+        run_context.original_args().net_outputs.asnumpy()  # waits for the step
+        ends.append(time.perf_counter())
 
-    model.train(1, data, callbacks=[Clock()])
+    model.train(1, data, callbacks=[ms.train.LambdaCallback(on_train_step_end=note)])
     return ends
 
 
@@ -172,11 +171,9 @@ def by_function(net: Any, loss: Any, optimizer: Any, data: Any, jitted: bool) ->
         optimizer(found)
         return value
 
-    if jitted:
-        step = ms.jit(step)
-    ends = []
+    run, ends = ms.jit(step) if jitted else step, []
     for x, y in data.create_tuple_iterator():
-        step(x, y).asnumpy()  # waits for the step
+        run(x, y).asnumpy()  # waits for the step
         ends.append(time.perf_counter())
     return ends
 
@@ -206,8 +203,7 @@ def one(task: str, how: str, cores: int, isa: str, script: str) -> dict[str, flo
     dataset = ms.dataset.NumpySlicesDataset((images, labels), shuffle=False).batch(BATCH)
     net = network(nn)
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    if counted == "looped step":
-        loss = nn.CrossEntropyLoss()
+    loss = nn.CrossEntropyLoss() if counted == "looped step" else loss
     optimizer = nn.Momentum(net.trainable_params(), 0.01, 0.9)
     started = time.perf_counter()
     if counted in ("looped step", "jitted step"):

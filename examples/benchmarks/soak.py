@@ -18,19 +18,19 @@ plain training; AdaSum's with that of plain training in two processes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import itertools
 import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 
 import mindspore as ms
-from harness import MODES, print_table
-from mindspore import Tensor, nn
-from networks import wait
+from harness import MODES, print_table, seconds
+from mindspore import Tensor
+from networks import cross_entropy, momentum, wait
 from processes import apart
 
 from mindspore_boost_ext import TrajectorySampler
@@ -68,8 +68,8 @@ def model_of(name: str, steps: int, snapshots: str) -> ms.Model:
     level, config = configuration(name, Setup(LENET, steps, snapshots))
     return ms.Model(
         net,
-        nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"),
-        nn.Momentum(net.trainable_params(), learning_rate=[1e-3] * steps, momentum=0.9),
+        cross_entropy(),
+        momentum(net, [1e-3] * steps),
         boost_level=level,
         boost_config_dict=config,
         **arguments,
@@ -82,35 +82,30 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     return [tuple(batch) for batch in train.create_tuple_iterator(num_epochs=1)]
 
 
-def leave_snapshots(folder: str) -> None:
-    """Train plainly for five epochs, and save the weights of every fifth step."""
-    train, _ = digits_datasets(32)
-    model = model_of(PLAIN, 5 * train.get_dataset_size(), "")
-    model.train(5, train, callbacks=[TrajectorySampler(folder, 5, "step")])
-
-
-def set_up(mode: str) -> None:
-    """Set the mode, and data parallelism if this process is a rank."""
+@contextlib.contextmanager
+def set_up(name: str, mode: str) -> Iterator[str]:
+    """Set the mode, and data parallelism in a rank; yield a folder, with snapshots if needed."""
     ms.set_context(mode=MODES[mode.upper()])
     if "MS_ROLE" in os.environ:
         ms.set_auto_parallel_context(parallel_mode="data_parallel", gradients_mean=True)
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        if settings_of(name).snapshots:
+            train, _ = digits_datasets(32)
+            model = model_of(PLAIN, 5 * train.get_dataset_size(), "")
+            model.train(5, train, callbacks=[TrajectorySampler(folder, 5, "step")])
+        yield folder
 
 
 def soak(name: str, steps: int, mode: str) -> tuple[str, bool]:
     """Train for so many steps; return the table's row, and whether all three demands are met."""
-    set_up(mode)
-    data, times = batches(), []
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        if settings_of(name).snapshots:
-            leave_snapshots(folder)
+    with set_up(name, mode) as folder:
         step = model_of(name, steps, folder).train_network
+    data, times = batches(), []
     warm_up = steps // 10
     for number, batch in enumerate(itertools.islice(itertools.cycle(data), steps)):
         if number == warm_up:
             memory, graphs = resident_mib(), compiled_graphs()
-        start = time.perf_counter()
-        wait(step(*batch))
-        times.append((time.perf_counter() - start) * 1e3)
+        times.append(seconds(lambda: wait(step(*batch))) * 1e3)  # noqa: B023
     memory_left, graphs_left = resident_mib(), compiled_graphs()
     growth = memory_left / memory - 1
     fifth = (steps - warm_up) // 5
@@ -126,11 +121,8 @@ def soak(name: str, steps: int, mode: str) -> tuple[str, bool]:
 
 def left_by_models(name: str, mode: str, models: int) -> tuple[float, float]:
     """Make and drop Models; return KiB and compiled graphs that each of the second half left."""
-    set_up(mode)
-    data, half = batches()[:MODELS_STEPS], models // 2
-    with tempfile.TemporaryDirectory(prefix="models-") as folder:
-        if settings_of(name).snapshots:
-            leave_snapshots(folder)
+    with set_up(name, mode) as folder:
+        data, half = batches()[:MODELS_STEPS], models // 2
         for number in range(models):
             if number == half:
                 memory, graphs = resident_mib(), compiled_graphs()
@@ -157,10 +149,8 @@ def rows_of_models(names: Sequence[str], mode: str, models: int) -> Iterator[str
 
 def main() -> int:
     """Soak the chosen algorithms and print the table."""
-    suited = [
-        PLAIN,
-        *(one for one in runs() if one == ADASUM or LENET in settings_of(one).networks),
-    ]
+    others = [one for one in runs() if one == ADASUM or LENET in settings_of(one).networks]
+    suited = [PLAIN, *others]
     parser = argparse.ArgumentParser(description="Look for leaks and drift in long runs.")
     parser.add_argument("names", nargs="*", default=suited, help=f"of {', '.join(suited)}")
     parser.add_argument("--steps", type=int, default=20_000, help="at least 50")
