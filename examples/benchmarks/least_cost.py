@@ -54,6 +54,16 @@ class Least(nn.Cell):
         return self.finish(loss, self.gradient(self.network, self.weights)(images, labels, sens))
 
 
+def unscaled(gradients: tuple[Tensor, ...], scale: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return the gradients over their scale, and whether all are finite."""
+    inverse = 1.0 / scale  # a CPU multiplies twenty times as fast as it divides
+    divided, flat = (), ()
+    for one in gradients:
+        divided += (one * inverse,)  # type: ignore[assignment]
+        flat += (ops.reshape(one, (-1,)),)  # type: ignore[assignment]
+    return divided, ops.isfinite(ops.concat(flat)).all()
+
+
 class LeastScaled(Least):
     """A loss scale that never changes."""
 
@@ -67,13 +77,8 @@ class LeastScaled(Least):
 
     def finish(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
         """Divide, and update where all is finite."""
-        inverse = 1.0 / self.scale  # a CPU multiplies twenty times as fast as it divides
-        divided, flat = (), ()
-        for one in gradients:
-            divided += (one * inverse,)  # type: ignore[assignment]
-        for one in divided:
-            flat += (ops.reshape(one, (-1,)),)  # type: ignore[assignment]
-        if ops.isfinite(ops.concat(flat)).all():
+        divided, finite = unscaled(gradients, self.scale)
+        if finite:
             loss = ops.depend(loss, self.optimizer(divided))
         return loss
 
@@ -122,11 +127,8 @@ class LeastGrouped(Least):
         """Divide and test group by group, set the scales, update where all is finite."""
         divided, finite = (), ()
         for scale, group in zip(self.scales, (gradients[: self.below], gradients[self.below :])):
-            flat, inverse = (), 1.0 / scale
-            for one in group:
-                flat += (ops.reshape(one, (-1,)),)  # type: ignore[assignment]
-                divided += (one * inverse,)  # type: ignore[assignment]
-            good = ops.isfinite(ops.concat(flat)).all()
+            part, good = unscaled(group, scale)
+            divided += part
             finite += (good,)  # type: ignore[assignment]
             following = ops.clamp(ops.where(good, scale * 1.0001, scale * 0.5), 1.0, 65536.0)
             loss = ops.depend(loss, ops.assign(scale, ops.depend(following, divided)))
@@ -158,14 +160,12 @@ class LeastPreconditioned(Least):
 
     def __init__(self) -> None:
         super().__init__()
-        sizes = [(one.shape[0], one.size // one.shape[0]) for one in self.weights]
-        self.left = self._factors("left", [rows for rows, _ in sizes])
-        self.right = self._factors("right", [columns for _, columns in sizes])
+        self.left = self._factors("left", [one.shape[0] for one in self.weights])
+        self.right = self._factors("right", [one.size // one.shape[0] for one in self.weights])
 
     def _factors(self, name: str, sizes: list[int]) -> ParameterTuple:
-        values = [Tensor(np.eye(size, dtype=np.float32)) for size in sizes]
-        named = [Parameter(one, name=f"{name}{i}") for i, one in enumerate(values)]
-        return ParameterTuple(named)
+        factors = [np.eye(size, dtype=np.float32) for size in sizes]
+        return ParameterTuple([Parameter(one, name=f"{name}{i}") for i, one in enumerate(factors)])
 
     def finish(self, loss: Tensor, gradients: tuple[Tensor, ...]) -> Tensor:
         """Multiply, and update."""

@@ -44,9 +44,6 @@ SETTLING_STEPS = 2000
 EPOCHS = 20  # as in examples/lenet.py
 
 
-# ------------------------------------------------------------------------------------ four layers
-
-
 class Case(NamedTuple):
     """The numbers of the four-layer case; all of them are float16 numbers, held in float32."""
 
@@ -196,9 +193,6 @@ def settled(step: nn.Cell, data: Sequence[Tensor], changes: bool) -> tuple[int, 
     raise RuntimeError(f"the scales had not settled after {SETTLING_STEPS} steps: {before}")
 
 
-# ------------------------------------------------------------------------------- LeNet on digits
-
-
 # Scheme -> amp level and a fresh loss-scale manager.
 TRAININGS: dict[str, tuple[str, Callable[[], Any]]] = {
     "float32, no scale": ("O0", lambda: None),
@@ -228,9 +222,6 @@ def train_lenet(scheme: str, seed: int) -> float:
     )
     model.fit(EPOCHS, train, test)
     return float(model.eval(test)["accuracy"])
-
-
-# ----------------------------------------------------------------------------------------- tables
 
 
 def print_four_layers(outcomes: dict[str, Outcome], exact: Sequence[np.ndarray]) -> None:

@@ -122,9 +122,6 @@ def table(title: str, machine: Machine) -> None:
     )
 
 
-# ---- Measured here ----
-
-
 def measured() -> list[tuple[str, int, float]]:
     """Return operator, bytes and median seconds of every collective, on this rank."""
     ms.set_context(mode=ms.GRAPH_MODE)

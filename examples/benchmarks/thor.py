@@ -80,9 +80,6 @@ class Result(NamedTuple):
         return statistics.mean(getattr(one, what) for one in self.outcomes)
 
 
-# ---- the problems ----
-
-
 def perceptron() -> nn.Cell:
     """Return three Dense layers, 20-32-32-5, tanh."""
     hidden = nn.Dense(20, 32, activation="tanh"), nn.Dense(32, 32, activation="tanh")
@@ -193,9 +190,6 @@ def methods(problem: Problem) -> list[Method]:
         Method("THOR, every step, pi", thor, second(frequency=1, pi_damping=True)),
     ]
     return [method for method in found if method.grid]
-
-
-# ---- training to a loss ----
 
 
 class Trainer:
