@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from mindspore_boost_ext.bundled import digits_datasets
 
 EVERY_STEP, TRACE_RULE = "THOR, every step", "THOR, trace rule"
 TUNING_SEED = 3
+Data = tuple[Iterator[tuple[Tensor, Tensor]], float]  # batches without end, the loss to reach
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,8 @@ class Problem:
 
     name: str
     network: Callable[[], nn.Cell]  # without its loss
-    batches: Callable[[int], Iterator[tuple[Tensor, Tensor]]]  # for a seed, without end
-    target: Callable[[int], float]  # the loss to reach, for a seed
-    goal: str  # the same in words
+    data: Callable[[int], Data]  # for a seed
+    goal: str  # the loss to reach, in words
     damping: float  # lambda for THOR, chosen before the runs
     rates: tuple[tuple[float, ...], ...]  # grids of momentum, Adam, THOR; one without is left out
     smoothing: float = 0.0  # share of the past in the running mean of the loss of small batches
@@ -86,22 +87,23 @@ def perceptron() -> nn.Cell:
     return nn.SequentialCell(*hidden, nn.Dense(32, 5))
 
 
-def without_end(inputs: np.ndarray, labels: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+def again(inputs: np.ndarray, labels: np.ndarray, target: float) -> Data:
     """Return the same samples again and again."""
-    return itertools.repeat((Tensor(inputs.astype(np.float32)), Tensor(labels.astype(np.int32))))
+    batch = Tensor(inputs.astype(np.float32)), Tensor(labels.astype(np.int32))
+    return itertools.repeat(batch), target
 
 
-def ill_conditioned(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def ill_conditioned(seed: int) -> Data:
     """Return the same 256 samples: rotated inputs of condition 1e2, labels from all directions."""
     generator = np.random.default_rng(seed)
     plain = generator.normal(size=(256, 20))
     rotation, _ = np.linalg.qr(generator.normal(size=(20, 20)))
     labels = (plain @ generator.normal(size=(20, 5))).argmax(axis=1)
-    return without_end((plain * np.logspace(0, -2, 20)) @ rotation, labels)
+    return again((plain * np.logspace(0, -2, 20)) @ rotation, labels, 0.1)
 
 
-def noisy_labels(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return 2048 inputs of condition 1e2, labels drawn from a softmax of them, and its loss.
+def settling(seed: int) -> Data:
+    """Return the same 2048 inputs of condition 1e2; labels and target are a softmax of them.
 
     No model can predict such labels, so losses, gradients and factors settle.
     """
@@ -112,25 +114,19 @@ def noisy_labels(seed: int) -> tuple[np.ndarray, np.ndarray, float]:
     rotation, _ = np.linalg.qr(generator.normal(size=(20, 20)))
     log_sum = np.log(np.exp(logits).sum(axis=1))
     loss = float((log_sum - logits[np.arange(len(labels)), labels]).mean())
-    return (plain * np.logspace(0, -2, 20)) @ rotation, labels, loss
+    return again((plain * np.logspace(0, -2, 20)) @ rotation, labels, loss)
 
 
-def settling(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return the same 2048 samples with noisy labels."""
-    return without_end(*noisy_labels(seed)[:2])
-
-
-def digits(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches of 32 digits, shuffled by ``seed``, without end."""
+def digits(seed: int) -> Data:
+    """Return batches of 32 digits, shuffled by ``seed``."""
     ms.set_seed(seed)
     train, _ = digits_datasets(32)
-    while True:
-        yield from train.create_tuple_iterator()
+    epochs = (train.create_tuple_iterator() for _ in itertools.count())
+    return itertools.chain.from_iterable(epochs), 0.15
 
 
 DIGITS: dict[str, Any] = {
-    "batches": digits,
-    "target": lambda seed: 0.15,
+    "data": digits,
     "goal": "a running loss of 0.15",
     "smoothing": 0.9,
     "damping": 0.1,
@@ -140,7 +136,6 @@ PROBLEMS = {
         "ill-conditioned inputs, perceptron",
         perceptron,
         ill_conditioned,
-        target=lambda seed: 0.1,
         goal="a loss of 0.1",
         damping=1e-3,
         rates=((0.1, 0.3, 1.0, 3.0), (0.01, 0.03, 0.1, 0.3), (0.03, 0.1, 0.3, 1.0)),
@@ -149,7 +144,6 @@ PROBLEMS = {
         "noisy labels, perceptron",
         perceptron,
         settling,
-        target=lambda seed: noisy_labels(seed)[2],
         goal="the loss of the model that made the labels",
         damping=1e-3,
         rates=((), (), (0.003,)),
@@ -172,22 +166,18 @@ PROBLEMS = {
 
 def methods(problem: Problem) -> list[Method]:
     """Return the optimizers of the comparison."""
-
-    def second(**settings: Any) -> Callable[[nn.Cell], nn.Cell]:
-        return lambda net: THOR(net, 0.1, problem.damping, 0.9, **settings)
-
-    first, adam, thor = problem.rates
-    traced = [
-        Method(f"{TRACE_RULE} {rule}", thor, second(frequency=1, trace_rule=rule))
-        for rule in problem.rules
-    ]
+    first, adam, grid = problem.rates
+    thor: dict[str, dict[str, Any]] = {
+        EVERY_STEP: {},
+        "THOR, frequency 20": {"frequency": 20},
+        **{f"{TRACE_RULE} {rule}": {"trace_rule": rule} for rule in problem.rules},
+        "THOR, every step, pi": {"pi_damping": True},
+    }
+    usual = {"learning_rate": 0.1, "damping": problem.damping, "momentum": 0.9, "frequency": 1}
     found = [
-        Method("momentum", first, lambda net: nn.Momentum(net.trainable_params(), 0.1, 0.9)),
+        Method("momentum", first, lambda net: networks.momentum(net, 0.1)),
         Method("Adam", adam, lambda net: nn.Adam(net.trainable_params(), 0.1)),
-        Method(EVERY_STEP, thor, second(frequency=1)),
-        Method("THOR, frequency 20", thor, second(frequency=20)),
-        *traced,
-        Method("THOR, every step, pi", thor, second(frequency=1, pi_damping=True)),
+        *(Method(name, grid, partial(THOR, **{**usual, **one})) for name, one in thor.items()),
     ]
     return [method for method in found if method.grid]
 
@@ -203,7 +193,7 @@ class Trainer:
         self.step = BoostTrainOneStepCell(networks.with_loss(self.net), self.optimizer)
         self.step.set_train()
         self.start = {one.name: one.asnumpy().copy() for one in self.step.get_parameters()}
-        batch = next(problem.batches(0))
+        batch = next(problem.data(0)[0])
         for _ in range(2):  # compiles the capturing and the ordinary step
             self.step(*batch)
             next_refresh = getattr(self.optimizer, "next_refresh", None)
@@ -223,7 +213,7 @@ class Trainer:
     def run(self, rate: float, seed: int, limit: int) -> Outcome:
         """Train until the loss is reached, or for ``limit`` steps."""
         self.reset(rate, seed)
-        batches, target = self.problem.batches(seed), self.problem.target(seed)
+        batches, target = self.problem.data(seed)
         mean, seconds, steps, reached = 0.0, 0.0, 0, False
         while steps < limit and not reached:
             batch = next(batches)
