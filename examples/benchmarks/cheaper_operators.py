@@ -34,6 +34,7 @@ from mindspore_boost_ext.runtime import clipping
 
 ON = only("cheaper_operators")
 HIDDEN, SCORES, IMAGES, ROWS = (16, 128, 512), (16, 4, 128, 128), (32, 6, 28, 28), (64, 512)
+HARDLY = functools.partial(nn.SGD, learning_rate=1e-6)  # changes weights that are inputs
 MAPS = (16, 32, 28, 28)
 SEQUENCES = (32, 32, 64)  # steps, samples, features
 LOSSES = {"nn.CrossEntropyLoss, 32x10": (32, 10), "nn.CrossEntropyLoss, 512x8000": (512, 8000)}
@@ -99,23 +100,18 @@ def steps(
     return one("O1"), one("O0")
 
 
-def hardly(parameters: list[Parameter]) -> nn.Cell:
-    """Return an optimizer that hardly changes the weights, which are inputs of a layer."""
-    return nn.SGD(parameters, 1e-6)
-
-
 def operator(name: str) -> Steps:
     """Return the two steps of one operator."""
     layer, shape = OPERATORS[name]
     inputs = [Tensor(1.0, ms.float32), Tensor(1.0, ms.float32)]
-    return steps(lambda: One(layer(), shape), lambda: Called(total), hardly, inputs)
+    return steps(lambda: One(layer(), shape), lambda: Called(total), HARDLY, inputs)
 
 
 def of_loss(name: str) -> Steps:
     """Return the two steps of a loss on rows of logits; the rows are weights."""
     rows, classes = LOSSES[name]
     inputs = [Tensor(1.0, ms.float32), Tensor(np.arange(rows) % classes, ms.int32)]
-    return steps(lambda: One(nn.Identity(), (rows, classes)), nn.CrossEntropyLoss, hardly, inputs)
+    return steps(lambda: One(nn.Identity(), (rows, classes)), nn.CrossEntropyLoss, HARDLY, inputs)
 
 
 def of_clipping(network: Callable[[], nn.Cell]) -> Steps:

@@ -197,12 +197,10 @@ def least_head() -> nn.Cell:
     return Least(network)
 
 
-class Wide(nn.SequentialCell):
-    """Three dense layers, 2.1 million weights."""
-
-    def __init__(self) -> None:
-        wide = [nn.Dense(1024, 1024, activation="relu") for _ in range(2)]
-        super().__init__(nn.Flatten(), *wide, nn.Dense(1024, 10))
+def wide() -> nn.Cell:
+    """Return three dense layers, 2.1 million weights."""
+    hidden = [nn.Dense(1024, 1024, activation="relu") for _ in range(2)]
+    return nn.SequentialCell(nn.Flatten(), *hidden, nn.Dense(1024, 10))
 
 
 def dynamic(network: nn.Cell) -> nn.Cell:
@@ -226,14 +224,14 @@ CASES: dict[str, tuple[Callable[[], nn.Cell] | None, Callable[[], nn.Cell]]] = {
         least_head,
         lambda: ours(LeNet5(), less_bn={"heads": ["fc3"], "gc_flag": False}),
     ),
-    "wide, dynamic scale": (None, lambda: dynamic(Wide())),
-    "wide, clip_norm": (None, lambda: ours(Wide(), gradients={"clip_norm": 1.0})),
+    "wide, dynamic scale": (None, lambda: dynamic(wide())),
+    "wide, clip_norm": (None, lambda: ours(wide(), gradients={"clip_norm": 1.0})),
 }
 
 
 def row(name: str, pairs: int) -> str:
     """Return a line of the table."""
-    network = Wide() if name.startswith("wide") else LeNet5()
+    network = wide() if name.startswith("wide") else LeNet5()
     plain = plain_step(network)
     least, here = (make and paired(waiting(make()), plain, pairs) for make in CASES[name])
     shown = least.shown if least else "- | -"

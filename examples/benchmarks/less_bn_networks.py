@@ -137,12 +137,12 @@ def row(name: str, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
 
 def sums(rows: Sequence[str]) -> str:
     """Return in how many of the networks that the pass compiles we leave fewer, as many, more."""
-    cells = [row.split(" | ") for row in rows]
-    left = [(int(one[2]), int(one[3])) for one in cells if one[2].isdigit()]
-    fewer, same = (sum(test) for test in ([b < a for a, b in left], [b == a for a, b in left]))
+    left = [row.split(" | ")[2:4] for row in rows]
+    more = [int(ours) - int(theirs) for theirs, ours in left if theirs.isdigit()]
     return (
-        f"Of {len(left)} networks that the pass compiles, this package leaves fewer in {fewer}, "
-        f"as many in {same}, more in {len(left) - fewer - same}."
+        f"Of {len(more)} networks that the pass compiles, this package leaves fewer in "
+        f"{sum(one < 0 for one in more)}, as many in {more.count(0)}, more in "
+        f"{sum(one > 0 for one in more)}."
     )
 
 

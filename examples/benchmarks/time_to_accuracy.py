@@ -26,7 +26,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,9 +33,9 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from harness import drawn, print_table
+from harness import drawn, print_table, seconds
 from mindspore import Tensor, nn
-from networks import wait
+from networks import accuracy, wait
 from processes import apart
 from tasks import OPTIMIZERS, TASKS, Arrays, Task, loss_of
 
@@ -90,20 +89,18 @@ def course_of(task: Task, run: str, seed: int) -> Course:
     optimizer = make_optimizer(network.trainable_params(), task.steps)
     model = ms.Model(network, loss_of(task), optimizer, **boost)
     step, evaluated = model.train_network.set_train(), Course([], [])
-    generator, seconds, order = np.random.default_rng(seed), 0.0, np.empty(0, int)
+    generator, took, order = np.random.default_rng(seed), 0.0, np.empty(0, int)
     batches = task.steps
     for number in range(1, task.steps + 1):
         if len(order) < task.batch:
             order = generator.permutation(len(train[0]))
         chosen, order = order[: task.batch], order[task.batch :]
         batch = [Tensor(one[chosen]) for one in train]
-        start = time.perf_counter()
-        wait(step(*batch))
-        seconds += time.perf_counter() - start
+        took += seconds(lambda: wait(step(*batch)))  # noqa: B023
         if number == 1:
             batches = batches_of(step, task)  # a language model's first batch may change it
         if number * EVALUATIONS // batches > (number - 1) * EVALUATIONS // batches:
-            evaluated.seconds.append(seconds)
+            evaluated.seconds.append(took)
             evaluated.results.append(result_of(task, network, test))
             step.set_train()
         if number == batches:
@@ -122,17 +119,14 @@ def batches_of(step: nn.Cell, task: Task) -> int:
 
 def result_of(task: Task, network: nn.Cell, test: Arrays) -> float:
     """Return the accuracy on the test data, or the loss."""
+    parts = [slice(begin, begin + 64) for begin in range(0, len(test[0]), 64)]
+    batches = [[Tensor(one[part]) for one in test] for part in parts]
+    if not task.is_loss:
+        return accuracy(network, batches)
     network.set_train(False)
-    right, loss, count = 0.0, 0.0, 0
-    for begin in range(0, len(test[0]), 64):
-        inputs, labels = (one[begin : begin + 64] for one in test)
-        logits = network(Tensor(inputs))
-        count += len(labels)
-        if task.is_loss:
-            loss += float(loss_of(task)(logits, Tensor(labels)).asnumpy()) * len(labels)
-        else:
-            right += float((logits.asnumpy().argmax(1) == labels).sum())
-    return (loss if task.is_loss else right) / count
+    loss = loss_of(task)
+    losses = [float(loss(network(inputs), labels).asnumpy()) for inputs, labels in batches]
+    return float(np.average(losses, weights=[len(labels) for _, labels in batches]))
 
 
 def in_own_process(task: str, run: str, seed: int, core: int) -> Course:
@@ -173,15 +167,13 @@ def draw(path: Path, courses: dict[tuple[str, str], list[Course]]) -> None:
             for number, run in enumerate(run for task, run in courses if task == name):
                 for one in courses[name, run]:
                     panel.plot(*one, color=f"C{number}", linewidth=0.7, alpha=0.4)
-                panel.plot(
-                    *mean_of(courses[name, run]), color=f"C{number}", linewidth=1.8, label=run
-                )
+                mean = mean_of(courses[name, run])
+                panel.plot(*mean, color=f"C{number}", linewidth=1.8, label=run)
             loss = TASKS[name].is_loss
+            below, above = (0.1, 1.2) if loss else (0.12, 0.015)
             panel.set(title=name, xlabel="seconds, compilation included")
-            panel.set_ylabel("loss on test data" if loss else "accuracy on test data")
-            panel.set_ylim(
-                (target - 0.1, target + 1.2) if loss else (target - 0.12, target + 0.015)
-            )
+            panel.set_ylabel(f"{'loss' if loss else 'accuracy'} on test data")
+            panel.set_ylim(target - below, target + above)
             panel.legend(loc="best")
 
 
