@@ -53,16 +53,6 @@ class Case(NamedTuple):
     targets: np.ndarray  # [BATCH, WIDTH]
 
 
-class Outcome(NamedTuple):
-    """What one scheme did to the gradients of the four layers."""
-
-    scales: list[float]  # of each layer in the step that was measured
-    zeros: list[float]  # share of exact zeros in each layer's gradient, 0 to 1
-    errors: list[float]  # relative, of each layer's gradient in the 2-norm; inf after an overflow
-    overflow: bool  # whether that step overflowed, and so was skipped
-    steps: int  # before that one, in which the scales settled
-
-
 def four_layer_case() -> Case:
     """Return the weights and the data: weights small, so that gradients shrink from layer to layer.
 
@@ -155,8 +145,9 @@ SCHEMES: dict[str, Callable[[], Any]] = {
 }
 
 
-def run_scheme(case: Case, scale: Any) -> Outcome:
-    """Train until the scales have settled, and look at the gradients of the last step."""
+def row(scheme: str, case: Case, exact: Sequence[np.ndarray]) -> str:
+    """Train until the scales have settled; return the row of the last step's gradients."""
+    scale = SCHEMES[scheme]()
     grouped = isinstance(scale, GroupLossScaleManager)
     network = FourLayers(case, scale if grouped else None)
     if grouped:
@@ -169,13 +160,14 @@ def run_scheme(case: Case, scale: Any) -> Outcome:
     if overflow:
         kept = step.grad(network, step.weights)(*data, Tensor(used))
         gradients = [gradient.asnumpy() / used for gradient in kept]
-    return Outcome(
-        [float(one) for one in np.broadcast_to(used, LAYERS)],
-        [float(np.mean(gradient == 0)) for gradient in gradients],
-        [relative_error(*pair) for pair in zip(gradients, oracle(case))],
-        overflow,
-        steps,
-    )
+    cells = [
+        f"{100 * np.mean(one == 0):.1f} %, {relative_error(one, right):.1e}"
+        for one, right in zip(gradients, exact)
+    ]
+    update = "skipped: overflow" if overflow else "done"
+    scales = dict.fromkeys(np.broadcast_to(used, LAYERS).tolist())  # equal ones are named once
+    exponents = ", ".join(f"{np.log2(one):.1f}" for one in scales)
+    return " | ".join([scheme, *cells, update, exponents, str(steps)])
 
 
 def settled(step: nn.Cell, data: Sequence[Tensor], changes: bool) -> tuple[int, bool, np.ndarray]:
@@ -224,32 +216,27 @@ def train_lenet(scheme: str, seed: int) -> float:
     return float(model.eval(test)["accuracy"])
 
 
-def print_four_layers(outcomes: dict[str, Outcome], exact: Sequence[np.ndarray]) -> None:
+def print_four_layers() -> None:
     """Print the gradients' sizes and the table of the schemes."""
+    case = four_layer_case()
+    exact = oracle(case)
     sizes = [
         f"{np.sqrt(np.mean(gradient**2)):.0e} ({np.abs(gradient).max():.0e})" for gradient in exact
     ]
     layers = [f"layer {index}" for index in range(1, LAYERS + 1)]
     title = "Four layers, from the input up: exact zeros and relative error of the gradients"
     headings = " | ".join(["scheme", *layers, "update", "log2 of the scales", "steps"])
-    rows = [" | ".join(["size: typical (largest)", *sizes, "", "", ""])]
-    for scheme, (scales, zeros, errors, overflow, steps) in outcomes.items():
-        cells = [f"{100 * share:.1f} %, {error:.1e}" for share, error in zip(zeros, errors)]
-        update = "skipped: overflow" if overflow else "done"
-        exponents = ", ".join(f"{np.log2(scale):.1f}" for scale in dict.fromkeys(scales))
-        rows.append(" | ".join([scheme, *cells, update, exponents, str(steps)]))
-    print_table(title, headings, rows)
+    first = " | ".join(["size: typical (largest)", *sizes, "", "", ""])
+    print_table(title, headings, [first, *(row(scheme, case, exact) for scheme in SCHEMES)])
 
 
-def print_accuracies(final: dict[str, list[float]]) -> None:
+def print_accuracies(seeds: int) -> None:
     """Print the final test accuracies of LeNet, and how far they are from those of float32."""
-    reference = np.mean(next(iter(final.values())))
-    rows = [
-        f"{scheme} | {np.mean(values):.4f} | {np.min(values):.4f} | "
-        f"{np.mean(values) - reference:+.4f}"
-        for scheme, values in final.items()
-    ]
-    seeds = len(next(iter(final.values())))
+    rows, means = [], []
+    for scheme in TRAININGS:
+        found = [train_lenet(scheme, seed) for seed in range(seeds)]
+        means.append(np.mean(found))
+        rows.append(f"{scheme} | {means[-1]:.4f} | {min(found):.4f} | {means[-1] - means[0]:+.4f}")
     title = f"LeNet on the digits: test accuracy after {EPOCHS} epochs, seeds 0 to {seeds - 1}"
     print_table(title, "training | mean | lowest | minus float32", rows)
 
@@ -260,12 +247,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=count, default=3, help="runs of each training (default: 3)")
     args = parser.parse_args()
     ms.set_context(mode=ms.GRAPH_MODE)
-    case = four_layer_case()
-    outcomes = {scheme: run_scheme(case, make()) for scheme, make in SCHEMES.items()}
-    print_four_layers(outcomes, oracle(case))
-    print_accuracies(
-        {scheme: [train_lenet(scheme, seed) for seed in range(args.seeds)] for scheme in TRAININGS}
-    )
+    print_four_layers()
+    print_accuracies(args.seeds)
 
 
 if __name__ == "__main__":
