@@ -143,7 +143,7 @@ def measured() -> list[tuple[str, int, float]]:
     return found
 
 
-Found = dict[int, list[tuple[str, int, float]]]  # for each count of processes
+Found = list[tuple[str, int, int, float]]  # operator, processes, bytes, seconds
 
 
 def turns_of(count: int) -> float:
@@ -171,12 +171,7 @@ def bytes_combined(count: int, size: int) -> float:
 
 def fitted(found: Found) -> Machine:
     """Return latency and bandwidth: the least squares of relative errors."""
-    rows = [
-        np.array(needs(name, count, size)) / seconds
-        for count, runs in found.items()
-        for name, size, seconds in runs
-        if name != ADASUM
-    ]
+    rows = [np.array(needs(*run)) / seconds for *run, seconds in found if run[0] != ADASUM]
     latency, per_byte = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
     return Machine(float(latency), float(1 / per_byte))
 
@@ -185,8 +180,7 @@ def combining_rate(found: Found, machine: Machine) -> float:
     """Return the seconds that AdaSum needs for a byte, beside those of its collectives."""
     rates = [
         (seconds - machine.seconds(needs(name, count, size))) / bytes_combined(count, size)
-        for count, runs in found.items()
-        for name, size, seconds in runs
+        for name, count, size, seconds in found
         if name == ADASUM
     ]
     return float(np.mean(rates))
@@ -200,17 +194,20 @@ def speed_here() -> float:
 
 def check() -> Machine:
     """Measure, print the model beside what was measured, and return the constants of all."""
-    found = {count: apart(measured, ranks=count) for count in COUNTS}
+    found = [
+        (name, count, size, seconds)
+        for count in COUNTS
+        for name, size, seconds in apart(measured, ranks=count)
+    ]
     rows = []
-    for count, runs in found.items():
-        others = {other: found[other] for other in COUNTS if other != count}
+    for name, count, size, seconds in found:
+        others = [one for one in found if one[1] != count]
         machine = fitted(others)
-        rate = combining_rate(others, machine)
-        for name, size, seconds in runs:
-            model = machine.seconds(needs(name, count, size))
-            model += bytes_combined(count, size) * rate if name == ADASUM else 0.0
-            figures = f"{seconds * 1e3:.3f} | {model * 1e3:.3f} | {model / seconds:.2f}"
-            rows.append(f"{count} | {name} | {size} | {figures}")
+        model = machine.seconds(needs(name, count, size))
+        if name == ADASUM:
+            model += bytes_combined(count, size) * combining_rate(others, machine)
+        figures = f"{seconds * 1e3:.3f} | {model * 1e3:.3f} | {model / seconds:.2f}"
+        rows.append(f"{count} | {name} | {size} | {figures}")
     headings = "processes | collective | bytes | measured, ms | model, ms | model / measured"
     print_table("Collectives here; the model knows the other two counts alone", headings, rows)
     return fitted(found)._replace(speed=speed_here())
