@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from processes import apart
 
 STEPS, BATCH, CLASSES = 40, 32, 10
@@ -116,6 +117,27 @@ def encoder(nn: Any) -> Any:
     return nn.SequentialCell([*first, Mean(), nn.Dense(256, CLASSES)])
 
 
+def masked(nn: Any) -> Any:
+    """Return an attention over 3x32x32 images as 256 places, each of which sees those before it."""
+    import mindspore as ms
+    from mindspore import ops
+
+    class Attention(nn.Cell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Dense(12, 192)
+            self.later = ms.Tensor(np.triu(np.ones((256, 256), bool), 1))
+
+        def construct(self, x: Any) -> Any:
+            parts = self.project(x.reshape((-1, 256, 12))).reshape((-1, 256, 3, 4, 16))
+            query, key, value = ops.unstack(parts.transpose((2, 0, 3, 1, 4)))
+            scores = ops.matmul(query, key.swapaxes(2, 3)) / 4
+            shares = ops.softmax(ops.masked_fill(scores, self.later, -1e9), -1)
+            return ops.matmul(shares, value).mean(2).reshape((-1, 64))
+
+    return nn.SequentialCell(Attention(), nn.Dense(64, CLASSES))
+
+
 # Name: the network, the mode (None is MindSpore's default), what counts, and the number of steps.
 # "training" counts the whole training with its start, the others the median step after the first
 # three. "looped step" and "jitted step" (a function of ms.jit) run in a loop of their own.
@@ -134,6 +156,8 @@ TASKS: Tasks = {
     "ResNet-18 of width 64": (lambda nn: resnet(nn, 64, (2, 2, 2, 2)), None, "step", 6),
     "TransformerEncoder": (encoder, None, "step", 8),
     "TransformerEncoder in GRAPH_MODE": (encoder, "GRAPH_MODE", "step", 8),
+    "masked attention": (masked, None, "step", 8),
+    "masked attention in GRAPH_MODE": (masked, "GRAPH_MODE", "step", 8),
     "LeNet in GRAPH_MODE": (lenet, "GRAPH_MODE", "step", 200),
     "ResNet-20 in GRAPH_MODE": (lambda nn: resnet(nn, 16, (3, 3, 3)), "GRAPH_MODE", "step", 30),
 }

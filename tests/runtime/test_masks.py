@@ -1,0 +1,250 @@
+"""``ops.masked_fill`` and ``ops.where`` after the import: the same bits, in less time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+from mindspore import dtype as mstype
+
+from mindspore_boost_ext import _compat, tune_machine
+from mindspore_boost_ext.runtime import masks
+
+SHAPE = (2, 4, 64, 64)  # of scores; just enough values for the shorter way
+MASKS = [(64, 64), (2, 1, 1, 64), (1,), (4, 1, 64)]
+LARGER = (64, 1), (2, 4, 1, 64)  # a tensor and a mask; the result has the shape of scores
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
+
+
+def chances(*shape):
+    return np.random.default_rng(shape).random(shape) < 0.5
+
+
+class ByFunction(nn.Cell):
+    def construct(self, x, mask, value):
+        return ops.masked_fill(x, mask, value)
+
+
+class ByMethod(nn.Cell):
+    def construct(self, x, mask, value):
+        return x.masked_fill(mask, value)
+
+
+class OfNumber(nn.Cell):
+    """Fills with a Python number, as scripts do."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def construct(self, x, mask):
+        return ops.masked_fill(x, mask, self.value)
+
+
+class Slopes(nn.Cell):
+    """The gradients of a cell whose outputs have given weights, by all its inputs."""
+
+    def __init__(self, cell):
+        super().__init__(auto_prefix=False)
+        self.cell = cell
+        self.gradient = ops.GradOperation(get_all=True, sens_param=True)
+
+    def construct(self, one, two, three, weights):
+        return self.gradient(self.cell)(one, two, three, weights)
+
+
+@pytest.fixture
+def left_to_mindspore(monkeypatch):
+    """Record the shapes of masks that are left to MindSpore's functions."""
+    seen, fills, chooses = [], masks.MASKED_FILL, masks.WHERE
+
+    def masked_fill(x, mask, value):
+        record(mask.shape)
+        return fills(x, mask, value)
+
+    def where(mask, one, other):
+        record(mask.shape)
+        return chooses(mask, one, other)
+
+    @ops.constexpr(check=False)
+    def record(shape):
+        seen.append(shape)
+
+    monkeypatch.setattr(masks, "MASKED_FILL", masked_fill)
+    monkeypatch.setattr(masks, "WHERE", where)
+    return seen
+
+
+@pytest.mark.parametrize("shape", MASKS)
+@pytest.mark.parametrize("cell", [ByFunction, ByMethod])
+def test_values_and_gradients(mode, cell, shape):
+    x, mask, weights = normal(*SHAPE), chances(*shape), normal(*SHAPE, seed=1)
+    inputs = Tensor(x), Tensor(mask), Tensor(-2.5)
+    np.testing.assert_array_equal(cell()(*inputs).asnumpy(), np.where(mask, np.float32(-2.5), x))
+    by_x, *others = Slopes(cell())(*inputs, Tensor(weights))
+    np.testing.assert_array_equal(by_x.asnumpy(), np.where(mask, 0, weights))
+    expected = np.where(mask, weights, 0).sum(dtype=np.float64)
+    # A sum of up to 32,768 normal numbers, and their float32 rounding.
+    np.testing.assert_allclose(others[-1].asnumpy(), expected, rtol=1e-4, atol=1e-2)
+
+
+def test_a_mask_with_more_axes(mode, left_to_mindspore):
+    x, mask = (kind(*shape) for kind, shape in zip((normal, chances), LARGER))
+    found = OfNumber(1.5)(Tensor(x), Tensor(mask)).asnumpy()
+    np.testing.assert_array_equal(found, np.where(mask, np.float32(1.5), x))
+    assert left_to_mindspore == []
+
+
+@pytest.mark.parametrize("value", [-1e9, float("-inf"), float("nan"), 3])
+def test_a_number(mode, value, left_to_mindspore):
+    x, mask = normal(*SHAPE), chances(64, 64)
+    found = OfNumber(value)(Tensor(x), Tensor(mask)).asnumpy()
+    np.testing.assert_array_equal(found, np.where(mask, np.float32(value), x))
+    assert left_to_mindspore == []
+
+
+@pytest.mark.skipif(_compat.VERSION < (2, 10), reason="the method then is MindSpore's own")
+def test_the_method_takes_it_where_python_runs_it(pynative_mode, left_to_mindspore):
+    Tensor(normal(*SHAPE)).masked_fill(Tensor(chances(4, 1, 64)), 1.0)
+    Tensor(normal(4, 4)).masked_fill(Tensor(chances(4)), 1.0)
+    assert left_to_mindspore == [(4,)]
+
+
+LEFT = {
+    "few values": (normal(2, 64, 64), chances(64, 64), 1.5),
+    "equal shapes": (normal(*SHAPE), chances(*SHAPE), 1.5),
+    "another dtype": (normal(*SHAPE).astype(np.float16), chances(64, 64), 1.5),
+    "another dtype of the value": (normal(*SHAPE), chances(64, 64), Tensor(1.5, mstype.float64)),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_left_to_mindspore(pynative_mode, case, left_to_mindspore):
+    x, mask, value = LEFT[case]
+    found = ops.masked_fill(Tensor(x), Tensor(mask), value).asnumpy()
+    np.testing.assert_array_equal(found, np.where(mask, 1.5, x).astype(x.dtype))
+    assert left_to_mindspore == [mask.shape]
+
+
+def test_a_wrong_mask_ends_in_mindspores_error(pynative_mode):
+    with pytest.raises(ValueError, match="need to broadcast"):
+        ops.masked_fill(Tensor(normal(*SHAPE)), Tensor(chances(63)), 1.0)
+
+
+def test_unknown_sizes_are_left_to_mindspore(graph_mode, left_to_mindspore):
+    cell, x, mask = OfNumber(1.5), normal(*SHAPE), chances(64, 64)
+    cell.set_inputs(Tensor(shape=[None, 4, 64, 64], dtype=mstype.float32), Tensor(mask))
+    found = cell(Tensor(x), Tensor(mask)).asnumpy()
+    np.testing.assert_array_equal(found, np.where(mask, np.float32(1.5), x))
+    assert left_to_mindspore
+
+
+class Mapped(nn.Cell):
+    def __init__(self, axes):
+        super().__init__()
+        self.cell, self.axes = OfNumber(-3.0), axes
+
+    def construct(self, x, mask):
+        return ops.vmap(self.cell, self.axes)(x, mask)
+
+
+MAPPED = [
+    ((0, None), (64, 64)),
+    ((1, None), (64, 64)),
+    ((0, 0), (8, 64, 64)),
+    ((None, 1), (64, 3, 64)),
+]
+
+
+@pytest.mark.parametrize(("axes", "shape"), MAPPED)
+def test_mapped_over_any_axis(graph_mode, axes, shape):
+    """MindSpore's own operator refuses most of these shapes."""
+    given = normal(8, 8, 64, 64), chances(*shape)
+    found = Mapped(axes)(*map(Tensor, given)).asnumpy()
+    x, mask = (one if axis is None else np.moveaxis(one, axis, 0) for one, axis in zip(given, axes))
+    for place, one in enumerate(found):
+        of_x = x if axes[0] is None else x[place]
+        of_mask = mask if axes[1] is None else mask[place]
+        np.testing.assert_array_equal(one, np.where(of_mask, np.float32(-3.0), of_x))
+
+
+def test_the_import_replaces_them_and_undoes_that():
+    replaced = masks.masked_fill, masks.where
+    assert (ops.masked_fill, ops.where) == replaced
+    tune_machine(False)
+    try:
+        assert (ops.masked_fill, ops.where) == (masks.MASKED_FILL, masks.WHERE)
+    finally:
+        tune_machine()
+    assert (ops.masked_fill, ops.where) == replaced
+
+
+# ---- ops.where ----
+
+
+class Choice(nn.Cell):
+    """Chooses by a mask between tensors, and a number if it has one."""
+
+    def __init__(self, number=None):
+        super().__init__()
+        self.number = number
+
+    def construct(self, mask, x, y):
+        if self.number is None:
+            return ops.where(mask, x, y)
+        return ops.where(mask, self.number, x) + ops.where(mask, y, self.number)
+
+
+OPERANDS = [
+    (SHAPE, (64, 64), (2, 1, 64, 64)),
+    ((64, 64), SHAPE, SHAPE),
+    ((2, 4, 1, 64), (64, 1), ()),
+    (SHAPE, (1,), SHAPE),
+]
+
+
+@pytest.mark.parametrize("shapes", OPERANDS)
+def test_a_choice_and_its_gradients(mode, shapes, left_to_mindspore):
+    mask, x, y = chances(*shapes[0]), *(normal(*one, seed=2) for one in shapes[1:])
+    inputs, weights = [Tensor(one) for one in (mask, x, y)], normal(*SHAPE)
+    np.testing.assert_array_equal(Choice()(*inputs).asnumpy(), np.where(mask, x, y))
+    *_, by_x, by_y = Slopes(Choice())(*inputs, Tensor(weights))
+    assert left_to_mindspore == []
+    for found, given, chosen in ((by_x, x, mask), (by_y, y, ~mask)):
+        slopes = np.where(chosen, np.float64(weights), 0)
+        axes = slopes.ndim - given.ndim
+        fixed = [axes + at for at, size in enumerate(given.shape) if size == 1]
+        slopes = slopes.sum(tuple(range(axes))).sum(tuple(at - axes for at in fixed), keepdims=True)
+        # As above: sums of up to 32,768 normal numbers.
+        np.testing.assert_allclose(
+            found.asnumpy(), slopes.reshape(given.shape), rtol=1e-4, atol=1e-2
+        )
+
+
+@pytest.mark.parametrize("number", [0.5, 3, True, float("-inf")])
+def test_a_choice_of_a_number(mode, number, left_to_mindspore):
+    mask, x, y = chances(*SHAPE), normal(*SHAPE), normal(*SHAPE, seed=1)
+    found = Choice(number)(*map(Tensor, (mask, x, y))).asnumpy()
+    value = np.float32(number)
+    np.testing.assert_array_equal(found, np.where(mask, value, x) + np.where(mask, y, value))
+    assert left_to_mindspore == []
+
+
+NOT_CHOSEN = {
+    "few values": (chances(64, 64), normal(64, 64), 1.5),
+    "equal shapes": (chances(*SHAPE), normal(*SHAPE), normal(*SHAPE, seed=1)),
+    "two numbers": (chances(*SHAPE), 1.5, 2.5),
+    "another dtype": (chances(64, 64), normal(*SHAPE), normal(64).astype(np.float16)),
+    "whole numbers": (chances(64, 64), np.ones(SHAPE, np.int32), 2),
+}
+
+
+@pytest.mark.parametrize("case", NOT_CHOSEN)
+def test_a_choice_that_is_left_to_mindspore(pynative_mode, case, left_to_mindspore):
+    given = NOT_CHOSEN[case]
+    found = ops.where(*(Tensor(one) if isinstance(one, np.ndarray) else one for one in given))
+    np.testing.assert_array_equal(found.asnumpy(), np.where(*given))
+    assert left_to_mindspore == [given[0].shape]
