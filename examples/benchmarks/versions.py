@@ -91,13 +91,15 @@ def variables() -> dict[str, str]:
 
 def read_report(report: Path) -> Result:
     """Return what a JUnit report of pytest says."""
-    suite = ElementTree.parse(report).find("testsuite")
-    counts = [int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")]
-    bad = [*suite.iterfind("testcase[failure]"), *suite.iterfind("testcase[error]")]
-    first = f"{bad[0].get('classname')}::{bad[0].get('name')}" if bad else ""
-    return Result(
-        counts[0] - sum(counts[1:]), *counts[1:], first if counts[0] else "no test was run"
+    tree = ElementTree.parse(report)
+    cases, *ended = (
+        [f"{one.get('classname')}::{one.get('name')}" for one in tree.iterfind(f".//testcase{end}")]
+        for end in ("", "[failure]", "[error]", "[skipped]")
     )
+    failed, errors, skipped = ended
+    first = next(iter([*failed, *errors]), "") if cases else "no test was run"
+    passed = len(cases) - len({*failed, *errors, *skipped})
+    return Result(passed, *map(len, ended), first)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,17 @@ def layers_of(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def leaves(thing: Any) -> Iterator[Any]:
-    """Yield what is in lists, tuples and dicts, however nested; anything else itself."""
+def leaves(thing: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
+    """Yield what is in lists, tuples and dicts, however nested; anything else itself.
+
+    ``around`` has the ids of the outer ones: one of them within itself is left out.
+    """
     kind = type(thing)  # isinstance would ask proxies, which say that they are something else
-    if issubclass(kind, (list, tuple, dict)):
-        for one in thing.values() if issubclass(kind, dict) else thing:
-            yield from leaves(one)
-    else:
+    if not issubclass(kind, (list, tuple, dict)):
         yield thing
+    elif id(thing) not in around:
+        for one in thing.values() if issubclass(kind, dict) else thing:
+            yield from leaves(one, (*around, id(thing)))
 
 
 def is_a(cell: nn.Cell, kinds: tuple[type, ...]) -> bool:

@@ -57,14 +57,19 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
 
 def _check_dict(name: str, held: dict[Any, object], optimizer: nn.Optimizer) -> None:
     """Raise a ``ValueError`` if a dict has a list of state with one Parameter for each weight."""
-    trained = {id(one) for one in optimizer.parameters}
+    kind, trained = type(optimizer), {id(one) for one in optimizer.parameters}
+    if len(trained) == 1 or name in getattr(kind, "parameter_free", ()):
+        return
     for key, value in held.items():
         entries = list(value) if isinstance(value, (tuple, list)) else []
         is_state = all(isinstance(one, Parameter) and id(one) not in trained for one in entries)
-        if len(entries) == len(trained) and is_state:
+        if isinstance(value, dict):
+            _check_dict(name, value, optimizer)
+        elif len(entries) == len(trained) and is_state:
             raise ValueError(
-                f"{type(optimizer).__name__}.{name}[{key!r}] has a Parameter for each weight. It "
-                "cannot be split within a dict: hold it as an attribute of its own"
+                f"{kind.__name__}.{name} has a Parameter for each weight under {key!r}, which "
+                "cannot be split within a dict: hold it as an attribute of its own, or, if its "
+                f"entries do not belong to weights, name the dict in parameter_free = ({name!r},)"
             )
 
 

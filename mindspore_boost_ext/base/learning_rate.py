@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext.base.cells import parameters_in_lists
 
@@ -71,10 +72,14 @@ def take_in_rates(optimizer: nn.Cell) -> None:
     """
     groups = getattr(optimizer, "param_groups", ())
     for group, held in zip(groups, getattr(optimizer, "lrs", ())):
-        given = group.get("lr")
-        if given is not held and isinstance(given, (int, float, Tensor)):
-            ops.assign(held, Tensor(np.reshape(host_array(given), ()), held.dtype))
-            group["lr"] = held
+        given = group.get("lr") if isinstance(group, dict) else None
+        if given is held or not isinstance(held, Parameter):
+            continue
+        if isinstance(given, (numbers.Real, Tensor, np.ndarray)):
+            rate = host_array(given)
+            if rate.size == 1:
+                ops.assign(held, Tensor(rate.reshape(()), held.dtype))
+                group["lr"] = held
 
 
 def host_array(value: object) -> np.ndarray:

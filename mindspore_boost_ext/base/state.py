@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -73,9 +74,9 @@ def exchange_parameters(cell: nn.Cell, stand_ins: dict[int, Parameter]) -> None:
 def _exchanged(value: Any, stand_ins: dict[int, Parameter]) -> Any:
     """Return nested tuples, lists and dicts, each of its own kind, over the replacements."""
     if isinstance(value, dict):
-        copy = value.copy()
-        copy.update((key, _exchanged(one, stand_ins)) for key, one in value.items())
-        return copy
+        fresh = copy.copy(value)
+        fresh.update((key, _exchanged(one, stand_ins)) for key, one in value.items())
+        return fresh
     if not isinstance(value, (tuple, list)):
         return stand_ins.get(id(value), value)
     kind = ParameterTuple if isinstance(value, ParameterTuple) else type(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -120,10 +119,22 @@ class BoostCheckpoint(Callback):
         try:
             kind, path = kind_of(self.path), _path_of_rank(self.path)
             if launched_count() > 1 and os.path.exists(path):
-                _keep(path)
+                self._keep(path)
             save_checkpoint(run.train_network, path, append_dict={EPOCH: done}, format=kind)
         except OSError as error:
             self._warn(f"{error.strerror}; training goes on")
+
+    def _keep(self, path: str) -> None:
+        """Let the file that is about to be replaced have the name with ``.before`` in it, too."""
+        name, suffix = os.path.splitext(path)
+        link, before = f"{name}.saving{suffix}", f"{name}.before{suffix}"
+        try:
+            if os.path.exists(link):  # a process was killed here
+                os.remove(link)
+            os.link(path, link)  # no copy: save_checkpoint writes a new file
+            os.replace(link, before)
+        except OSError as error:
+            self._warn(f"cannot keep the file before as {before!r} ({error.strerror})")
 
     @staticmethod
     def _warn(message: str) -> None:
@@ -213,14 +224,6 @@ def _path_of_rank(path: str) -> str:
             f"{(name + '.rank' + _RANK if own == name else own) + suffix!r}, with the braces"
         )
     return path.replace(_RANK, str(rank))
-
-
-def _keep(path: str) -> None:
-    """Copy a file to the name that has ``.before`` in it; that is whole at any time, too."""
-    name, suffix = os.path.splitext(path)
-    fresh = f"{name}.saving{suffix}"
-    shutil.copyfile(path, fresh)
-    os.replace(fresh, f"{name}.before{suffix}")
 
 
 def _read(path: str) -> dict[str, Any]:

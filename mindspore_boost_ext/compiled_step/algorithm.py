@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import TYPE_CHECKING, Any
 
 import mindspore as ms
@@ -9,6 +10,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.centralization import owned_parameters
 from mindspore_boost_ext.base.mapping import call
@@ -56,9 +58,8 @@ class StepGraph:
         if not all(isinstance(one, Tensor) for one in inputs):
             self._check_state(inputs)
         modes = tuple(one.training for _, one in self.step.network.cells_and_names())
-        groups = getattr(self.step.optimizer, "param_groups", ())
-        numbers = tuple(one for one in leaves(groups) if isinstance(one, (int, float)))
-        state = modes, numbers
+        groups = getattr(innermost(self.step.optimizer), "param_groups", ())
+        state = modes, tuple(one for one in leaves(groups) if isinstance(one, numbers.Real))
         function = self._functions.get(state)
         if function is not None:
             return function(*inputs)

@@ -17,23 +17,26 @@ from mindspore.ops import where as WHERE
 
 from mindspore_boost_ext.runtime.compiling import is_known
 
-_FEWEST = 2**15  # values of a result for which some operators more are the shorter way
+_FEWEST = 2**17  # values of a result for which some operators more are the shorter way
+_MOST_AXES = 8  # that ops.tile takes
+_SHORTEST = 16  # values in a row, if an operand has only one of them: to repeat few takes long
 _SELECT, _FILL = ops.Select(), ops.FillV2()
 
 Shape = tuple[int, ...]
 
 
 def masked_fill(input_x: Tensor, mask: Tensor, value: float | Tensor) -> Tensor:
-    """Return what ``ops.masked_fill`` returns; for a mask of another shape in less time."""
-    if _is_of_float32(input_x, value) and _is_of_bool(mask) and mask.shape != _shape_of(input_x):
-        shape = _common(mask.shape, _shape_of(value), input_x.shape)
+    """Return what ``ops.masked_fill`` returns; for a large mask of another shape in less time."""
+    is_number = _shape_of(value) == () and not isinstance(value, int)  # MindSpore refuses others
+    if is_number and _is_of_float32(input_x, value) and _is_of_bool(mask):
+        shape = _common(mask.shape, _shape_of(input_x))
         if shape is not None:
             return _chosen(mask, value, input_x, shape)
     return MASKED_FILL(input_x, mask, value)
 
 
 def where(condition: Tensor, input: float | Tensor, other: float | Tensor) -> Tensor:
-    """Return what ``ops.where`` returns; for operands of different shapes in less time."""
+    """Return what ``ops.where`` returns; for large operands of different shapes in less time."""
     if _is_of_float32(input, other) and _is_of_bool(condition):
         shape = _common(condition.shape, _shape_of(input), _shape_of(other))
         if shape is not None:
@@ -63,15 +66,18 @@ def _shape_of(operand: float | Tensor) -> Shape:
 
 
 @ops.constexpr(check=False)
-def _common(*shapes: Shape) -> Shape | None:
+def _common(mask: Shape, *others: Shape) -> Shape | None:
     """Return the shape of the result; None if MindSpore's operator is to run."""
+    shapes = (mask, *others)
     if not all(map(is_known, shapes)) or len(set(shapes)) == 1:
         return None
     try:
         shape = np.broadcast_shapes(*shapes)
     except ValueError:
         return None
-    return shape if math.prod(shape) >= _FEWEST else None
+    few = math.prod(shape) < _FEWEST or math.prod(mask) == 1
+    short = any(math.prod(one) > 1 == one[-1] and shape[-1] < _SHORTEST for one in shapes)
+    return None if few or short or len(shape) > _MOST_AXES else shape
 
 
 def _chosen(mask: Tensor, one: float | Tensor, other: float | Tensor, shape: Shape) -> Tensor:
@@ -82,8 +88,8 @@ def _chosen(mask: Tensor, one: float | Tensor, other: float | Tensor, shape: Sha
 def _repeated(operand: float | Tensor, shape: Shape) -> Tensor:
     if not isinstance(operand, Tensor):
         return _FILL(shape, ops.scalar_to_tensor(operand, mstype.float32))
-    if operand.shape == ():
-        return _FILL(shape, operand)
+    if operand.size == 1:
+        return _FILL(shape, operand.reshape(()))
     return operand if operand.shape == shape else ops.tile(operand, _times(operand.shape, shape))
 
 

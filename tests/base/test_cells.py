@@ -10,7 +10,7 @@ import pytest
 from mindspore import mint, nn
 
 from mindspore_boost_ext import AutoBoost
-from mindspore_boost_ext.base.cells import exchange, is_a, layers_of
+from mindspore_boost_ext.base.cells import exchange, is_a, layers_of, leaves
 from mindspore_boost_ext.base.centralization import output_axes
 from mindspore_boost_ext.dim_reduce.p_bfgs import without_dropout
 from mindspore_boost_ext.thor.optimizer import THOR
@@ -79,3 +79,9 @@ def test_what_stands_beside_an_exchanged_layer_stays_what_it_is():
     exchange(net, {id(net.drop): relu})
     assert net.stages == [(relu, size), {"places": places}]
     assert type(net.stages[1]["places"]) is OrderedDict
+
+
+def test_a_container_within_itself_is_read_once():
+    held = {"one": 1, "more": [2, (3,)]}
+    held["more"].append(held)
+    assert list(leaves(held)) == [1, 2, 3]

@@ -313,13 +313,17 @@ class InADict(nn.Optimizer):
         self.held = {"sums": [Parameter(one * 0, name=f"sum.{one.name}") for one in params]}
 
 
-def test_state_in_a_dict_cannot_be_divided():
+def test_state_in_a_dict_cannot_be_divided(monkeypatch):
     """A group of weights would get the sums of the first ones."""
     optimizer = InADict(nets.MLP().trainable_params())
-    with pytest.raises(
-        ValueError, match=r"InADict\.held\['sums'\] has a Parameter for each .* own"
-    ):
-        optimizer_view(optimizer, (1, 2))
+    plain = optimizer.held
+    for optimizer.held in (plain, {"inner": plain}):
+        with pytest.raises(
+            ValueError, match=r"InADict\.held has a Parameter .* under 'sums', which"
+        ):
+            optimizer_view(optimizer, (1, 2))
+    monkeypatch.setattr(InADict, "parameter_free", ("held",), raising=False)
+    assert optimizer_view(optimizer, (1, 2)).held is optimizer.held
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "opt_class", "is_lars", "single_opt"])

@@ -587,6 +587,16 @@ def test_a_rank_keeps_the_file_before(tmp_path, monkeypatch):
     nets.assert_same(train(second, 3, done=2), train(accumulating(), 3))
 
 
+def test_a_file_before_that_cannot_be_kept_is_told_and_the_new_one_is_saved(tmp_path, monkeypatch):
+    as_rank(monkeypatch, 1, 2)
+    (tmp_path / "run1.before.ckpt").mkdir()
+    (tmp_path / "run1.saving.ckpt").touch()  # of a process that was killed
+    path = tmp_path / "run{rank}.ckpt"
+    with pytest.warns(BoostWarning, match=r"rank 1: cannot keep .*run1\.before\.ckpt' \(Is a dir"):
+        train(accumulating(), 3, BoostCheckpoint(path))
+    assert restore(accumulating().train_network, path) == 3
+
+
 class StopAfter(Callback):
     """Ends the training at the end of an epoch, as EarlyStopping does."""
 

@@ -583,7 +583,7 @@ COMPILED = {
 
 
 @pytest.mark.parametrize("config", [OFF, COMPILED], ids=["plain step", "compiled step"])
-@pytest.mark.parametrize("rate", [0.0, 1, Tensor(0.125)])
+@pytest.mark.parametrize("rate", [0.0, 1, np.float32(0.125), Tensor(0.125)])
 def test_a_rate_that_a_script_sets_in_a_group(mode, config, rate, tmp_path):
     """Updates of SGD are in proportion to it, and a file has it."""
 
@@ -615,6 +615,16 @@ def test_a_rate_that_a_script_sets_in_a_group(mode, config, rate, tmp_path):
     assert read_learning_rate(other) == 0.5
 
 
+def test_groups_and_rates_of_another_kind_are_an_optimizers_own(mode):
+    """Names that MindSpore gave later than the user."""
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    optimizer.param_groups, optimizer.lrs = [{"lr": 0.5}, [1]], [0.25, 0.25]
+    step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=OFF)
+    step(*(Tensor(one) for one in nets.batches(1)[0]))
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_a_weight_decay_that_a_script_changes_in_a_group(pynative_mode):
     """A compiled step is compiled again for it."""
     found = []
@@ -622,7 +632,7 @@ def test_a_weight_decay_that_a_script_changes_in_a_group(pynative_mode):
         net = nets.MLP()
         optimizer = experimental.optim.SGD(net.trainable_params(), lr=0.25)
         step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config)
-        for decay in (0.0, 0.5):
+        for decay in (0.0, np.float32(0.5)):
             optimizer.param_groups[0]["weight_decay"] = decay
             step(*(Tensor(one) for one in nets.batches(1)[0]))
         found.append(nets.weights(net))
