@@ -19,7 +19,7 @@ from mindspore_boost_ext.runtime.compiling import is_known
 
 _FEWEST = 2**17  # values of a result for which some operators more are the shorter way
 _MOST_AXES = 8  # that ops.tile takes
-_SHORTEST = 16  # values in a row, if an operand has only one of them: to repeat few takes long
+_SHORTEST = 64  # values in a row, if an operand has only one of them: to repeat it takes long
 _SELECT, _FILL = ops.Select(), ops.FillV2()
 
 Shape = tuple[int, ...]
