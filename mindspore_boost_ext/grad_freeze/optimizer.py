@@ -72,6 +72,8 @@ class FreezeOpt(nn.Optimizer):
 
     Attributes:
         opt (nn.Optimizer): the plain optimizer.
+        opts (tuple): the optimizer of each group; equal groups share one.
+        train_parameter_groups (list): the Parameters of each group, in the order of ``parameters``.
         schedule (FreezeSchedule): ``train_strategy``, and what happens at its end; never None.
         position (Parameter): int32 [], updates so far, named ``boost.grad_freeze.position``.
 

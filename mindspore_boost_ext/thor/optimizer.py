@@ -46,9 +46,13 @@ def _every_parameter(parameter: Parameter) -> bool:
 class THOR(nn.Optimizer):
     r"""Second-order optimizer with stale Kronecker factors.
 
-    ``python -m mindspore_boost_ext --explain thor`` prints the rule. The factors of a layer are A,
-    from its inputs, and G, from the gradients of its outputs. A tap is the part of a layer that
-    captures them.
+    Every ``frequency`` steps, THOR computes two matrices, the Kronecker factors, for each Dense,
+    Conv2d and Embedding layer: A from its inputs, G from the gradients of its outputs. It damps
+    them by :math:`\lambda`, inverts them, and multiplies the gradient :math:`\nabla W` from both
+    sides: :math:`u = (G + \sqrt\lambda I)^{-1} \nabla W (A + \sqrt\lambda I)^{-1} + w W`. Then
+    comes momentum: :math:`m \leftarrow \mu m + u, W \leftarrow W - \eta m`. A tap is the part of a
+    layer that captures the factors. ``python -m mindspore_boost_ext --explain thor`` prints the
+    rest.
 
     Source: Chen et al., THOR, AAAI 2021; Martens and Grosse, K-FAC, ICML 2015.
 
