@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -11,7 +12,7 @@ from mindspore import Parameter, nn, ops
 
 from mindspore_boost_ext import _compat
 
-_CONTAINERS = (list, tuple, dict)  # no subclasses: their constructors may take other arguments
+_CONTAINERS = (list, tuple, dict)
 _REWRITTEN = re.compile(r"Opt(_\d+)+$")  # of a module, such as NetOpt_140110865456912
 
 
@@ -27,7 +28,7 @@ def leaves(thing: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
     ``around`` has the ids of the outer ones: one of them within itself is left out.
     """
     kind = type(thing)  # isinstance would ask proxies, which say that they are something else
-    if not issubclass(kind, (list, tuple, dict)):
+    if not issubclass(kind, _CONTAINERS):
         yield thing
     elif id(thing) not in around:
         for one in thing.values() if issubclass(kind, dict) else thing:
@@ -78,6 +79,7 @@ def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] 
             if id(inner) in table and id(cell) not in spared:
                 _compat.set_child(cell, name, table[id(inner)])
         for name, held in list(vars(cell).items()):
+            # No subclasses: MindSpore's own tables of Cells are of such.
             if id(cell) not in spared and type(held) in _CONTAINERS:
                 fresh = exchanged(held, lambda one: table.get(id(one), one))
                 if fresh is not held:
@@ -87,17 +89,25 @@ def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] 
 def exchanged(thing: Any, change: Callable[[Any], Any], around: tuple[int, ...] = ()) -> Any:
     """Return nested lists, tuples and dicts, with ``change`` applied to each value in them.
 
-    A container with nothing new is returned itself. ``around`` has the ids of the outer ones.
+    Each is of its own kind. A container with nothing new is returned itself. ``around`` has the ids of the outer ones.
     """
-    if type(thing) not in _CONTAINERS:
+    kind = type(thing)
+    if not issubclass(kind, _CONTAINERS):
         return change(thing)
     if id(thing) in around:
         return thing
-    held = list(thing.values()) if type(thing) is dict else thing
+    held = list(thing.values()) if issubclass(kind, dict) else thing
     made = [exchanged(one, change, (*around, id(thing))) for one in held]
     if not any(map(operator.is_not, made, held)):
         return thing
-    return dict(zip(thing, made)) if type(thing) is dict else type(thing)(made)
+    if issubclass(kind, tuple):  # a subclass's own constructor may take other arguments
+        return tuple.__new__(kind, made)
+    fresh = copy.copy(thing)
+    if issubclass(kind, dict):
+        fresh.update(zip(thing, made))
+    else:
+        fresh[:] = made
+    return fresh
 
 
 def declared_shapes(cell: nn.Cell) -> list[tuple[int | None, ...]]:

@@ -68,12 +68,13 @@ def take_in_rates(optimizer: nn.Cell) -> None:
     """Write the rates that a script has set in ``param_groups`` into the optimizer's Parameters.
 
     ``optimizer.param_groups[0]["lr"] = 0.01``, of ``mindspore.experimental.optim``, puts a number
-    in the place of the Parameter, and graphs and checkpoints know the Parameter only.
+    in the place of the Parameter, and graphs and checkpoints know the Parameter only. A Parameter
+    of the script's own stays: the script may change it later.
     """
     groups = getattr(optimizer, "param_groups", ())
     for group, held in zip(groups, getattr(optimizer, "lrs", ())):
         given = group.get("lr") if isinstance(group, dict) else None
-        if given is held or not isinstance(held, Parameter):
+        if isinstance(given, Parameter) or not isinstance(held, Parameter):
             continue
         if isinstance(given, (numbers.Real, Tensor, np.ndarray)):
             rate = host_array(given)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import base_of
-from mindspore_boost_ext.base.cells import leaves
+from mindspore_boost_ext.base.cells import exchanged, leaves
 
 _PLACES = "boost_in_its_place"
 _GAINED = "gained"
@@ -67,21 +66,9 @@ def exchange_parameters(cell: nn.Cell, stand_ins: dict[int, Parameter]) -> None:
             changed = [(name, stand_ins.get(id(value), value)) for name, value in held.items()]
             _compat.set_own_parameters(one, type(held)(changed))
         for name, value in _compat.own_attributes(one).items():
-            if not isinstance(value, Parameter) and any(id(e) in stand_ins for e in leaves(value)):
-                vars(one)[name] = _exchanged(value, stand_ins)
-
-
-def _exchanged(value: Any, stand_ins: dict[int, Parameter]) -> Any:
-    """Return nested tuples, lists and dicts, each of its own kind, over the replacements."""
-    if isinstance(value, dict):
-        fresh = copy.copy(value)
-        fresh.update((key, _exchanged(one, stand_ins)) for key, one in value.items())
-        return fresh
-    if not isinstance(value, (tuple, list)):
-        return stand_ins.get(id(value), value)
-    kind = ParameterTuple if isinstance(value, ParameterTuple) else type(value)
-    # The second is of a named tuple.
-    return getattr(kind, "_make", kind)([_exchanged(one, stand_ins) for one in value])
+            fresh = exchanged(value, lambda held: stand_ins.get(id(held), held))
+            if fresh is not value and not isinstance(value, Parameter):
+                vars(one)[name] = fresh
 
 
 def _rates_by_identity(old: nn.Optimizer, new: nn.Optimizer) -> dict[int, Parameter]:

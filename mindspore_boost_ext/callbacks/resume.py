@@ -131,10 +131,14 @@ class BoostCheckpoint(Callback):
         try:
             if os.path.exists(link):  # a process was killed here
                 os.remove(link)
-            os.link(path, link)  # no copy: save_checkpoint writes a new file
+            # No copy: save_checkpoint writes a new file, to which a symbolic link leads then.
+            os.link(os.path.realpath(path), link)
             os.replace(link, before)
         except OSError as error:
-            self._warn(f"cannot keep the file before as {before!r} ({error.strerror})")
+            self._warn(
+                f"cannot keep the file before as {before!r} ({error.strerror}); "
+                "the new one is saved"
+            )
 
     @staticmethod
     def _warn(message: str) -> None:

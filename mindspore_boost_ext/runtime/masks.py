@@ -27,9 +27,11 @@ Shape = tuple[int, ...]
 
 def masked_fill(input_x: Tensor, mask: Tensor, value: float | Tensor) -> Tensor:
     """Return what ``ops.masked_fill`` returns; for a large mask of another shape in less time."""
-    is_number = _shape_of(value) == () and not isinstance(value, int)  # MindSpore refuses others
-    if is_number and _is_of_float32(input_x, value) and _is_of_bool(mask):
-        shape = _common(mask.shape, _shape_of(input_x))
+    # MindSpore refuses other values, and inputs that are no Tensor.
+    is_number = _shape_of(value) == () and not isinstance(value, int)
+    is_usual = is_number and isinstance(input_x, Tensor) and _is_of_bool(mask)
+    if is_usual and _is_of_float32(input_x, value):
+        shape = _common(mask.shape, input_x.shape)
         if shape is not None:
             return _chosen(mask, value, input_x, shape)
     return MASKED_FILL(input_x, mask, value)

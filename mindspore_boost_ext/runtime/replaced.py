@@ -25,14 +25,8 @@ from mindspore_boost_ext.runtime.cure import Cure
 
 # Where scripts find the functions of mindspore.ops.
 _NAMESPACES: tuple[Any, ...] = (
-    ops,
-    function,
-    functional,
-    composite,
-    nn_func,
-    clip_func,
-    mint,
-    tensor_method,
+    *(ops, function, functional, composite),
+    *(nn_func, clip_func, mint, tensor_method),
 )
 
 

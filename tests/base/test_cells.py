@@ -10,7 +10,7 @@ import pytest
 from mindspore import mint, nn
 
 from mindspore_boost_ext import AutoBoost
-from mindspore_boost_ext.base.cells import exchange, is_a, layers_of, leaves
+from mindspore_boost_ext.base.cells import exchange, exchanged, is_a, layers_of, leaves
 from mindspore_boost_ext.base.centralization import output_axes
 from mindspore_boost_ext.dim_reduce.p_bfgs import without_dropout
 from mindspore_boost_ext.thor.optimizer import THOR
@@ -85,3 +85,21 @@ def test_a_container_within_itself_is_read_once():
     held = {"one": 1, "more": [2, (3,)]}
     held["more"].append(held)
     assert list(leaves(held)) == [1, 2, 3]
+
+
+class Both(tuple):
+    """A tuple whose constructor takes two arguments."""
+
+    def __new__(cls, one, two):
+        return super().__new__(cls, (one, two))
+
+
+def test_containers_keep_their_kind_and_what_is_not_changed():
+    Pair = namedtuple("Pair", "low high")
+    same = [1, [2]]
+    held = OrderedDict(pair=Pair(0, 1), both=Both(0, 1), list=[0, same], same=same)
+    found = exchanged(held, lambda one: 5 if one == 0 else one)
+    assert found == OrderedDict(pair=Pair(5, 1), both=Both(5, 1), list=[5, same], same=same)
+    assert [type(one) for one in (found, *found.values())] == [OrderedDict, Pair, Both, list, list]
+    assert found["same"] is same
+    assert held["list"][0] == 0

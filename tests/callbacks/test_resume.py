@@ -587,6 +587,18 @@ def test_a_rank_keeps_the_file_before(tmp_path, monkeypatch):
     nets.assert_same(train(second, 3, done=2), train(accumulating(), 3))
 
 
+def test_a_rank_keeps_the_file_before_where_a_link_leads(tmp_path, monkeypatch):
+    as_rank(monkeypatch, 1, 2)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "run.ckpt").touch()
+    (tmp_path / "run1.ckpt").symlink_to(tmp_path / "far" / "run.ckpt")
+    train(accumulating(), 3, BoostCheckpoint(tmp_path / "run{rank}.ckpt"))
+    for name, epoch in (("run1.ckpt", 3), ("run1.before.ckpt", 2)):
+        assert (
+            restore(accumulating().train_network, tmp_path / name.replace("1", "{rank}")) == epoch
+        )
+
+
 def test_a_file_before_that_cannot_be_kept_is_told_and_the_new_one_is_saved(tmp_path, monkeypatch):
     as_rank(monkeypatch, 1, 2)
     (tmp_path / "run1.before.ckpt").mkdir()

@@ -590,11 +590,8 @@ def test_a_rate_that_a_script_sets_in_a_group(mode, config, rate, tmp_path):
     def build():
         net = nets.MLP()
         optimizer = experimental.optim.SGD(net.trainable_params(), lr=0.25)
-        return (
-            net,
-            optimizer,
-            make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config),
-        )
+        step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=config)
+        return net, optimizer, step
 
     moved, batch = [], [Tensor(one) for one in nets.batches(1)[0]]
     for sets in (False, True):
@@ -625,6 +622,16 @@ def test_groups_and_rates_of_another_kind_are_an_optimizers_own(mode):
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
+def test_a_parameter_that_a_script_puts_in_a_group_stays(mode):
+    """An optimizer of one's own may read it there, each time anew."""
+    net, own = nets.MLP(), Parameter(Tensor(0.5), name="own")
+    optimizer = experimental.optim.SGD(net.trainable_params(), lr=0.25)
+    step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=OFF)
+    optimizer.param_groups[0]["lr"] = own
+    step(*(Tensor(one) for one in nets.batches(1)[0]))
+    assert optimizer.param_groups[0]["lr"] is own
+
+
 def test_a_weight_decay_that_a_script_changes_in_a_group(pynative_mode):
     """A compiled step is compiled again for it."""
     found = []
@@ -637,9 +644,8 @@ def test_a_weight_decay_that_a_script_changes_in_a_group(pynative_mode):
             step(*(Tensor(one) for one in nets.batches(1)[0]))
         found.append(nets.weights(net))
     for name, value in found[0].items():
-        np.testing.assert_allclose(
-            value, found[1][name], rtol=1e-5, atol=1e-6
-        )  # a graph's rounding
+        # A graph rounds weights of about 1 differently.
+        np.testing.assert_allclose(value, found[1][name], rtol=1e-5, atol=1e-6)
 
 
 def test_a_file_from_before_rates_were_in_it_is_restored_with_a_warning(monkeypatch, tmp_path):
