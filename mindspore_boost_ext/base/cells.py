@@ -89,7 +89,8 @@ def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] 
 def exchanged(thing: Any, change: Callable[[Any], Any], around: tuple[int, ...] = ()) -> Any:
     """Return nested lists, tuples and dicts, with ``change`` applied to each value in them.
 
-    Each is of its own kind. A container with nothing new is returned itself. ``around`` has the ids of the outer ones.
+    Each is of its own kind. A container with nothing new is returned itself. ``around`` has the ids
+    of the outer ones.
     """
     kind = type(thing)
     if not issubclass(kind, _CONTAINERS):
