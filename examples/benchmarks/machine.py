@@ -141,8 +141,7 @@ def masked(nn: Any) -> Any:
 # Name: the network, the mode (None is MindSpore's default), what counts, and the number of steps.
 # "training" counts the whole training with its start, the others the median step after the first
 # three. "looped step" and "jitted step" (a function of ms.jit) run in a loop of their own.
-Tasks = dict[str, tuple[Callable[[Any], Any], str | None, str, int]]
-TASKS: Tasks = {
+TASKS: dict[str, tuple[Callable[[Any], Any], str | None, str, int]] = {
     "CNN script": (cnn, None, "training", STEPS),
     "CNN script in GRAPH_MODE": (cnn, "GRAPH_MODE", "training", STEPS),
     "CNN of ops.max_pool2d": (pooled_by_function, None, "step", 8),
@@ -268,7 +267,7 @@ def row(candidate: Run, reference: Run, options: Any, cores: int, script: str) -
 
 def main(argv: Sequence[str] | None = None, script: str = "machine") -> None:
     """Run the tasks of a script and print the table."""
-    known: Tasks = importlib.import_module(script).TASKS
+    known: dict[str, Any] = importlib.import_module(script).TASKS
     parser = argparse.ArgumentParser(description="What the import does for a plain script.")
     parser.add_argument("tasks", nargs="*", default=list(known), metavar="TASK")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of processes for each task")

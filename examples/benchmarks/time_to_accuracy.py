@@ -174,7 +174,7 @@ def draw(path: Path, courses: dict[tuple[str, str], list[Course]]) -> None:
             panel.set(title=name, xlabel="seconds, compilation included")
             panel.set_ylabel(f"{'loss' if loss else 'accuracy'} on test data")
             panel.set_ylim(target - below, target + above)
-            panel.legend(loc="best")
+            panel.legend(loc="best").set_in_layout(False)  # long names would squeeze the panel
 
 
 def main(argv: Sequence[str] | None = None) -> int:

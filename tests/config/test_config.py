@@ -548,7 +548,13 @@ def test_a_json_file_is_read(tmp_path):
         (b'{"boost": {"mode": "auto", "mode": "manual"}}', "mode given twice"),
         (b"[" * 100_000, "recursion"),
         (b'{"a": "' + b"x" * (1 << 20) + b'"}', "larger than 1 MiB"),
-        (b'{"grad_freeze": {"total_steps": ' + b"9" * 5000 + b"}}", "integer string conversion"),
+        pytest.param(
+            b'{"grad_freeze": {"total_steps": ' + b"9" * 5000 + b"}}",
+            "integer string conversion",
+            marks=pytest.mark.skipif(
+                not hasattr(sys, "get_int_max_str_digits"), reason="this Python takes any number"
+            ),
+        ),
     ],
 )
 def test_a_damaged_json_file_is_one_clear_error(tmp_path, content, reason):
