@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import numbers
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from mindspore import Tensor, nn, ops
@@ -16,6 +17,7 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.order import is_own, names_in_code, names_of
+from mindspore_boost_ext.less_batch_normalization.copies import Copies
 from mindspore_boost_ext.runtime.replaced import is_replacement
 
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
@@ -114,6 +116,7 @@ class _Tracer:
         self.graph = Graph()
         self.type_stand_in = _ClassStandIn(self, type)
         self._classes: dict[type, _ClassStandIn] = {}  # one for each class, as code compares them
+        self._copies = Copies(self.wrap)
 
     def run(self, root: nn.Cell) -> Graph:
         arguments = [self.record("input") for _ in range(_arguments(root))]
@@ -155,6 +158,8 @@ class _Tracer:
             str(function.__globals__.get("__name__"))
         ):
             function = function.__wrapped__  # ms.jit and the like
+        if "dtype" in function.__code__.co_names and _uses_in(function.__code__):
+            raise NotUnderstoodError("it looks for a dtype among others")  # theirs answer: False
         known = function.__globals__
         own = {
             name: self.wrap(known[name]) for name in names_of(function.__code__) if name in known
@@ -193,10 +198,6 @@ class _Tracer:
         if isinstance(thing, type):
             layer = issubclass(thing, (nn.Cell, ops.Primitive)) and is_own(thing.__module__)
             return self._classes.setdefault(thing, _ClassStandIn(self, thing)) if layer else thing
-        if type(thing) in (list, tuple):
-            return type(thing)(self.wrap(one) for one in thing)
-        if type(thing) is dict:
-            return {name: self.wrap(one) for name, one in thing.items()}
         return self._wrap_code(thing)
 
     def _wrap_code(self, thing: object) -> object:
@@ -216,7 +217,7 @@ class _Tracer:
             return lambda *args, **kwargs: self.call(thing, args, kwargs)
         if callable(thing) and is_own(type(thing).__module__):
             return _Recorder(self, getattr(thing, "name", None) or type(thing).__name__)
-        return thing
+        return self._copies.of(thing)
 
 
 class Value:
@@ -238,11 +239,19 @@ class Value:
     def __bool__(self) -> bool:
         raise NotUnderstoodError("it branches on the value or shape of a tensor")
 
+    def __hash__(self) -> int:
+        raise NotUnderstoodError("it looks up a tensor or its shape")
+
     def __iter__(self) -> Iterator[Any]:
         raise NotUnderstoodError("it unpacks a tensor or its shape")
 
     def __setitem__(self, key: object, value: object) -> None:
         raise NotUnderstoodError("it writes into a tensor")
+
+
+def _uses_in(code: CodeType) -> bool:
+    """Return whether a function looks for something by ``in``."""
+    return any(one.opname == "CONTAINS_OP" for one in dis.get_instructions(code))
 
 
 def _is_empty(addend: object) -> bool:

@@ -13,9 +13,14 @@ _REAL_DIV = ops.RealDiv()
 BY_NUMBER, BY_TENSOR = ("Tensor", "Number"), ("Tensor", "Tensor")
 
 
+# The classes of types, by the names under which rules are registered. MindNLP changes their texts.
+_CLASSES = {"Tensor": "TensorType", "Number": "Number"}
+
+
 def rule_in_force(types: tuple[str, str]) -> Callable[..., Tensor]:
     """Return the function that graphs call for ``/`` between operands of two types."""
-    fitting = [one for of, one in SIGN.entries if tuple(map(str, of)) == types]
+    classes = [_CLASSES[one] for one in types]
+    fitting = [rule for of, rule in SIGN.entries if [type(one).__name__ for one in of] == classes]
     return fitting[-1]  # the latest one counts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections import Counter
 from collections.abc import Iterable
@@ -115,7 +116,7 @@ def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | 
         return None, f"{type(cell).__name__} has its own construct"
     if kind == CONV and (cell.group != 1 or cell.data_format != "NCHW"):
         return None, f"Conv2d with group={cell.group}, {cell.data_format}"
-    rows, columns = parameter.shape[0], parameter.size // parameter.shape[0]
+    rows, columns = parameter.shape[0], math.prod(parameter.shape[1:])
     a_size, g_size = (rows, columns) if kind == EMBEDDING else (columns, rows)
     return LayerPlan(kind, cell, parameter, a_size, g_size, block), ""
 
@@ -130,7 +131,9 @@ def _main(layer: nn.Cell) -> Parameter:
 
 
 def _kind(cell: nn.Cell) -> str | None:
-    return next((kind for kind, one in _CLASSES.items() if is_a(cell, (one,))), None)
+    kind = next((kind for kind, one in _CLASSES.items() if is_a(cell, (one,))), None)
+    # MindNLP puts a class of its own, with a "weight", in the place of nn.Embedding.
+    return None if kind == EMBEDDING and not hasattr(cell, "embedding_table") else kind
 
 
 # ---- from activations and gradients to factors ----

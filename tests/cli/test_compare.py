@@ -536,7 +536,8 @@ def test_the_commands_import_no_module_that_a_script_may_have_beside_it(tmp_path
     """The current folder comes first in the path of ``python -m``: data there may be so called."""
     modules = "cli.compare", "cli.recommend", "cli.run", "selftest.command"
     names = [f"mindspore_boost_ext.{one}" for one in modules]
-    code = f"import sys, mindspore; before = {{*sys.modules}}; import {', '.join(names)}"
+    # python -m itself has loaded runpy.
+    code = f"import sys, runpy, mindspore; before = {{*sys.modules}}; import {', '.join(names)}"
     code += "; print(*{one.partition('.')[0] for one in {*sys.modules} - before} - before)"
     words = [sys.executable, "-c", code]
     result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)

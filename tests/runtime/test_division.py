@@ -129,6 +129,13 @@ def test_mapped(graph_mode):
     np.testing.assert_array_equal(found, (x / y[:, None]).T)
 
 
+def test_the_rules_are_found_if_types_print_differently(monkeypatch):
+    """MindNLP 0.5 replaces the texts of MindSpore's types, before or after this import."""
+    monkeypatch.setattr(type(ms.float32).__mro__[2], "__str__", lambda self: "torch.type")
+    found = {types: division.rule_in_force(types) for types in division.OWN}
+    assert found == dict(division.OWN)
+
+
 def test_the_rules_go_and_come_back():
     def in_force():
         return {types: division.rule_in_force(types) for types in division.OWN}

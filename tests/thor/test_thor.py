@@ -12,6 +12,7 @@ from thor_cases import DAMPING, RATE, Weighted, pairs, random, reference, train_
 
 from mindspore_boost_ext import BoostTrainOneStepCell, BoostWarning
 from mindspore_boost_ext.config.sections import ThorConfig
+from mindspore_boost_ext.thor import layers
 from mindspore_boost_ext.thor.layers import layer_plans
 from mindspore_boost_ext.thor.optimizer import THOR
 from mindspore_boost_ext.thor.switch import thor_in_place_of
@@ -382,6 +383,20 @@ def test_a_tuple_of_weights_is_no_layer_that_shares_them():
     plans, reasons = layer_plans(net, net.trainable_params(), 128)
     assert [plan.weight for plan in plans] == [net.dense.weight]
     assert reasons[id(net.norm.gamma)] == "LayerNorm"
+
+
+def test_an_embedding_of_another_package_keeps_its_plain_gradient(monkeypatch):
+    """MindNLP puts one with a "weight" in the place of nn.Embedding."""
+
+    class Embedding(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.weight = ms.Parameter(Tensor(np.ones((4, 3), np.float32)))
+
+    monkeypatch.setitem(layers._CLASSES, layers.EMBEDDING, Embedding)
+    net = Embedding()
+    plans, reasons = layer_plans(net, net.trainable_params(), 128)
+    assert (plans, reasons) == ([], {id(net.weight): "parameter of Embedding"})
 
 
 def test_a_weight_that_other_code_reads_keeps_its_plain_gradient(mode):
