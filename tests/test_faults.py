@@ -18,6 +18,7 @@ import pickle
 import random
 import resource
 import signal
+import sys
 import threading
 import time
 import zipfile
@@ -267,7 +268,13 @@ def test_a_hostile_configuration_is_refused(tmp_path, name):
     assert os.listdir(tmp_path) == ["boost.json"]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "script path"])
+# Releases of Python before 3.9.14 and 3.10.7 read any number.
+HARMLESS = (
+    {"script path"} if hasattr(sys, "get_int_max_str_digits") else {"script path", "huge number"}
+)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in HARMLESS])
 def test_a_hostile_history_is_refused(tmp_path, name):
     path = tmp_path / "history.jsonl"
     path.write_bytes(hostile(tmp_path)[name] + b"\n")
