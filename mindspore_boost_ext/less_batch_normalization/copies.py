@@ -13,6 +13,8 @@ import numpy as np
 
 from mindspore_boost_ext.base.order import is_own
 
+_RANDOM = (np.random.Generator, np.random.RandomState)
+
 
 class Copies:
     """Gives traced code a copy of each object, the same one each time, with proxies in it.
@@ -52,17 +54,19 @@ class Copies:
 
 def _may_be_written(thing: object) -> bool:
     kind = type(thing)
-    if isinstance(thing, (list, dict, set, deque, np.ndarray)):
+    if isinstance(thing, (list, dict, set, deque, np.ndarray, *_RANDOM)):
         return True
     # The end of a copy must not close what the script uses.
     has_end = is_own(kind.__module__) or hasattr(kind, "__del__")
-    return hasattr(thing, "__dict__") and not has_end and not isinstance(thing, (type, Enum))
+    has_state = hasattr(thing, "__dict__") or hasattr(kind, "__next__")
+    return has_state and not has_end and not isinstance(thing, (type, Enum))
 
 
 def _copy_of(thing: object) -> object:
     """Return a copy of an object; itself if it cannot be copied."""
     try:
-        fresh = copy.copy(thing)
+        # A shallow copy of a generator draws from the same stream.
+        fresh = copy.deepcopy(thing) if isinstance(thing, _RANDOM) else copy.copy(thing)
     except Exception:  # of a foreign class: anything may happen
         return thing
     return fresh if type(fresh) is type(thing) else thing

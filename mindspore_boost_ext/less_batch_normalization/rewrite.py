@@ -17,6 +17,7 @@ from mindspore_boost_ext.base.cells import (
     name_of,
     parameters_in_lists,
 )
+from mindspore_boost_ext.base.randomness import kept_random_numbers
 from mindspore_boost_ext.config.sections import LessBNConfig
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
@@ -320,7 +321,9 @@ def less_bn(
         multiplier=multiplier,
         heads=heads,
     )
-    plan = _Plan(network, settings, head_alone, frozen, loss_fn, trace_both(network))
+    with kept_random_numbers():
+        graphs = trace_both(network)
+    plan = _Plan(network, settings, head_alone, frozen, loss_fn, graphs)
     plan.norms()
     if fn_flag:
         plan.heads()

@@ -13,6 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.learning_rate import host_array
+from mindspore_boost_ext.base.randomness import kept_random_numbers
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 
 _ROUNDING = 1e-3  # relative error of a loss, also in float16
@@ -36,11 +37,11 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
 
     Losses, Cells of the class ``nn.LossBase``, act as in training unless the function is called
     with ``losses_train=False``. At the end, buffers, Parameters without gradient and all Parameters
-    of a loss have their old values. Lists in a loss, and the state of its random numbers, are not
-    restored.
+    of a loss have their old values, and the random numbers of Python and NumPy go on where they
+    were. Lists in a loss, and the state of its own random numbers, are not restored.
     """
     kept = [(one, host_array(one).copy()) for one in _written(network)]
-    with _compat.running_eagerly():
+    with _compat.running_eagerly(), kept_random_numbers():
         copies: dict[bool, Any] = {}
 
         def run(*inputs: object, losses_train: bool = True) -> Outcome:

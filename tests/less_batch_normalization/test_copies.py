@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import enum
+import itertools
 import logging
+import random
 
 import mindspore as ms
 import numpy as np
@@ -39,6 +41,8 @@ class Holder(nn.Cell):
         self.write, self.held, self.counts = write, Held(), np.zeros(2)
         self.queue, self.ordered = collections.deque(), collections.OrderedDict()
         self.seen, self.method, self.pair = set(), self.held.count, Pair([], Held())
+        self.number, self.entries = itertools.count(), iter([1, 2, 3, 4])
+        self.generator, self.older = np.random.default_rng(0), np.random.RandomState(0)
         self.dense = nn.Dense(2, 2)
 
     def construct(self, x):
@@ -49,7 +53,8 @@ class Holder(nn.Cell):
     def state(self):
         held, pair = vars(self.held), vars(self.pair.other)
         seen = (held, pair, self.pair.one, self.counts, self.queue, self.ordered, self.seen)
-        return repr(seen)
+        drawn = self.generator.bit_generator.state, self.older.get_state()
+        return repr((seen, self.number, self.entries.__length_hint__(), drawn))
 
 
 def counts(self, x):
@@ -94,8 +99,18 @@ def calls_a_method_that_is_held(self, x):
     self.method()
 
 
+def draws(self, x):
+    self.generator.random()
+    self.older.rand()
+
+
+def takes_the_next(self, x):
+    next(self.number)
+    next(self.entries)
+
+
 WRITES = [counts, keeps, appends, counts_in_an_array, queues, caches, adds]
-WRITES += [calls_a_method, calls_a_method_that_is_held]
+WRITES += [calls_a_method, calls_a_method_that_is_held, draws, takes_the_next]
 
 
 @pytest.mark.parametrize("write", WRITES, ids=lambda one: one.__name__)
@@ -105,6 +120,28 @@ def test_what_is_written_reaches_no_object_of_the_network(write):
     graphs = trace_both(net)
     assert net.state() == before
     assert [graph.failures for graph in graphs] == [{}, {}]
+
+
+class Drawing(nn.Cell):
+    """Skips its layer by a random number of Python or NumPy."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(2, 2)
+
+    def construct(self, x):
+        return x if random.random() < np.random.rand() else self.dense(x)
+
+
+def test_the_random_numbers_of_python_and_numpy_go_on():
+    net = Drawing()
+    random.seed(1)
+    np.random.seed(1)
+    expected = random.random(), np.random.rand()
+    random.seed(1)
+    np.random.seed(1)
+    less_bn(net)
+    assert (random.random(), np.random.rand()) == expected
 
 
 def copy_of(thing):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -37,6 +39,23 @@ def test_parameters_are_restored_where_it_fails(mode):
     with pytest.raises(AttributeError), on_trial(net) as run:
         run(None)
     assert net.runs.asnumpy().tolist() == [0]
+
+
+class Drawing(nn.Cell):
+    def construct(self, x):
+        return x * random.random() * np.random.rand()
+
+
+def test_the_random_numbers_of_python_and_numpy_go_on():
+    net, x = Drawing(), Tensor([1.0])
+    random.seed(1)
+    np.random.seed(1)
+    expected = random.random(), np.random.rand()
+    random.seed(1)
+    np.random.seed(1)
+    with on_trial(net) as run:
+        run(x)
+    assert (random.random(), np.random.rand()) == expected
 
 
 class LossOf(nn.Cell):
