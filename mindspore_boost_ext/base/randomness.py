@@ -12,7 +12,7 @@ import numpy as np
 @contextlib.contextmanager
 def kept_random_numbers() -> Iterator[None]:
     """Let ``random`` and ``numpy.random`` go on, at the end, as if nobody had asked them."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    of_python, of_numpy = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield
     finally:
