@@ -237,6 +237,11 @@ def has_hooks(cell: nn.Cell) -> bool:
     return any(vars(cell)[name] for name in vars(cell) if any(kind in name for kind in kinds))
 
 
+def is_recomputed(cell: nn.Cell) -> bool:
+    """Return whether the backward pass runs a Cell again, by ``recompute`` of it or around it."""
+    return bool(cell._has_config_recompute)
+
+
 def not_rewritten(one: _Named) -> _Named:
     """Keep mixed precision O1 from rewriting a function, or the Cells of a class.
 

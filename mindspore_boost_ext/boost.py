@@ -58,9 +58,6 @@ class AutoBoost:
         TypeError: if ``level`` or ``boost_config_dict`` has the wrong type.
         ValueError: for everything wrong with the level or the settings, all in one message.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore_boost_ext import AutoBoost
         >>> boost = AutoBoost("O1", {"boost": {"mode": "disable_all"}})

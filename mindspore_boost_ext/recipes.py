@@ -33,10 +33,6 @@ def _short_sequences(updates: int) -> dict[str, Any]:
     return {"phases": phases, "method": "reshape", "total_steps": updates, "if_unfit": "skip"}
 
 
-def _fp16(total_steps: int, devices: int) -> dict[str, Any]:
-    return {"boost": {**_ALL_OFF}, "loss_scale": {"init": 2.0**16, "factor": 2, "window": 1000}}
-
-
 def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
     settings = {
         "boost": {**_ALL_OFF, "grad_accumulation": True, "adasum": devices > 1},
@@ -57,7 +53,10 @@ _RECIPES: Mapping[str, Callable[[int, int], dict[str, Any]]] = MappingProxyType(
         "fast": partial(_in_fewer_batches, share=0.5, whole_share=0.6),
         "fastest": partial(_in_fewer_batches, share=0.4, whole_share=0.5),
         "large-batch": _large_batch,
-        "fp16": _fp16,
+        "fp16": lambda total_steps, devices: {
+            "boost": {**_ALL_OFF},
+            "loss_scale": {"init": 2.0**16, "factor": 2, "window": 1000},
+        },
     }
 )
 NAMES = tuple(_RECIPES)
@@ -91,9 +90,6 @@ def recipe(name: str, total_steps: int, *, devices: int | None = None) -> dict[s
 
     Raises:
         ValueError: if an argument breaks its rule.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 
     Examples:
         >>> from mindspore_boost_ext import recipe

@@ -74,7 +74,8 @@ def _levels_to_user_code() -> int:
 
 def _is_machinery(filename: str) -> bool:
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep
-    return filename.startswith((own, "<")) or f"{os.sep}mindspore{os.sep}" in filename
+    theirs = getattr(sys.modules.get("mindspore"), "__file__", None) or own
+    return filename.startswith((own, "<", os.path.dirname(theirs) + os.sep))
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ def hostile(folder):
         "zip of a pickle": archive(payload),
         "zip bomb": gzip.compress(b"0" * 10_000_000),
         "deep nesting": b'{"a":' * 100_000,
-        "deep and closed": b'{"a":' * 5_000 + b"1" + b"}" * 5_000,
+        "deep and closed": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
         "huge number": b'{"a": ' + b"9" * 10_000 + b"}",
         "huge header": b"\x0a\xff\xff\xff\xff\xff\xff\xff\x7f" + b"x" * 100,
         "zeros": b"\0" * 1000,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 
-from mindspore_boost_ext.report import Report, Row, is_main_process
+import pytest
+
+from mindspore_boost_ext.report import BoostWarning, Report, Row, is_main_process, warn
 
 
 def test_a_report_reads_as_an_aligned_table():
@@ -46,3 +49,11 @@ def test_rank_zero_speaks_for_the_job(monkeypatch):
     assert is_main_process()
     monkeypatch.setenv("RANK_ID", "3")
     assert not is_main_process()
+
+
+def test_a_warning_points_at_the_script_also_in_a_folder_called_mindspore():
+    """Such as ``~/mindspore/train.py``: the folder is not MindSpore's package."""
+    path = os.path.join(os.sep, "home", "mindspore", "train.py")
+    with pytest.warns(BoostWarning) as seen:
+        exec(compile("warn('careful')", path, "exec"), {"warn": warn})
+    assert seen[0].filename == path

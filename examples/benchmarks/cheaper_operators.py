@@ -39,7 +39,6 @@ MAPS = (16, 32, 28, 28)
 SEQUENCES = (32, 32, 64)  # steps, samples, features
 LOSSES = {"nn.CrossEntropyLoss, 32x10": (32, 10), "nn.CrossEntropyLoss, 512x8000": (512, 8000)}
 
-
 OPERATORS: dict[str, tuple[Callable[[], nn.Cell | ops.Primitive], tuple[int, ...]]] = {
     "nn.GELU": (nn.GELU, HIDDEN),
     "nn.LayerNorm": (lambda: nn.LayerNorm((HIDDEN[-1],)), HIDDEN),

@@ -42,7 +42,6 @@ WORKERS = (8, 16, 64, 256, 1024, 4096)
 DEVICES, WINDOW = 8, 4
 REPEATS = 15
 
-
 Need = tuple[float, float]  # messages and bytes of a collective, in a ring
 
 

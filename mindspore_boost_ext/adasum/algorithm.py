@@ -61,13 +61,11 @@ class AdaSumAlgorithm(Algorithm):
         reason = unavailable_reason(devices)
         if step.reducer_flag and has_partial_server(devices):
             raise ValueError(reason)
-        if reason:
-            report.update(self.switch, SKIPPED, reason)
-            return
-        step.enable_adasum = True
-        if step.declines("check_adasum_enable"):
-            step.enable_adasum = False
+        step.enable_adasum = not reason
+        if not reason and step.declines("check_adasum_enable"):
             reason = f"check_adasum_enable of {type(step).__name__} returned False"
+        if reason:
+            step.enable_adasum = False
             report.update(self.switch, SKIPPED, reason)
             return
         step.reducer_of = functools.partial(server_reducer, device_number=devices)

@@ -48,9 +48,6 @@ class AdaSum(nn.Cell):
 
     Source: Maleki et al., Scaling Distributed Training with Adaptive Summation, MLSys 2021.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore import Parameter, Tensor
         >>> from mindspore_boost_ext import AdaSum

@@ -49,6 +49,13 @@ def is_rewritten(cell: nn.Cell) -> bool:
     return bool(_REWRITTEN.search(type(cell).__module__))
 
 
+def has_replaced_construct(cell: nn.Cell) -> bool:
+    """Return whether a script has given this Cell another ``construct`` than its class has."""
+    held = vars(cell).get("construct")
+    ours = str(getattr(held, "__module__", None)).startswith("mindspore_boost_ext.")
+    return held is not None and not ours  # ours are taps
+
+
 def parameters_in_lists(cell: nn.Cell) -> list[Parameter]:
     """Return the Parameters that a Cell holds in Python lists and tuples."""
     lists = [value for value in vars(cell).values() if isinstance(value, (list, tuple))]

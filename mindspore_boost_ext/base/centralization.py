@@ -101,10 +101,6 @@ class Centralization(nn.Cell):
 
     def construct(self, gradients: tuple[Any, ...]) -> Any:
         """Return the gradients centralized."""
-        return self.centralized(gradients)
-
-    def centralized(self, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the gradients centralized, for classes that also do something else."""
         return each(_centralize_one, self.output_axes, gradients)
 
     def restricted(self, positions: Iterable[int]) -> Centralization:
@@ -208,7 +204,7 @@ class _ThenScale(Centralization):
         self.factor = Tensor(factor, ms.float32)
 
     def construct(self, gradients: tuple[Any, ...]) -> Any:
-        gradients = self.centralized(gradients)
+        gradients = each(_centralize_one, self.output_axes, gradients)
         if self.is_one:
             return gradients
         return each(self._scaled, gradients)
@@ -229,7 +225,7 @@ class _InUpdate(Centralization):
 
     def construct(self, function: Any, *columns: Any) -> Any:
         place = len(columns) + self.place
-        centralized = self.centralized(columns[place])
+        centralized = each(_centralize_one, self.output_axes, columns[place])
         return each(function, *columns[:place], centralized, *columns[place + 1 :])
 
 

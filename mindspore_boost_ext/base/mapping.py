@@ -41,3 +41,8 @@ def gradients_of(
 def entry(values: tuple[Any, ...], place: int) -> Any:
     """Return ``values[place]``; ``each(ops.partial(entry, values), places)`` picks entries."""
     return values[place]
+
+
+def size(value: Tensor) -> Any:
+    """Return how many numbers a tensor has."""
+    return value.size

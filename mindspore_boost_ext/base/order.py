@@ -108,13 +108,10 @@ def _called_from(name: str, functions: Sequence[ast.FunctionDef]) -> set[str]:
     names, found, asked = {one.name for one in functions}, set[str](), {name}
     while asked:
         found |= asked
-        inside = (node for one in functions if one.name in asked for node in _attributes(one))
-        asked = {node.attr for node in inside if _is_self(node.value)} & names - found
+        inside = (node for one in functions if one.name in asked for node in ast.walk(one))
+        own = (one for one in inside if isinstance(one, ast.Attribute) and _is_self(one.value))
+        asked = {one.attr for one in own} & names - found
     return found
-
-
-def _attributes(node: ast.AST) -> Iterator[ast.Attribute]:
-    return (one for one in ast.walk(node) if isinstance(one, ast.Attribute))
 
 
 def _bindings(code: ast.AST) -> Bindings:

@@ -189,9 +189,6 @@ class OptimizerProcess:
     Raises:
         TypeError: if ``opt`` is not an ``nn.Optimizer``, or wraps one and is not LARS.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore import nn
         >>> from mindspore_boost_ext import OptimizerProcess
@@ -301,9 +298,6 @@ class OptimizerProcess:
 
 class ParameterProcess:
     """Groups parameters for an optimizer, and sets the points where gradient reductions are split.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 
     Examples:
         >>> from mindspore import nn

@@ -196,7 +196,11 @@ def _settings(optimizer: nn.Cell) -> dict[str, str]:
 
 def _known(cell: object, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return names of settings if the class is MindSpore's or ours, which say what they mean."""
-    return names if type(cell).__module__.startswith("mindspore") else ()
+    return names if _is_known(type(cell)) else ()
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("mindspore", "mindspore_boost_ext")
 
 
 def _in_text(settings: Mapping[str, object]) -> dict[str, str]:
@@ -222,8 +226,7 @@ def _in_words(value: object) -> str:
         inside = {**_compat.own_attributes(value), **_compat.own_parameters(value)}
         kept = {**inside, **_compat.children(value)}
         # In a class of the user's own, an int may be the number of the rank.
-        is_known = type(value).__module__.startswith("mindspore")
-        kinds = (nn.Cell, float, Tensor, *((int,) if is_known else ()))
+        kinds = (nn.Cell, float, Tensor, *((int,) if _is_known(type(value)) else ()))
         found = sorted(name for name, one in kept.items() if isinstance(one, kinds))
         words = ", ".join(f"{name} {_in_words(kept[name])}" for name in found)
         return f"{type(value).__name__}({words})"

@@ -60,9 +60,6 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         ValueError: for a Tensor of another shape, or that is not finite and above 0; for a manager
             whose groups do not hold every trained parameter exactly once.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import numpy as np
         >>> from mindspore import Tensor, nn

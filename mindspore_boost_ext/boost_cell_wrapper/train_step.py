@@ -82,9 +82,6 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         TypeError: if ``sens`` is not a number.
         ValueError: if ``sens`` is 0, or not finite.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import numpy as np
         >>> from mindspore import Tensor, nn
@@ -337,6 +334,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
                 step = step.choice_part.variants[step.choice_part.chooser.now()]
             PROGRESS.begin_update()
             follow_mode(self)
+            Update.before_step(self.update_part)  # rates; a schedule does not count this as a run
             if id(step) not in self._flushes:
                 self._flushes[id(step)] = Flush(step)
             with self._host_writes.followed(), self.surrounding_part():

@@ -14,11 +14,6 @@ from mindspore_boost_ext.boost_cell_wrapper.overrides import touches_own
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 
-def _counter(step: StepNames) -> Tensor:
-    window = step.window_part
-    return Tensor(0, ms.int32) if window is None else window.counter
-
-
 def _buffers(step: StepNames) -> None:
     raise AttributeError(
         f"{type(step).__name__} has no grad_accumulation: the window keeps, counts and clears the "
@@ -30,12 +25,11 @@ def _buffers(step: StepNames) -> None:
 # position in the freezing schedule (the same); the group of each of its steps, or None.
 _ELSEWHERE: dict[str, Callable[[StepNames], Any]] = {
     "accumulation": lambda step: step.window_part,
-    "accumulation_step": _counter,
+    "accumulation_step": lambda step: getattr(step.window_part, "counter", Tensor(0, ms.int32)),
     "step": lambda step: getattr(step.optimizer, "position", Tensor(0, ms.int32)),
     "train_strategy": lambda step: getattr(step.optimizer, "train_strategy", None),
     "grad_accumulation": _buffers,
 }
-
 
 # What is read when a step is made -> where it comes from.
 _FIXED = {
@@ -43,7 +37,6 @@ _FIXED = {
     "use_grad_accumulation": "boost.grad_accumulation",
     "train_strategy": "grad_freeze.schedule, or a FreezeOpt with that train_strategy,",
 }
-
 
 _PROCESSES = ("gradient_accumulation_process", "gradient_freeze_process", "adasum_process")
 

@@ -48,9 +48,6 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
         OSError: if the file cannot be written (no such folder, read-only, disk full); the message
             names the path. The old file is still there.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import os, tempfile
         >>> import mindspore as ms

@@ -63,9 +63,6 @@ class BoostCheckpoint(Callback):
         ValueError: if ``path`` cannot be written, or ``epochs`` is less than 1. When training
             begins, if ranks share ``path``, or a Parameter has a name that the file itself uses.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import os, tempfile
         >>> from mindspore_boost_ext import BoostCheckpoint
@@ -172,9 +169,6 @@ def restore(
         TypeError: if ``train_network`` is no Cell (a Model is none).
         ValueError: if the file cannot be read, does not say its epoch, was saved with other
             settings, or names, shapes or dtypes of Parameters differ.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 
     Examples:
         >>> import os, tempfile

@@ -11,7 +11,7 @@ from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build
-from mindspore_boost_ext.base.cells import exchange, layers_of
+from mindspore_boost_ext.base.cells import exchange, has_replaced_construct, layers_of
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.functions import CalledFunctions
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
@@ -112,13 +112,20 @@ def cheaper_operators(network: nn.Cell, eager: bool = False) -> dict[int, Cheape
     own = {id(cell) for one in placed for _, cell in one.cells_and_names()}  # not the user's layers
     cells = [cell for _, cell in network.cells_and_names() if id(cell) not in own]
     held: dict[int, tuple[Any, nn.Cell | None]]
-    held = {id(cell): (cell, None) for cell in cells if not _compat.has_hooks(cell)}
+    held = {
+        id(cell): (cell, None)
+        for cell in cells
+        if not (_compat.has_hooks(cell) or has_replaced_construct(cell))
+    }
     for holder in cells:
         held.update({id(one): (one, holder) for one in _compat.primitives(holder).values()})
     found = {}
     for place, (plain, holder) in held.items():
         known = KNOWN.get(type(plain))
         if known is None or place in done or known.holder not in (None, type(holder)):
+            continue
+        # Recomputed are all operators but a Cell's last: then statistics would move twice.
+        if isinstance(holder, nn.BatchNorm1d) and _compat.is_recomputed(holder):
             continue
         if known.fits(plain) and (known.eagerly or not eager):
             found[place] = known.replacement(plain)

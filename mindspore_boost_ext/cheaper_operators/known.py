@@ -21,14 +21,6 @@ def _has_one_axis(plain: ops.Primitive) -> bool:
     return isinstance(plain.axis, int) or len(plain.axis) == 1
 
 
-def _is_of_last_axis(plain: ops.Primitive) -> bool:
-    return bool(plain.begin_norm_axis == plain.begin_params_axis == -1)
-
-
-def _trains(plain: ops.Primitive) -> bool:
-    return bool(plain.is_training)
-
-
 def _is_of_floats(plain: nn.GroupNorm) -> bool:
     # BatchNorm takes no other epsilon.
     return bool(plain.gamma.dtype == mstype.float32 and 0 < plain.eps <= 1)
@@ -63,8 +55,14 @@ KNOWN: Mapping[type, Known] = MappingProxyType(
         ops.L2Normalize: Known(rows.CheaperL2Normalize, _has_one_axis),
         # Eagerly these are slower.
         ops.Elu: Known(activations.CheaperElu, eagerly=False),
-        ops.LayerNorm: Known(rows.CheaperLayerNorm, _is_of_last_axis, eagerly=False),
-        ops.BatchNorm: Known(CheaperBatchNorm, _trains, eagerly=False, holder=nn.BatchNorm1d),
+        ops.LayerNorm: Known(
+            rows.CheaperLayerNorm,
+            lambda plain: plain.begin_norm_axis == plain.begin_params_axis == -1,
+            eagerly=False,
+        ),
+        ops.BatchNorm: Known(
+            CheaperBatchNorm, lambda plain: plain.is_training, eagerly=False, holder=nn.BatchNorm1d
+        ),
         nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats, eagerly=False),
         # Eagerly the import speeds up the loss; MindSpore's gradient of Pad is right and fast.
         nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),

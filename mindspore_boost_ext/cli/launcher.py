@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 
 from mindspore_boost_ext import _compat
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
 INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
 
 
@@ -130,8 +132,18 @@ def _hide_launcher_frames(script: str) -> None:
     def hook(
         kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
     ) -> None:
-        while trace is not None and trace.tb_frame.f_code.co_filename != script:
-            trace = trace.tb_next
-        show(kind, error.with_traceback(trace), trace)
+        own = _from(trace, lambda file: file == script)
+        # The package of a module may fail before the module begins.
+        own = own or _from(trace, lambda file: not file.startswith(("<", runpy.__file__, _PACKAGE)))
+        show(kind, error.with_traceback(own), own)
 
     sys.excepthook = hook
+
+
+def _from(
+    trace: types.TracebackType | None, is_first: Callable[[str], bool]
+) -> types.TracebackType | None:
+    """Return a traceback from the first frame on whose file is that; None if there is none."""
+    while trace is not None and not is_first(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace

@@ -249,9 +249,8 @@ class BoostConfig:
             given = self.section(section)
             idle = given.idle_settings() if section in wanted else given.unread_settings(wanted)
             for names, reason in idle:
-                default = type(given)()
                 for name in names:
-                    if getattr(given, name) != getattr(default, name):
+                    if getattr(given, name) != getattr(type(given), name):
                         yield f"{section}.{name} has no effect: {reason}"
 
 

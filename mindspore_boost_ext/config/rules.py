@@ -278,11 +278,6 @@ def freeze_schedule() -> Rule:
     return Rule(text, accepts, convert)
 
 
-def check(name: str, value: object, rule: Rule, remedy: str = "") -> None:
-    """Raise ``ValueError`` with name, rule, value and remedy unless the value obeys the rule."""
-    rule.read(name, value, remedy)
-
-
 def check_all(prefix: str, **settings: tuple[object, Rule]) -> dict[str, Any]:
     """Return the stored forms; one ``ValueError`` names every setting that breaks its rule."""
     problems: list[str] = []

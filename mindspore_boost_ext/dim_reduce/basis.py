@@ -14,7 +14,7 @@ from typing import IO, BinaryIO
 
 import numpy as np
 
-from mindspore_boost_ext.config.rules import check, integer, shown
+from mindspore_boost_ext.config.rules import integer, shown
 
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -151,7 +151,7 @@ def reordered(rows: np.ndarray, present: Layout, wanted: Layout) -> np.ndarray:
 
 
 def _check_snapshots(snapshots: np.ndarray, n_components: int) -> int:
-    check("n_components", n_components, integer(1))
+    integer(1).read("n_components", n_components)
     if not isinstance(snapshots, np.ndarray) or snapshots.ndim != 2 or snapshots.dtype.kind != "f":
         raise ValueError(f"snapshots must be a float array [t, n], got {shown(snapshots)}")
     count, size = snapshots.shape
@@ -244,7 +244,7 @@ def load_basis(
         ValueError: naming the file and what is wrong: missing, a symbolic link, damaged, pickled,
             wrong width or dtype, too few rows, not finite, not orthonormal, of another network.
     """
-    check("n_components", n_components, integer(1))
+    integer(1).read("n_components", n_components)
     path = os.fspath(path)
     try:
         with open_regular(path) as file:

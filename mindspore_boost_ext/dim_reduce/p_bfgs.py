@@ -71,9 +71,6 @@ class DimReduce(Subspace):
     Raises:
         ValueError: if an argument breaks its rule.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import numpy as np
         >>> from mindspore import Tensor, nn

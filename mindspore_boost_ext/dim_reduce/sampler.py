@@ -44,9 +44,6 @@ class TrajectorySampler(Callback):
         ValueError: if an argument breaks its rule; when training begins, if the folder cannot be
             used, or holds another run's snapshots of this prefix and ``resume`` is False.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import os, tempfile
         >>> import numpy as np, mindspore as ms

@@ -59,9 +59,6 @@ class GradientAccumulation(nn.Cell):
         TypeError: if ``optimizer`` has no ``parameters``.
         ValueError: if another argument breaks its rule.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import numpy as np
         >>> from mindspore import Tensor, nn

@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext.base.arguments import check_optimizer
 from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.base.sums import filled
-from mindspore_boost_ext.config.rules import check, check_all, integer, one_of, real, shown
+from mindspore_boost_ext.config.rules import check_all, integer, one_of, real, shown
 from mindspore_boost_ext.config.sections import GradFreezeConfig
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
 from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
@@ -125,9 +125,6 @@ class GradientFreeze:
     Raises:
         ValueError: for everything wrong with the arguments, all in one message.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore import nn
         >>> from mindspore_boost_ext import GradientFreeze
@@ -180,7 +177,7 @@ class GradientFreeze:
             list[list[Parameter]]; the first group is all trainable parameters, and each further one
             leaves out a longer prefix.
         """
-        check("freeze_para_groups_number", freeze_para_groups_number, integer(1))
+        integer(1).read("freeze_para_groups_number", freeze_para_groups_number)
         chunks = split_chunks(in_order_of_last_use(net))
         return growing_prefixes(chunks, freeze_para_groups_number)
 
@@ -341,9 +338,6 @@ def freeze_cell(
     Raises:
         TypeError: if ``optimizer`` is not a ``FreezeOpt``.
         ValueError: if ``max_accumulation_step`` is below 1.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 
     Examples:
         >>> import numpy as np

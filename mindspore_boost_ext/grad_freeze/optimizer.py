@@ -82,9 +82,6 @@ class FreezeOpt(nn.Optimizer):
         ValueError: if a group is empty or holds a parameter that ``opt`` does not train, or the
             strategy names a group that does not exist.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore import nn
         >>> from mindspore_boost_ext import FreezeOpt

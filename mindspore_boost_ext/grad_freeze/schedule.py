@@ -11,7 +11,7 @@ from typing import Union
 import numpy as np
 from mindspore import Tensor
 
-from mindspore_boost_ext.config.rules import check, integer, one_of, real, shown
+from mindspore_boost_ext.config.rules import integer, one_of, real, shown
 from mindspore_boost_ext.grad_freeze.sequences import (
     AT_ONCE,
     FunctionGroups,
@@ -39,7 +39,7 @@ class FreezeSchedule:
 
     def __post_init__(self) -> None:
         """Check the entries; NumPy integers become ints."""
-        check("at_end", self.at_end, one_of((WRAP, HOLD)))
+        one_of((WRAP, HOLD)).read("at_end", self.at_end)
         if not self.groups:
             raise ValueError("train_strategy must not be empty: give None for the groups in turn")
         if not isinstance(self.groups, GroupSequence) or len(self.groups) <= AT_ONCE:
@@ -110,11 +110,11 @@ def prefix_schedule(
         >>> prefix_schedule(3, 8, start=0.5).groups
         (0, 0, 0, 0, 1, 1, 2, 2)
     """
-    check("groups", groups, integer(1))
-    check("total_steps", total_steps, integer(1))
+    integer(1).read("groups", groups)
+    integer(1).read("total_steps", total_steps)
     kind = str(one_of(("linear", "cubic", "step")).read("kind", kind))
-    check("fraction", fraction, real("[0, 1]"))
-    check("start", start, real("[0, 1]"))
+    real("[0, 1]").read("fraction", fraction)
+    real("[0, 1]").read("start", start)
     frozen = prefix_length(groups, fraction)
     ramp = np.arange(frozen) / max(frozen, 1)
     power = {"linear": 1, "cubic": 3, "step": 1}[kind]
@@ -139,7 +139,7 @@ def tabulate(schedule: Callable[[int], int], total_steps: int) -> FreezeSchedule
             steps come near, perhaps more than once for a step.
         total_steps: number of steps, an int from 1 on. After them the schedule starts again.
     """
-    check("total_steps", total_steps, integer(1))
+    integer(1).read("total_steps", total_steps)
     return FreezeSchedule(FunctionGroups(schedule, int(total_steps)))
 
 

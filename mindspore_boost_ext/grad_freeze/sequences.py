@@ -10,7 +10,7 @@ from typing import overload
 
 import numpy as np
 
-from mindspore_boost_ext.config.rules import check, integer
+from mindspore_boost_ext.config.rules import integer
 
 AT_ONCE = 2**20  # entries that may be computed and held together
 _BLOCK = 4096
@@ -21,7 +21,7 @@ _GROUP = integer(0)
 def checked_group(name: str, group: object) -> int:
     """Return the number of a group as an int; ``name`` is its source, for the error."""
     if type(group) is not int or group < 0:
-        check(name, group, _GROUP, "give ints, the group of each update")
+        _GROUP.read(name, group, "give ints, the group of each update")
     return int(group)  # type: ignore[call-overload]
 
 

@@ -56,9 +56,6 @@ class GroupLossScaleManager(nn.Cell):
             Parameters.
         ValueError: if a number is out of range, a group is empty, or a parameter is in two groups.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore import Tensor, nn
         >>> from mindspore_boost_ext import GroupLossScaleManager

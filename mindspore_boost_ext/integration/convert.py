@@ -9,7 +9,7 @@ from mindspore import nn
 
 from mindspore_boost_ext._compat import built_in_thor
 from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOneStepCell
-from mindspore_boost_ext.config.rules import check, integer, optional
+from mindspore_boost_ext.config.rules import integer, optional
 from mindspore_boost_ext.integration.model import BoostModel
 from mindspore_boost_ext.thor.optimizer import THOR as THOR
 from mindspore_boost_ext.thor.optimizer import thor_of
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 class ConvertModelUtils:
     """Converts a Model to one that trains with THOR.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 
     Examples:
         >>> import mindspore as ms
@@ -69,7 +66,7 @@ class ConvertModelUtils:
             ValueError: if ``frequency`` breaks its rule, ``optimizer`` is MindSpore's own
                 ``thor``, or ``network`` is a training step with a ``construct`` of its own.
         """
-        check("frequency", frequency, optional(integer(1)))
+        optional(integer(1)).read("frequency", frequency)
         is_step = isinstance(network, nn.TrainOneStepCell)
         given = network.optimizer if is_step and optimizer is None else optimizer
         found, built_in = thor_of(given), built_in_thor(given)

@@ -12,6 +12,7 @@ from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import check_all, integer, shown
@@ -210,7 +211,7 @@ class TrainStep:
 
 def _warn_of_outputs(loss: object) -> None:
     """Warn of a network with outputs beside its loss, such as logits: they are minimised, too."""
-    others = _flat(loss[1:]) if isinstance(loss, (tuple, list)) else []
+    others = leaves(loss[1:]) if isinstance(loss, (tuple, list)) else []
     if any(isinstance(one, Tensor) and one.dtype in _FLOATS and one.size > 1 for one in others):
         warn(
             "the network returns outputs beside the loss. Unless ops.stop_gradient is applied to "
@@ -218,12 +219,6 @@ def _warn_of_outputs(loss: object) -> None:
             "the first, as in value_and_grad(has_aux=True): return the loss alone, or apply "
             "ops.stop_gradient to the others"
         )
-
-
-def _flat(outputs: object) -> list[object]:
-    if not isinstance(outputs, (tuple, list)):
-        return [outputs]
-    return [one for output in outputs for one in _flat(output)]
 
 
 def _size(dataset: Dataset) -> int:
@@ -287,9 +282,6 @@ def make_train_step(
     Raises:
         TypeError, ValueError: for everything wrong with level and settings, in one message; the
             network is then as it was before.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 
     Examples:
         >>> import numpy as np

@@ -345,7 +345,7 @@ def train_model(
         return plain_train(*given.args, **given.kwargs)
     with start_of_training():
         if isinstance(epoch, int):
-            first: Any = kwargs.get("initial_epoch", given.arguments.get("initial_epoch"))
+            first: Any = given.arguments.get("initial_epoch")
             expect_training(step, epoch - int(first or 0), size() if callable(size) else None)
         end = EndOfTraining(step)
         if end.was_before():
@@ -386,9 +386,6 @@ class BoostModel(ms.Model):
     Raises:
         TypeError: if ``algorithms`` holds anything else, or the level is no str.
         ValueError: for everything wrong with the level or the settings, all in one message.
-
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
 
     Examples:
         >>> from mindspore import nn

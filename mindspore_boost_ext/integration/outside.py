@@ -196,7 +196,7 @@ def construct_model(
     level, unused = parts.boost_level or "O0", parts.boost
     if unused is not None and not isinstance(model.train_network, BoostTrainOneStepCell):
         parts.boost = None
-        _leave_alone(unused, signature, construct, model, *args, **kwargs)
+        _leave_alone(unused, construct, signature.bind_partial(model, *args, **kwargs), model)
     for built in BUILT:
         built.add(given["network"], model.train_network, trains, level)
         if trains and own and isinstance(model.train_network, BoostTrainOneStepCell):
@@ -204,12 +204,7 @@ def construct_model(
 
 
 def _leave_alone(
-    boost: AutoBoost,
-    signature: inspect.Signature,
-    construct: Callable[..., None],
-    model: ms.Model,
-    *args: object,
-    **kwargs: object,
+    boost: AutoBoost, construct: Callable[..., None], plain: inspect.BoundArguments, model: ms.Model
 ) -> None:
     """Construct a Model again, at level O0: its class builds the training step itself.
 
@@ -221,7 +216,6 @@ def _leave_alone(
         "builds the training step itself: give network, loss and optimizer to ms.Model",
         NoEffectWarning,
     )
-    plain = signature.bind_partial(model, *args, **kwargs)
     for held in (plain.arguments, plain.arguments.get("kwargs", {})):
         for name in _LEVELS & held.keys():
             held[name] = "O0"

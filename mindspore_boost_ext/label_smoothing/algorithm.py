@@ -9,7 +9,7 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates, seen_in_first_batch
-from mindspore_boost_ext.base.cells import exchange, layers_of
+from mindspore_boost_ext.base.cells import exchange, has_replaced_construct, layers_of
 from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample
@@ -90,9 +90,9 @@ class LabelSmoothingAlgorithm(Algorithm):
 
 def _is_known(loss: nn.Cell) -> bool:
     """Return whether a loss is one of MindSpore's, and not smoothed already."""
-    if type(loss) is nn.CrossEntropyLoss:
-        return not loss.label_smoothing
-    return type(loss) is nn.SoftmaxCrossEntropyWithLogits
+    if type(loss) not in (nn.CrossEntropyLoss, nn.SoftmaxCrossEntropyWithLogits):
+        return False
+    return not (getattr(loss, "label_smoothing", 0.0) or has_replaced_construct(loss))
 
 
 class _WithGradientOf(nn.Cell):

@@ -43,9 +43,6 @@ class LessBN(nn.Cell):
         TypeError: if ``network`` is not a Cell.
         ValueError: for everything wrong with the settings, all in one message.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore import nn
         >>> from mindspore_boost_ext import LessBN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
@@ -65,8 +66,10 @@ def _may_be_written(thing: object) -> bool:
 def _copy_of(thing: object) -> object:
     """Return a copy of an object; itself if it cannot be copied."""
     try:
-        # A shallow copy of a generator draws from the same stream.
-        fresh = copy.deepcopy(thing) if isinstance(thing, _RANDOM) else copy.copy(thing)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python 3.12: itertools will lose its copies
+            # A shallow copy of a generator draws from the same stream.
+            fresh = copy.deepcopy(thing) if isinstance(thing, _RANDOM) else copy.copy(thing)
     except Exception:  # of a foreign class: anything may happen
         return thing
     return fresh if type(fresh) is type(thing) else thing

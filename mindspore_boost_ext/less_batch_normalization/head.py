@@ -15,7 +15,7 @@ from mindspore.common.initializer import initializer
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import Tensors
 from mindspore_boost_ext.base.order import names_in_code
-from mindspore_boost_ext.config.rules import check, real, shown
+from mindspore_boost_ext.config.rules import real, shown
 
 EPSILON = 1e-4
 
@@ -128,9 +128,6 @@ class CommonHeadLastFN(nn.Cell):
     Raises:
         ValueError: if ``multiplier`` is not a finite number above 0.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore import Tensor
         >>> from mindspore_boost_ext.less_batch_normalization.rewrite import CommonHeadLastFN
@@ -152,7 +149,7 @@ class CommonHeadLastFN(nn.Cell):
         multiplier: float = 1.0,
     ) -> None:
         super().__init__()
-        check("multiplier", multiplier, real("(0, inf)"))
+        real("(0, inf)").read("multiplier", multiplier)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.has_bias = bool(has_bias)
@@ -223,7 +220,6 @@ _NOT_OVER_CLASSES = (
     *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss),
     *(nn.MultiLabelSoftMarginLoss, nn.MultilabelMarginLoss),
 )
-
 
 _FUNCTIONS_NOT_OVER_CLASSES = frozenset(
     (

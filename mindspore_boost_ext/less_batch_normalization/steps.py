@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspore import nn
 
-from mindspore_boost_ext.base.cells import is_rewritten
+from mindspore_boost_ext.base.cells import has_replaced_construct, is_rewritten
 from mindspore_boost_ext.base.order import is_own
 from mindspore_boost_ext.less_batch_normalization.tracing import SPLITS, Node
 
@@ -66,7 +66,8 @@ def own_construct(layer: nn.Cell) -> str:
     kind = type(layer)
     if is_rewritten(layer):
         return "auto_mixed_precision has rewritten it: give amp_level='O1' to the Model instead"
-    return "" if is_own(kind.construct.__module__) else f"{kind.__name__} has its own construct"
+    is_plain = is_own(kind.construct.__module__) and not has_replaced_construct(layer)
+    return "" if is_plain else f"{kind.__name__} has its own construct"
 
 
 def is_convolution(node: Node) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.cells import leaves
+from mindspore_boost_ext.base.cells import has_replaced_construct, leaves
 from mindspore_boost_ext.base.order import is_own, names_in_code, names_of
 from mindspore_boost_ext.less_batch_normalization.copies import Copies
 from mindspore_boost_ext.runtime.replaced import is_replacement
@@ -71,8 +71,7 @@ def trace(network: nn.Cell) -> list[Graph]:
     graphs: list[Graph] = []
     pending, seen = [network], {id(network)}
     while pending:
-        graph = _Tracer().run(pending.pop(0))
-        graphs.append(graph)
+        graphs.append(graph := _Tracer().run(pending.pop(0)))
         for failed, reason in list(graph.failures.items()):
             fresh = [one for one in failed.cells() if one is not None and id(one) not in seen]
             seen.update(id(one) for one in fresh)
@@ -119,8 +118,8 @@ class _Tracer:
         self._copies = Copies(self.wrap)
 
     def run(self, root: nn.Cell) -> Graph:
-        arguments = [self.record("input") for _ in range(_arguments(root))]
-        result = self.call_cell(root, tuple(arguments), {})
+        arguments = tuple(self.record("input") for _ in range(_arguments(root)))
+        result = self.call_cell(root, arguments, {})
         self.graph.outputs = [value.node for value in _values(result)]
         return self.graph
 
@@ -138,7 +137,8 @@ class _Tracer:
         """Trace into a Cell; one that is a leaf, or not understood, becomes a node."""
         inputs = _values((args, kwargs))
         if _is_leaf(cell):
-            return self.record(getattr(cell, "step_name", type(cell).__name__), inputs, cell)
+            name = "opaque" if has_replaced_construct(cell) else type(cell).__name__
+            return self.record(getattr(cell, "step_name", name), inputs, cell)
         mark = len(self.graph.nodes)
         try:
             return self.call(type(cell).construct, (_CellStandIn(self, cell), *args), kwargs)
@@ -149,7 +149,7 @@ class _Tracer:
                 why = "it makes a number or a layer from a tensor or its shape"
             reason = f"{type(cell).__name__}.construct was not understood: {why}"
             self.graph.failures[cell] = reason[:160]
-            return self.record(type(cell).__name__, inputs, cell)
+            return self.record("opaque", inputs, cell)
 
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a Python function with proxies for its globals and its closure."""

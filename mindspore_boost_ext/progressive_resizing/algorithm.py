@@ -27,9 +27,6 @@ class ResizedImages(nn.Cell):
     Outputs:
         tuple of all inputs, dtypes as given, images in shape :math:`(N, C, h, w)`.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import numpy as np
         >>> from mindspore import Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -33,7 +34,9 @@ def are_expected() -> bool:
 
     There is none in a notebook or in tests: operators may run before a convolution is made.
     """
-    script = _text(_script())
+    script = ""
+    with contextlib.suppress(OSError, ValueError):  # there is no script, or none to be read
+        script = Path(_script()).read_text("utf-8", "replace")
     return not script or "pytest" in sys.modules or bool(_WORDS.search(script))
 
 
@@ -55,19 +58,11 @@ def _script() -> str:
     return first if first.endswith(".py") and not _INSTALLED.search(first) else ""
 
 
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8", "replace") if path else ""
-    except (OSError, ValueError):
-        return ""
-
-
 def watch(notice: Callable[[bool], object]) -> None:
     """Call a function before the first convolution is made, as a layer or an operator.
 
     It is told whether that is only a graph from a file, which may hold some.
     """
-    unwatch()
     for kind, plain in _PLAIN.items():
         if kind.__init__ is plain:  # nobody else watches
             kind.__init__ = _WATCHED[kind] = _noticed(plain, notice)

@@ -16,7 +16,7 @@ class Cure:
     """
 
     # The reason if the cure is no longer in place.
-    taken_back: ClassVar[str] = "the script has reset it"
+    taken_back: ClassVar[str] = "the script has replaced it"
 
     def __init__(
         self,

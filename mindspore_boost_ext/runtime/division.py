@@ -12,7 +12,6 @@ from mindspore.ops.composite.multitype_ops import div as SIGN
 _REAL_DIV = ops.RealDiv()
 BY_NUMBER, BY_TENSOR = ("Tensor", "Number"), ("Tensor", "Tensor")
 
-
 # The classes of types, by the names under which rules are registered. MindNLP changes their texts.
 _CLASSES = {"Tensor": "TensorType", "Number": "Number"}
 
@@ -57,3 +56,18 @@ OWN: Mapping[tuple[str, str], Callable[..., Tensor]] = MappingProxyType(
 PLAIN: Mapping[tuple[str, str], Callable[..., Tensor]] = MappingProxyType(
     {BY_NUMBER: _PLAIN_BY_NUMBER, BY_TENSOR: _PLAIN_BY_TENSOR}
 )
+
+
+def is_in_place() -> bool | None:
+    """Return whether our rules are in force; None if there are third ones."""
+    found = {types: rule_in_force(types) for types in OWN}
+    return found == dict(OWN) if found in (dict(OWN), dict(PLAIN)) else None
+
+
+def put_in_place(ours: bool) -> None:
+    """Let our rules or MindSpore's be in force, except where a third one is."""
+    for types, rule in (OWN if ours else PLAIN).items():
+        known = (OWN[types], PLAIN[types])
+        if rule_in_force(types) in known:
+            SIGN.entries[:] = [one for one in SIGN.entries if one[1] not in known]
+            SIGN.register(*types)(rule)

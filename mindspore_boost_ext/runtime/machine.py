@@ -13,9 +13,9 @@ import mindspore as ms
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.config.rules import switched_off
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime import convolutions, functions_at_once
+from mindspore_boost_ext.runtime import convolutions, division, functions_at_once
 from mindspore_boost_ext.runtime.cure import Cure
-from mindspore_boost_ext.runtime.replaced import FUNCTIONS, DivisionCure
+from mindspore_boost_ext.runtime.replaced import FUNCTIONS
 from mindspore_boost_ext.runtime.worker_threads import Placement
 
 SWITCH_VARIABLE = "MINDSPORE_BOOST_EXT_TUNE"
@@ -41,7 +41,7 @@ class InstructionSet(Cure):
     def __init__(self) -> None:
         # In this process oneDNN keeps the first setting that it gets.
         super().__init__("oneDNN instruction set", lambda: True, _limit_in_new_processes)
-        self.made = False  # whether there is a convolution
+        self.made = self.in_graph = False  # whether there is a convolution; only in a graph
 
     def unneeded(self) -> str:
         """Return why convolutions are fast without the cure."""
@@ -63,10 +63,9 @@ class InstructionSet(Cure):
     def update(self, off: str) -> None:
         """Apply, undo, or wait for the first convolution."""
         super().update(off)
+        convolutions.unwatch()
         if self.reason == _NONE_MADE:
             convolutions.watch(self._convolve)
-        else:
-            convolutions.unwatch()
 
     def _convolve(self, in_graph: bool) -> None:
         self.made, self.in_graph = True, in_graph
@@ -133,6 +132,8 @@ class BlockingLaunch(FewCoresCure):
     GRAPH_MODE does not read the setting, so a script may choose its mode later.
     """
 
+    taken_back = "the script has reset it"
+
     def __init__(self) -> None:
         super().__init__(
             "blocking launch in PYNATIVE_MODE",
@@ -154,8 +155,6 @@ class CompiledFunctions(FewCoresCure):
     It passes the function on through a queue, in GRAPH_MODE, too, as it passes on each operator in
     PYNATIVE_MODE. Blocking launch does not change that.
     """
-
-    taken_back = "the script has replaced it"
 
     def __init__(self) -> None:
         super().__init__(
@@ -216,7 +215,12 @@ class OwnCores(FewCoresCure):
 _CURES: tuple[Cure, ...] = (
     *(InstructionSet(), BlockingLaunch(), CompiledFunctions(), OwnCores()),
     *FUNCTIONS,
-    DivisionCure(),
+    Cure(
+        "division by one number in graphs",
+        division.is_in_place,
+        division.put_in_place,
+        "by an operator that keeps no buffers",
+    ),
 )
 _off = ""
 

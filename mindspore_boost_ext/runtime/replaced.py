@@ -14,7 +14,6 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.runtime import (
     clipping,
     cross_entropy,
-    division,
     masks,
     max_pool,
     padding,
@@ -32,8 +31,6 @@ _NAMESPACES: tuple[Any, ...] = (
 
 class FunctionCure(Cure):
     """Replaces a function of MindSpore by our own of the same name."""
-
-    taken_back = "the script has replaced it"
 
     def __init__(
         self, name: str, own: Callable[..., object], why: str, home: ModuleType = ops
@@ -55,35 +52,6 @@ class FunctionCure(Cure):
         for operator, found in _compat.IN_GRAPHS.items():  # such as @
             if found in (self._plain, self.own):
                 _compat.IN_GRAPHS[operator] = self.own if ours else self._plain
-
-
-class DivisionCure(Cure):
-    """Replaces what graphs do for the sign ``/``."""
-
-    taken_back = "the script has replaced it"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "division by one number in graphs",
-            self._is_ours,
-            self._put,
-            "by an operator that keeps no buffers",
-        )
-
-    def _is_ours(self) -> bool | None:
-        """Return whether our rules are in force; None if there are third ones."""
-        found = {types: division.rule_in_force(types) for types in division.OWN}
-        ours = found == dict(division.OWN)
-        return ours if ours or found == dict(division.PLAIN) else None
-
-    def _put(self, ours: bool) -> None:
-        """Let our rules or MindSpore's be in force, except where a third one is."""
-        for types, rule in (division.OWN if ours else division.PLAIN).items():
-            known = (division.OWN[types], division.PLAIN[types])
-            if division.rule_in_force(types) in known:
-                entries = division.SIGN.entries
-                entries[:] = [one for one in entries if one[1] not in known]
-                division.SIGN.register(*types)(rule)
 
 
 FUNCTIONS = (

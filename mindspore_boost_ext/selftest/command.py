@@ -40,7 +40,10 @@ def selftest(argv: Sequence[str], write: Callable[[str], None]) -> int:
     with tempfile.TemporaryDirectory(prefix="selftest-") as folder:
         of_ranks, said = _run(options, Path(folder))
         surroundings = _surroundings(options, Path(folder))
-    rows = [max(lines, key=_badness) for lines in zip(*of_ranks)]
+    rows = [
+        max(lines, key=lambda line: (line["status"] == FAILED, line.get("off") or 0.0))
+        for lines in zip(*of_ranks)
+    ]
     headings = ("check", "mode", "result", "off by", "seconds", "reason")
     write(markdown(headings, [_cells(row) for row in rows]))
     counts = {status: [row["status"] for row in rows].count(status) for status in (PASSED, FAILED)}
@@ -133,10 +136,6 @@ def _lines_of_rank(path: Path, order: dict[str, Any], why: str) -> list[dict[str
             line = {**line, "status": FAILED, "reason": reason, "seconds": 0.0}
         lines.append(line)
     return lines
-
-
-def _badness(line: dict[str, Any]) -> tuple[bool, float]:
-    return line["status"] == FAILED, line.get("off") or 0.0
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -43,9 +43,6 @@ class ShortSequences(nn.Cell):
         tuple of all inputs, those of length :math:`L` in shape :math:`(N, l, ...)`, or
         :math:`(N \lfloor L / l \rfloor, l, ...)`.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> from mindspore import Tensor
         >>> from mindspore_boost_ext.seq_length_warmup import ShortSequences

@@ -12,7 +12,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.ops import functional
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.mapping import each, entry
+from mindspore_boost_ext.base.mapping import each, entry, size
 from mindspore_boost_ext.base.sums import filled, finite_sums
 
 CHECK_MODE_VARIABLE = "MS_ASCEND_CHECK_OVERFLOW_MODE"
@@ -39,7 +39,7 @@ def _finite_flags(values: tuple[Tensor, ...]) -> Tensor:
 
 def _all_finite(values: tuple[Tensor, ...]) -> Tensor:
     """Return bool, shape (): whether all are finite; joins small ones of a dtype. For CPU."""
-    singles, wide, half = _shared_out(each(_size, values), each(_kind, values))
+    singles, wide, half = _shared_out(each(size, values), each(_kind, values))
     flags: tuple[Tensor, ...] = each(_summed_flag, each(ops.partial(entry, values), singles))
     if len(wide) > 0:
         flags += (_summed_flag(_rows(each(ops.partial(_column, values), wide))),)
@@ -54,10 +54,6 @@ def _summed_flag(value: Tensor) -> Tensor:
     """Return bool[1]: whether a tensor is finite, tested by sums where that is faster."""
     value = _widened(value)
     return _finite_flag(finite_sums(value) if value.dtype == ms.float32 else value)
-
-
-def _size(value: Tensor) -> Any:
-    return value.size
 
 
 def _kind(value: Tensor) -> Any:
@@ -81,9 +77,9 @@ def _rows(columns: tuple[Tensor, ...]) -> Tensor:
 def _shared_out(sizes: tuple[int, ...], kinds: tuple[Any, ...]) -> tuple[tuple[int, ...], ...]:
     """Return the places of tensors to be tested alone, joined as float32, joined as float16."""
     found: dict[Any, list[int]] = {None: [], ms.float32: [], ms.float16: []}
-    for place, (size, kind) in enumerate(zip(sizes, kinds)):
+    for place, (count, kind) in enumerate(zip(sizes, kinds)):
         tested_as = ms.float32 if kind == ms.bfloat16 else kind
-        found[tested_as if size <= _SMALL and tested_as in found else None].append(place)
+        found[tested_as if count <= _SMALL and tested_as in found else None].append(place)
     return tuple(tuple(places) for places in found.values())
 
 

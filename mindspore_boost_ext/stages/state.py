@@ -50,6 +50,9 @@ class HostWrites:
     def followed(self) -> Iterator[None]:
         """Surround a step: it begins with what the host has set since the last one."""
         eager = ms.get_context("mode") == ms.PYNATIVE_MODE
+        for one in self.state if eager and not self.known else ():
+            if one.has_init:  # functions of ms.jit would take zeros, and lose what they write
+                one.init_data()
         moved = [pair for pair in zip(self.state, self.known) if _was_moved(*pair)] if eager else []
         # Exchanged Parameters have each other's memory: copy it before it is written.
         own = {known.data_ptr() for known in self.known} if moved else set()

@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext.base.mapping import Tensors, each
+from mindspore_boost_ext.base.mapping import Tensors, each, size
 from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.base.sums import DIVIDE, chosen
 from mindspore_boost_ext.thor.inverse import inverse_for_device
@@ -265,16 +265,12 @@ class MeanOverRanks(nn.Cell):
         for first, last in self.bounds:
             group = tensors[2 * first : 2 * last]
             mean = self.all_reduce(ops.concat(each(_flat, group))) / self.degree
-            result += each(_reshaped, ops.split(mean, each(_size, group)), group)
+            result += each(_reshaped, ops.split(mean, each(size, group)), group)
         return result
 
 
 def _flat(value: Tensor) -> Tensor:
     return ops.reshape(value, (-1,))
-
-
-def _size(value: Tensor) -> Any:
-    return value.size
 
 
 def _reshaped(flat: Tensor, like: Tensor) -> Tensor:

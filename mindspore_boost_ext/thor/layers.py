@@ -12,7 +12,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, mint, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.cells import is_a, is_rewritten
+from mindspore_boost_ext.base.cells import has_replaced_construct, is_a, is_rewritten
 from mindspore_boost_ext.base.order import in_order_of_construct
 
 DENSE, CONV, EMBEDDING = "Dense", "Conv2d", "Embedding"
@@ -111,7 +111,7 @@ def _plan(cell: nn.Cell, parameter: Parameter, block: int) -> tuple[LayerPlan | 
     if is_rewritten(cell):
         own = type(cell).__mro__[1].__name__ != kind
     else:
-        own = type(cell).construct is not _CLASSES[kind].construct
+        own = type(cell).construct is not _CLASSES[kind].construct or has_replaced_construct(cell)
     if own:
         return None, f"{type(cell).__name__} has its own construct"
     if kind == CONV and (cell.group != 1 or cell.data_format != "NCHW"):
@@ -345,5 +345,5 @@ class Taps:
 
 
 def _remove(layer: nn.Cell) -> None:
-    for name in _OWN:
+    for name in _OWN if "thor_tap" in vars(layer) else ():
         layer.__dict__.pop(name, None)

@@ -13,7 +13,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import Tensors, call, each
 from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.base.sums import DIVIDE
-from mindspore_boost_ext.config.rules import check, real, shown
+from mindspore_boost_ext.config.rules import real, shown
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import Report, Row, warn
 from mindspore_boost_ext.thor.factors import Curvature
@@ -37,10 +37,6 @@ _TROUBLES = (  # of layers, in the order in which the curvature counts them
     "all inputs or gradients of the layer were zero, or because the network uses the weight "
     "without the layer's own construct (another Cell reads it, or the layer is recomputed)",
 )
-
-
-def _every_parameter(parameter: Parameter) -> bool:
-    return True
 
 
 class THOR(nn.Optimizer):
@@ -100,9 +96,6 @@ class THOR(nn.Optimizer):
         TypeError: if ``net`` is not a Cell, or the damping is none of the accepted types.
         ValueError: if a setting breaks its rule.
 
-    Supported Platforms:
-        Run: ``CPU``. Written, not run: ``Ascend``, ``GPU``.
-
     Examples:
         >>> import numpy as np
         >>> from mindspore import Tensor, nn
@@ -131,7 +124,7 @@ class THOR(nn.Optimizer):
         loss_scale: float = 1.0,
         batch_size: int = 32,
         use_nesterov: bool = False,
-        decay_filter: Callable[[Parameter], bool] = _every_parameter,
+        decay_filter: Callable[[Parameter], bool] = lambda parameter: True,
         split_indices: Sequence[int] | None = None,
         enable_clip_grad: bool = False,
         frequency: int = 100,
@@ -148,7 +141,7 @@ class THOR(nn.Optimizer):
         if not callable(decay_filter):
             raise TypeError(f"THOR: decay_filter must be a function, got {shown(decay_filter)}")
         # Only the section may have None as its momentum, and only THOR a schedule as its damping.
-        check("THOR.momentum", momentum, real("[0, inf)"))
+        real("[0, inf)").read("THOR.momentum", momentum)
         given = locals()
         alike = [name for name in ThorConfig.rules() if name not in ("momentum", "damping")]
         stored = ThorConfig.check("THOR", **{name: given[name] for name in alike})

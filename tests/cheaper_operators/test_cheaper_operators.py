@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 
 import contract
 import mindspore as ms
@@ -619,6 +620,21 @@ def test_a_layer_with_a_hook_stays():
     net[0].register_forward_hook(lambda cell, inputs, output: seen.append(type(cell)))
     assert dict(replaced(net).counts) == {"gelu": 1}
     assert type(net[0]) is nn.GELU
+
+
+def test_a_layer_with_another_construct_stays():
+    net = nn.CellList([nn.GELU(), nn.GELU()])
+    net[0].construct = types.MethodType(lambda self, x: x * 2, net[0])
+    assert dict(replaced(net).counts) == {"gelu": 1}
+    assert type(net[0]) is nn.GELU
+
+
+def test_a_batch_norm_that_is_recomputed_stays():
+    """Its statistics would move twice in a step."""
+    net = nn.CellList([nn.BatchNorm1d(2), nn.SequentialCell(nn.BatchNorm1d(2))])
+    net[1].recompute()
+    ms.set_context(mode=ms.GRAPH_MODE)
+    assert dict(replaced(net).counts) == {"batch_norm": 1}
 
 
 class Narrow(nn.GELU):

@@ -156,6 +156,15 @@ def test_exit_codes_and_tracebacks_are_those_of_plain_python(tmp_path, body):
     assert own == plain.stderr.replace(str(tmp_path) + os.sep, "")
 
 
+def test_a_package_that_fails_before_its_module_begins_shows_where(tmp_path):
+    write(tmp_path, "pkg/__init__.py", "1 / 0\n")
+    write(tmp_path, "pkg/mod.py", "")
+    boosted = run([*LAUNCHER, "-m", "pkg.mod"], tmp_path)
+    plain = run([sys.executable, "-m", "pkg.mod"], tmp_path)
+    frames = plain.stderr.partition(f'  File "{tmp_path}')
+    assert boosted.stderr.endswith("".join(frames[1:]))
+
+
 def test_an_interrupt_ends_the_script_as_under_plain_python(tmp_path):
     write(
         tmp_path,

@@ -8,7 +8,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, experimental, nn, ops
 from mindspore.train import CheckpointConfig, ModelCheckpoint
 from models import model_of
 
@@ -411,3 +411,14 @@ def test_samples_that_cannot_be_counted_are_refused():
 def test_what_is_no_optimizer_is_refused():
     with pytest.raises(TypeError, match="optimizer must be a MindSpore optimizer, got 'x'"):
         GradientAccumulation(2, "x")
+
+
+def test_a_flush_takes_the_rate_that_was_set_last(mode):
+    net = nn.Dense(3, 1, has_bias=False)
+    optimizer = experimental.optim.SGD(net.trainable_params(), lr=0.1)
+    step = make_train_step(net, nn.MSELoss(), optimizer, level="O1", config=config())
+    step(Tensor(np.ones((2, 3), np.float32)), Tensor(np.zeros((2, 1), np.float32)))
+    before = net.weight.asnumpy().copy()
+    optimizer.param_groups[0]["lr"] = 0.0
+    assert step.train_network.flush_accumulation()
+    np.testing.assert_array_equal(net.weight.asnumpy(), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -190,10 +191,18 @@ class Parts(nn.Cell):
         return out.reshape(count, channels, height * width)
 
 
+def patched_norm():
+    net = OtherPath()
+    bn1 = next(cell for name, cell in net.cells_and_names() if name.endswith("bn1"))
+    bn1.construct = types.MethodType(lambda self, x: x * 2, bn1)
+    return net
+
+
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
         (Fused, "FusedBatchNorm has its own construct"),
+        (patched_norm, "BatchNorm2d has its own construct"),
         (Read, "other code reads its parameters"),
         (OtherPath, "its result is used outside of its residual branch too"),
         (Asks, "the network's code asks for its class"),

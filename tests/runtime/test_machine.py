@@ -85,6 +85,14 @@ def test_too_late_for_oneDNN_is_a_warning_with_the_remedy(slow, monkeypatch):
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
 
 
+def test_too_late_with_a_convolution_made_before_is_a_warning(slow, monkeypatch):
+    monkeypatch.setattr(convolutions, "are_made", lambda: True)
+    monkeypatch.setattr(convolutions, "are_expected", lambda: False)
+    monkeypatch.setattr(machine, "limit_onednn", lambda: False)
+    with pytest.warns(BoostWarning, match="before the first convolution was made.*, or make one"):
+        assert updated(machine.InstructionSet()) == "skipped"
+
+
 @pytest.fixture
 def waiting(slow, monkeypatch):
     """Return a cure in a process whose script speaks of no convolution."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import mindspore as ms
 import nets
 import numpy as np
@@ -397,6 +399,21 @@ def test_an_embedding_of_another_package_keeps_its_plain_gradient(monkeypatch):
     net = Embedding()
     plans, reasons = layer_plans(net, net.trainable_params(), 128)
     assert (plans, reasons) == ([], {id(net.weight): "parameter of Embedding"})
+
+
+def doubled(self, x):
+    return ops.matmul(x, self.weight.T) * 2
+
+
+def test_a_layer_with_another_construct_keeps_it_and_its_plain_gradient(mode):
+    net = nn.Dense(3, 2)
+    net.construct = types.MethodType(doubled, net)
+    x = Tensor(random(4, 3))
+    expected = net(x).asnumpy()
+    plans, reasons = layer_plans(net, net.trainable_params(), 128)
+    assert (plans, reasons[id(net.weight)]) == ([], "Dense has its own construct")
+    layers._remove(net)
+    np.testing.assert_array_equal(net(x).asnumpy(), expected)
 
 
 def test_a_weight_that_other_code_reads_keeps_its_plain_gradient(mode):
