@@ -8,7 +8,7 @@ for which the import chooses an instruction set at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import machine
@@ -42,7 +42,7 @@ def transformer(nn: Any) -> Any:
     return of_rows(nn, nn.SequentialCell(nn.Dense(96, 256), nn.TransformerEncoder(layer, 2)), 256)
 
 
-TASKS: dict[str, tuple[Callable[[Any], Any], str | None, str, int]] = {
+TASKS = {
     "LSTM in GRAPH_MODE": (lstm, "GRAPH_MODE", "step", machine.STEPS),
     "transformer in GRAPH_MODE": (transformer, "GRAPH_MODE", "step", 15),
 }

@@ -61,7 +61,7 @@ class AdaSumAlgorithm(Algorithm):
         reason = unavailable_reason(devices)
         if step.reducer_flag and has_partial_server(devices):
             raise ValueError(reason)
-        step.enable_adasum = not reason
+        step.enable_adasum = not reason  # what a subclass's check_adasum_enable may read
         if not reason and step.declines("check_adasum_enable"):
             reason = f"check_adasum_enable of {type(step).__name__} returned False"
         if reason:

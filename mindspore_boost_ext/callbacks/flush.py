@@ -18,9 +18,6 @@ class FlushAccumulation(Callback):
     checkpoints. It closes the window right after the last step of an epoch, before validation; in
     sink mode, or if the training stops within an epoch, at the end of the epoch.
 
-    Supported Platforms:
-        ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
-
     Examples:
         >>> from mindspore_boost_ext import FlushAccumulation
         >>> callback = FlushAccumulation()

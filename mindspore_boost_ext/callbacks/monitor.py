@@ -141,9 +141,6 @@ class BoostMonitor(Callback):
         ValueError: If `log_interval` is below 1, or a path is empty. When training begins, if the
             file at `history_path`, or the folder `tensorboard_dir`, cannot be written.
 
-    Supported Platforms:
-        ``CPU`` (run); ``Ascend`` ``GPU`` (written, not run)
-
     Examples:
         >>> import os, tempfile
         >>> import numpy as np

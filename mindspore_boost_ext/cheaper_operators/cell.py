@@ -40,5 +40,5 @@ class CheaperCell(nn.Cell):
 
     def is_small(self, x: Tensor) -> bool:
         """Return whether an input is so small that more operators would take longer."""
-        # Asked only where it matters: functions of ms.jit by bytecode cannot ask.
+        # Where nothing is small, it is not asked: functions of ms.jit by bytecode hang there.
         return self.least > 0 and is_known(x.shape) and x.size < self.least

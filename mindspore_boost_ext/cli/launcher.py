@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from mindspore_boost_ext import _compat
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
 

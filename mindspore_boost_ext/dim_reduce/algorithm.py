@@ -80,4 +80,4 @@ class DimReduceAlgorithm(Algorithm):
 
     def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
         """Return what the search counts."""
-        return getattr(step.dim_reduce, "observations", dict)() if step.enable_dim_reduce else {}
+        return step.dim_reduce.observations() if step.enable_dim_reduce else {}

@@ -152,6 +152,10 @@ class ProjectedGradient(Subspace):
         """Return 0: nothing is searched for, so no loss is needed."""
         return Tensor(0.0)
 
+    def observations(self) -> dict[str, Any]:
+        """Return nothing: the projection counts nothing."""
+        return {}
+
 
 def _column(value: Tensor) -> Tensor:
     return ops.reshape(ops.cast(value, ms.float32), (-1, 1))

@@ -345,5 +345,6 @@ class Taps:
 
 
 def _remove(layer: nn.Cell) -> None:
-    for name in _OWN if "thor_tap" in vars(layer) else ():
-        layer.__dict__.pop(name, None)
+    if "thor_tap" in vars(layer):  # else its construct may be the script's
+        for name in _OWN:
+            layer.__dict__.pop(name, None)

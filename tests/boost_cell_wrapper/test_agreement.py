@@ -233,7 +233,9 @@ class Logged(nn.learning_rate_schedule.LearningRateSchedule):
         return self.highest
 
 
-def test_a_schedule_of_the_users_own_may_keep_its_rank():
+@pytest.mark.parametrize("module", [__name__, "mindspore_utils.rates"])
+def test_a_schedule_of_the_users_own_may_keep_its_rank(monkeypatch, module):
+    monkeypatch.setattr(Logged, "__module__", module)
     of_ranks = [nn.SGD(nets.MLP().trainable_params(), Logged(rank)) for rank in range(2)]
     assert _settings(of_ranks[0]) == _settings(of_ranks[1])
     assert "highest 0.1" in _settings(of_ranks[0])["learning rate"]

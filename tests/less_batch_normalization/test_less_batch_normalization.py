@@ -594,6 +594,29 @@ def test_an_eval_network_of_other_names_is_rewritten_alike():
     assert type(other[0][1].bn1) is type(body[1].bn1) is RemovedBatchNorm
 
 
+class Dropout(nn.Cell):
+    """A layer of the user's own, under the name of one of MindSpore's that keeps the scale."""
+
+    def construct(self, x):
+        return x if x.sum() > 0 else ops.clamp(x, 0, 3)
+
+
+def patched_relu():
+    layer = nn.ReLU()
+    layer.construct = types.MethodType(lambda self, x: ops.clamp(x, 0, 3), layer)
+    return layer
+
+
+@pytest.mark.parametrize("activation", [Dropout, patched_relu])
+def test_a_layer_that_may_do_anything_keeps_the_batch_norm_before_it(activation):
+    """It clips what a BatchNorm would have brought to size."""
+    (kind, *_) = zoo.UNDERSTOOD
+    body = nn.SequentialCell(nn.Conv2d(1, zoo.WIDTH, 3), kind(), kind())
+    body[1].act = activation()
+    done = {one.name: one.done for one in less_bn(body).changes}
+    assert (done["1.bn1"], done["2.bn1"]) == ("kept", "removed")
+
+
 def test_layers_with_hooks_stay():
     (kind, *_) = zoo.UNDERSTOOD
     body = nn.SequentialCell(nn.Conv2d(1, zoo.WIDTH, 3), kind(), kind(), nn.Dense(4, 3))
