@@ -136,7 +136,7 @@ class CommonHeadLastFN(nn.Cell):
         [[0.0, 1.0]]
     """
 
-    one_step = True  # for tracing.py: a layer, not a Cell to look into
+    one_step = True  # for proxies.py: a layer, not a Cell to look into
 
     def __init__(
         self,

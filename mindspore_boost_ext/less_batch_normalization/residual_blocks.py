@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mindspore import nn
 
+from mindspore_boost_ext.less_batch_normalization.graph import SPLITS, Graph, Node
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN
 from mindspore_boost_ext.less_batch_normalization.steps import (
     ADDITIONS,
@@ -19,7 +20,6 @@ from mindspore_boost_ext.less_batch_normalization.steps import (
     passes_on,
     words,
 )
-from mindspore_boost_ext.less_batch_normalization.tracing import SPLITS, Graph, Node
 
 IN_BRANCH = "inside a residual branch, before its last BatchNorm"
 LAST = "last BatchNorm of its residual branch"

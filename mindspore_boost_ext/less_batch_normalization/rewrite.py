@@ -19,6 +19,7 @@ from mindspore_boost_ext.base.cells import (
 )
 from mindspore_boost_ext.base.randomness import kept_random_numbers
 from mindspore_boost_ext.config.sections import LessBNConfig
+from mindspore_boost_ext.less_batch_normalization.graph import Graph
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
     Removal,
@@ -26,7 +27,7 @@ from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
     find_classifier,
 )
 from mindspore_boost_ext.less_batch_normalization.steps import BATCH_NORMS, does_else, own_construct
-from mindspore_boost_ext.less_batch_normalization.tracing import Graph, trace_both
+from mindspore_boost_ext.less_batch_normalization.tracing import trace_both
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 
 REMOVED, KEPT, NORMALISED = "removed", "kept", "normalised"
@@ -37,7 +38,7 @@ Patterns = Sequence[str]
 class RemovedBatchNorm(nn.Identity):
     """Replaces a BatchNorm, keeps its settings, and returns its input."""
 
-    one_step = True  # for tracing.py
+    one_step = True  # for proxies.py
 
     def __init__(self, batch_norm: nn.Cell) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from mindspore import nn
 
 from mindspore_boost_ext.base.cells import has_replaced_construct, is_rewritten
 from mindspore_boost_ext.base.order import is_own
-from mindspore_boost_ext.less_batch_normalization.tracing import SPLITS, Node
+from mindspore_boost_ext.less_batch_normalization.graph import SPLITS, Node
 
 # nn.BatchNorm3d is a layer around an nn.BatchNorm2d, which is found in it.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
