@@ -1,19 +1,24 @@
-"""Copies of the Python objects that a network holds: traced code may write into them."""
+"""The Python objects that a network holds: what is in them, and copies to write into."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from types import MethodType
+from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+from mindspore import nn
 
 from mindspore_boost_ext.base.order import is_own
+from mindspore_boost_ext.less_batch_normalization.graph import NotUnderstoodError
 
+_COLLECTIONS = (list, tuple, set, frozenset, deque)
 _RANDOM = (np.random.Generator, np.random.RandomState)
 
 
@@ -27,6 +32,11 @@ class Copies:
         self._wrap = wrap
         self._known: dict[int, tuple[object, object]] = {}  # id: the object, which keeps it; copy
 
+    @property
+    def made(self) -> list[object]:
+        """The copies."""
+        return [fresh for thing, fresh in self._known.values() if fresh is not thing]
+
     def of(self, thing: Any) -> object:
         """Return the copy of a container or an object; anything else itself."""
         if isinstance(thing, tuple):
@@ -34,6 +44,8 @@ class Copies:
             return make(self._wrap(one) for one in thing)
         if isinstance(thing, MethodType):
             return MethodType(thing.__func__, self.of(thing.__self__))
+        if isinstance(thing, GeneratorType):
+            return _Undrawn()
         if id(thing) not in self._known:
             fresh = _copy_of(thing) if _may_be_written(thing) else thing
             self._known[id(thing)] = (thing, fresh)
@@ -49,17 +61,78 @@ class Copies:
         elif isinstance(fresh, (list, deque)):
             for place, one in enumerate(list(fresh)):
                 fresh[place] = self._wrap(one)
-        for name, held in list(getattr(fresh, "__dict__", {}).items()):
-            vars(fresh)[name] = self._wrap(held)
+        for name, held in _attributes(fresh).items():
+            object.__setattr__(fresh, name, self._wrap(held))  # a frozen class forbids its own
+
+
+class _Undrawn:
+    """Stands for a generator, which cannot be copied."""
+
+    def __next__(self) -> object:
+        raise NotUnderstoodError("it draws from a generator that the script holds")
+
+    __iter__ = __next__
+
+
+def everything_in(thing: Any, seen: set[int] | None = None) -> Iterator[Any]:
+    """Yield a thing and what is in it, however nested, in containers, objects and closures."""
+    yield thing
+    seen = set() if seen is None else seen
+    if id(thing) not in seen:
+        seen.add(id(thing))
+        for one in _parts(thing):
+            yield from everything_in(one, seen)
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    """Return what a container, a function or an object of the script holds."""
+    kind = type(thing)  # isinstance would ask proxies, which say that they are something else
+    if issubclass(kind, dict):
+        return list(thing.values())
+    if issubclass(kind, _COLLECTIONS):
+        return list(thing)
+    if issubclass(kind, functools.partial):
+        return thing.func, thing.args, thing.keywords
+    if issubclass(kind, MethodType):
+        return thing.__self__, thing.__func__
+    code = thing if issubclass(kind, FunctionType) else kind
+    if issubclass(kind, nn.Cell) or _is_not_of_the_script(code):
+        return ()
+    if issubclass(kind, FunctionType):
+        cells = [one.cell_contents for one in thing.__closure__ or () if _is_full(one)]
+        return cells, thing.__defaults__, thing.__kwdefaults__
+    is_plain = issubclass(kind, (type, ModuleType, Enum))
+    return () if is_plain else list(_attributes(thing).values())
+
+
+def _is_not_of_the_script(code: Any) -> bool:
+    module = str(code.__module__)
+    return is_own(module) or module.startswith("mindspore_boost_ext.")
+
+
+def _is_full(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _attributes(thing: object) -> dict[str, Any]:
+    """Return the attributes of an object itself, also those in slots."""
+    slots = [getattr(kind, "__slots__", ()) for kind in type(thing).__mro__]
+    names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]
+    held = {name: getattr(thing, name) for name in names if hasattr(thing, name)}
+    return {**held, **getattr(thing, "__dict__", {})}
 
 
 def _may_be_written(thing: object) -> bool:
     kind = type(thing)
-    if isinstance(thing, (list, dict, set, deque, np.ndarray, *_RANDOM)):
+    if isinstance(thing, (list, dict, set, deque, np.ndarray, array, bytearray, *_RANDOM)):
         return True
     # The end of a copy must not close what the script uses.
     has_end = is_own(kind.__module__) or hasattr(kind, "__del__")
-    has_state = hasattr(thing, "__dict__") or hasattr(kind, "__next__")
+    has_state = any(hasattr(thing, name) for name in ("__dict__", "__slots__", "__next__"))
     return has_state and not has_end and not isinstance(thing, (type, Enum))
 
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from mindspore import nn
 
 JOINED = "joinedtuples"  # a sum of tuples, such as the parts of a split and one more tensor
+OPAQUE = "opaque"  # a Cell that is one node, though it may do anything
 SPLITS = frozenset(("split", "chunk", "tensorsplit", "unstack", "unbind", JOINED))  # give tuples
+
+
+class NotUnderstoodError(Exception):
+    """The code does something that cannot be followed with proxies."""
 
 
 @dataclass(eq=False)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import numbers
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -16,16 +17,19 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import has_replaced_construct, leaves
 from mindspore_boost_ext.base.order import is_own, names_of
-from mindspore_boost_ext.less_batch_normalization.copies import Copies
-from mindspore_boost_ext.less_batch_normalization.graph import JOINED, SPLITS, Graph, Node
+from mindspore_boost_ext.less_batch_normalization.copies import Copies, everything_in
+from mindspore_boost_ext.less_batch_normalization.graph import (
+    JOINED,
+    OPAQUE,
+    SPLITS,
+    Graph,
+    Node,
+    NotUnderstoodError,
+)
 from mindspore_boost_ext.runtime.replaced import is_replacement
 
 _ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
 _OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))
-
-
-class NotUnderstoodError(Exception):
-    """The code asks a proxy for something that only a tensor has."""
 
 
 class Tracer:
@@ -34,14 +38,24 @@ class Tracer:
     def __init__(self) -> None:
         self.graph = Graph()
         self.type_stand_in = _ClassStandIn(self, type)
-        self._classes: dict[type, _ClassStandIn] = {}  # one for each class, as code compares them
+        # By id: a thing, which keeps its id, and what stands for it. Code compares them.
+        self._known: dict[int, tuple[object, object]] = {}
         self._copies = Copies(self.wrap)
 
-    def run(self, root: nn.Cell, tensors: int) -> Graph:
-        """Return the graph of a Cell that is called with so many tensors."""
-        arguments = tuple(self.record("input") for _ in range(tensors))
-        result = self.call_cell(root, arguments, {})
-        self.graph.outputs = [value.node for value in _values(result)]
+    def run(self, root: nn.Cell, tensors: int, options: Mapping[str, bool | None]) -> Graph:
+        """Return the graph of a Cell, called with so many tensors.
+
+        ``options`` are other arguments, by name; None stands for a tensor.
+        """
+        given = tuple(self.record("input") for _ in range(tensors))
+        named = {
+            name: self.record("input") if one is None else one for name, one in options.items()
+        }
+        result = self.call_cell(root, given, named)
+        # What the code has put into the objects of the script may be used later.
+        found = (one for one in everything_in((result, self._copies.made)) if type(one) is Value)
+        nodes = set(self.graph.nodes)
+        self.graph.outputs = [one.node for one in found if one.node in nodes]
         return self.graph
 
     def record(
@@ -57,13 +71,18 @@ class Tracer:
 
     def call_cell(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Trace into a Cell; one that is a leaf, or not understood, becomes a node."""
-        inputs = _values((args, kwargs))
+        inputs, hooked = _values((args, kwargs)), _compat.has_hooks(cell)
         if _is_leaf(cell):
-            name = "opaque" if has_replaced_construct(cell) else type(cell).__name__
+            name = OPAQUE if hooked or has_replaced_construct(cell) else type(cell).__name__
             return self.record(getattr(cell, "step_name", name), inputs, cell)
+        if hooked:
+            self.graph.failures[cell] = f"{type(cell).__name__} has hooks"
+            return self.record(OPAQUE, inputs, cell)
         mark = len(self.graph.nodes)
         try:
-            return self.call(type(cell).construct, (_CellStandIn(self, cell), *args), kwargs)
+            result = self._construct(cell, args, kwargs)
+            _values(result)  # an iterator raises here
+            return result
         except Exception as error:  # foreign code meets a proxy: anything may happen
             del self.graph.nodes[mark:]
             why = " ".join(str(error).split())
@@ -71,7 +90,16 @@ class Tracer:
                 why = "it makes a number or a layer from a tensor or its shape"
             reason = f"{type(cell).__name__}.construct was not understood: {why}"
             self.graph.failures[cell] = reason[:160]
-            return self.record("opaque", inputs, cell)
+            return self.record(OPAQUE, inputs, cell)
+
+    def _construct(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Run the code of a Cell: that of its class, or what the script has put in its place."""
+        if not has_replaced_construct(cell):
+            return self.call(type(cell).construct, (self.wrap(cell), *args), kwargs)
+        code = self.wrap(cell.construct)
+        if not isinstance(code, FunctionType):
+            raise NotUnderstoodError("the script has replaced it by what is no function")
+        return code(*args, **kwargs)
 
     def call(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run a Python function with proxies for its globals and its closure."""
@@ -80,21 +108,22 @@ class Tracer:
             str(function.__globals__.get("__name__"))
         ):
             function = function.__wrapped__  # ms.jit and the like
-        if "dtype" in function.__code__.co_names and _uses_in(function.__code__):
-            raise NotUnderstoodError("it looks for a dtype among others")  # theirs answer: False
+        if obstacle := _obstacle(function.__code__):
+            raise NotUnderstoodError(obstacle)
         known = function.__globals__
         own = {
             name: self.wrap(known[name]) for name in names_of(function.__code__) if name in known
         }
         own["__builtins__"] = known.get("__builtins__", __builtins__)
-        own.update(type=self.type_stand_in, isinstance=_is_instance)
+        own.update(type=self.type_stand_in, isinstance=_is_instance, id=_id_of)
         if args and "super" in function.__code__.co_names:
             kind = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
             own["super"] = lambda *_: _SuperStandIn(kind["__class__"].cell_contents, args[0])
         closure = tuple(self._cell(one) for one in function.__closure__ or ()) or None
-        name, defaults = function.__name__, function.__defaults__
-        copy = FunctionType(function.__code__, own, name, defaults, closure)
-        copy.__kwdefaults__ = function.__kwdefaults__
+        copy = FunctionType(function.__code__, own, function.__name__, None, closure)
+        copy.__defaults__ = tuple(map(self.wrap, function.__defaults__ or ()))
+        named = function.__kwdefaults__ or {}
+        copy.__kwdefaults__ = {name: self.wrap(one) for name, one in named.items()}
         return copy(*args, **kwargs)
 
     def _cell(self, cell: CellType) -> CellType:
@@ -108,25 +137,39 @@ class Tracer:
         return CellType(self.wrap(held))
 
     def wrap(self, thing: Any) -> object:
-        """Return what stands for ``thing`` in traced code."""
+        """Return what stands for ``thing`` in traced code; the same each time."""
         if type(thing) in (Value, _CellStandIn, _Recorder):
             return thing
-        if isinstance(thing, nn.Cell):
-            return _CellStandIn(self, thing)
         if isinstance(thing, Tensor):
             return self.record("constant")
+        if id(thing) in self._known:
+            return self._known[id(thing)][1]
+        stand_in = self._stand_in(thing)
+        if stand_in is None:
+            return self._copies.of(thing)
+        self._known[id(thing)] = (thing, stand_in)
+        return stand_in
+
+    def _stand_in(self, thing: Any) -> object:
+        """Return what stands for code or a Cell; itself if it is not traced; None for data."""
+        if isinstance(thing, nn.Cell):
+            return _CellStandIn(self, thing)
         if isinstance(thing, ops.Primitive):
             return _Recorder(self, thing.name)
         if isinstance(thing, type):
             layer = issubclass(thing, (nn.Cell, ops.Primitive)) and is_own(thing.__module__)
-            return self._classes.setdefault(thing, _ClassStandIn(self, thing)) if layer else thing
-        return self._wrap_code(thing)
-
-    def _wrap_code(self, thing: object) -> object:
-        module = getattr(thing, "__module__", None) or ""
+            return _ClassStandIn(self, thing) if layer else thing
         if isinstance(thing, ModuleType):
             foreign = thing.__name__.partition(".")[0] in _OPAQUE_MODULES
             return thing if foreign else _ModuleStandIn(self, thing)
+        if isinstance(thing, MethodType) and isinstance(thing.__self__, nn.Cell):
+            code: Any = thing.__func__
+            cell = thing.__self__
+            return lambda *args, **kwargs: self.call(code, (self.wrap(cell), *args), kwargs)
+        return self._stand_in_of_callable(thing)
+
+    def _stand_in_of_callable(self, thing: Any) -> object:
+        module = getattr(thing, "__module__", None) or ""
         if isinstance(thing, (FunctionType, BuiltinFunctionType)):
             if is_replacement(thing):
                 return _Recorder(self, thing.__name__)
@@ -139,7 +182,7 @@ class Tracer:
             return lambda *args, **kwargs: self.call(thing, args, kwargs)
         if callable(thing) and is_own(type(thing).__module__):
             return _Recorder(self, getattr(thing, "name", None) or type(thing).__name__)
-        return self._copies.of(thing)
+        return None
 
 
 class Value:
@@ -171,9 +214,37 @@ class Value:
         raise NotUnderstoodError("it writes into a tensor")
 
 
-def _uses_in(code: CodeType) -> bool:
-    """Return whether a function looks for something by ``in``."""
-    return any(one.opname == "CONTAINS_OP" for one in dis.get_instructions(code))
+@functools.lru_cache(maxsize=1024)
+def _obstacle(code: CodeType) -> str:
+    """Return what in a function's code proxies would get wrong unnoticed; empty if nothing."""
+    steps = list(_instructions(code))
+    if any(one.opname == "STORE_GLOBAL" for _, one in steps):
+        return "it writes into a global name"
+    if any(one.opname == "STORE_DEREF" and one.argval in code.co_freevars for _, one in steps):
+        return "it writes into a name of the function around it"
+    if "dtype" not in names_of(code):
+        return ""
+    if any(one.opname == "CONTAINS_OP" for _, one in steps):
+        return "it looks for a dtype among others"  # theirs answer: False
+    constants = ("LOAD_CONST", "RETURN_CONST")
+    identity = any(one.opname == "IS_OP" and last.opname not in constants for last, one in steps)
+    return "it compares a dtype by 'is'" if identity else ""
+
+
+def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction]]:
+    """Yield each instruction of a function and of the functions in it, with the one before it."""
+    steps = list(dis.get_instructions(code))
+    yield from zip(steps[:1] + steps, steps)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)
+
+
+def _id_of(thing: object) -> int:
+    """Return what ``id`` does; of what a proxy stands for, it would be another."""
+    if type(thing) in (Value, _CellStandIn, _Recorder):
+        raise NotUnderstoodError("it asks for the id of a tensor, a layer or an operator")
+    return id(thing)
 
 
 def _is_empty(addend: object) -> bool:
@@ -281,8 +352,11 @@ class _ModuleStandIn:
 class _CellStandIn:
     """Stands for a Cell: ``self`` in its own code, an attribute in that of others."""
 
+    __slots__ = ("_real", "_tracer")
+
     def __init__(self, tracer: Tracer, cell: nn.Cell) -> None:
-        vars(self).update(_tracer=tracer, _real=cell)
+        object.__setattr__(self, "_tracer", tracer)
+        object.__setattr__(self, "_real", cell)
 
     def _asked(self) -> type:
         self._tracer.graph.fixed[id(self._real)] = "the network's code asks for its class"
@@ -295,6 +369,8 @@ class _CellStandIn:
 
     def __getattr__(self, name: str) -> Any:
         cell, tracer = self._real, self._tracer
+        if name == "__dict__":
+            raise NotUnderstoodError("it uses the dict of its attributes")
         if name == "cls_name":
             return self.__class__.__name__
         if name in _compat.own_parameters(cell):
@@ -316,6 +392,10 @@ class _CellStandIn:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise NotUnderstoodError(f"it writes into its attribute {name!r}")
+
+    def __repr__(self) -> str:
+        self._asked()
+        return repr(self._real)
 
     def __bool__(self) -> bool:
         return bool(self._real)
@@ -351,7 +431,10 @@ def _listed(result: Any) -> object:
 
 def _values(thing: object) -> tuple[Value, ...]:
     """Return the proxies for tensors in arguments or results, however nested."""
-    return tuple(one for one in leaves(thing) if type(one) is Value)
+    found = tuple(everything_in(thing))
+    if any(issubclass(type(one), Iterator) for one in found):
+        raise NotUnderstoodError("it passes an iterator on")
+    return tuple(one for one in found if type(one) is Value)
 
 
 def _is_leaf(cell: nn.Cell) -> bool:

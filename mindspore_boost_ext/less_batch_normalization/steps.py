@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from mindspore import nn
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import has_replaced_construct, is_rewritten
 from mindspore_boost_ext.base.order import is_own
-from mindspore_boost_ext.less_batch_normalization.graph import SPLITS, Node
+from mindspore_boost_ext.less_batch_normalization.graph import OPAQUE, SPLITS, Node
 
 # nn.BatchNorm3d is a layer around an nn.BatchNorm2d, which is found in it.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
@@ -77,10 +78,15 @@ def is_convolution(node: Node) -> bool:
 
 def passes_on(node: Node) -> bool:
     """Return whether a node passes the scale of its inputs on, and changes in nothing else."""
-    if node.name in ADDITIONS and len(node.inputs) == 1:
-        return False  # adds a number
+    if node.name == OPAQUE or (node.name in ADDITIONS and _has_a_number(node)):
+        return False
     known = is_convolution(node) or node.name in _PASSING_ON
     return known or _gates_itself(node) or _is_scaled(node)
+
+
+def _has_a_number(node: Node) -> bool:
+    """Return whether one of the inputs is a number: Python's are not recorded."""
+    return len(node.inputs) == 1 or any(one.constant for one in node.inputs)
 
 
 def words(node: Node) -> str:
@@ -92,6 +98,8 @@ def words(node: Node) -> str:
         return "a gate" if way else "a product of two values"
     if isinstance(node.cell, BATCH_NORMS) and node.cell.use_batch_statistics is False:
         return "a BatchNorm with fixed statistics"
+    if node.name == OPAQUE and _compat.has_hooks(node.cell):
+        return f"the layer {type(node.cell).__name__}, which has hooks,"
     if node.cell is None or node.name in _WORDS:
         return _WORDS.get(node.name, f"the operation {node.name}")
     return f"the layer {type(node.cell).__name__}"

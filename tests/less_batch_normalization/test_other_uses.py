@@ -1,0 +1,511 @@
+"""A BatchNorm stays if the script uses its result elsewhere too, however it says so."""
+
+from __future__ import annotations
+
+import array
+import collections
+import functools
+from dataclasses import dataclass
+
+import mindspore as ms
+import pytest
+import residual_nets
+from mindspore import Tensor, nn, ops
+
+from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
+from mindspore_boost_ext.less_batch_normalization.tracing import trace_both
+
+WIDTH = residual_nets.WIDTH
+GLOBAL_LIST, GLOBAL_DICT = [], {}
+
+
+class Kept:
+    """An object of the script."""
+
+    def __init__(self):
+        self.features = None
+
+
+class Slotted:
+    __slots__ = ("features",)
+
+    def __init__(self):
+        self.features = None
+
+
+@dataclass
+class Output:
+    features: Tensor
+    result: Tensor
+
+
+class Block(nn.Cell):
+    """conv, BN, activation, conv, BN and a shortcut. Subclasses use what bn1 gives once more."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(WIDTH, WIDTH, 3) for _ in "12")
+        self.bn1, self.bn2 = nn.BatchNorm2d(WIDTH), nn.BatchNorm2d(WIDTH)
+        self.act = nn.ReLU()
+        self.kept, self.slotted, self.entries, self.table = Kept(), Slotted(), [], {}
+        self.queue, self.chosen = collections.deque(), {"bn1": True}
+        self.ids, self.other_act = {id(self.bn1)}, nn.ReLU()
+        self.layers = [self.conv1, self.bn1, self.act]
+
+    def first(self, x):
+        return self.bn1(self.conv1(x))
+
+    def last(self, x, y):
+        return self.act(x + self.bn2(self.conv2(self.act(y))))
+
+    def construct(self, x):
+        return self.last(x, self.first(x))
+
+
+def done(net):
+    return {one.name.rpartition(".")[2]: one.done for one in less_bn(net).changes}
+
+
+def test_without_another_use_it_goes():
+    assert done(Block()) == {"bn1": "removed", "bn2": "kept"}
+    assert done(nn.SequentialCell(Block()))["bn1"] == "removed"
+
+
+# ---- Arguments that a call may leave out ----
+
+
+class OptionalLabel(Block):
+    def construct(self, x, label=None):
+        y = self.first(x)
+        result = self.last(x, y)
+        return result if label is None else ops.mse_loss(y, label)
+
+
+class Flag(Block):
+    def construct(self, x, with_features=False):
+        y = self.first(x)
+        return (self.last(x, y), y) if with_features else self.last(x, y)
+
+
+class OneOfTwoFlags(Block):
+    def construct(self, x, plain=False, with_features=False):
+        y = self.first(x)
+        return (self.last(x, y), y) if with_features and not plain else self.last(x, y)
+
+
+class KeywordOnly(Block):
+    def construct(self, x, *, label=None):
+        y = self.first(x)
+        return self.last(x, y) if label is None else ops.mse_loss(y, label)
+
+
+class Star(Block):
+    def construct(self, *batch):
+        y = self.first(batch[0])
+        result = self.last(batch[0], y)
+        return result if len(batch) == 1 else ops.mse_loss(y, batch[1])
+
+
+class StarAfterOne(Block):
+    def construct(self, x, *labels):
+        y = self.first(x)
+        return ops.mse_loss(y, labels[0]) if labels else self.last(x, y)
+
+
+@pytest.mark.parametrize(
+    "kind", [OptionalLabel, Flag, OneOfTwoFlags, KeywordOnly, Star, StarAfterOne]
+)
+def test_a_use_that_an_optional_argument_brings(kind):
+    assert done(kind())["bn1"] == "kept"
+
+
+# ---- Features that are put somewhere ----
+
+
+def in_an_object(self, y):
+    self.kept.features = y
+
+
+def in_a_list(self, y):
+    self.entries.append(y)
+
+
+def in_a_dict(self, y):
+    self.table["y"] = [y]
+
+
+def in_a_queue(self, y):
+    self.queue.append(y)
+
+
+def in_slots(self, y):
+    self.slotted.features = y
+
+
+def in_a_list_of_the_module(self, y):
+    GLOBAL_LIST.append(y)
+
+
+def in_a_dict_of_the_module(self, y):
+    GLOBAL_DICT["y"] = y
+
+
+def in_a_global_name(self, y):
+    global FEATURES
+    FEATURES = y
+
+
+def in_an_attribute_of_a_dict(self, y):
+    self.__dict__["features"] = y
+
+
+def in_vars(self, y):
+    vars(self)["features"] = y
+
+
+def in_a_default(self, y, kept=[]):  # noqa: B006
+    kept.append(y)
+
+
+def a_nonlocal_name():
+    features = None
+
+    def in_a_nonlocal_name(self, y):
+        nonlocal features
+        features = y
+
+    return in_a_nonlocal_name
+
+
+PLACES = [in_an_object, in_a_list, in_a_dict, in_a_queue, in_slots, in_a_list_of_the_module]
+PLACES += [in_a_dict_of_the_module, in_a_global_name, in_an_attribute_of_a_dict, in_vars]
+PLACES += [in_a_default, a_nonlocal_name()]
+
+
+class Putting(Block):
+    def __init__(self, put):
+        super().__init__()
+        self.put = put
+
+    def construct(self, x):
+        y = self.first(x)
+        self.put(self, y)
+        return self.last(x, y)
+
+
+@pytest.mark.parametrize("put", PLACES, ids=lambda one: one.__name__)
+def test_features_that_the_code_puts_somewhere(put):
+    net = Putting(put)
+    assert done(net)["bn1"] == "kept"
+    assert (net.kept.features, net.slotted.features) == (None, None)
+    places = net.entries, net.table, net.queue, GLOBAL_LIST, GLOBAL_DICT
+    assert not any(places)
+    assert not in_a_default.__defaults__[0]
+    assert "FEATURES" not in globals()
+
+
+class InADataclass(Block):
+    def construct(self, x):
+        y = self.first(x)
+        return Output(y, self.last(x, y))
+
+
+class InAnIterator(Block):
+    def construct(self, x):
+        y = self.first(x)
+        result = self.last(x, y)
+        return (one for one in (y, result))
+
+
+class InALambda(Block):
+    def construct(self, x):
+        y = self.first(x)
+        return ops.ForiLoop()(0, 3, lambda _, z: z + y, self.last(x, y))
+
+
+class InADefault(Block):
+    def construct(self, x):
+        y = self.first(x)
+        return ops.ForiLoop()(0, 3, lambda _, z, y=y: z + y, self.last(x, y))
+
+
+class InAPartial(Block):
+    def construct(self, x):
+        y = self.first(x)
+        return ops.ForiLoop()(0, 3, functools.partial(torn, y), self.last(x, y))
+
+
+def torn(y, _, z):
+    return z + y
+
+
+@pytest.mark.parametrize("kind", [InADataclass, InAnIterator, InALambda, InADefault, InAPartial])
+def test_features_inside_of_what_is_returned_or_given_on(kind):
+    assert done(kind())["bn1"] == "kept"
+
+
+# ---- Code that compares layers and functions ----
+
+
+def by_equality(self, layer, y):
+    return layer == self.bn1
+
+
+def by_identity(self, layer, y):
+    return layer is self.bn1
+
+
+def by_id(self, layer, y):
+    return id(layer) in self.ids
+
+
+def by_its_text(self, layer, y):
+    return "BatchNorm" in str(layer)
+
+
+def by_a_set(self, layer, y):
+    return layer in {self.bn1, self.bn2}
+
+
+def by_dtype(self, layer, y):
+    return layer is not self.conv1 and y.dtype is ms.float32
+
+
+class Comparing(Block):
+    """Takes the features where a comparison says so; it is true for bn1."""
+
+    def __init__(self, compare):
+        super().__init__()
+        self.compare = compare
+
+    def construct(self, x):
+        y, features = x, None
+        for layer in (self.conv1, self.bn1):
+            y = layer(y)
+            if self.compare(self, layer, y):
+                features = y
+        result = self.last(x, y)
+        return result if features is None else (result, features)
+
+
+@pytest.mark.parametrize(
+    "compare", [by_equality, by_identity, by_id, by_its_text, by_a_set, by_dtype]
+)
+def test_features_of_a_layer_found_by_a_comparison(compare):
+    assert done(Comparing(compare))["bn1"] == "kept"
+
+
+class ByFunction(Block):
+    """Takes features where the activation is a certain function, or a certain operator."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.activation, self.same = activation, activation
+
+    def construct(self, x):
+        y = self.first(x)
+        result = self.last(x, y)
+        return (result, y) if self.activation is self.same else result
+
+
+@pytest.mark.parametrize("activation", [ops.sigmoid, ops.ReLU(), torn], ids=["ops", "ReLU", "own"])
+def test_features_found_by_comparing_functions(activation):
+    assert done(ByFunction(activation))["bn1"] == "kept"
+
+
+# ---- Hooks, and another construct ----
+
+
+@pytest.mark.parametrize("name", ["conv1", "act", "conv2"])
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "backward_hook"])
+def test_what_a_hook_on_another_layer_sees(name, kind):
+    net = nn.SequentialCell(Block())
+    getattr(getattr(net[0], name), f"register_{kind}")(lambda *_: None)
+    (change,) = [one for one in less_bn(net).changes if one.name == "0.bn1"]
+    assert (change.done, "hooks" in change.reason) == (
+        ("removed", False) if name == "conv1" else ("kept", True)
+    )
+
+
+def test_a_hook_on_the_block_that_may_change_what_enters():
+    net = nn.SequentialCell(Block(), Block())
+    net[1].register_forward_pre_hook(lambda cell, inputs: inputs)
+    assert {
+        one.name: one.reason for one in less_bn(net).changes if "hooks" in one.reason
+    }.keys() == {
+        "1.bn1",
+        "1.bn2",
+    }
+
+
+def with_features(net):
+    plain = net.construct
+
+    def construct(self, x):
+        y = self.first(x)
+        return self.last(x, y), y
+
+    net.construct = construct.__get__(net)
+    return plain
+
+
+def around(net):
+    plain = net.construct
+    net.construct = lambda x: ops.softmax(plain(x))
+
+
+def a_callable(net):
+    net.construct = functools.partial(torn, ops.ones(1), 0)
+
+
+@pytest.mark.parametrize("give", [with_features, a_callable], ids=lambda one: one.__name__)
+def test_a_block_whose_construct_the_script_has_replaced(give):
+    block = Block()
+    give(block)
+    assert done(nn.SequentialCell(block))["bn1"] == "kept"
+    block = Block()
+    give(block)
+    assert done(block)["bn1"] == "kept"
+
+
+def test_a_construct_around_that_of_the_class():
+    block = Block()
+    around(block)
+    assert done(nn.SequentialCell(block)) == {"bn1": "removed", "bn2": "kept"}
+
+
+# ---- Layers that code finds by other ways than their names ----
+
+
+class Reaching(nn.Cell):
+    """Branches on a shape, so it is not understood; uses bn1 of its block once more."""
+
+    def __init__(self, reach):
+        super().__init__()
+        self.reach, self.block = reach, Block()
+        self.held = [self.block.bn1]
+        self.call = lambda x: self.block.bn1(x)
+
+    def construct(self, x):
+        y = self.block(x)
+        if y.shape[0] > 1:
+            return y
+        return y + self.reach(self, y)
+
+
+def by_a_list(self, y):
+    return self.held[0](y)
+
+
+def by_getattr(self, y):
+    return getattr(self.block, "bn" + str(1))(y)
+
+
+def by_cells(self, y):
+    return list(self.block.cells())[2](y)
+
+
+def by_a_function(self, y):
+    return self.call(y)
+
+
+class ReachingItself(Reaching):
+    def construct(self, x):
+        y = self.block(x)
+        if y.shape[0] > 1:
+            return y
+        for cell in self.block.cells():
+            y = cell(y)
+        return y + getattr(self.block, "bn1")(y)  # noqa: B009
+
+
+def by_a_helper(self, y):
+    return helper(self.block, y)
+
+
+def helper(block, y):
+    return block.bn1(y)
+
+
+@pytest.mark.parametrize("reach", [by_a_helper, by_a_list, by_getattr, by_cells, by_a_function])
+def test_a_cell_that_is_not_understood_reaches_into_its_parts(reach):
+    assert done(Reaching(reach))["bn1"] == "kept"
+    assert done(ReachingItself(reach))["bn1"] == "kept"
+
+
+class Counting(Reaching):
+    """Looks for its layers in a method that no call reaches."""
+
+    def construct(self, x):
+        y = self.block(x)
+        return y if y.shape[0] > 1 else ops.relu(y)
+
+    def count(self):
+        return len(list(self.cells_and_names()))
+
+
+def test_a_method_that_is_never_called_reaches_nothing():
+    net = Counting(None)
+    net.held = net.call = None
+    assert done(net)["bn1"] == "removed"
+
+
+# ---- Numbers that are added ----
+
+
+class Added(Block):
+    def __init__(self, addend):
+        super().__init__()
+        self.addend = addend
+
+    def construct(self, x):
+        y = self.first(x)
+        return self.last(x, y + self.addend(x))
+
+
+@pytest.mark.parametrize(
+    "addend",
+    [lambda x: Tensor(3.0), lambda x: x.shape[2], lambda x: 3.0, lambda x: ops.ones(1)],
+    ids=["tensor", "size", "number", "ones"],
+)
+def test_an_addition_of_a_number_feels_the_scale(addend):
+    assert done(Added(addend))["bn1"] == "kept"
+
+
+# ---- What the trace must not move ----
+
+
+class Moving(nn.Cell):
+    def __init__(self, move):
+        super().__init__()
+        self.move, self.dense = move, nn.Dense(2, 2)
+        self.entries = (one for one in range(3))
+        self.numbers, self.bytes, self.slotted = array.array("l", [0]), bytearray(1), Slotted()
+
+    def construct(self, x):
+        self.move(self)
+        return self.dense(x)
+
+
+def a_generator(self):
+    next(self.entries)
+
+
+def an_array(self):
+    self.numbers[0] += 1
+
+
+def bytes_of_an_array(self):
+    self.bytes[0] += 1
+
+
+def a_slot(self):
+    self.slotted.features = 1
+
+
+@pytest.mark.parametrize("move", [a_generator, an_array, bytes_of_an_array, a_slot])
+def test_the_trace_moves_nothing_that_the_script_holds(move):
+    net = Moving(move)
+    trace_both(net)
+    assert list(net.entries) == [0, 1, 2]
+    assert (net.numbers[0], net.bytes[0], net.slotted.features) == (0, 0, None)
