@@ -209,6 +209,7 @@ def restore(
     RESTORES[step] = RESTORES.get(step, 0) + 1
     if isinstance(step, BoostTrainOneStepCell):
         step.was_restored, step.restored_settings = True, settings or {}
+        step._has_run = step._was_looked_at = False  # the next step checks the loaded state
     return epoch
 
 

@@ -375,6 +375,28 @@ def test_a_window_of_the_other_weighting_is_refused_before_it_is_used(mode, one,
 # ---- what the first batch has shown ----
 
 
+def test_a_window_of_the_other_weighting_is_refused_by_a_step_that_has_run(mode, tmp_path):
+    path = tmp_path / "run.ckpt"
+    train(accumulating("samples"), 1, BoostCheckpoint(path))
+    model = accumulating("equal")
+    train(model, 2)
+    with pytest.warns(BoostWarning, match="other settings"):
+        restore(model.train_network, path, allow_other_settings=True)
+    before = nets.weights(model.train_network)
+    with pytest.raises(ValueError, match="keep the weighting of the saved run"):
+        train(model, 2, done=1)
+    nets.assert_same(nets.weights(model.train_network), before)
+
+
+def test_a_run_goes_back_in_the_process_that_saved_it(mode, tmp_path):
+    path = tmp_path / "run.ckpt"
+    model = accumulating()
+    train(model, 1, BoostCheckpoint(path))
+    there = train(model, 3, done=1)
+    assert restore(model.train_network, path) == 1
+    nets.assert_same(train(model, 3, done=1), there)
+
+
 class Shift(nn.Cell):
     """Sequences [N, L] of numbers to one number each; the loss of a mean, whatever L is."""
 
