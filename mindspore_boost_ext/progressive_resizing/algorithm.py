@@ -8,6 +8,8 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.stages.growing_inputs import GrowingInputs, scaled
 
+_MOST_CHANNELS = 4  # an axis as short as that of RGBA may be the channels, as of (N, H, W, C)
+
 
 class ResizedImages(nn.Cell):
     r"""Makes the images of a batch smaller, bilinearly.
@@ -75,10 +77,12 @@ class ResizingAlgorithm(GrowingInputs):
         images = inputs[0] if inputs else None
         found = shown(images)
         if isinstance(images, Tensor):
-            if images.ndim == 4 and images.is_floating_point():
+            is_batch = images.ndim == 4 and images.is_floating_point()
+            if is_batch and min(images.shape[2:]) > _MOST_CHANNELS:
                 return
             found = f"{images.dtype} of shape {images.shape}"
         raise ValueError(
             "progressive_resizing resizes the first input, which must be images: a float Tensor "
-            f"of shape (N, C, H, W), got {found}: leave progressive_resizing out"
+            f"of shape (N, C, H, W), H and W above {_MOST_CHANNELS}, got {found}: give it such "
+            "images (channels before height), or leave progressive_resizing out"
         )

@@ -290,7 +290,15 @@ def test_what_is_tried_leaves_no_mark(mode):
     assert ms.get_context("mode") == (ms.GRAPH_MODE if mode == "graph" else ms.PYNATIVE_MODE)
 
 
-@pytest.mark.parametrize("images", [np.ones((8, 3), "f"), np.ones((8, 2, 8, 8), "i")])
+@pytest.mark.parametrize(
+    "images",
+    [
+        np.ones((8, 3), "f"),
+        np.ones((8, 2, 8, 8), "i"),
+        np.ones((8, 8, 8, 3), "f"),  # channels last
+        np.ones((8, 2, 16, 1), "f"),  # a set of points
+    ],
+)
 def test_inputs_that_are_no_images_are_refused(images):
     step = resizing(Net(), nets.loss_fn()).train_network
     with pytest.raises(ValueError, match=r"must be images: a float Tensor of shape \(N, C, H, W\)"):
