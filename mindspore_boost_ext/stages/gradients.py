@@ -15,6 +15,11 @@ from mindspore_boost_ext.base.sums import factor_to_norm, filled, sum_of_squares
 
 def filled_like(outputs: Any, value: float) -> Any:
     """Return ``value`` in shape and dtype of a network's output, or of each of its outputs."""
+    if isinstance(outputs, (list, dict)):
+        raise ValueError(
+            "the network returns a list or a dict of losses: accumulation, clip_norm and THOR "
+            "need a Tensor, or a tuple of Tensors"
+        )
     if not isinstance(outputs, tuple):
         return _filled(value, outputs)
     return each(ops.partial(_filled, value), outputs)
