@@ -234,7 +234,7 @@ def primitives(cell: nn.Cell) -> dict[str, Any]:
 def has_hooks(cell: nn.Cell) -> bool:
     """Return whether somebody has put a hook on a Cell."""
     kinds = ("forward_hook", "forward_pre_hook", "backward_hook", "backward_pre_hook")
-    return any(vars(cell)[name] for name in vars(cell) if any(kind in name for kind in kinds))
+    return any(vars(cell).get(start + kind) for kind in kinds for start in ("_", "_lazy_"))
 
 
 def is_recomputed(cell: nn.Cell) -> bool:

@@ -30,6 +30,19 @@ class Block(nn.Cell):
         return self.act(self.branch(x) + x)
 
 
+class InHalves(Block):
+    """Subclasses use what the first half gives, the result of bn1, once more."""
+
+    def first(self, x):
+        return self.bn1(self.conv1(x))
+
+    def last(self, x, y):
+        return self.act(x + self.bn2(self.conv2(self.act(y))))
+
+    def construct(self, x):
+        return self.last(x, self.first(x))
+
+
 class Swapped(Block):
     def construct(self, x):
         return self.act(x + self.branch(x))

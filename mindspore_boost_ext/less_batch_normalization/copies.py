@@ -7,7 +7,7 @@ import functools
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from enum import Enum
 from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
@@ -18,7 +18,8 @@ from mindspore import nn
 from mindspore_boost_ext.base.order import is_own
 from mindspore_boost_ext.less_batch_normalization.graph import NotUnderstoodError
 
-_COLLECTIONS = (list, tuple, set, frozenset, deque)
+_COLLECTIONS = (list, tuple, set, frozenset, deque, KeysView, ValuesView, ItemsView)
+_ATOMS = frozenset((int, float, bool, str, bytes, type(None)))
 _RANDOM = (np.random.Generator, np.random.RandomState)
 
 
@@ -31,11 +32,6 @@ class Copies:
     def __init__(self, wrap: Callable[[object], object]) -> None:
         self._wrap = wrap
         self._known: dict[int, tuple[object, object]] = {}  # id: the object, which keeps it; copy
-
-    @property
-    def made(self) -> list[object]:
-        """The copies."""
-        return [fresh for thing, fresh in self._known.values() if fresh is not thing]
 
     def of(self, thing: Any) -> object:
         """Return the copy of a container or an object; anything else itself."""
@@ -60,7 +56,8 @@ class Copies:
                 dict.__setitem__(fresh, key, self._wrap(dict.__getitem__(fresh, key)))
         elif isinstance(fresh, (list, deque)):
             for place, one in enumerate(list(fresh)):
-                fresh[place] = self._wrap(one)
+                if type(one) not in _ATOMS:
+                    fresh[place] = self._wrap(one)
         for name, held in _attributes(fresh).items():
             object.__setattr__(fresh, name, self._wrap(held))  # a frozen class forbids its own
 
@@ -74,12 +71,17 @@ class _Undrawn:
     __iter__ = __next__
 
 
-def everything_in(thing: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Yield a thing and what is in it, however nested, in containers, objects and closures."""
+def everything_in(thing: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
+    """Yield a thing and what is in it, however nested, in containers, objects and closures.
+
+    Numbers and texts are left out.
+    """
+    if type(thing) in _ATOMS:
+        return
     yield thing
-    seen = set() if seen is None else seen
+    seen = {} if seen is None else seen
     if id(thing) not in seen:
-        seen.add(id(thing))
+        seen[id(thing)] = thing  # it keeps its id
         for one in _parts(thing):
             yield from everything_in(one, seen)
 
@@ -120,10 +122,19 @@ def _is_full(cell: CellType) -> bool:
 
 def _attributes(thing: object) -> dict[str, Any]:
     """Return the attributes of an object itself, also those in slots."""
-    slots = [getattr(kind, "__slots__", ()) for kind in type(thing).__mro__]
-    names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]
+    names = [name for kind in type(thing).__mro__ for name in _slots(kind)]
     held = {name: getattr(thing, name) for name in names if hasattr(thing, name)}
     return {**held, **getattr(thing, "__dict__", {})}
+
+
+def _slots(kind: type) -> list[str]:
+    names = vars(kind).get("__slots__", ())
+    private = f"_{kind.__name__.lstrip('_')}"
+    return [
+        private + name if name.startswith("__") else name
+        for name in ((names,) if isinstance(names, str) else names)
+        if not name.endswith("__")  # those for the dict and for weak references
+    ]
 
 
 def _may_be_written(thing: object) -> bool:

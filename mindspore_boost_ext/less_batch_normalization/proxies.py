@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import inspect
-import numbers
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import BuiltinFunctionType, CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.cells import has_replaced_construct, leaves
+from mindspore_boost_ext.base.cells import exchanged, has_replaced_construct, leaves
 from mindspore_boost_ext.base.order import is_own, names_of
+from mindspore_boost_ext.less_batch_normalization.bytecode import obstacle, written_outside
 from mindspore_boost_ext.less_batch_normalization.copies import Copies, everything_in
 from mindspore_boost_ext.less_batch_normalization.graph import (
-    JOINED,
     OPAQUE,
-    SPLITS,
     Graph,
     Node,
     NotUnderstoodError,
 )
+from mindspore_boost_ext.less_batch_normalization.values import (
+    ONLY_THE_FORM,
+    Recorder,
+    Value,
+    values_in,
+)
 from mindspore_boost_ext.runtime.replaced import is_replacement
 
-_ONLY_THE_FORM = frozenset(("shape", "dtype", "ndim", "size", "rank"))
 _OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))
 
 
@@ -40,7 +41,9 @@ class Tracer:
         self.type_stand_in = _ClassStandIn(self, type)
         # By id: a thing, which keeps its id, and what stands for it. Code compares them.
         self._known: dict[int, tuple[object, object]] = {}
+        self._looked_into: dict[int, object] = {}  # by id
         self._copies = Copies(self.wrap)
+        self._values: list[weakref.ref[Value]] = []
 
     def run(self, root: nn.Cell, tensors: int, options: Mapping[str, bool | None]) -> Graph:
         """Return the graph of a Cell, called with so many tensors.
@@ -52,10 +55,12 @@ class Tracer:
             name: self.record("input") if one is None else one for name, one in options.items()
         }
         result = self.call_cell(root, given, named)
-        # What the code has put into the objects of the script may be used later.
-        found = (one for one in everything_in((result, self._copies.made)) if type(one) is Value)
-        nodes = set(self.graph.nodes)
-        self.graph.outputs = [one.node for one in found if one.node in nodes]
+        del given, named
+        # A proxy that is left is in the result, or the code has put it where it may be used later.
+        found = [*values_in(result), *(one() for one in self._values)]
+        nodes = {one.node: None for one in found if one is not None and not one.node.constant}
+        present = set(self.graph.nodes)
+        self.graph.outputs = [node for node in nodes if node in present]
         return self.graph
 
     def record(
@@ -65,24 +70,25 @@ class Tracer:
         name = name.replace("_", "").lower()
         nodes = tuple(value.node for value in inputs)
         constant = name != "input" and all(node.constant for node in nodes)
-        node = Node(name, nodes, cell, constant or name in _ONLY_THE_FORM)
+        node = Node(name, nodes, cell, constant or name in ONLY_THE_FORM)
         self.graph.nodes.append(node)
-        return Value(self, node)
+        value = Value(self, node)
+        self._values.append(weakref.ref(value))
+        return value
 
     def call_cell(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Trace into a Cell; one that is a leaf, or not understood, becomes a node."""
-        inputs, hooked = _values((args, kwargs)), _compat.has_hooks(cell)
+        inputs, hooked = values_in((args, kwargs)), _compat.has_hooks(cell)
         if _is_leaf(cell):
             name = OPAQUE if hooked or has_replaced_construct(cell) else type(cell).__name__
             return self.record(getattr(cell, "step_name", name), inputs, cell)
         if hooked:
-            self.graph.failures[cell] = f"{type(cell).__name__} has hooks"
-            return self.record(OPAQUE, inputs, cell)
+            args, kwargs = exchanged((args, kwargs), self._seen_by_hooks)
         mark = len(self.graph.nodes)
         try:
             result = self._construct(cell, args, kwargs)
-            _values(result)  # an iterator raises here
-            return result
+            values_in(result)  # an iterator raises here
+            return exchanged(result, self._seen_by_hooks) if hooked else result
         except Exception as error:  # foreign code meets a proxy: anything may happen
             del self.graph.nodes[mark:]
             why = " ".join(str(error).split())
@@ -91,6 +97,9 @@ class Tracer:
             reason = f"{type(cell).__name__}.construct was not understood: {why}"
             self.graph.failures[cell] = reason[:160]
             return self.record(OPAQUE, inputs, cell)
+
+    def _seen_by_hooks(self, thing: object) -> object:
+        return self.record(OPAQUE, (thing,)) if type(thing) is Value else thing
 
     def _construct(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Run the code of a Cell: that of its class, or what the script has put in its place."""
@@ -108,12 +117,11 @@ class Tracer:
             str(function.__globals__.get("__name__"))
         ):
             function = function.__wrapped__  # ms.jit and the like
-        if obstacle := _obstacle(function.__code__):
-            raise NotUnderstoodError(obstacle)
+        if reason := obstacle(function.__code__):
+            raise NotUnderstoodError(reason)
         known = function.__globals__
-        own = {
-            name: self.wrap(known[name]) for name in names_of(function.__code__) if name in known
-        }
+        names = names_of(function.__code__).intersection(known)
+        own = {name: self._wrap_held(known[name]) for name in names}
         own["__builtins__"] = known.get("__builtins__", __builtins__)
         own.update(type=self.type_stand_in, isinstance=_is_instance, id=_id_of)
         if args and "super" in function.__code__.co_names:
@@ -121,26 +129,42 @@ class Tracer:
             own["super"] = lambda *_: _SuperStandIn(kind["__class__"].cell_contents, args[0])
         closure = tuple(self._cell(one) for one in function.__closure__ or ()) or None
         copy = FunctionType(function.__code__, own, function.__name__, None, closure)
-        copy.__defaults__ = tuple(map(self.wrap, function.__defaults__ or ()))
+        copy.__defaults__ = tuple(map(self._wrap_held, function.__defaults__ or ()))
         named = function.__kwdefaults__ or {}
-        copy.__kwdefaults__ = {name: self.wrap(one) for name, one in named.items()}
-        return copy(*args, **kwargs)
+        copy.__kwdefaults__ = {name: self._wrap_held(one) for name, one in named.items()}
+        result = copy(*args, **kwargs)
+        _check_written(copy)
+        return result
 
     def _cell(self, cell: CellType) -> CellType:
         """Return a cell of a closure with a proxy for what it holds."""
         try:
-            held = cell.cell_contents
+            return CellType(self._wrap_held(cell.cell_contents))
         except ValueError:  # still empty
             return cell
-        cells = [one for one in leaves(held) if isinstance(one, nn.Cell)]
-        self.graph.fixed.update({id(one): "a function of the script holds it" for one in cells})
-        return CellType(self.wrap(held))
+
+    def _wrap_held(self, thing: Any) -> object:
+        """Return what stands for what the script holds: Cells in it cannot be exchanged."""
+        self.fix(thing)
+        return self.wrap(thing)
+
+    def fix(self, thing: Any, spared: Iterable[object] = ()) -> None:
+        """Note that the Cells in a thing must stay; the network itself holds the spared ones."""
+        if id(thing) in self._looked_into:
+            return
+        self._looked_into[id(thing)] = thing
+        ids = {id(one) for one in spared}
+        cells = (one for one in everything_in(thing) if issubclass(type(one), nn.Cell))
+        why = "an object or a function of the script holds it"
+        self.graph.fixed.update({id(one): why for one in cells if id(one) not in ids})
 
     def wrap(self, thing: Any) -> object:
         """Return what stands for ``thing`` in traced code; the same each time."""
-        if type(thing) in (Value, _CellStandIn, _Recorder):
+        if type(thing) in (Value, _CellStandIn, Recorder):
             return thing
         if isinstance(thing, Tensor):
+            if isinstance(thing, Parameter):
+                self.graph.read.add(id(thing))
             return self.record("constant")
         if id(thing) in self._known:
             return self._known[id(thing)][1]
@@ -155,7 +179,7 @@ class Tracer:
         if isinstance(thing, nn.Cell):
             return _CellStandIn(self, thing)
         if isinstance(thing, ops.Primitive):
-            return _Recorder(self, thing.name)
+            return Recorder(self, thing.name)
         if isinstance(thing, type):
             layer = issubclass(thing, (nn.Cell, ops.Primitive)) and is_own(thing.__module__)
             return _ClassStandIn(self, thing) if layer else thing
@@ -172,134 +196,34 @@ class Tracer:
         module = getattr(thing, "__module__", None) or ""
         if isinstance(thing, (FunctionType, BuiltinFunctionType)):
             if is_replacement(thing):
-                return _Recorder(self, thing.__name__)
+                return Recorder(self, thing.__name__)
             if is_own(module) or is_own(getattr(thing, "__name__", "")):
                 computes = module.startswith(("mindspore.ops", "mindspore.mint", "mindspore._c"))
-                return _Recorder(self, thing.__name__, None if computes else thing)
+                return Recorder(self, thing.__name__, None if computes else thing)
             is_opaque = module.partition(".")[0] in _OPAQUE_MODULES
             if is_opaque or isinstance(thing, BuiltinFunctionType):
                 return thing
             return lambda *args, **kwargs: self.call(thing, args, kwargs)
         if callable(thing) and is_own(type(thing).__module__):
-            return _Recorder(self, getattr(thing, "name", None) or type(thing).__name__)
+            return Recorder(self, getattr(thing, "name", None) or type(thing).__name__)
         return None
 
 
-class Value:
-    """Stands for a tensor: whatever is done with it is recorded."""
-
-    def __init__(self, tracer: Tracer, node: Node) -> None:
-        self.tracer = tracer
-        self.node = node
-
-    __class__ = property(lambda self: Tensor)  # for isinstance
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name in _ONLY_THE_FORM or name == "T":
-            return self.tracer.record(name, (self,))
-        return _Recorder(self.tracer, name, None, self)
-
-    def __bool__(self) -> bool:
-        raise NotUnderstoodError("it branches on the value or shape of a tensor")
-
-    def __hash__(self) -> int:
-        raise NotUnderstoodError("it looks up a tensor or its shape")
-
-    def __iter__(self) -> Iterator[Any]:
-        raise NotUnderstoodError("it unpacks a tensor or its shape")
-
-    def __setitem__(self, key: object, value: object) -> None:
-        raise NotUnderstoodError("it writes into a tensor")
-
-
-@functools.lru_cache(maxsize=1024)
-def _obstacle(code: CodeType) -> str:
-    """Return what in a function's code proxies would get wrong unnoticed; empty if nothing."""
-    steps = list(_instructions(code))
-    if any(one.opname == "STORE_GLOBAL" for _, one in steps):
-        return "it writes into a global name"
-    if any(one.opname == "STORE_DEREF" and one.argval in code.co_freevars for _, one in steps):
-        return "it writes into a name of the function around it"
-    if "dtype" not in names_of(code):
-        return ""
-    if any(one.opname == "CONTAINS_OP" for _, one in steps):
-        return "it looks for a dtype among others"  # theirs answer: False
-    constants = ("LOAD_CONST", "RETURN_CONST")
-    identity = any(one.opname == "IS_OP" and last.opname not in constants for last, one in steps)
-    return "it compares a dtype by 'is'" if identity else ""
-
-
-def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction]]:
-    """Yield each instruction of a function and of the functions in it, with the one before it."""
-    steps = list(dis.get_instructions(code))
-    yield from zip(steps[:1] + steps, steps)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _instructions(constant)
+def _check_written(copy: FunctionType) -> None:
+    """Raise if the copy of a function has put a tensor into a name that the script reads."""
+    names, outer = written_outside(copy.__code__)
+    cells = dict(zip(copy.__code__.co_freevars, copy.__closure__ or ()))
+    held = [copy.__globals__.get(name) for name in names]
+    held += [cells[name].cell_contents for name in outer]
+    if values_in(held):
+        raise NotUnderstoodError("it keeps a tensor in a name outside of its function")
 
 
 def _id_of(thing: object) -> int:
     """Return what ``id`` does; of what a proxy stands for, it would be another."""
-    if type(thing) in (Value, _CellStandIn, _Recorder):
+    if type(thing) in (Value, _CellStandIn, Recorder):
         raise NotUnderstoodError("it asks for the id of a tensor, a layer or an operator")
     return id(thing)
-
-
-def _is_empty(addend: object) -> bool:
-    """Return whether an addend changes nothing: Python's sum begins with 0, a tuple with ()."""
-    if isinstance(addend, numbers.Number):
-        return addend == 0
-    return isinstance(addend, (tuple, list)) and not addend
-
-
-def _are_tuples(one: Value, other: object) -> bool:
-    """Return whether two addends are tuples, such as parts of a split: not added, but joined."""
-    is_tuple = one.node.name in SPLITS
-    if isinstance(other, Value):
-        return is_tuple and other.node.name in SPLITS
-    return isinstance(other, (tuple, list)) and bool(is_tuple or _values(other))
-
-
-def _add_operators() -> None:
-    """Give ``Value`` Python's operators, under the names of MindSpore's."""
-    arithmetic = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-    binary = (*arithmetic, "and", "or", "xor")
-    names = {f"__{prefix}{name}__": name for name in binary for prefix in ("", "r", "i")}
-    single = ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne", "getitem")
-    names.update({f"__{name}__": name for name in single})
-    for special, name in names.items():
-
-        def operator(self: Value, *others: object, _name: str = name) -> Value:
-            if _name == "add":
-                if _is_empty(others[0]):
-                    return self
-                _name = JOINED if _are_tuples(self, others[0]) else _name
-            return self.tracer.record(_name, (self, *_values(others)))
-
-        setattr(Value, special, operator)
-
-
-_add_operators()
-
-
-@dataclass(eq=False, repr=False)
-class _Recorder:
-    """Stands for an operator or a function of MindSpore, or for a method of a tensor."""
-
-    _tracer: Tracer
-    _name: str
-    _real: Callable[..., object] | None = None
-    _owner: Value | None = None
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        values = _values((args, kwargs))
-        if self._real is not None and not values:
-            return self._tracer.wrap(self._real(*args, **kwargs))
-        if self._owner is not None:
-            values = (self._owner, *values)
-        return self._tracer.record(self._name, values)
 
 
 class _ClassStandIn:
@@ -376,6 +300,7 @@ class _CellStandIn:
         if name in _compat.own_parameters(cell):
             tracer.graph.read.add(id(cell))
         held = vars(cell).get(name)
+        tracer.fix(held, leaves(held) if type(held) in (list, tuple, dict) else ())
         if isinstance(held, MethodType) and held.__self__ is cell:
             held = held.__func__
         elif name not in vars(cell):
@@ -425,16 +350,9 @@ class _SuperStandIn:
 
 
 def _listed(result: Any) -> object:
-    """Return the views of a dict, as ``Cell.cells()`` gives them, as a list."""
-    return list(result) if type(result).__name__.endswith(("dict_values", "dict_items")) else result
-
-
-def _values(thing: object) -> tuple[Value, ...]:
-    """Return the proxies for tensors in arguments or results, however nested."""
-    found = tuple(everything_in(thing))
-    if any(issubclass(type(one), Iterator) for one in found):
-        raise NotUnderstoodError("it passes an iterator on")
-    return tuple(one for one in found if type(one) is Value)
+    """Return the Cells that a method of MindSpore's gives one after the other as a list."""
+    is_view = type(result).__name__.endswith(("dict_values", "dict_items"))
+    return list(result) if is_view or isinstance(result, GeneratorType) else result
 
 
 def _is_leaf(cell: nn.Cell) -> bool:

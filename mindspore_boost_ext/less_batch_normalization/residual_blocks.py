@@ -22,6 +22,7 @@ from mindspore_boost_ext.less_batch_normalization.steps import (
 )
 
 IN_BRANCH = "inside a residual branch, before its last BatchNorm"
+OUTSIDE = "not in a residual block"
 LAST = "last BatchNorm of its residual branch"
 LONGEST = 6  # convolutions; each may divide the variance by 6, and BatchNorm adds 1e-5 to it
 
@@ -41,7 +42,7 @@ def classify(graph: Graph) -> dict[Node, Removal]:
     for block in _blocks(graph):
         # An inner block comes before the one around it, and decides on its BatchNorms.
         removals = {**block.removals(removals), **removals}
-    outside = Removal(False, "not in a residual block")
+    outside = Removal(False, OUTSIDE)
     return {**{node: outside for node in graph.nodes if is_batch_norm(node)}, **removals}
 
 

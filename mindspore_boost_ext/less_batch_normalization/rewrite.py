@@ -15,13 +15,14 @@ from mindspore_boost_ext.base.cells import (
     is_a,
     layers_of,
     name_of,
-    parameters_in_lists,
 )
 from mindspore_boost_ext.base.randomness import kept_random_numbers
 from mindspore_boost_ext.config.sections import LessBNConfig
+from mindspore_boost_ext.less_batch_normalization.copies import everything_in
 from mindspore_boost_ext.less_batch_normalization.graph import Graph
 from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, in_place_of
 from mindspore_boost_ext.less_batch_normalization.residual_blocks import (
+    OUTSIDE,
     Removal,
     classify,
     find_classifier,
@@ -154,7 +155,7 @@ class _Plan:
     def norms(self) -> None:
         """Decide on every BatchNorm."""
         removals = _removals(self.graphs)
-        failures = _failures(self.graphs)
+        failures, above = _failures(self.graphs)
         elsewhere = _held_elsewhere(self.network, self.loss_fn)
         elsewhere.update(*(graph.read for graph in self.graphs))
         for cell in layers_of(self.network, (*BATCH_NORMS, RemovedBatchNorm)):
@@ -172,6 +173,8 @@ class _Plan:
             if removal.removable and id(cell) in self.fixed:
                 removal = Removal(False, self.fixed[id(cell)])
             reason = failures.get(id(cell), removal.reason)
+            if reason == OUTSIDE:  # as far as one can tell
+                reason = above.get(id(cell), reason)
             objection = self._objection(name, removal) if removal.removable else reason
             if objection:
                 self.changes.append(Change(name, KEPT, objection))
@@ -249,8 +252,14 @@ def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:
     for cell in cells:
         if not is_a(cell, (*BATCH_NORMS, RemovedBatchNorm)):
             held.update(map(id, _compat.own_parameters(cell).values()))
-            held.update(map(id, parameters_in_lists(cell)))
+            values = [] if _is_ours(cell) else vars(cell).values()
+            things = (one for value in values for one in everything_in(value))
+            held.update(id(one) for one in things if isinstance(one, Parameter))
     return held
+
+
+def _is_ours(cell: nn.Cell) -> bool:
+    return type(cell).__module__.startswith("mindspore_boost_ext.")
 
 
 def less_bn(
@@ -352,10 +361,14 @@ def _removals(graphs: Iterable[Graph]) -> dict[int, Removal]:
     return found
 
 
-def _failures(graphs: Iterable[Graph]) -> dict[int, str]:
-    """Return, for each Cell directly in one that was not understood, why that one was not."""
+def _failures(graphs: Iterable[Graph]) -> tuple[dict[int, str], dict[int, str]]:
+    """Return why code was not understood, for each Cell directly in one with such, and deeper."""
     failures = [one for graph in graphs for one in graph.failures.items()]
-    return {id(cell): reason for failed, reason in failures for cell in failed.cells()}
+    direct = {id(cell): reason for failed, reason in failures for cell in failed.cells()}
+    deeper = {
+        id(cell): reason for failed, reason in failures for _, cell in failed.cells_and_names()
+    }
+    return direct, deeper
 
 
 def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:

@@ -47,6 +47,7 @@ _WORDS = {
     **dict.fromkeys(("interpolate", "upsample", "resizebilinear"), "a resizing of the image"),
     **dict.fromkeys(ADDITIONS, "an addition of a number"),
     "sub": "a subtraction",
+    OPAQUE: "a hook",
 }
 
 
@@ -98,9 +99,9 @@ def words(node: Node) -> str:
         return "a gate" if way else "a product of two values"
     if isinstance(node.cell, BATCH_NORMS) and node.cell.use_batch_statistics is False:
         return "a BatchNorm with fixed statistics"
-    if node.name == OPAQUE and _compat.has_hooks(node.cell):
+    if node.cell is not None and _compat.has_hooks(node.cell):
         return f"the layer {type(node.cell).__name__}, which has hooks,"
-    if node.cell is None or node.name in _WORDS:
+    if node.cell is None or (node.name in _WORDS and node.name != OPAQUE):
         return _WORDS.get(node.name, f"the operation {node.name}")
     return f"the layer {type(node.cell).__name__}"
 

@@ -212,7 +212,7 @@ def patched_norm():
         (AsksTypeItself, "the network's code asks for its class"),
         (Closure, "a function of the script holds it"),
         (ClosureOfMany, "a function of the script holds it"),
-        (Parts, "Parts uses parts of it, but Parts.construct was not understood"),
+        (Parts, "Parts may use parts of it, but Parts.construct was not understood"),
     ],
 )
 @pytest.mark.parametrize("training", [False, True])

@@ -5,18 +5,20 @@ from __future__ import annotations
 import array
 import collections
 import functools
+import threading
 from dataclasses import dataclass
 
 import mindspore as ms
 import pytest
 import residual_nets
 from mindspore import Tensor, nn, ops
+from residual_nets import InHalves as Block
 
 from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
 from mindspore_boost_ext.less_batch_normalization.tracing import trace_both
 
 WIDTH = residual_nets.WIDTH
-GLOBAL_LIST, GLOBAL_DICT = [], {}
+GLOBAL_LIST, GLOBAL_DICT, COUNT, OF_THREAD = [], {}, 0, threading.local()
 
 
 class Kept:
@@ -37,29 +39,6 @@ class Slotted:
 class Output:
     features: Tensor
     result: Tensor
-
-
-class Block(nn.Cell):
-    """conv, BN, activation, conv, BN and a shortcut. Subclasses use what bn1 gives once more."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2 = (nn.Conv2d(WIDTH, WIDTH, 3) for _ in "12")
-        self.bn1, self.bn2 = nn.BatchNorm2d(WIDTH), nn.BatchNorm2d(WIDTH)
-        self.act = nn.ReLU()
-        self.kept, self.slotted, self.entries, self.table = Kept(), Slotted(), [], {}
-        self.queue, self.chosen = collections.deque(), {"bn1": True}
-        self.ids, self.other_act = {id(self.bn1)}, nn.ReLU()
-        self.layers = [self.conv1, self.bn1, self.act]
-
-    def first(self, x):
-        return self.bn1(self.conv1(x))
-
-    def last(self, x, y):
-        return self.act(x + self.bn2(self.conv2(self.act(y))))
-
-    def construct(self, x):
-        return self.last(x, self.first(x))
 
 
 def done(net):
@@ -117,6 +96,38 @@ class StarAfterOne(Block):
 )
 def test_a_use_that_an_optional_argument_brings(kind):
     assert done(kind())["bn1"] == "kept"
+
+
+class Wrapped(nn.Cell):
+    """Takes any number of inputs, as the Cells of mixed precision do."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def construct(self, *inputs):
+        return self.net(*inputs)
+
+
+def test_a_call_that_no_script_can_make_does_not_count():
+    assert done(Wrapped(Block()))["bn1"] == "removed"
+    assert done(ms.amp.auto_mixed_precision(Block(), "O2"))["bn1"] == "removed"
+
+
+class Mixing(Block):
+    """Its addition and its branch are not in one Cell; ``share`` is a number, if it is given."""
+
+    def construct(self, x, share=None):
+        if share is not None:
+            x = x * float(share)
+        return self.last(x, self.first(x))
+
+
+def test_the_reason_names_the_argument_that_is_not_understood():
+    net = Mixing()
+    net.half = nn.SequentialCell(nn.SequentialCell(nn.Conv2d(WIDTH, WIDTH, 3), net.bn1))
+    reasons = [one.reason for one in less_bn(net).changes]
+    assert all(one.startswith("with share given, Mixing.construct was not") for one in reasons)
 
 
 # ---- Features that are put somewhere ----
@@ -177,6 +188,65 @@ def a_nonlocal_name():
     return in_a_nonlocal_name
 
 
+class Store:
+    """Keeps features for all."""
+
+    features, last, entries = {}, None, []
+
+    @classmethod
+    def put(cls, y):
+        cls.features["y"] = y
+
+    def add(self, y):
+        self.entries.append(y)
+
+
+STORE = Store()
+
+
+def by_a_class_method(self, y):
+    Store.put(y)
+
+
+def in_a_dict_of_a_class(self, y):
+    Store.features["z"] = y
+
+
+def in_an_attribute_of_a_class(self, y):
+    Store.last = y
+
+
+def by_a_method(self, y):
+    STORE.add(y)
+
+
+def in_an_attribute_of_a_function(self, y):
+    in_a_list.kept = y
+
+
+def in_a_variable_of_the_thread(self, y):
+    OF_THREAD.features = y
+
+
+OTHERS = [by_a_class_method, in_a_dict_of_a_class, in_an_attribute_of_a_class, by_a_method]
+OTHERS += [in_an_attribute_of_a_function, in_a_variable_of_the_thread]
+
+
+@pytest.mark.parametrize("put", OTHERS, ids=lambda one: one.__name__)
+def test_features_that_the_code_puts_where_the_trace_does_not_look(put):
+    assert done(Putting(put))["bn1"] == "kept"
+
+
+def count(self, y):
+    global COUNT
+    COUNT += 1
+
+
+def test_a_number_in_a_global_name_is_no_feature():
+    assert done(Putting(count))["bn1"] == "removed"
+    assert COUNT == 0
+
+
 PLACES = [in_an_object, in_a_list, in_a_dict, in_a_queue, in_slots, in_a_list_of_the_module]
 PLACES += [in_a_dict_of_the_module, in_a_global_name, in_an_attribute_of_a_dict, in_vars]
 PLACES += [in_a_default, a_nonlocal_name()]
@@ -185,7 +255,8 @@ PLACES += [in_a_default, a_nonlocal_name()]
 class Putting(Block):
     def __init__(self, put):
         super().__init__()
-        self.put = put
+        self.put, self.queue = put, collections.deque()
+        self.kept, self.slotted, self.entries, self.table = Kept(), Slotted(), [], {}
 
     def construct(self, x):
         y = self.first(x)
@@ -223,6 +294,35 @@ class InALambda(Block):
         return ops.ForiLoop()(0, 3, lambda _, z: z + y, self.last(x, y))
 
 
+class InTwoLambdas(Block):
+    def construct(self, x):
+        y = self.first(x)
+        result = self.last(x, y)
+        return result, (lambda: result), (lambda: result), (lambda: y)
+
+
+class InAView(Block):
+    def construct(self, x):
+        y = self.first(x)
+        return {"y": y, "result": self.last(x, y)}.values()
+
+
+class InAViewGivenOn(Block):
+    def construct(self, x):
+        y = self.first(x)
+        return self.sum_of({"y": y, "result": self.last(x, y)}.values())
+
+    def sum_of(self, features):
+        return ops.addn(features)
+
+
+class ByAGivenObject(Block):
+    def construct(self, x, options):
+        y = self.first(x)
+        result = self.last(x, y)
+        return (result, y) if options.mode == "features" else result
+
+
 class InADefault(Block):
     def construct(self, x):
         y = self.first(x)
@@ -239,7 +339,11 @@ def torn(y, _, z):
     return z + y
 
 
-@pytest.mark.parametrize("kind", [InADataclass, InAnIterator, InALambda, InADefault, InAPartial])
+INSIDE = [InADataclass, InAnIterator, InALambda, InADefault, InAPartial]
+INSIDE += [InTwoLambdas, InAView, InAViewGivenOn, ByAGivenObject]
+
+
+@pytest.mark.parametrize("kind", INSIDE)
 def test_features_inside_of_what_is_returned_or_given_on(kind):
     assert done(kind())["bn1"] == "kept"
 
@@ -276,7 +380,7 @@ class Comparing(Block):
 
     def __init__(self, compare):
         super().__init__()
-        self.compare = compare
+        self.compare, self.ids = compare, {id(self.bn1)}
 
     def construct(self, x):
         y, features = x, None
@@ -327,15 +431,38 @@ def test_what_a_hook_on_another_layer_sees(name, kind):
     )
 
 
-def test_a_hook_on_the_block_that_may_change_what_enters():
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "backward_hook"])
+def test_a_hook_on_a_block_sees_what_enters_and_leaves_it_alone(kind):
     net = nn.SequentialCell(Block(), Block())
-    net[1].register_forward_pre_hook(lambda cell, inputs: inputs)
-    assert {
-        one.name: one.reason for one in less_bn(net).changes if "hooks" in one.reason
-    }.keys() == {
-        "1.bn1",
-        "1.bn2",
-    }
+    getattr(net[1], f"register_{kind}")(lambda *_: None)
+    assert all(one.done == "removed" for one in less_bn(net).changes if "bn1" in one.name)
+
+
+class Nested(Block):
+    """Its first half is a Cell of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.half = nn.SequentialCell(self.conv1, self.bn1)
+
+    def first(self, x):
+        return self.half(x)
+
+
+def test_a_hook_on_a_part_of_a_branch():
+    net = Nested()
+    handle = net.half.register_forward_hook(lambda *_: None)
+    assert "a hook inside the branch" in [one.reason for one in less_bn(net).changes]
+    handle.remove()
+    assert "removed" in done(net).values()
+
+
+@pytest.mark.parametrize("name", ["act", "conv2"])
+def test_hooks_that_were_removed_do_not_count(name):
+    net = Block()
+    for kind in ("forward_hook", "forward_pre_hook", "backward_hook"):
+        getattr(getattr(net, name), f"register_{kind}")(lambda *_: None).remove()
+    assert done(net)["bn1"] == "removed"
 
 
 def with_features(net):
@@ -372,82 +499,6 @@ def test_a_construct_around_that_of_the_class():
     block = Block()
     around(block)
     assert done(nn.SequentialCell(block)) == {"bn1": "removed", "bn2": "kept"}
-
-
-# ---- Layers that code finds by other ways than their names ----
-
-
-class Reaching(nn.Cell):
-    """Branches on a shape, so it is not understood; uses bn1 of its block once more."""
-
-    def __init__(self, reach):
-        super().__init__()
-        self.reach, self.block = reach, Block()
-        self.held = [self.block.bn1]
-        self.call = lambda x: self.block.bn1(x)
-
-    def construct(self, x):
-        y = self.block(x)
-        if y.shape[0] > 1:
-            return y
-        return y + self.reach(self, y)
-
-
-def by_a_list(self, y):
-    return self.held[0](y)
-
-
-def by_getattr(self, y):
-    return getattr(self.block, "bn" + str(1))(y)
-
-
-def by_cells(self, y):
-    return list(self.block.cells())[2](y)
-
-
-def by_a_function(self, y):
-    return self.call(y)
-
-
-class ReachingItself(Reaching):
-    def construct(self, x):
-        y = self.block(x)
-        if y.shape[0] > 1:
-            return y
-        for cell in self.block.cells():
-            y = cell(y)
-        return y + getattr(self.block, "bn1")(y)  # noqa: B009
-
-
-def by_a_helper(self, y):
-    return helper(self.block, y)
-
-
-def helper(block, y):
-    return block.bn1(y)
-
-
-@pytest.mark.parametrize("reach", [by_a_helper, by_a_list, by_getattr, by_cells, by_a_function])
-def test_a_cell_that_is_not_understood_reaches_into_its_parts(reach):
-    assert done(Reaching(reach))["bn1"] == "kept"
-    assert done(ReachingItself(reach))["bn1"] == "kept"
-
-
-class Counting(Reaching):
-    """Looks for its layers in a method that no call reaches."""
-
-    def construct(self, x):
-        y = self.block(x)
-        return y if y.shape[0] > 1 else ops.relu(y)
-
-    def count(self):
-        return len(list(self.cells_and_names()))
-
-
-def test_a_method_that_is_never_called_reaches_nothing():
-    net = Counting(None)
-    net.held = net.call = None
-    assert done(net)["bn1"] == "removed"
 
 
 # ---- Numbers that are added ----
