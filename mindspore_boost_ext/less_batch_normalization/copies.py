@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import warnings
@@ -71,19 +72,19 @@ class _Undrawn:
     __iter__ = __next__
 
 
-def everything_in(thing: Any, seen: dict[int, Any] | None = None) -> Iterator[Any]:
+def everything_in(thing: Any) -> Iterator[Any]:
     """Yield a thing and what is in it, however nested, in containers, objects and closures.
 
     Numbers and texts are left out.
     """
-    if type(thing) in _ATOMS:
-        return
-    yield thing
-    seen = {} if seen is None else seen
-    if id(thing) not in seen:
-        seen[id(thing)] = thing  # it keeps its id
-        for one in _parts(thing):
-            yield from everything_in(one, seen)
+    pending, seen = [thing], dict[int, Any]()
+    while pending:
+        one = pending.pop()
+        if type(one) not in _ATOMS:
+            yield one
+            if id(one) not in seen:
+                seen[id(one)] = one  # it keeps its id
+                pending += [*_parts(one)][::-1]
 
 
 def _parts(thing: Any) -> Iterable[Any]:
@@ -124,7 +125,9 @@ def _attributes(thing: object) -> dict[str, Any]:
     """Return the attributes of an object itself, also those in slots."""
     names = [name for kind in type(thing).__mro__ for name in _slots(kind)]
     held = {name: getattr(thing, name) for name in names if hasattr(thing, name)}
-    return {**held, **getattr(thing, "__dict__", {})}
+    with contextlib.suppress(Exception):  # a proxy of another package may raise any
+        held.update(getattr(thing, "__dict__", {}))
+    return held
 
 
 def _slots(kind: type) -> list[str]:

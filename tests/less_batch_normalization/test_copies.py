@@ -7,6 +7,7 @@ import enum
 import itertools
 import logging
 import random
+import weakref
 
 import mindspore as ms
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 import residual_nets
 from mindspore import nn, ops
 
-from mindspore_boost_ext.less_batch_normalization.copies import Copies
+from mindspore_boost_ext.less_batch_normalization.copies import Copies, everything_in
 from mindspore_boost_ext.less_batch_normalization.rewrite import less_bn
 from mindspore_boost_ext.less_batch_normalization.tracing import trace_both
 
@@ -156,6 +157,22 @@ def test_each_object_has_one_copy_also_within_itself():
     assert fresh is not held
     assert fresh.kept[0] is fresh
     assert copies.of(held) is fresh
+
+
+def test_everything_is_found_at_any_depth_and_in_its_order():
+    """A list of 10,000 levels, and one that holds itself."""
+    deep = inner = []
+    for _ in range(10_000):
+        inner.append([])
+        inner = inner[0]
+    inner += [Held, {1: "x", "one": Pair(Colour, enum)}, deep]
+    found = [one for one in everything_in(deep) if not isinstance(one, (list, dict, tuple))]
+    assert found == [Held, Colour, enum]
+
+
+def test_a_proxy_whose_object_is_gone_is_passed_over():
+    gone = weakref.proxy(Held())
+    assert len(list(everything_in([gone]))) == 2
 
 
 class Ending:
