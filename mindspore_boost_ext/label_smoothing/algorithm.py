@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates, seen_in_first_batch
 from mindspore_boost_ext.base.cells import exchange, has_replaced_construct, layers_of
 from mindspore_boost_ext.report import APPLIED, SKIPPED
@@ -51,7 +52,8 @@ class LabelSmoothingAlgorithm(Algorithm):
             self._unfit(
                 step,
                 "needs an nn.SoftmaxCrossEntropyWithLogits, or an nn.CrossEntropyLoss without "
-                "its own label_smoothing, given as the loss_fn, and not held by the network",
+                "its own label_smoothing and without hooks, given as the loss_fn, and not held by "
+                "the network",
             )
 
     def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
@@ -89,10 +91,11 @@ class LabelSmoothingAlgorithm(Algorithm):
 
 
 def _is_known(loss: nn.Cell) -> bool:
-    """Return whether a loss is one of MindSpore's, and not smoothed already."""
+    """Return whether a loss is one of MindSpore's and no more, and not smoothed already."""
     if type(loss) not in (nn.CrossEntropyLoss, nn.SoftmaxCrossEntropyWithLogits):
         return False
-    return not (getattr(loss, "label_smoothing", 0.0) or has_replaced_construct(loss))
+    does_more = has_replaced_construct(loss) or _compat.has_hooks(loss)
+    return not (does_more or getattr(loss, "label_smoothing", 0.0))
 
 
 class _WithGradientOf(nn.Cell):

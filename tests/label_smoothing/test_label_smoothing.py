@@ -189,9 +189,16 @@ def patched():
     return loss
 
 
+def hooked():
+    """A loss that a hook doubles."""
+    loss = nn.CrossEntropyLoss()
+    loss.register_forward_hook(lambda cell, inputs, output: 2 * output)
+    return loss
+
+
 @pytest.mark.parametrize(
     "loss",
-    [Own(), nn.MSELoss(), nn.CrossEntropyLoss(label_smoothing=0.1), patched()],
+    [Own(), nn.MSELoss(), nn.CrossEntropyLoss(label_smoothing=0.1), patched(), hooked()],
     ids=lambda one: one.cls_name,
 )
 def test_an_unknown_loss_is_refused_or_left_alone(loss):
