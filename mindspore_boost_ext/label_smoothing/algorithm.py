@@ -94,8 +94,8 @@ def _is_known(loss: nn.Cell) -> bool:
     """Return whether a loss is one of MindSpore's and no more, and not smoothed already."""
     if type(loss) not in (nn.CrossEntropyLoss, nn.SoftmaxCrossEntropyWithLogits):
         return False
-    does_more = has_replaced_construct(loss) or _compat.has_hooks(loss)
-    return not (does_more or getattr(loss, "label_smoothing", 0.0))
+    smooths = getattr(loss, "label_smoothing", 0.0)
+    return not (smooths or has_replaced_construct(loss) or _compat.has_hooks(loss))
 
 
 class _WithGradientOf(nn.Cell):
