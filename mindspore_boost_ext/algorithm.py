@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mindspore import nn
 
+from mindspore_boost_ext.config.parse import BoostConfig
 from mindspore_boost_ext.report import APPLIED, Report
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from mindspore_boost_ext.boost import AutoBoost
     from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
-    from mindspore_boost_ext.config.parse import BoostConfig
+
+# For annotations: the class is made of parts that import this file.
+StepCell: TypeAlias = "BoostTrainOneStepCell"
 
 
 @dataclass
@@ -92,7 +97,7 @@ class Algorithm:
     def evaluate(self, network: nn.Cell, build: Build) -> None:
         """Change a network for evaluation as the trained one was changed."""
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Put parts into the places of a step.
 
         The places are ``batch_part`` (changes a batch), ``captures_part`` (what to differentiate by
@@ -111,26 +116,26 @@ class Algorithm:
         """
         return {}
 
-    def is_on(self, step: BoostTrainOneStepCell) -> bool:
+    def is_on(self, step: StepCell) -> bool:
         """Return whether the switch is on for a step."""
         return bool(step.auto_boost.boost_config[self.switch])
 
-    def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
+    def observations(self, step: StepCell) -> dict[str, Any]:
         """Return what BoostMonitor shows of the last step: name -> number or bool."""
         return {}
 
-    def updates_made(self, step: BoostTrainOneStepCell) -> int | None:
+    def updates_made(self, step: StepCell) -> int | None:
         """Return after how many updates it ends the training; None if it does not end it.
 
         Called when the step is built, and again on the first batch, which may change the answer.
         """
         return None
 
-    def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
+    def end_of_training(self, step: StepCell) -> Callable[[], bool] | None:
         """Return a function that says after each step whether the training is over, or None."""
         return None
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def check_state(self, step: StepCell, *inputs: object) -> None:
         """Raise a ``ValueError`` if loaded state does not fit the settings.
 
         Called before the first step.
@@ -140,7 +145,7 @@ class Algorithm:
             inputs (tuple(Tensor)): its first batch; empty in sink mode, which shows none.
         """
 
-    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+    def check_length(self, step: StepCell, epochs: int, steps: int) -> None:
         """Warn about settings that have no effect in a training of this length.
 
         Args:
@@ -172,7 +177,7 @@ def deciding(step: nn.Cell) -> Iterator[None]:
         raise
 
 
-def fewest_updates(step: BoostTrainOneStepCell) -> int | None:
+def fewest_updates(step: StepCell) -> int | None:
     """Return the fewest updates after which an algorithm ends the training; None if none does."""
     found = [one.updates_made(step) for one in step.auto_boost.algorithms]
     return min((one for one in found if one is not None), default=None)

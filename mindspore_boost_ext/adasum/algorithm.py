@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 from mindspore import Tensor, nn, ops
 
@@ -13,14 +12,11 @@ from mindspore_boost_ext.adasum.cell import (
     server_reducer,
     unavailable_reason,
 )
-from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.algorithm import Algorithm, StepCell
+from mindspore_boost_ext.config.parse import BoostConfig
 from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.ranks import rank_and_count
 from mindspore_boost_ext.stages.update import Update
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
-    from mindspore_boost_ext.config.parse import BoostConfig
 
 
 class AdaSumUpdate(Update):
@@ -53,7 +49,7 @@ class AdaSumAlgorithm(Algorithm):
         """Return why AdaSum cannot work in this process."""
         return unavailable_reason(config.common.device_number)
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Reduce gradients inside this rank's server only, and combine the steps of servers."""
         if not self.is_on(step):
             return
@@ -73,7 +69,7 @@ class AdaSumAlgorithm(Algorithm):
         adasum = step.adasum = step.update_part.adasum
         report.update(self.switch, APPLIED, adasum.describe(), adasum.counts())
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def check_state(self, step: StepCell, *inputs: object) -> None:
         """Refuse a subclass that updates by itself: its step would never be combined."""
         if step.enable_adasum and step.updates_past("adasum_process"):
             raise ValueError(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.algorithm import StepCell
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, broadcasts_weights
@@ -22,9 +22,6 @@ from mindspore_boost_ext.runtime.ranks import (
     rank_count,
 )
 from mindspore_boost_ext.runtime.watch import watch_ranks
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 # Names of the settings of optimizers; and of MindSpore's own, as in others these may mean anything.
 _SETTINGS = ("learning_rate", "weight_decay", "momentum", "beta1", "beta2", "eps")
@@ -48,7 +45,7 @@ _UPDATES = ("global_step", "state_step", "step_t")  # names in MindSpore's optim
 _SHOWN = 100  # characters of a setting; the rest of a long one is a checksum
 
 
-def watch_or_report(step: BoostTrainOneStepCell) -> None:
+def watch_or_report(step: StepCell) -> None:
     """Watch the other ranks if a step trains with them; if the ranks train apart, report that."""
     if step.reducer_flag:
         watch_ranks()
@@ -83,7 +80,7 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
             watch.meet()
 
 
-def check_same_training_on_ranks(step: BoostTrainOneStepCell, epochs: int, batches: str) -> None:
+def check_same_training_on_ranks(step: StepCell, epochs: int, batches: str) -> None:
     """Raise a ``ValueError`` on every rank if the training's length or start differs."""
     if not step.reducer_flag:
         return

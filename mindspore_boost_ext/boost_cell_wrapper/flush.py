@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from mindspore import Parameter, Tensor, nn
 
+from mindspore_boost_ext.algorithm import StepCell
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.state import connected
 from mindspore_boost_ext.stages.update import Update
 
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
-
-def keep_batch(step: BoostTrainOneStepCell, batch: tuple[Any, ...], outputs: object) -> None:
+def keep_batch(step: StepCell, batch: tuple[Any, ...], outputs: object) -> None:
     """Let a step keep the last batch that was not skipped, if a flush runs the network on it."""
     is_whole = len(step._host_writes.state) > 0  # a variant of a step keeps none
     if not is_whole or step.window_part is None or not step.update_part.takes_inputs:
@@ -47,7 +45,7 @@ class Flush(nn.Cell):
     shape (). Otherwise there are no inputs, and the output is 0.
     """
 
-    def __init__(self, step: BoostTrainOneStepCell) -> None:
+    def __init__(self, step: StepCell) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore as ms
 from mindspore import nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
 from mindspore_boost_ext.base.cells import exchange, has_replaced_construct, layers_of
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.functions import CalledFunctions
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
 from mindspore_boost_ext.report import APPLIED, SKIPPED
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 
 class CheaperOperatorsAlgorithm(Algorithm):
@@ -34,7 +31,7 @@ class CheaperOperatorsAlgorithm(Algorithm):
         build.on_failure(lambda: exchange(network, back))
         build.report.update(self.switch, *_outcome(network, eager))
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Replace those in the Model's loss, too; count all, now that layers have their dtypes."""
         if not self.is_on(step):
             return

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numbers
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.algorithm import Algorithm, StepCell
 from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.centralization import owned_parameters
@@ -17,16 +17,13 @@ from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, INACTIVE
 
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
-
 
 class CompiledStepAlgorithm(Algorithm):
     """A compiled step."""
 
     switch = "compiled_step"
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Let the step, and every variant of it, run as a graph."""
         if not self.is_on(step):
             return
@@ -48,7 +45,7 @@ class StepGraph:
     each pattern of modes and numbers has a function of its own.
     """
 
-    def __init__(self, step: BoostTrainOneStepCell) -> None:
+    def __init__(self, step: StepCell) -> None:
         self.step = step
         self.cells: list[nn.Cell] = []
         self._functions: dict[tuple[Any, ...], Any] = {}
@@ -120,7 +117,7 @@ class _WholeStep(nn.Cell):
     with branches runs in a thread of the backend.
     """
 
-    def __init__(self, step: BoostTrainOneStepCell) -> None:
+    def __init__(self, step: StepCell) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
         self.branches = ms.get_context("device_target") == "CPU"

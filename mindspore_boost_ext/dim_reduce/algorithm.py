@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspore import Tensor, nn
 
-from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.dim_reduce.setup import make_dim_reduce, prepare
 from mindspore_boost_ext.stages.update import Update
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 
 class SubspaceUpdate(Update):
@@ -51,7 +48,7 @@ class DimReduceAlgorithm(Algorithm):
         build.optimizer, reason, counts = prepared
         build.applied(self.switch, reason, counts)
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Let the step search in the subspace, if the optimizer has a basis."""
         if not self.is_on(step):
             return
@@ -68,7 +65,7 @@ class DimReduceAlgorithm(Algorithm):
                 )
             step.weights_clone = step.weights
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def check_state(self, step: StepCell, *inputs: object) -> None:
         """Refuse a loaded state of another basis, and a subclass that updates by itself."""
         if not step.enable_dim_reduce:
             return
@@ -78,6 +75,6 @@ class DimReduceAlgorithm(Algorithm):
                 f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce out"
             )
 
-    def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
+    def observations(self, step: StepCell) -> dict[str, Any]:
         """Return what the search counts."""
         return step.dim_reduce.observations() if step.enable_dim_reduce else {}

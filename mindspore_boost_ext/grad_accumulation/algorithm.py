@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.algorithm import Algorithm, StepCell
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
 from mindspore_boost_ext.stages.gradients import check_dense
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
-
 
 _WEIGHTING = "grad_accumulation.weighting"
 
@@ -21,7 +15,7 @@ class AccumulationAlgorithm(Algorithm):
 
     switch = "grad_accumulation"
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Set up the window."""
         settings = step.auto_boost.config.grad_accumulation
         step.max_accumulation_step = settings.grad_accumulation_step
@@ -36,7 +30,7 @@ class AccumulationAlgorithm(Algorithm):
         )
         step.window_part.drops_on_overflow = settings.on_overflow == "drop_window"
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def check_state(self, step: StepCell, *inputs: object) -> None:
         """Refuse inputs without samples to count, and a window filled with the other weighting."""
         if step.window_part is None or not step.use_grad_accumulation:
             return
@@ -52,7 +46,7 @@ class AccumulationAlgorithm(Algorithm):
             if step.restored_settings.get(_WEIGHTING) != now.get(_WEIGHTING):
                 step.window_part.check_weighting(step.window_part.weight_of(*inputs))
 
-    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+    def check_length(self, step: StepCell, epochs: int, steps: int) -> None:
         """Warn when an epoch, or the whole training, ends before a window is full."""
         if epochs > 0 and step.window_part is not None and step.use_grad_accumulation:
             step.window_part.expect_training(epochs, steps)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspore import nn
 
-from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
 from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
 from mindspore_boost_ext.grad_freeze.freezing import GradientFreeze, ScheduledSteps, frozen_cells
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.runtime.eval_copy import eval_copy
 from mindspore_boost_ext.stages.choice import StepChoice
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 
 class FreezeAlgorithm(Algorithm):
@@ -36,7 +33,7 @@ class FreezeAlgorithm(Algorithm):
         freezing = GradientFreeze(**settings)
         build.network, build.optimizer = freezing.freeze_generate(build.network, build.optimizer)
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Make a step for each group, among which the schedule chooses."""
         if not isinstance(step.optimizer, FreezeOpt):
             if self.has_built:
@@ -61,16 +58,14 @@ class FreezeAlgorithm(Algorithm):
         if not step.reaches("gradient_freeze_process", "choice_part", "freeze_nets"):
             step.leave_out(self.switch, self.switch, "gradient_freeze_process")
 
-    def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
+    def _choice(self, step: StepCell) -> StepChoice:
         """Return the steps of the groups; equal groups share one."""
         make = functools.partial(self._of_group, step)
         step.freeze_nets = step.optimizer.steps_of_groups(make)
         return ScheduledSteps(step.freeze_nets, step.optimizer)
 
     @staticmethod
-    def _of_group(
-        step: BoostTrainOneStepCell, optimizer: nn.Cell, positions: tuple[int, ...]
-    ) -> nn.Cell:
+    def _of_group(step: StepCell, optimizer: nn.Cell, positions: tuple[int, ...]) -> nn.Cell:
         variant = step.restricted(optimizer, positions)
         variant.freeze = False
         if step.auto_boost.config.grad_freeze.eval_frozen:
@@ -82,14 +77,14 @@ class FreezeAlgorithm(Algorithm):
             variant.network = eval_copy(step.network, frozen, kept).set_grad()
         return variant
 
-    def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
+    def observations(self, step: StepCell) -> dict[str, Any]:
         """Return the present group if the schedule is adaptive."""
         optimizer = step.optimizer
         if not isinstance(optimizer, AdaptiveFreezeOpt):
             return {}
         return {"grad_freeze_group": optimizer.present_group(int(optimizer.position.asnumpy()))}
 
-    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+    def check_length(self, step: StepCell, epochs: int, steps: int) -> None:
         """Warn when the training ends before the schedule freezes anything."""
         if step.freeze and epochs > 0:
             step.optimizer.expect_updates(step.updates_in(epochs * steps))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.algorithm import Algorithm
+from mindspore_boost_ext.algorithm import Algorithm, StepCell
 from mindspore_boost_ext.base.order import in_order_of_construct, is_own
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
@@ -16,7 +16,6 @@ from mindspore_boost_ext.report import warn
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost import AutoBoost
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 _NAMED = 3  # weights in a warning
 
@@ -48,7 +47,7 @@ class GroupedScaleAlgorithm(Algorithm):
                 f"{remedy}"
             )
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def check_state(self, step: StepCell, *inputs: object) -> None:
         """Warn of weights whose uses may stand in different groups, of which each has one."""
         manager = getattr(step, "loss_scaling_manager", None)
         if not isinstance(manager, GroupLossScaleManager) or len(manager.loss_scale_groups) < 2:

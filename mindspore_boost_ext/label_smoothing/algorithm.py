@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.algorithm import Algorithm, Build, fewest_updates, seen_in_first_batch
+from mindspore_boost_ext.algorithm import (
+    Algorithm,
+    Build,
+    StepCell,
+    fewest_updates,
+    seen_in_first_batch,
+)
 from mindspore_boost_ext.base.cells import exchange, has_replaced_construct, layers_of
 from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 SKIP, SHORTER = "skip", "shorter"
 
@@ -31,7 +34,7 @@ class LabelSmoothingAlgorithm(Algorithm):
         """Keep the network: losses that it holds are not smoothed."""
         self.network = build.network
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Put a smoothed loss between the user's network and the user's loss."""
         if not self.is_on(step):
             return
@@ -56,7 +59,7 @@ class LabelSmoothingAlgorithm(Algorithm):
                 "the network",
             )
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def check_state(self, step: StepCell, *inputs: object) -> None:
         """Refuse or skip labels that are not one class per sample, as those of a language model."""
         losses = layers_of(step.network, (SmoothedLoss,)) if self.is_on(step) else []
         if not (losses and inputs):
@@ -73,7 +76,7 @@ class LabelSmoothingAlgorithm(Algorithm):
             self._unfit(step, reason)
             losses[0].share = 0.0
 
-    def _idle(self, step: BoostTrainOneStepCell) -> str:
+    def _idle(self, step: StepCell) -> str:
         """Return why the training needs no smoothing; empty if it is wanted."""
         when = step.auto_boost.config.label_smoothing.when
         if when != SHORTER or fewest_updates(step) is not None:
@@ -83,7 +86,7 @@ class LabelSmoothingAlgorithm(Algorithm):
             "is not shortened"
         )
 
-    def _unfit(self, step: BoostTrainOneStepCell, reason: str) -> None:
+    def _unfit(self, step: StepCell, reason: str) -> None:
         if step.auto_boost.config.label_smoothing.if_unfit != SKIP:
             remedy = "leave label_smoothing out, or set if_unfit to 'skip'"
             raise ValueError(f"label_smoothing {reason}: {remedy}")

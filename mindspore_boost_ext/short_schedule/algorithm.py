@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.algorithm import Algorithm, seen_in_first_batch
+from mindspore_boost_ext.algorithm import Algorithm, StepCell, seen_in_first_batch
 from mindspore_boost_ext.base.arguments import class_name, innermost
 from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.mapping import call
@@ -20,9 +20,6 @@ from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample, ro
 from mindspore_boost_ext.stages.parts import PartByPart, part_of
 from mindspore_boost_ext.stages.trial import mixes_samples, on_trial
 from mindspore_boost_ext.stages.update import Update, UpdateAround
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 REFUSE, SKIP = "refuse", "skip"
 # Their updates use the optimizer's step count for more than learning rates.
@@ -40,7 +37,7 @@ class ShortScheduleAlgorithm(Algorithm):
     def __init__(self) -> None:
         self.other_length = HeldWarning()
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Let each update advance the optimizer's schedule by more than one step."""
         if not self.is_on(step):
             return
@@ -62,7 +59,7 @@ class ShortScheduleAlgorithm(Algorithm):
             step.choose_first(self._choice)
         self._show(step)
 
-    def _parts(self, step: BoostTrainOneStepCell) -> int:
+    def _parts(self, step: StepCell) -> int:
         """Return into how many parts batches can be cut."""
         reason, parts = "", int(self.settings.parts)
         if step.window_part is not None:
@@ -76,15 +73,15 @@ class ShortScheduleAlgorithm(Algorithm):
         return 1 if reason else parts
 
     @staticmethod
-    def _choice(step: BoostTrainOneStepCell) -> PartByPart:
+    def _choice(step: StepCell) -> PartByPart:
         """Return the step that runs on the parts of a batch one after the other."""
         everything = tuple(range(len(step.weights)))
         return PartByPart(step.restricted(step.optimizer, everything), step.updates_per_batch)
 
-    def _updates(self, step: BoostTrainOneStepCell) -> int:
+    def _updates(self, step: StepCell) -> int:
         return int(self.settings.batches(step.updates_per_batch)) * step.updates_per_batch
 
-    def _show(self, step: BoostTrainOneStepCell, why_whole: str = "") -> None:
+    def _show(self, step: StepCell, why_whole: str = "") -> None:
         updates, parts, counts = self._updates(step), step.updates_per_batch, {}
         length = f"{updates}"
         if parts < self.settings.parts and self.settings.whole_share is not None:
@@ -94,7 +91,7 @@ class ShortScheduleAlgorithm(Algorithm):
         reason = f"the schedule of {self.settings.total_steps} updates in {length}{why_whole}"
         step.report().update(self.switch, APPLIED, reason, {"updates": updates, **counts})
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def check_state(self, step: StepCell, *inputs: object) -> None:
         """Check the first axis; in a recipe, skip language models, leave small batches whole."""
         if not self._is_applied(step) or not inputs:
             return
@@ -118,7 +115,7 @@ class ShortScheduleAlgorithm(Algorithm):
         else:
             self.other_length.release()
 
-    def _seen(self, step: BoostTrainOneStepCell, *inputs: object) -> tuple[str, str | None]:
+    def _seen(self, step: StepCell, *inputs: object) -> tuple[str, str | None]:
         """Return why the schedule stays, and why batches stay whole; a restored file decides first.
 
         The first is empty if the schedule gets shorter; the second is as from :func:`_why_whole`.
@@ -133,14 +130,14 @@ class ShortScheduleAlgorithm(Algorithm):
         seen[self.switch] = [reason, why_whole]
         return reason, why_whole
 
-    def _why_left_alone(self, step: BoostTrainOneStepCell, *inputs: object) -> str:
+    def _why_left_alone(self, step: StepCell, *inputs: object) -> str:
         if layers_of(step, (FasterSchedule,))[0].is_left_alone():
             return "keeps its whole length, as in the run that this one continues"
         if self.settings.if_unfit != SKIP:
             return ""
         return no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
 
-    def _check_first_axis(self, step: BoostTrainOneStepCell, first: object) -> None:
+    def _check_first_axis(self, step: StepCell, first: object) -> None:
         parts, samples = step.updates_per_batch, _samples(first)
         if parts > 1 and not samples:
             raise ValueError(
@@ -154,7 +151,7 @@ class ShortScheduleAlgorithm(Algorithm):
                 f"for each part, got {samples}: give fewer parts, or larger batches"
             )
 
-    def _leave_whole(self, step: BoostTrainOneStepCell, why: str) -> None:
+    def _leave_whole(self, step: StepCell, why: str) -> None:
         """Cut no batches."""
         step.updates_per_batch = 1
         for part in layers_of(step, (PartByPart,)):
@@ -163,7 +160,7 @@ class ShortScheduleAlgorithm(Algorithm):
             each.go_through_in(self._updates(step))
         self._show(step, why)
 
-    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+    def check_length(self, step: StepCell, epochs: int, steps: int) -> None:
         """Warn when the training is longer or shorter than ``total_steps`` says."""
         if not self._is_applied(step) or epochs <= 0:
             return
@@ -192,14 +189,14 @@ class ShortScheduleAlgorithm(Algorithm):
                 "unless further calls continue it"
             )
 
-    def _is_applied(self, step: BoostTrainOneStepCell) -> bool:
+    def _is_applied(self, step: StepCell) -> bool:
         return self.is_on(step) and step.report()[self.switch].status == APPLIED
 
-    def updates_made(self, step: BoostTrainOneStepCell) -> int | None:
+    def updates_made(self, step: StepCell) -> int | None:
         """Return how many updates the shorter training makes."""
         return self._updates(step) if self._is_applied(step) else None
 
-    def end_of_training(self, step: BoostTrainOneStepCell) -> Callable[[], bool] | None:
+    def end_of_training(self, step: StepCell) -> Callable[[], bool] | None:
         """Return a function that tells whether the schedule has ended."""
         if not self._is_applied(step):
             return None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.algorithm import Algorithm, fewest_updates, seen_in_first_batch
+from mindspore_boost_ext.algorithm import Algorithm, StepCell, fewest_updates, seen_in_first_batch
 from mindspore_boost_ext.base.cells import declared_shapes, is_open, layers_of
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
@@ -17,9 +17,6 @@ from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import CountedUpdate, PhaseChooser, chooser_of, first_updates
 from mindspore_boost_ext.stages.trial import Outcome, Run, on_trial
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 
 SKIP = "skip"
 
@@ -46,7 +43,7 @@ class GrowingInputs(Algorithm):
         It may call ``run``, which runs the network on a batch in evaluation mode.
         """
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Make a step for each size; the count of updates chooses among them."""
         if not self.is_on(step):
             return
@@ -65,16 +62,16 @@ class GrowingInputs(Algorithm):
         step.update_part = CountedUpdate(step.update_part, PhaseChooser(self.switch, firsts))
         step.choose_last(self._choice)
 
-    def _updates(self, step: BoostTrainOneStepCell) -> int:
+    def _updates(self, step: StepCell) -> int:
         """Return the number of updates that phases are shares of: all that the training makes."""
         total, made = int(self.settings.total_steps), fewest_updates(step)
         return total if made is None else min(total * step.updates_per_batch, made)
 
-    def _firsts(self, step: BoostTrainOneStepCell) -> tuple[int, ...]:
+    def _firsts(self, step: StepCell) -> tuple[int, ...]:
         shares = [share for share, _ in self.settings.phases]
         return first_updates(shares, self._updates(step))
 
-    def _show(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
+    def _show(self, step: StepCell, firsts: Sequence[int]) -> None:
         words = [
             f"scale {scale:g} until update {end}"
             for (_, scale), begin, end in zip(self.settings.phases, firsts, firsts[1:])
@@ -88,7 +85,7 @@ class GrowingInputs(Algorithm):
             reason += "; in sink mode full size from the first update on"
         return step.report().update(self.switch, APPLIED, reason, {"sizes": len(words) + 1})
 
-    def _begin_at(self, step: BoostTrainOneStepCell, firsts: Sequence[int]) -> None:
+    def _begin_at(self, step: StepCell, firsts: Sequence[int]) -> None:
         """Change the updates at which phases begin, in every variant of the step."""
         chooser = chooser_of(step.update_part, self.switch)
         chooser.begin_at(firsts)
@@ -96,7 +93,7 @@ class GrowingInputs(Algorithm):
             if choice.chooser is chooser:
                 choice.takes_last = False
 
-    def _choice(self, step: BoostTrainOneStepCell) -> StepChoice:
+    def _choice(self, step: StepCell) -> StepChoice:
         """Return a step for each size; the last one leaves the inputs as they are."""
         everything = tuple(range(len(step.weights)))
         scales = [scale for _, scale in self.settings.phases]
@@ -109,7 +106,7 @@ class GrowingInputs(Algorithm):
         choice.takes_last = self._unseen
         return choice
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def check_state(self, step: StepCell, *inputs: object) -> None:
         """Try every size on the first batch; refuse a failing network, or leave it at full size."""
         if not (self.is_on(step) and inputs):
             return
@@ -132,7 +129,7 @@ class GrowingInputs(Algorithm):
         self._show(step, firsts)
         self.too_short.release()
 
-    def _seen_in(self, step: BoostTrainOneStepCell, *inputs: object) -> tuple[str, list[int]]:
+    def _seen_in(self, step: StepCell, *inputs: object) -> tuple[str, list[int]]:
         """Return why the network stays at full size, or an empty text; and where phases begin."""
         reason = self._unfit(step, *inputs)
         if reason:
@@ -140,7 +137,7 @@ class GrowingInputs(Algorithm):
         # Computed anew: the batch shows the sizes, and may have shown that no update is saved.
         return "", _merged(self._firsts(step), self._sizes(*inputs))
 
-    def _unfit(self, step: BoostTrainOneStepCell, *inputs: object) -> str:
+    def _unfit(self, step: StepCell, *inputs: object) -> str:
         """Return why a network stays at full size, or raise that if ``if_unfit`` is not "skip"."""
         try:
             self.check_inputs(*inputs)
@@ -169,7 +166,7 @@ class GrowingInputs(Algorithm):
                     f"{self.switch} out, or set its method to 'truncate'"
                 )
 
-    def _check_declared(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def _check_declared(self, step: StepCell, *inputs: object) -> None:
         """Raise a ``ValueError`` if a graph does not know the sizes that are made smaller."""
         shapes = [] if step.runs_eagerly() else declared_shapes(step)
         *small, full = self._sizes(*inputs) if shapes else [[]]
@@ -219,7 +216,7 @@ class GrowingInputs(Algorithm):
                 f"{self.switch}.phases or {self.switch}.multiple that fit it"
             ) from cause
 
-    def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
+    def observations(self, step: StepCell) -> dict[str, Any]:
         """Return the scale of the next step."""
         if not self.is_on(step):
             return {}
@@ -227,7 +224,7 @@ class GrowingInputs(Algorithm):
         phase = chooser_of(step.update_part, self.switch).now()
         return {f"{self.switch}_scale": (*scales, 1.0)[phase]}
 
-    def check_length(self, step: BoostTrainOneStepCell, epochs: int, steps: int) -> None:
+    def check_length(self, step: StepCell, epochs: int, steps: int) -> None:
         """Warn when the training ends before inputs have their full size."""
         if not self.is_on(step) or epochs <= 0:
             return

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
 from mindspore_boost_ext.base.cells import declared_shapes, is_open
 from mindspore_boost_ext.base.mapping import Tensors
 from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.stages.choice import Chooser, StepChoice
 from mindspore_boost_ext.thor.optimizer import NO_LAYER, THOR, thor_of
 from mindspore_boost_ext.thor.switch import thor_in_place_of
-
-if TYPE_CHECKING:
-    from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
-
 
 ORDINARY, CAPTURING = 0, 1  # the variants of the step
 
@@ -114,7 +110,7 @@ class ThorAlgorithm(Algorithm):
         build.optimizer, reason = found
         build.applied(self.switch, reason)
 
-    def join(self, step: BoostTrainOneStepCell) -> None:
+    def join(self, step: StepCell) -> None:
         """Let the step capture factors when a refresh is due."""
         thor, report = thor_of(step.optimizer), step.report()
         if thor is None:
@@ -139,7 +135,7 @@ class ThorAlgorithm(Algorithm):
             step.choose_last(self._choice)
 
     @staticmethod
-    def _choice(step: BoostTrainOneStepCell) -> StepChoice:
+    def _choice(step: StepCell) -> StepChoice:
         """Return an ordinary step and one that captures."""
         thor = step.captures_part.thor
         if step.reducer_flag:
@@ -151,7 +147,7 @@ class ThorAlgorithm(Algorithm):
         chooser = RefreshChooser(thor, step.report(), step.window_part)
         return StepChoice((ordinary, capturing), chooser, ("ordinary", "refresh of THOR"))
 
-    def check_state(self, step: BoostTrainOneStepCell, *inputs: object) -> None:
+    def check_state(self, step: StepCell, *inputs: object) -> None:
         """Refuse a first input whose number of samples ``set_inputs`` leaves open in a graph."""
         shapes = [] if step.runs_eagerly() else declared_shapes(step)
         if step.captures_part is not None and shapes and is_open(shapes[0], slice(1)):
@@ -160,7 +156,7 @@ class ThorAlgorithm(Algorithm):
                 f"set_inputs leaves it open ({shapes[0]}): give it, or use another optimizer"
             )
 
-    def observations(self, step: BoostTrainOneStepCell) -> dict[str, Any]:
+    def observations(self, step: StepCell) -> dict[str, Any]:
         """Return what THOR counts."""
         thor = thor_of(step.optimizer)
         return {} if thor is None else thor.observations()
