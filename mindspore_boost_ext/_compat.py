@@ -11,10 +11,11 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.amp import LossScaleManager
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
 from mindspore.nn.layer import rnns
 from mindspore.rewrite.common import namespace
@@ -31,9 +32,6 @@ try:
 except ImportError:  # before 2.10
     from mindspore._extends.parse.resources import convert_object_map as IN_GRAPHS  # noqa: F401
     from mindspore.common.jit_context import jit_context
-
-if TYPE_CHECKING:
-    from mindspore.amp import LossScaleManager
 
 _Named = TypeVar("_Named")
 # The two methods in which ms.Model builds what it trains, in the order of their calls.

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore as ms
 from mindspore import nn
+from mindspore.amp import LossScaleManager
 
 from mindspore_boost_ext._compat import built_in_thor
 from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import integer, optional
 from mindspore_boost_ext.integration.model import BoostModel
-from mindspore_boost_ext.thor.optimizer import THOR as THOR
 from mindspore_boost_ext.thor.optimizer import thor_of
-
-if TYPE_CHECKING:
-    from mindspore.amp import LossScaleManager
 
 
 class ConvertModelUtils:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, nn
+from mindspore.amp import LossScaleManager
+from mindspore.dataset import Dataset
 from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext import _compat
@@ -24,10 +26,6 @@ from mindspore_boost_ext.integration.model import (
     expect_training,
 )
 from mindspore_boost_ext.report import NoEffectWarning, Report, warn
-
-if TYPE_CHECKING:
-    from mindspore.amp import LossScaleManager
-    from mindspore.dataset import Dataset
 
 _FLOATS = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
 _NOT_CALLED = (

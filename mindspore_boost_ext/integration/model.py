@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore as ms
 from mindspore import nn
+from mindspore.amp import LossScaleManager
+from mindspore.dataset import Dataset
 from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext import _compat
@@ -54,10 +56,6 @@ from mindspore_boost_ext.runtime.threads import (
 )
 from mindspore_boost_ext.stages.loss_scale import SECTION
 from mindspore_boost_ext.thor.optimizer import thor_of
-
-if TYPE_CHECKING:
-    from mindspore.amp import LossScaleManager
-    from mindspore.dataset import Dataset
 
 
 def make_step_cell(

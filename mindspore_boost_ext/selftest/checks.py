@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.amp import LossScaleManager
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.adasum import cell
@@ -35,9 +36,6 @@ from mindspore_boost_ext.stages.overflow import (
     OverflowDetector,
     choose_detector,
 )
-
-if TYPE_CHECKING:
-    from mindspore.amp import LossScaleManager
 
 STEPS = 4
 _OVERFLOWS = 2  # the batch whose labels hold inf, from 0
