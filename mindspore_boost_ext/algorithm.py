@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mindspore import nn
 
 from mindspore_boost_ext.config.parse import BoostConfig
-from mindspore_boost_ext.report import APPLIED, Report
+from mindspore_boost_ext.report import Report
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -49,12 +49,6 @@ class Build:
     def on_failure(self, undo: Callable[[], None]) -> None:
         """Let ``undo`` run if the construction fails."""
         self.undoable.append(undo)
-
-    def applied(
-        self, switch: str, reason: str = "", counts: Mapping[str, int] | None = None
-    ) -> None:
-        """Put an algorithm into the report as applied."""
-        self.report.update(switch, APPLIED, reason, counts)
 
 
 class Algorithm:

@@ -9,6 +9,7 @@ from mindspore import Tensor, nn
 from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.dim_reduce.setup import make_dim_reduce, prepare
+from mindspore_boost_ext.report import APPLIED
 from mindspore_boost_ext.stages.update import Update
 
 
@@ -46,7 +47,7 @@ class DimReduceAlgorithm(Algorithm):
         """Read or make the basis, and attach it to the optimizer."""
         prepared = prepare(build.network, build.optimizer, build.config.dim_reduce)
         build.optimizer, reason, counts = prepared
-        build.applied(self.switch, reason, counts)
+        build.report.update(self.switch, APPLIED, reason, counts)
 
     def join(self, step: StepCell) -> None:
         """Let the step search in the subspace, if the optimizer has a basis."""

@@ -89,8 +89,7 @@ class RefreshChooser(Chooser):
             self.thor.taps.attach()
             yield
             self.thor.warn_of_troubles()
-            for row in self.thor.rows():
-                self.report.put(row)
+            self.report.put(*self.thor.rows())
             return
         self.thor.taps.detach()
         try:
@@ -108,7 +107,7 @@ class ThorAlgorithm(Algorithm):
         """Put THOR in the place of the optimizer."""
         found = thor_in_place_of(build.optimizer, build.network, build.config.thor)
         build.optimizer, reason = found
-        build.applied(self.switch, reason)
+        build.report.update(self.switch, APPLIED, reason)
 
     def join(self, step: StepCell) -> None:
         """Let the step capture factors when a refresh is due."""
@@ -120,9 +119,7 @@ class ThorAlgorithm(Algorithm):
         asked_by, reason = (row.asked_by, row.reason) if applied else ("the optimizer is THOR", "")
         if not thor.factors:
             reason = "; ".join(filter(None, (reason, NO_LAYER)))
-        report.put(Row(self.switch, asked_by, APPLIED, reason, thor.counts()))
-        for row in thor.rows():
-            report.put(row)
+        report.put(Row(self.switch, asked_by, APPLIED, reason, thor.counts()), *thor.rows())
         if thor.factors:
             if not step.runs_our_construct():
                 raise ValueError(

@@ -329,8 +329,7 @@ class THOR(nn.Optimizer):
     def report(self) -> Report:
         """Return a table: each parameter, how its gradient is treated, and the memory for it."""
         report = Report("THOR: how each parameter is preconditioned")
-        for row in self.rows():
-            report.put(row)
+        report.put(*self.rows())
         return report
 
     def rows(self) -> list[Row]:
