@@ -70,11 +70,9 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
         _warn_of_training_apart()
     if step not in _COMPARED:
         boost = getattr(step, "auto_boost", None) or AutoBoost()
-        check_equal_on_ranks(
-            {**_levels(boost), **boost.settings_in_force(), **_parts(step), **_shapes(step)},
-            "the training step",
-            _SAME_STEP,
-        )
+        levels = {"boost_level": boost.config.level, "boost.mode": boost.config.mode}
+        facts = {**levels, **boost.settings_in_force(), **_parts(step), **_shapes(step)}
+        check_equal_on_ranks(facts, "the training step", _SAME_STEP)
         _COMPARED.add(step)
         if (watch := watch_ranks()) is not None:
             watch.meet()
@@ -152,10 +150,6 @@ def _warn_of_unequal_values(step: nn.TrainOneStepCell) -> None:
             "the state of the optimizer is not the same on all ranks, so their weights may drift "
             f"apart: {'; '.join(unequal)}. Load the same checkpoint into the step on every rank"
         )
-
-
-def _levels(boost: AutoBoost) -> dict[str, str]:
-    return {"boost_level": boost.config.level, "boost.mode": boost.config.mode}
 
 
 def _parts(step: nn.TrainOneStepCell) -> dict[str, str]:
