@@ -66,16 +66,13 @@ def warn(
 
 def _levels_to_user_code() -> int:
     """Return how many frames above ``warn`` the first one outside this package and MindSpore is."""
-    frame, level = sys._getframe(2), 2
-    while frame.f_back is not None and _is_machinery(frame.f_code.co_filename):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def _is_machinery(filename: str) -> bool:
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep
     theirs = getattr(sys.modules.get("mindspore"), "__file__", None) or own
-    return filename.startswith((own, "<", os.path.dirname(theirs) + os.sep))
+    machinery = (own, "<", os.path.dirname(theirs) + os.sep)
+    frame, level = sys._getframe(2), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(machinery):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 @dataclass(frozen=True)
