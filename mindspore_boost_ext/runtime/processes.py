@@ -81,7 +81,8 @@ def ranks_beside(parent: int) -> dict[int, int]:
             # A rank has a session of its own; the "tail" that shows its log has none.
             is_rank = int(stat[_PARENT]) == parent and int(stat[_SESSION]) == pid
             if is_rank and pid != os.getpid():
-                variables = _environment(folder)
+                text = (folder / "environ").read_text(encoding="utf-8", errors="replace")
+                variables = dict(one.split("=", 1) for one in text.split("\0") if "=" in one)
                 rank = variables.get("MS_NODE_ID")
                 if rank and variables.get("MS_ROLE") == "MS_WORKER":
                     found[int(rank)] = pid
@@ -112,9 +113,3 @@ def stat_of(pid: int) -> list[str]:
     """Return the words of ``/proc/PID/stat`` behind the name; ``OSError`` without the process."""
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return text.rpartition(")")[2].split()
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    """Return the environment with which a process was started."""
-    text = (folder / "environ").read_text(encoding="utf-8", errors="replace")
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
