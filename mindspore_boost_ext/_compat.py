@@ -14,12 +14,15 @@ from types import MethodType, ModuleType
 from typing import Any, TypeVar
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, _c_expression, nn, ops
 from mindspore.amp import LossScaleManager
 from mindspore.common.sparse_tensor import RowTensorInner as RowTensor  # noqa: F401  (used by gradients)
+from mindspore.communication import _comm_helper
 from mindspore.nn.layer import rnns
+from mindspore.ops.operations import array_ops, math_ops, nn_ops
 from mindspore.rewrite.common import namespace
 from mindspore.rewrite.parsers.assign_parser import AssignParser
+from mindspore.run_check import _check_version
 from mindspore.train.callback import _CallbackManager as CallbackManager  # noqa: F401
 from mindspore.train.callback import _InternalCallbackParam as CallbackParameters  # noqa: F401
 from mindspore.train.train_thor.convert_utils import (
@@ -115,32 +118,24 @@ def built_in_thor(optimizer: nn.Cell) -> nn.Cell | None:
 
 def ascend_soc() -> str:
     """Return MindSpore's name for the Ascend chip, such as ``"ascend910b"``; empty without one."""
-    from mindspore._c_expression import MSContext
-
-    return str(MSContext.get_instance().get_ascend_soc_version())
+    return str(_c_expression.MSContext.get_instance().get_ascend_soc_version())
 
 
 def has_all_finite_package() -> bool:
     """Return whether the package that carries AllFinite is there and fits the installed CANN."""
-    from mindspore.run_check._check_version import AscendEnvChecker
-
     try:
-        return bool(AscendEnvChecker(None).check_custom_version())
+        return bool(_check_version.AscendEnvChecker(None).check_custom_version())
     except OSError:
         return False
 
 
 def float_status_register() -> tuple[Any, Any]:
     """Return the operators that read and that clear the float-status register of Ascend."""
-    from mindspore.ops.operations import math_ops
-
     return math_ops.NPUGetFloatStatusV2(), math_ops.NPUClearFloatStatusV2()
 
 
 def all_finite_operator() -> ops.Primitive:
     """Return AllFinite: one kernel for a tuple of tensors, True when something is NOT finite."""
-    from mindspore.ops.operations import nn_ops
-
     return nn_ops.AllFinite()
 
 
@@ -154,8 +149,6 @@ def im2col(
     kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
 ) -> ops.Primitive:
     """Return the operator behind ``ops.unfold``: [N, C, H, W] -> [N, C, kernel, positions]."""
-    from mindspore.ops.operations import array_ops
-
     return array_ops.Im2Col(list(kernel), list(stride), list(dilation), 0)
 
 
@@ -396,8 +389,6 @@ def differentiated_functions() -> dict[str, str]:
 
 def make_group(name: str, ranks: tuple[int, ...]) -> None:
     """Create a communication group unless this process has it already."""
-    from mindspore.communication import _comm_helper
-
     if name not in _comm_helper._ExistingGroup.ITEMS:
         ms.communication.create_group(name, list(ranks))
 
@@ -414,22 +405,17 @@ ONEDNN_LACKS_AVX512 = VERSION in ((2, 9), (2, 10))
 
 def no_cpu_training(may_change: bool) -> str:
     """Return why training is not on CPU, or may change from CPU; empty if it stays there."""
-    from mindspore._c_expression import MSContext
-
     target = ms.get_context("device_target")
     if target != "CPU":
         return f"the device is {target}"
-    others = [
-        one for one in ("Ascend", "GPU") if MSContext.get_instance().is_pkg_support_device(one)
-    ]
+    supports = _c_expression.MSContext.get_instance().is_pkg_support_device
+    others = [one for one in ("Ascend", "GPU") if supports(one)]
     return f"{others[0]} may be chosen before the first Model" if others and may_change else ""
 
 
 def launches_blocking() -> bool:
     """Return whether PYNATIVE_MODE waits for each operator, whoever asked for that."""
-    from mindspore._c_expression import RuntimeConf
-
-    blocking = RuntimeConf.get_instance().is_launch_blocking()
+    blocking = _c_expression.RuntimeConf.get_instance().is_launch_blocking()
     return bool(blocking or ms.get_context("pynative_synchronize"))
 
 
@@ -438,9 +424,8 @@ def set_blocking_launch(blocking: bool) -> None:
 
     ``ms.runtime.launch_blocking`` cannot be taken back, and ``ms.set_context`` of this warns.
     """
-    from mindspore._c_expression import MSContext, ms_ctx_param
-
-    MSContext.get_instance().set_param(ms_ctx_param.pynative_synchronize, blocking)
+    setting = _c_expression.ms_ctx_param.pynative_synchronize
+    _c_expression.MSContext.get_instance().set_param(setting, blocking)
 
 
 def executor_class() -> type:
