@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from mindspore_boost_ext.config.rules import check_all, integer, launched_processes, one_of
 
-_ALL_OFF = MappingProxyType({"mode": "manual", "less_bn": False, "grad_freeze": False})
+_ALL_OFF: Mapping[str, Any] = {"mode": "manual", "less_bn": False, "grad_freeze": False}
 # Gives back some of the accuracy that fewer updates cost.
-_LABELS = MappingProxyType({"smoothing": 0.1, "if_unfit": "skip", "when": "shorter"})
+_LABELS: Mapping[str, Any] = {"smoothing": 0.1, "if_unfit": "skip", "when": "shorter"}
 
 _PARTS = 2  # updates per batch, so that fewer batches suffice
 _WINDOW = 2  # batches per update; four cost accuracy
@@ -48,17 +47,15 @@ def _large_batch(total_steps: int, devices: int) -> dict[str, Any]:
     return {**settings, "common": {"device_number": server}} if devices > 1 else settings
 
 
-_RECIPES: Mapping[str, Callable[[int, int], dict[str, Any]]] = MappingProxyType(
-    {
-        "fast": partial(_in_fewer_batches, share=0.5, whole_share=0.6),
-        "fastest": partial(_in_fewer_batches, share=0.4, whole_share=0.5),
-        "large-batch": _large_batch,
-        "fp16": lambda total_steps, devices: {
-            "boost": {**_ALL_OFF},
-            "loss_scale": {"init": 2.0**16, "factor": 2, "window": 1000},
-        },
-    }
-)
+_RECIPES: Mapping[str, Callable[[int, int], dict[str, Any]]] = {
+    "fast": partial(_in_fewer_batches, share=0.5, whole_share=0.6),
+    "fastest": partial(_in_fewer_batches, share=0.4, whole_share=0.5),
+    "large-batch": _large_batch,
+    "fp16": lambda total_steps, devices: {
+        "boost": {**_ALL_OFF},
+        "loss_scale": {"init": 2.0**16, "factor": 2, "window": 1000},
+    },
+}
 NAMES = tuple(_RECIPES)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any
 
 import mindspore as ms
@@ -240,10 +239,8 @@ def _arguments_of(optimizer: nn.Optimizer) -> tuple[dict[str, Any], dict[str, bo
 
 # The attributes in which MindSpore's optimizers that do not keep their arguments have them.
 _BETAS = ("beta1", "beta2", "eps")
-_OFFLOADED = ("loss_scale", "opt.use_locking", "opt.use_nesterov")
-_HELD: Mapping[type, tuple[str, ...]] = MappingProxyType(
-    {nn.AdamWeightDecay: _BETAS, nn.AdamOffload: (*_BETAS, *_OFFLOADED)}
-)
+_OFFLOADED = (*_BETAS, "loss_scale", "opt.use_locking", "opt.use_nesterov")
+_HELD: Mapping[type, tuple[str, ...]] = {nn.AdamWeightDecay: _BETAS, nn.AdamOffload: _OFFLOADED}
 
 
 def _constructor(kind: type) -> Any:

@@ -6,7 +6,6 @@ import dis
 import fnmatch
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import mindspore as ms
@@ -230,7 +229,7 @@ class _InUpdate(Centralization):
 
 
 # Which column of an optimizer's update has the gradients, counted from the end.
-_GRADIENT_COLUMN: Mapping[Any, int] = MappingProxyType({nn.AdamWeightDecay: -3, nn.AdaFactor: -6})
+_GRADIENT_COLUMN: Mapping[Any, int] = {nn.AdamWeightDecay: -3, nn.AdaFactor: -6}
 _HOOK, _SCALING, _MAP = "gradients_centralization", "scale_grad", "hyper_map"
 _NOTE = "boost_centralized"
 

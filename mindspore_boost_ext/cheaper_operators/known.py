@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mindspore import dtype as mstype
@@ -40,34 +39,32 @@ class Known(NamedTuple):
 
 
 # By exact type: a subclass of the user's may compute something else.
-KNOWN: Mapping[type, Known] = MappingProxyType(
-    {
-        nn.GELU: Known(activations.CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
-        ops.GeLU: Known(activations.CheaperGelu),
-        nn.LeakyReLU: Known(
-            activations.CheaperLeakyRelu, lambda plain: activations.is_gentle(plain.alpha)
-        ),
-        # If x is small beside a large height, exp(x / height) - 1 loses its digits in float32.
-        ops.CeLU: Known(activations.CheaperCelu, lambda plain: 0 < plain.alpha <= 2),
-        ops.SeLU: Known(activations.CheaperSelu),
-        ops.Softmax: Known(rows.CheaperSoftmax, _has_one_axis),
-        ops.LogSoftmax: Known(rows.CheaperLogSoftmax, _has_one_axis),
-        ops.L2Normalize: Known(rows.CheaperL2Normalize, _has_one_axis),
-        # Eagerly these are slower.
-        ops.Elu: Known(activations.CheaperElu, eagerly=False),
-        ops.LayerNorm: Known(
-            rows.CheaperLayerNorm,
-            lambda plain: plain.begin_norm_axis == plain.begin_params_axis == -1,
-            eagerly=False,
-        ),
-        ops.BatchNorm: Known(
-            CheaperBatchNorm, lambda plain: plain.is_training, eagerly=False, holder=nn.BatchNorm1d
-        ),
-        nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats, eagerly=False),
-        # Eagerly the import speeds up the loss; MindSpore's gradient of Pad is right and fast.
-        nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
-        ops.Pad: Known(CheaperPad, eagerly=False),
-        ops.MaxPool: Known(CheaperMaxPool, may_fit),
-        **dict.fromkeys(STEPS, Known(CheaperRecurrence)),
-    }
-)
+KNOWN: Mapping[type, Known] = {
+    nn.GELU: Known(activations.CheaperGeluLayer, lambda plain: plain.approximate == "tanh"),
+    ops.GeLU: Known(activations.CheaperGelu),
+    nn.LeakyReLU: Known(
+        activations.CheaperLeakyRelu, lambda plain: activations.is_gentle(plain.alpha)
+    ),
+    # If x is small beside a large height, exp(x / height) - 1 loses its digits in float32.
+    ops.CeLU: Known(activations.CheaperCelu, lambda plain: 0 < plain.alpha <= 2),
+    ops.SeLU: Known(activations.CheaperSelu),
+    ops.Softmax: Known(rows.CheaperSoftmax, _has_one_axis),
+    ops.LogSoftmax: Known(rows.CheaperLogSoftmax, _has_one_axis),
+    ops.L2Normalize: Known(rows.CheaperL2Normalize, _has_one_axis),
+    # Eagerly these are slower.
+    ops.Elu: Known(activations.CheaperElu, eagerly=False),
+    ops.LayerNorm: Known(
+        rows.CheaperLayerNorm,
+        lambda plain: plain.begin_norm_axis == plain.begin_params_axis == -1,
+        eagerly=False,
+    ),
+    ops.BatchNorm: Known(
+        CheaperBatchNorm, lambda plain: plain.is_training, eagerly=False, holder=nn.BatchNorm1d
+    ),
+    nn.GroupNorm: Known(CheaperGroupNorm, _is_of_floats, eagerly=False),
+    # Eagerly the import speeds up the loss; MindSpore's gradient of Pad is right and fast.
+    nn.CrossEntropyLoss: Known(CheaperCrossEntropy, _is_one_number, eagerly=False),
+    ops.Pad: Known(CheaperPad, eagerly=False),
+    ops.MaxPool: Known(CheaperMaxPool, may_fit),
+    **dict.fromkeys(STEPS, Known(CheaperRecurrence)),
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
@@ -50,18 +49,15 @@ def by_tensor(x: Tensor, y: Tensor) -> Tensor:
     return _REAL_DIV(x, y)
 
 
-OWN: Mapping[tuple[str, str], Callable[..., Tensor]] = MappingProxyType(
-    {BY_NUMBER: by_number, BY_TENSOR: by_tensor}
-)
-PLAIN: Mapping[tuple[str, str], Callable[..., Tensor]] = MappingProxyType(
-    {BY_NUMBER: _PLAIN_BY_NUMBER, BY_TENSOR: _PLAIN_BY_TENSOR}
-)
+_Rules = Mapping[tuple[str, str], Callable[..., Tensor]]
+OWN: _Rules = {BY_NUMBER: by_number, BY_TENSOR: by_tensor}
+PLAIN: _Rules = {BY_NUMBER: _PLAIN_BY_NUMBER, BY_TENSOR: _PLAIN_BY_TENSOR}
 
 
 def is_in_place() -> bool | None:
     """Return whether our rules are in force; None if there are third ones."""
     found = {types: rule_in_force(types) for types in OWN}
-    return found == dict(OWN) if found in (dict(OWN), dict(PLAIN)) else None
+    return found == OWN if found in (OWN, PLAIN) else None
 
 
 def put_in_place(ours: bool) -> None:

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -404,31 +403,27 @@ def _flat(weights: Weights) -> Array:
     return np.concatenate([weights[name].ravel() for name in oracle.first_weights()])
 
 
-CHECKS: Mapping[str, Callable[[], float]] = MappingProxyType(
-    {
-        "plain step": by_rule,
-        "compiled_step": partial(by_rule, "compiled_step"),
-        "cheaper_operators": cheaper,
-        "gradients.clip_norm": partial(
-            by_rule, rule=oracle.clipped(_CLIP), gradients={"clip_norm": _CLIP}
-        ),
-        "grad_accumulation": accumulation,
-        "grad_freeze": freezing,
-        "less_bn": fewer_norms,
-        "gradient_centralization": partial(
-            by_rule, "gradient_centralization", rule=oracle.centralized
-        ),
-        "CommonHeadLastFN": head,
-        "overflow detection": overflow_detection,
-        "dynamic loss scale": dynamic_scale,
-        "loss_scale_group": grouped_scale,
-        "thor": thor,
-        "progressive_resizing": small_images,
-        "seq_length_warmup": short_sequences,
-        "short_schedule": short_schedule,
-        "label_smoothing": smoothed_labels,
-        "adasum": adasum,
-        "adasum in halves": partial(adasum, 0),
-        "dim_reduce": dim_reduce,
-    }
-)
+CHECKS: Mapping[str, Callable[[], float]] = {
+    "plain step": by_rule,
+    "compiled_step": partial(by_rule, "compiled_step"),
+    "cheaper_operators": cheaper,
+    "gradients.clip_norm": partial(
+        by_rule, rule=oracle.clipped(_CLIP), gradients={"clip_norm": _CLIP}
+    ),
+    "grad_accumulation": accumulation,
+    "grad_freeze": freezing,
+    "less_bn": fewer_norms,
+    "gradient_centralization": partial(by_rule, "gradient_centralization", rule=oracle.centralized),
+    "CommonHeadLastFN": head,
+    "overflow detection": overflow_detection,
+    "dynamic loss scale": dynamic_scale,
+    "loss_scale_group": grouped_scale,
+    "thor": thor,
+    "progressive_resizing": small_images,
+    "seq_length_warmup": short_sequences,
+    "short_schedule": short_schedule,
+    "label_smoothing": smoothed_labels,
+    "adasum": adasum,
+    "adasum in halves": partial(adasum, 0),
+    "dim_reduce": dim_reduce,
+}
