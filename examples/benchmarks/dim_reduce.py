@@ -207,26 +207,20 @@ def plot_runs(results: dict[str, list[dict[str, Run]]], path: Path) -> None:
         axes[0].legend()
 
 
-def all_races(plan: Plan, seeds: int) -> dict[str, list[dict[str, Run]]]:
-    """Return the runs of all seeds, for each kind of labels."""
-    ms.set_context(mode=ms.GRAPH_MODE)
-    results: dict[str, list[dict[str, Run]]] = {}
-    for labels, noise in LABELS.items():
-        results[labels] = []
-        for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                results[labels].append(races(plan, noise, seed, Path(folder)))
-            print(f"{labels}, seed {seed}: done", file=sys.stderr, flush=True)
-    return results
-
-
 def main() -> None:
     """Train, print the table, and draw it where that was asked for."""
     parser = argparse.ArgumentParser(description="Measure training in a subspace.")
     parser.add_argument("--seeds", type=count, default=3, help="runs of each training (default: 3)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the runs")
     args = parser.parse_args()
-    results = all_races(plan := Plan(), args.seeds)
+    ms.set_context(mode=ms.GRAPH_MODE)
+    plan, results = Plan(), {}
+    for labels, noise in LABELS.items():
+        results[labels] = []
+        for seed in range(FIRST_SEED, FIRST_SEED + args.seeds):
+            with tempfile.TemporaryDirectory() as folder:
+                results[labels].append(races(plan, noise, seed, Path(folder)))
+            print(f"{labels}, seed {seed}: done", file=sys.stderr, flush=True)
     run_table(results, plan)
     if args.plot:
         plot_runs(results, args.plot)
