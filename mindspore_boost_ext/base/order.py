@@ -157,7 +157,6 @@ def _element(iterable: ast.expr) -> ast.expr:
 
 
 def _is_self(node: ast.AST) -> bool:
-    """Return whether an expression is ``self``."""
     return isinstance(node, ast.Name) and node.id == "self"
 
 
@@ -347,6 +346,5 @@ class _Reader:
 
 
 def _is_super(node: ast.AST) -> bool:
-    """Return whether an expression is ``super()``."""
     called = node.func if isinstance(node, ast.Call) and not node.args else None
     return isinstance(called, ast.Name) and called.id == "super"

@@ -11,10 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
-from mindspore_boost_ext.boost_cell_wrapper.upstream_names import (
-    OverflowNames,
-    add_overflow_names,
-)
+from mindspore_boost_ext.boost_cell_wrapper.upstream_names import OverflowNames, add_overflow_names
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Row, warn
 from mindspore_boost_ext.stages.loss_scale import OneScale, check_scale

@@ -138,9 +138,8 @@ class GradAccumulationConfig(Section):
 
     path = "grad_accumulation"
 
-    grad_accumulation_step: int = setting(
-        1, integer(1, 2**24), "micro-batches per update"
-    )  # counted in float32
+    # Counted in float32.
+    grad_accumulation_step: int = setting(1, integer(1, 2**24), "micro-batches per update")
     weighting: str = setting(
         "equal", one_of(("equal", "samples")), "weight of a micro-batch: equal, or by its samples"
     )
@@ -178,9 +177,8 @@ class DimReduceConfig(Section):
     weight_load_dir: str | None = setting(
         None, optional_path(), "folder of snapshots from which the basis is made"
     )
-    timeout: float = setting(
-        1800, real("(0, 1e9]"), "seconds to wait for the basis of other ranks"
-    )  # what Python can wait for
+    # At most what Python can wait for.
+    timeout: float = setting(1800, real("(0, 1e9]"), "seconds to wait for the basis of other ranks")
     method: str = setting(
         "p-bfgs",
         one_of(("p-bfgs", "p-sgd", "twa")),
@@ -246,9 +244,8 @@ class ThorConfig(Section):
     enable_clip_grad: bool = setting(
         False, boolean(), "bound the norm of each update by 1, before momentum"
     )
-    frequency: int = setting(
-        100, integer(1, 2**30), "updates between two refreshes of the factors"
-    )  # as in THOR, whose counter is an int32
+    # At most as in THOR, whose counter is an int32.
+    frequency: int = setting(100, integer(1, 2**30), "updates between two refreshes of the factors")
     block_size: int | None = setting(
         None,
         optional(integer(1)),

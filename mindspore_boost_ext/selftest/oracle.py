@@ -68,8 +68,7 @@ class Backward:
 
 
 def trained(
-    data: Sequence[Batch],
-    rule: Callable[[Backward], Weights] = lambda backward: backward.gradients,
+    data: Sequence[Batch], rule: Callable[[Backward], Weights] = lambda backward: backward.gradients
 ) -> Weights:
     """Return the weights after an update for each batch, with the gradients that ``rule`` makes."""
     weights = {name: wide(value) for name, value in first_weights().items()}

@@ -152,7 +152,6 @@ class ShortScheduleAlgorithm(Algorithm):
             )
 
     def _leave_whole(self, step: StepCell, why: str) -> None:
-        """Cut no batches."""
         step.updates_per_batch = 1
         for part in layers_of(step, (PartByPart,)):
             part.parts = 1
