@@ -181,8 +181,7 @@ def _prepare(options: argparse.Namespace) -> None:
         commands = (*_COMMANDS, "demo")
         if options.script in commands:
             raise ValueError(f"the command {options.script!r} must come first, before its options")
-        hint = _hint(options.script, commands)
-        raise ValueError(f"{problem}{hint}")
+        raise ValueError(f"{problem}{_hint(options.script, commands)}")
     if options.level:
         os.environ[LEVEL_VARIABLE] = options.level
     if options.recipe:

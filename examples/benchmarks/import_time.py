@@ -46,8 +46,7 @@ def seconds(folder: str) -> float:
 def row(name: str, folder: str, runs: int) -> str:
     """Return a row of the table."""
     seconds(folder)  # reading from the disk does not count
-    added = [seconds(folder) for _ in range(runs)]
-    low, median, high = statistics.quantiles(added, n=4)
+    low, median, high = statistics.quantiles([seconds(folder) for _ in range(runs)], n=4)
     return f"{name} | {median:.3f} | {low:.3f} to {high:.3f}"
 
 

@@ -231,8 +231,7 @@ CASES: dict[str, tuple[Callable[[], nn.Cell] | None, Callable[[], nn.Cell]]] = {
 
 def row(name: str, pairs: int) -> str:
     """Return a line of the table."""
-    network = wide() if name.startswith("wide") else LeNet5()
-    plain = plain_step(network)
+    plain = plain_step(wide() if name.startswith("wide") else LeNet5())
     least, here = (make and paired(waiting(make()), plain, pairs) for make in CASES[name])
     shown = least.shown if least else "- | -"
     return f"{name} | {here.reference_ms:.1f} | {shown} | {here.shown}"

@@ -207,11 +207,7 @@ def _default_decay(optimizer: nn.Optimizer) -> tuple[Any, bool]:
 
 
 def _arguments_of(optimizer: nn.Optimizer) -> tuple[dict[str, Any], dict[str, bool]]:
-    """Return the constructor's arguments without the parameters, and which of them are guesses.
-
-    Raises:
-        TypeError: if they are not known: a class of the user's own does not keep them.
-    """
+    """Return the constructor's arguments without the parameters, and which of them are guesses."""
     kind, guessed = type(optimizer), {}
     names = next((names for known, names in _HELD.items() if _constructor_is(kind, known)), ())
     if names:

@@ -55,8 +55,7 @@ class _Recurrence(nn.Cell):
 
 def _states_before(h: Tensor, out: Tensor) -> Tensor:
     """Return the state before each step, [T * B, H]."""
-    states = ops.Concat(0)((ops.ExpandDims()(h, 0), out[:-1]))
-    return _rows(states)
+    return _rows(ops.Concat(0)((ops.ExpandDims()(h, 0), out[:-1])))
 
 
 def _gradients(

@@ -63,8 +63,7 @@ class Subspace(nn.Cell):
 
     def parts(self, column: Tensor) -> Tensors:
         """Return a column [n, 1] as tensors of the weights' shapes and dtypes."""
-        take = ops.partial(self._part, column)
-        return each(take, self.starts, self.sizes, self.weight)
+        return each(ops.partial(self._part, column), self.starts, self.sizes, self.weight)
 
     def _part(self, column: Tensor, start: int, size: int, weight: Parameter) -> Tensor:
         values = ops.slice(column, (start, 0), (size, 1))

@@ -124,8 +124,7 @@ class AdaptiveFreezeOpt(FreezeOpt):
 
     def over_other_parameters(self, opt: nn.Optimizer) -> FreezeOpt:
         """Return the same over another optimizer, which compares its weights anew."""
-        plain = super().over_other_parameters(opt)
-        groups = plain.train_parameter_groups
+        groups = super().over_other_parameters(opt).train_parameter_groups
         other = AdaptiveFreezeOpt(opt, groups, self.most, self.window, self.tolerance)
         other.position = self.position
         return other

@@ -199,8 +199,7 @@ class FreezeOpt(nn.Optimizer):
 
     def next_group(self) -> int:
         """Return the group to train now: the schedule at the present position."""
-        position = int(self.position.asnumpy())
-        group = self.schedule.at(position)
+        group = self.schedule.at(int(self.position.asnumpy()))
         check_highest(group, len(self.group_positions))  # a function's groups come unchecked
         return group
 

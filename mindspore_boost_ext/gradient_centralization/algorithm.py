@@ -26,8 +26,7 @@ class GradientCentralizationAlgorithm(Algorithm):
 def centralized_weights(build: Build, row: str, asked_by: str) -> dict[str, int]:
     """Return whose gradients to centralize, with output axes, and put a row into the report."""
     names = {parameter.name for parameter in getattr(build.optimizer, "parameters", ())}
-    axes = output_axes(build.network)
-    found = {name: axis for name, axis in axes.items() if name in names}
+    found = {name: axis for name, axis in output_axes(build.network).items() if name in names}
     reason = "" if found else "no weight that is trained has more than one input per output"
     if build.switches["thor"] or thor_of(build.optimizer) is not None:
         found, reason = {}, "THOR has its own rule for each weight"

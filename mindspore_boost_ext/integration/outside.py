@@ -172,8 +172,7 @@ def with_report(plain: nn.Cell, brought: bool = False) -> nn.Cell:
     if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
         boost = AutoBoost()
         if brought:
-            reason = own_step(type(plain).__name__)
-            boost.report().put(Row("step", "-", INACTIVE, reason))
+            boost.report().put(Row("step", "-", INACTIVE, own_step(type(plain).__name__)))
         plain.report = boost.report
     return plain
 

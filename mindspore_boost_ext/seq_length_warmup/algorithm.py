@@ -83,9 +83,7 @@ class ShortSequences(nn.Cell):
 def _pieces(first: Tensor, short: int) -> Tensor:
     """Return which piece of each sequence to take, int32 of shape (N, pieces): itself, or another.
 
-    Args:
-        first (Tensor): the first input, of shape (N, L, ...).
-        short (int): places of a piece.
+    ``first`` is the first input, of shape (N, L, ...).
     """
     numbers, behind, before = _sums(first.shape[1], short)
     at_end = _PRODUCT(_differ(first, first[:, -1:]), behind)

@@ -68,8 +68,7 @@ class GrowingInputs(Algorithm):
         return total if made is None else min(total * step.updates_per_batch, made)
 
     def _firsts(self, step: StepCell) -> tuple[int, ...]:
-        shares = [share for share, _ in self.settings.phases]
-        return first_updates(shares, self._updates(step))
+        return first_updates([share for share, _ in self.settings.phases], self._updates(step))
 
     def _show(self, step: StepCell, firsts: Sequence[int]) -> None:
         words = [
