@@ -178,6 +178,9 @@ def shallow_copy(cell: nn.Cell, kind: Any = None) -> nn.Cell:
     return copy
 
 
+CHILDREN = "_cells"  # the attribute in which a Cell holds them
+
+
 def children(cell: nn.Cell) -> dict[str, Any]:
     """Return the Cells that a Cell holds as attributes, by name; to be read only."""
     return cell._cells

@@ -7,10 +7,11 @@ import functools
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.order import names_of
 
 # By these, code finds a Cell without its name; of an own Cell, the first finds its children alone.
-_FINDING = frozenset(("getattr", "vars", "__dict__", "cells", "name_cells", "_cells"))
+_FINDING = frozenset(("getattr", "vars", "__dict__", "cells", "name_cells", _compat.CHILDREN))
 _FINDING_ALL = frozenset(("cells_and_names",))
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 
