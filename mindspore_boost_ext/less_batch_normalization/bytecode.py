@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.order import names_of
 
-# By these, code finds a Cell without its name; of an own Cell, the first finds its children alone.
-_FINDING = frozenset(("getattr", "vars", "__dict__", "cells", "name_cells", _compat.CHILDREN))
-_FINDING_ALL = frozenset(("cells_and_names",))
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+_CALLS = ("CALL", "PRECALL")
+# By these, code finds Cells without their names: those that a Cell holds, and those at any depth.
+_FINDING = frozenset(("cells", "name_cells", "__dict__", _compat.CHILDREN))
+_FINDING_ALL = "cells_and_names"
+
+
+def _instructions(code: CodeType) -> list[dis.Instruction]:
+    """Return the instructions of a function, then those of the functions in it."""
+    steps = [one for one in dis.get_instructions(code) if one.opname != "PUSH_NULL"]
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return steps + [step for one in inner for step in _instructions(one)]
 
 
 @functools.lru_cache(maxsize=1024)
 def obstacle(code: CodeType) -> str:
     """Return what in a function proxies would get wrong unnoticed; empty if nothing."""
-    steps = list(_instructions(code))
     if "dtype" not in names_of(code):
         return ""
-    if any(one.opname == "CONTAINS_OP" for _, one in steps):
-        return "it looks for a dtype among others"  # theirs answer: False
-    for last, one in steps:
-        if one.opname == "IS_OP" and last.opname != "LOAD_CONST":
+    steps = _instructions(code)
+    for last, one in zip(steps, steps[1:]):
+        if one.opname == "CONTAINS_OP":
+            return "it looks for a dtype among others"  # theirs answer: False
+        known = last.opname == "LOAD_GLOBAL" and hasattr(builtins, last.argval)
+        if one.opname == "IS_OP" and last.opname != "LOAD_CONST" and not known:
             return "it asks for a dtype, and compares by 'is'"
     return ""
 
 
 @functools.lru_cache(maxsize=1024)
+def globals_named(code: CodeType) -> frozenset[str]:
+    """Return the global names that a function, or one in it, reads."""
+    return frozenset(one.argval for one in _instructions(code) if one.opname == "LOAD_GLOBAL")
+
+
+@functools.lru_cache(maxsize=1024)
 def written_outside(code: CodeType) -> tuple[list[str], list[str]]:
     """Return the global names, and those of functions around it, that a function writes."""
-    steps = [one for _, one in _instructions(code)]
+    steps = _instructions(code)
     outer = [one.argval for one in steps if one.opname == "STORE_DEREF"]
     return (
         [one.argval for one in steps if one.opname == "STORE_GLOBAL"],
@@ -41,50 +57,59 @@ def written_outside(code: CodeType) -> tuple[list[str], list[str]]:
     )
 
 
-def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction]]:
-    """Yield each instruction of a function and of the functions in it, with the one before it."""
-    steps = list(dis.get_instructions(code))
-    yield from zip(steps[:1] + steps, steps)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _instructions(constant)
+@dataclass
+class Uses:
+    """The attributes that a function uses, without those of modules."""
+
+    of_self: set[str] = field(default_factory=set)
+    of_others: set[str] = field(default_factory=set)
+    finds: bool = False  # whether it may find parts of others without their names
 
 
-def attributes_named(function: FunctionType) -> set[str]:
-    """Return the names of attributes that a function uses, without those of modules."""
-    names = set()
-    value: object = None
-    for _, one in _instructions(function.__code__):
+def uses_of(function: FunctionType, is_method: bool) -> Uses:
+    """Return what a function uses; the first argument of a method is ``self``."""
+    found, steps = Uses(), _instructions(function.__code__)
+    own = function.__code__.co_varnames[:1] if is_method else ()
+    value: object = None  # what the last instruction has loaded, if it is known; or self
+    for place, one in enumerate(steps):
         if one.opname == "LOAD_GLOBAL":
             value = function.__globals__.get(one.argval)
+            if one.argval in ("getattr", "vars"):
+                _note_getattr(steps[place + 1 :], function, own, found)
         elif one.opname in _ATTRIBUTES and isinstance(value, ModuleType):
             value = getattr(value, one.argval, None)
         elif one.opname in _ATTRIBUTES:
-            names.add(one.argval)
+            (found.of_self if value is found else found.of_others).add(one.argval)
             value = None
-    return names
+        else:
+            value = found if _loaded(one)[-1:] == own != () else None
+    found.finds |= _FINDING_ALL in found.of_self | found.of_others
+    found.finds |= bool(_FINDING & found.of_others)
+    return found
 
 
-def finds_cells(code: CodeType) -> bool:
-    """Return whether a function may find parts of Cells without their names.
-
-    What finds the children of the function's first argument, ``self``, alone does not count.
-    """
-    steps = [one for _, one in _instructions(code) if one.opname != "PUSH_NULL"]
-    for place, one in enumerate(steps):
-        if one.argval in _FINDING_ALL:
-            return True
-        is_global = one.opname == "LOAD_GLOBAL"  # getattr(self, name) or self.cells()
-        of = steps[place + 1 : place + 3] if is_global else steps[max(place - 1, 0) : place]
-        is_finding = one.argval in _FINDING and (is_global or one.opname in _ATTRIBUTES)
-        if is_finding and not _is_first(of, code):
-            return True
-    return False
+def _loaded(step: dis.Instruction) -> tuple[str, ...]:
+    """Return the local names that an instruction loads or, before these, stores."""
+    is_local = step.opname.endswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_BORROW"))
+    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    return names if is_local else ()
 
 
-def _is_first(of: list[dis.Instruction], code: CodeType) -> bool:
-    """Return whether what is loaded first is the first argument, and no attribute of it."""
-    loaded = of[0].argval if of and of[0].opname.startswith("LOAD_FAST") else ()
-    names = loaded if isinstance(loaded, tuple) else (loaded,)
-    is_chained = len(of) > 1 and of[1].opname in _ATTRIBUTES
-    return not is_chained and bool(code.co_varnames[:1]) and code.co_varnames[0] in names
+def _note_getattr(
+    steps: list[dis.Instruction], function: FunctionType, own: tuple[str, ...], found: Uses
+) -> None:
+    """Note what ``getattr`` or ``vars``, with its arguments in the next steps, may find."""
+    call = next(place for place, one in enumerate(steps) if one.opname.startswith(_CALLS))
+    name = next((one for one in steps[max(call - 2, 0) : call] if _is_text(one)), None)
+    rest = [] if name is None else steps[steps.index(name) + 1 : call]
+    if name is not None and all(one.opname == "LOAD_CONST" for one in rest):
+        found.of_others.add(name.argval)
+        return
+    first, second = steps[:2]
+    is_self = _loaded(first)[:1] == own != () and second.opname not in _ATTRIBUTES
+    known = function.__globals__.get(first.argval) if first.opname == "LOAD_GLOBAL" else None
+    found.finds |= not (is_self or isinstance(known, ModuleType))
+
+
+def _is_text(step: dis.Instruction) -> bool:
+    return step.opname == "LOAD_CONST" and isinstance(step.argval, str)

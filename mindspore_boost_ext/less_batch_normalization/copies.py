@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 import warnings
 from array import array
 from collections import deque
@@ -19,6 +20,7 @@ from mindspore import nn
 from mindspore_boost_ext.base.order import is_own
 from mindspore_boost_ext.less_batch_normalization.graph import NotUnderstoodError
 
+OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))
 _COLLECTIONS = (list, tuple, set, frozenset, deque, KeysView, ValuesView, ItemsView)
 _ATOMS = frozenset((int, float, bool, str, bytes, type(None)))
 _RANDOM = (np.random.Generator, np.random.RandomState)
@@ -75,7 +77,7 @@ class _Undrawn:
 def everything_in(thing: Any) -> Iterator[Any]:
     """Yield a thing and what is in it, however nested, in containers, objects and closures.
 
-    Numbers and texts are left out.
+    Numbers and texts are left out. So is what an object of the script does not let one look into.
     """
     pending, seen = [thing], dict[int, Any]()
     while pending:
@@ -84,28 +86,32 @@ def everything_in(thing: Any) -> Iterator[Any]:
             yield one
             if id(one) not in seen:
                 seen[id(one)] = one  # it keeps its id
-                pending += [*_parts(one)][::-1]
+                with contextlib.suppress(Exception):
+                    pending += [*_parts(one)][::-1]
 
 
 def _parts(thing: Any) -> Iterable[Any]:
     """Return what a container, a function or an object of the script holds."""
     kind = type(thing)  # isinstance would ask proxies, which say that they are something else
+    attributes: Iterable[Any] = ()
+    if not (issubclass(kind, (type, ModuleType, Enum, nn.Cell)) or _is_not_of_the_script(kind)):
+        attributes = _attributes(thing).values()
     if issubclass(kind, dict):
-        return list(thing.values())
+        return *dict.values(thing), *attributes
     if issubclass(kind, _COLLECTIONS):
-        return list(thing)
+        return *thing, *attributes
     if issubclass(kind, functools.partial):
         return thing.func, thing.args, thing.keywords
     if issubclass(kind, MethodType):
         return thing.__self__, thing.__func__
-    code = thing if issubclass(kind, FunctionType) else kind
-    if issubclass(kind, nn.Cell) or _is_not_of_the_script(code):
-        return ()
     if issubclass(kind, FunctionType):
-        cells = [one.cell_contents for one in thing.__closure__ or () if _is_full(one)]
-        return cells, thing.__defaults__, thing.__kwdefaults__
-    is_plain = issubclass(kind, (type, ModuleType, Enum))
-    return () if is_plain else list(_attributes(thing).values())
+        return () if _is_not_of_the_script(thing) else _held_by_function(thing)
+    return attributes
+
+
+def _held_by_function(function: FunctionType) -> list[Any]:
+    cells = [held for one in function.__closure__ or () for held in contents(one)]
+    return [*cells, function.__defaults__, function.__kwdefaults__]
 
 
 def _is_not_of_the_script(code: Any) -> bool:
@@ -113,21 +119,19 @@ def _is_not_of_the_script(code: Any) -> bool:
     return is_own(module) or module.startswith("mindspore_boost_ext.")
 
 
-def _is_full(cell: CellType) -> bool:
+def contents(cell: CellType) -> list[Any]:
+    """Return what a cell of a closure holds; it may be empty yet."""
     try:
-        cell.cell_contents  # noqa: B018
+        return [cell.cell_contents]
     except ValueError:
-        return False
-    return True
+        return []
 
 
 def _attributes(thing: object) -> dict[str, Any]:
     """Return the attributes of an object itself, also those in slots."""
     names = [name for kind in type(thing).__mro__ for name in _slots(kind)]
     held = {name: getattr(thing, name) for name in names if hasattr(thing, name)}
-    with contextlib.suppress(Exception):  # a proxy of another package may raise any
-        held.update(getattr(thing, "__dict__", {}))
-    return held
+    return {**held, **getattr(thing, "__dict__", {})}
 
 
 def _slots(kind: type) -> list[str]:

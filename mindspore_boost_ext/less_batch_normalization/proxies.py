@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
-import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from types import BuiltinFunctionType, CellType, FunctionType, GeneratorType, MethodType, ModuleType
@@ -13,9 +13,18 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import exchanged, has_replaced_construct, leaves
-from mindspore_boost_ext.base.order import is_own, names_of
-from mindspore_boost_ext.less_batch_normalization.bytecode import obstacle, written_outside
-from mindspore_boost_ext.less_batch_normalization.copies import Copies, everything_in
+from mindspore_boost_ext.base.order import is_own
+from mindspore_boost_ext.less_batch_normalization.bytecode import (
+    globals_named,
+    obstacle,
+    written_outside,
+)
+from mindspore_boost_ext.less_batch_normalization.copies import (
+    OPAQUE_MODULES,
+    Copies,
+    contents,
+    everything_in,
+)
 from mindspore_boost_ext.less_batch_normalization.graph import (
     OPAQUE,
     Graph,
@@ -29,8 +38,6 @@ from mindspore_boost_ext.less_batch_normalization.values import (
     values_in,
 )
 from mindspore_boost_ext.runtime.replaced import is_replacement
-
-_OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))
 
 
 class Tracer:
@@ -56,12 +63,26 @@ class Tracer:
         }
         result = self.call_cell(root, given, named)
         del given, named
-        # A proxy that is left is in the result, or the code has put it where it may be used later.
-        found = [*values_in(result), *(one() for one in self._values)]
-        nodes = {one.node: None for one in found if one is not None and not one.node.constant}
+        found = [one for one in everything_in(result) if type(one) is Value]
         present = set(self.graph.nodes)
-        self.graph.outputs = [node for node in nodes if node in present]
+        nodes = dict.fromkeys(one.node for one in [*found, *self._left(found)])
+        self.graph.outputs = [one for one in nodes if one in present and not one.constant]
         return self.graph
+
+    def _left(self, found: list[Value]) -> list[Value]:
+        """Return the proxies that are left, but for those found: the code has put them somewhere.
+
+        It may use them later.
+        """
+        known = set(map(id, found))
+
+        def living() -> list[Value]:
+            values = [value for one in self._values if (value := one()) is not None]
+            return [one for one in values if id(one) not in known and not one.node.constant]
+
+        if living():
+            gc.collect()  # circles of references, as of a function that calls itself
+        return living()
 
     def record(
         self, name: str, inputs: tuple[Value, ...] = (), cell: nn.Cell | None = None
@@ -78,16 +99,15 @@ class Tracer:
 
     def call_cell(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Trace into a Cell; one that is a leaf, or not understood, becomes a node."""
-        inputs, hooked = values_in((args, kwargs)), _compat.has_hooks(cell)
+        given, hooked = (args, kwargs), _compat.has_hooks(cell)
         if _is_leaf(cell):
             name = OPAQUE if hooked or has_replaced_construct(cell) else type(cell).__name__
-            return self.record(getattr(cell, "step_name", name), inputs, cell)
+            return self.record(getattr(cell, "step_name", name), values_in(given), cell)
         if hooked:
-            args, kwargs = exchanged((args, kwargs), self._seen_by_hooks)
+            args, kwargs = exchanged(given, self._seen_by_hooks)
         mark = len(self.graph.nodes)
         try:
             result = self._construct(cell, args, kwargs)
-            values_in(result)  # an iterator raises here
             return exchanged(result, self._seen_by_hooks) if hooked else result
         except Exception as error:  # foreign code meets a proxy: anything may happen
             del self.graph.nodes[mark:]
@@ -96,7 +116,7 @@ class Tracer:
                 why = "it makes a number or a layer from a tensor or its shape"
             reason = f"{type(cell).__name__}.construct was not understood: {why}"
             self.graph.failures[cell] = reason[:160]
-            return self.record(OPAQUE, inputs, cell)
+            return self.record(OPAQUE, values_in(given), cell)
 
     def _seen_by_hooks(self, thing: object) -> object:
         return self.record(OPAQUE, (thing,)) if type(thing) is Value else thing
@@ -120,7 +140,7 @@ class Tracer:
         if reason := obstacle(function.__code__):
             raise NotUnderstoodError(reason)
         known = function.__globals__
-        names = names_of(function.__code__).intersection(known)
+        names = globals_named(function.__code__).intersection(known)
         own = {name: self._wrap_held(known[name]) for name in names}
         own["__builtins__"] = known.get("__builtins__", __builtins__)
         own.update(type=self.type_stand_in, isinstance=_is_instance, id=_id_of)
@@ -138,10 +158,8 @@ class Tracer:
 
     def _cell(self, cell: CellType) -> CellType:
         """Return a cell of a closure with a proxy for what it holds."""
-        try:
-            return CellType(self._wrap_held(cell.cell_contents))
-        except ValueError:  # still empty
-            return cell
+        held = contents(cell)
+        return CellType(self._wrap_held(held[0])) if held else cell
 
     def _wrap_held(self, thing: Any) -> object:
         """Return what stands for what the script holds: Cells in it cannot be exchanged."""
@@ -184,7 +202,7 @@ class Tracer:
             layer = issubclass(thing, (nn.Cell, ops.Primitive)) and is_own(thing.__module__)
             return _ClassStandIn(self, thing) if layer else thing
         if isinstance(thing, ModuleType):
-            foreign = thing.__name__.partition(".")[0] in _OPAQUE_MODULES
+            foreign = thing.__name__.partition(".")[0] in OPAQUE_MODULES
             return thing if foreign else _ModuleStandIn(self, thing)
         if isinstance(thing, MethodType) and isinstance(thing.__self__, nn.Cell):
             code: Any = thing.__func__
@@ -200,7 +218,7 @@ class Tracer:
             if is_own(module) or is_own(getattr(thing, "__name__", "")):
                 computes = module.startswith(("mindspore.ops", "mindspore.mint", "mindspore._c"))
                 return Recorder(self, thing.__name__, None if computes else thing)
-            is_opaque = module.partition(".")[0] in _OPAQUE_MODULES
+            is_opaque = module.partition(".")[0] in OPAQUE_MODULES
             if is_opaque or isinstance(thing, BuiltinFunctionType):
                 return thing
             return lambda *args, **kwargs: self.call(thing, args, kwargs)
@@ -214,7 +232,7 @@ def _check_written(copy: FunctionType) -> None:
     names, outer = written_outside(copy.__code__)
     cells = dict(zip(copy.__code__.co_freevars, copy.__closure__ or ()))
     held = [copy.__globals__.get(name) for name in names]
-    held += [cells[name].cell_contents for name in outer]
+    held += [one for name in outer for one in contents(cells[name])]
     if values_in(held):
         raise NotUnderstoodError("it keeps a tensor in a name outside of its function")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mindspore import Parameter, nn
@@ -15,7 +15,9 @@ from mindspore_boost_ext.base.cells import (
     is_a,
     layers_of,
     name_of,
+    parameters_in_lists,
 )
+from mindspore_boost_ext.base.order import names_in_code
 from mindspore_boost_ext.base.randomness import kept_random_numbers
 from mindspore_boost_ext.config.sections import LessBNConfig
 from mindspore_boost_ext.less_batch_normalization.copies import everything_in
@@ -248,14 +250,13 @@ def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:
     """
     roots = [network] if loss_fn is None else [network, loss_fn]
     cells = [cell for root in roots for _, cell in root.cells_and_names()]
-    held: set[int] = set()
+    held: list[object] = []
     for cell in cells:
-        if not is_a(cell, (*BATCH_NORMS, RemovedBatchNorm)):
-            held.update(map(id, _compat.own_parameters(cell).values()))
-            values = [] if _is_ours(cell) else vars(cell).values()
-            things = (one for value in values for one in everything_in(value))
-            held.update(id(one) for one in things if isinstance(one, Parameter))
-    return held
+        if not (is_a(cell, (*BATCH_NORMS, RemovedBatchNorm)) or _is_ours(cell)):
+            read = names_in_code(cell)
+            held += [*_compat.own_parameters(cell).values(), *parameters_in_lists(cell)]
+            held += [value for name, value in vars(cell).items() if name in read]
+    return {id(one) for one in everything_in(held) if issubclass(type(one), Parameter)}
 
 
 def _is_ours(cell: nn.Cell) -> bool:
@@ -364,11 +365,11 @@ def _removals(graphs: Iterable[Graph]) -> dict[int, Removal]:
 def _failures(graphs: Iterable[Graph]) -> tuple[dict[int, str], dict[int, str]]:
     """Return why code was not understood, for each Cell directly in one with such, and deeper."""
     failures = [one for graph in graphs for one in graph.failures.items()]
-    direct = {id(cell): reason for failed, reason in failures for cell in failed.cells()}
-    deeper = {
-        id(cell): reason for failed, reason in failures for _, cell in failed.cells_and_names()
-    }
-    return direct, deeper
+
+    def by_id(parts: Callable[[nn.Cell], Iterable[nn.Cell]]) -> dict[int, str]:
+        return {id(one): reason for failed, reason in failures for one in parts(failed)}
+
+    return by_id(nn.Cell.cells), by_id(lambda cell: (one for _, one in cell.cells_and_names()))
 
 
 def _removed_parameters(network: nn.Cell) -> tuple[Parameter, ...]:

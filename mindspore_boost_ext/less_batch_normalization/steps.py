@@ -47,7 +47,6 @@ _WORDS = {
     **dict.fromkeys(("interpolate", "upsample", "resizebilinear"), "a resizing of the image"),
     **dict.fromkeys(ADDITIONS, "an addition of a number"),
     "sub": "a subtraction",
-    OPAQUE: "a hook",
 }
 
 
@@ -101,7 +100,9 @@ def words(node: Node) -> str:
         return "a BatchNorm with fixed statistics"
     if node.cell is not None and _compat.has_hooks(node.cell):
         return f"the layer {type(node.cell).__name__}, which has hooks,"
-    if node.cell is None or (node.name in _WORDS and node.name != OPAQUE):
+    if node.name == OPAQUE and node.cell is None:
+        return "a hook"
+    if node.cell is None or node.name in _WORDS:
         return _WORDS.get(node.name, f"the operation {node.name}")
     return f"the layer {type(node.cell).__name__}"
 

@@ -14,7 +14,8 @@ from mindspore_boost_ext.less_batch_normalization.graph import Graph
 from mindspore_boost_ext.less_batch_normalization.proxies import Tracer
 from mindspore_boost_ext.less_batch_normalization.reach import reached
 
-_ARITY = re.compile(r"takes .* positional argument|unexpected keyword argument")
+# Errors of a call with another number of tensors than the code takes.
+_OF_NUMBER = re.compile("positional argument|index out of range|values to unpack")
 # How many tensors to call a Cell with, and other arguments by name; there None is a tensor.
 Call = tuple[int, dict[str, Union[bool, None]]]
 
@@ -34,14 +35,18 @@ def trace(network: nn.Cell) -> list[Graph]:
     return graphs
 
 
-def _graphs(cell: nn.Cell) -> Iterator[Graph]:
-    """Yield a graph for each way to call a Cell, but for those that no script can take."""
-    for tensors, options in _calls(cell):
+def _graphs(cell: nn.Cell) -> list[Graph]:
+    """Return a graph for each way to call a Cell, but for those that no script can take."""
+    graphs, calls = [], _calls(cell)
+    for tensors, options in calls:
         graph = Tracer().run(cell, tensors, options)
         given = f"with {', '.join(options)} given, " if options else ""
         graph.failures = {one: given + why for one, why in graph.failures.items()}
-        if not any(map(_ARITY.search, graph.failures.values())):
-            yield graph
+        graphs.append(graph)
+    if len({tensors for tensors, _ in calls}) == 1:
+        return graphs
+    possible = [one for one in graphs if not any(map(_OF_NUMBER.search, one.failures.values()))]
+    return possible or graphs[:1]
 
 
 def _note_reached(graph: Graph, failed: nn.Cell, inner: list[nn.Cell]) -> list[nn.Cell]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import types
 
@@ -70,7 +71,19 @@ def helper(block, y):
     return block.bn1(y)
 
 
-@pytest.mark.parametrize("reach", [by_a_helper, by_a_list, by_getattr, by_cells, by_a_function])
+def by_a_helper_that_finds_it(self, y):
+    return finding(self.block, y)
+
+
+def finding(block, y):
+    """Its first argument is no ``self``."""
+    return getattr(block, "bn" + str(1))(y)
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [by_a_helper, by_a_helper_that_finds_it, by_a_list, by_getattr, by_cells, by_a_function],
+)
 def test_a_cell_that_is_not_understood_reaches_into_its_parts(reach):
     assert done(Reaching(reach))["bn1"] == "kept"
     assert done(ReachingItself(reach))["bn1"] == "kept"
@@ -118,8 +131,25 @@ def fill(net):
     return list(net.cells_and_names())
 
 
-def test_a_cell_that_only_calls_what_it_holds_reaches_into_nothing():
-    found = {one.name: one.done for one in less_bn(Stages()).changes}
+class Asking(Stages):
+    """Asks for settings and functions by name; some of its own names are those of its blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.settings, self.function = types.SimpleNamespace(deep=1), "relu"
+        self.act, self.first = ops.ReLU(), "layer1"
+
+    def construct(self, x):
+        assert x.shape[-1] % 4 == 0
+        if getattr(self.settings, "deep", False) and getattr(x, "device", None) is None:
+            x = self.layer2(getattr(ops, self.function)(x))
+        settings = copy.deepcopy(self.settings)
+        return self.act(self.layer1(x)) if settings and self.first == "layer1" else x
+
+
+@pytest.mark.parametrize("kind", [Stages, Asking])
+def test_a_cell_that_only_calls_what_it_holds_reaches_into_nothing(kind):
+    found = {one.name: one.done for one in less_bn(kind()).changes}
     assert [name for name, done in found.items() if done == "removed"] == [
         "layer1.0.bn1",
         "layer2.0.bn1",
@@ -167,6 +197,53 @@ def test_a_layer_that_an_object_holds_cannot_be_exchanged(hold):
             return layer_in(self.holder)(self.conv1(x))
 
     assert done(Holding())["bn1"] == "kept"
+
+
+bn1 = Block().bn1  # a name as in a notebook; it has nothing to do with an attribute of this name
+
+
+def test_a_global_name_like_an_attributes_holds_no_layer():
+    class ByItsName(Block):
+        def construct(self, x):
+            return self.last(x, self.bn1(self.conv1(x)))
+
+    net = ByItsName()
+    bn1.__dict__.update(vars(net.bn1))
+    globals()["bn1"] = net.bn1
+    assert done(net)["bn1"] == "removed"
+
+
+class WithKeysAsAttributes(dict):
+    def __init__(self, entries):
+        super().__init__(entries)
+        vars(self).update(entries)
+
+
+class Lazy:
+    """A proxy of another package: it lets nobody look into it now."""
+
+    __slots__ = ("real",)
+
+    @property
+    def __class__(self):
+        raise RuntimeError("there is no request")
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+
+class Closed(list):
+    def __iter__(self):
+        raise RuntimeError("closed")
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda: WithKeysAsAttributes({"values": [1, 2]}), Lazy, lambda: Closed([1])]
+)
+def test_what_cannot_be_looked_into_does_no_harm(hold):
+    net = Block()
+    vars(net)["held"] = types.SimpleNamespace(inner=hold())
+    assert done(net)["bn1"] == "removed"
 
 
 def test_a_layer_in_a_list_is_exchanged_there():

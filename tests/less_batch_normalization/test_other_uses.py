@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import functools
+import gc
 import threading
 from dataclasses import dataclass
 
@@ -96,6 +97,31 @@ class StarAfterOne(Block):
 )
 def test_a_use_that_an_optional_argument_brings(kind):
     assert done(kind())["bn1"] == "kept"
+
+
+class FixedStar(Block):
+    def construct(self, x, *labels):
+        return ops.mse_loss(self.last(x, self.first(x)), labels[0])
+
+
+class UnpackedStar(Block):
+    def construct(self, x, *labels):
+        (label,) = labels
+        return ops.mse_loss(self.last(x, self.first(x)), label)
+
+
+@pytest.mark.parametrize("kind", [FixedStar, UnpackedStar])
+def test_a_number_of_tensors_that_the_code_does_not_take_does_not_count(kind):
+    assert done(kind())["bn1"] == "removed"
+
+
+def test_an_error_in_the_code_keeps_what_it_may_use():
+    class Wrong(Block):
+        def construct(self, x):
+            return self.last(x, self.first(x), 1)
+
+    rewriting = less_bn(Wrong(), fn_flag=True)
+    assert {one.done for one in rewriting.changes} == {"kept"}
 
 
 class Wrapped(nn.Cell):
@@ -348,6 +374,60 @@ def test_features_inside_of_what_is_returned_or_given_on(kind):
     assert done(kind())["bn1"] == "kept"
 
 
+class Recursive(Block):
+    def construct(self, x):
+        y = self.first(x)
+
+        def through(count):
+            return y if count == 0 else self.act(through(count - 1))
+
+        return self.last(x, through(2))
+
+
+class KeepsAnError(Block):
+    def construct(self, x):
+        y, error = self.first(x), None
+        try:
+            y = self.missing(y)
+        except AttributeError as found:
+            error = found
+        return self.last(x, y if error else x)
+
+
+class InACircle(Block):
+    def construct(self, x):
+        features = {"y": self.first(x)}
+        features["all"] = features
+        return self.last(x, features["y"])
+
+
+class ByAnIterator(nn.Cell):
+    """Gives an iterator on to a Cell that is understood."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = OfAnIterator()
+
+    def construct(self, x):
+        return self.block(reversed([x, x]))
+
+
+class OfAnIterator(Block):
+    def construct(self, inputs):
+        x, other = inputs
+        return self.last(x, self.first(x)) + other
+
+
+@pytest.mark.parametrize("kind", [Recursive, KeepsAnError, InACircle, ByAnIterator])
+def test_features_that_are_gone_when_the_call_is_over(kind):
+    """A circle of references holds some of them for a while."""
+    gc.disable()
+    try:
+        assert done(kind())["bn1"] == "removed"
+    finally:
+        gc.enable()
+
+
 # ---- Code that compares layers and functions ----
 
 
@@ -397,6 +477,14 @@ class Comparing(Block):
 )
 def test_features_of_a_layer_found_by_a_comparison(compare):
     assert done(Comparing(compare))["bn1"] == "kept"
+
+
+def by_kind(self, layer, y):
+    return type(y) is tuple or y.dtype is None
+
+
+def test_a_comparison_with_a_known_type_is_understood():
+    assert done(Comparing(by_kind))["bn1"] == "removed"
 
 
 class ByFunction(Block):
