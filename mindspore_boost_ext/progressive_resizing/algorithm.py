@@ -8,7 +8,7 @@ from mindspore import Tensor, nn, ops
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.stages.growing_inputs import GrowingInputs, scaled
 
-_MOST_CHANNELS = 4  # an axis as short as that of RGBA may be the channels, as of (N, H, W, C)
+_MOST_CHANNELS = 4  # so short an axis beside a longer one may be the channels, as of (N, H, W, C)
 
 
 class ResizedImages(nn.Cell):
@@ -77,8 +77,8 @@ class ResizingAlgorithm(GrowingInputs):
         images = inputs[0] if inputs else None
         found = shown(images)
         if isinstance(images, Tensor):
-            is_batch = images.ndim == 4 and images.is_floating_point()
-            if is_batch and min(images.shape[2:]) > _MOST_CHANNELS:
+            is_batch, sizes = images.ndim == 4 and images.is_floating_point(), images.shape[2:]
+            if is_batch and (min(sizes) > _MOST_CHANNELS or max(sizes) <= _MOST_CHANNELS):
                 return
             found = f"{images.dtype} of shape {images.shape}"
         raise ValueError(
