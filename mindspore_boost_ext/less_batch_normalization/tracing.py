@@ -30,7 +30,7 @@ def trace(network: nn.Cell) -> list[Graph]:
             for failed in list(graph.failures):
                 fresh = [one for one in failed.cells() if one is not None and id(one) not in seen]
                 seen.update(id(one) for one in fresh)
-                whole = _note_reached(graph, failed, fresh)
+                whole = _note_reached(graph, failed, fresh) if fresh else []
                 pending += [one for one in fresh if one not in whole]
     return graphs
 
