@@ -82,7 +82,7 @@ def uses_of(function: FunctionType, is_method: bool) -> Uses:
             (found.of_self if value is found else found.of_others).add(one.argval)
             value = None
         else:
-            value = found if _loaded(one)[-1:] == own != () else None
+            value = found if own and _loaded(one)[-1:] == own else None
     found.finds |= _FINDING_ALL in found.of_self | found.of_others
     found.finds |= bool(_FINDING & found.of_others)
     return found
@@ -99,14 +99,15 @@ def _note_getattr(
     steps: list[dis.Instruction], function: FunctionType, own: tuple[str, ...], found: Uses
 ) -> None:
     """Note what ``getattr`` or ``vars``, with its arguments in the next steps, may find."""
-    call = next(place for place, one in enumerate(steps) if one.opname.startswith(_CALLS))
-    name = next((one for one in steps[max(call - 2, 0) : call] if _is_text(one)), None)
-    rest = [] if name is None else steps[steps.index(name) + 1 : call]
-    if name is not None and all(one.opname == "LOAD_CONST" for one in rest):
-        found.of_others.add(name.argval)
+    calls = (place for place, one in enumerate(steps) if one.opname.startswith(_CALLS))
+    given = steps[: next(calls, 0)]
+    texts = [one for one in given[-2:] if _is_text(one)]
+    if texts and all(one.opname == "LOAD_CONST" for one in given[given.index(texts[0]) :]):
+        found.of_others.add(texts[0].argval)  # perhaps before a default
         return
-    first, second = steps[:2]
-    is_self = _loaded(first)[:1] == own != () and second.opname not in _ATTRIBUTES
+    first = steps[0]
+    is_chained = any(one.opname in _ATTRIBUTES for one in steps[1:2])
+    is_self = bool(own) and _loaded(first)[:1] == own and not is_chained
     known = function.__globals__.get(first.argval) if first.opname == "LOAD_GLOBAL" else None
     found.finds |= not (is_self or isinstance(known, ModuleType))
 
