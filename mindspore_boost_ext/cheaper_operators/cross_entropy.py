@@ -8,7 +8,7 @@ from mindspore import dtype as mstype
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_ranked
 from mindspore_boost_ext.runtime.cross_entropy import Slope, fits, in_rows, picked
 
-_CERTAIN = 1e30  # a logit so large that all others have no weight
+_CERTAIN = 3.4e38  # a logit so large that all others have no weight: nearly the largest float32
 
 
 class _Total(nn.Cell):

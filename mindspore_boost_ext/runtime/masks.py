@@ -15,7 +15,7 @@ from mindspore import dtype as mstype
 from mindspore.ops import masked_fill as MASKED_FILL
 from mindspore.ops import where as WHERE
 
-from mindspore_boost_ext.runtime.compiling import is_known
+from mindspore_boost_ext.runtime.compiling import is_compiling, is_known
 
 _FEWEST = 2**17  # values of a result for which some operators more are the shorter way
 _MOST_AXES = 8  # that ops.tile takes
@@ -31,7 +31,7 @@ def masked_fill(input_x: Tensor, mask: Tensor, value: float | Tensor) -> Tensor:
     is_number = _shape_of(value) == () and not isinstance(value, int)
     is_usual = is_number and isinstance(input_x, Tensor) and _is_of_bool(mask)
     if is_usual and _is_of_float32(input_x, value):
-        shape = _common(mask.shape, input_x.shape)
+        shape = _common(is_compiling(), mask.shape, input_x.shape)
         if shape is not None:
             return _chosen(mask, value, input_x, shape)
     return MASKED_FILL(input_x, mask, value)
@@ -40,7 +40,7 @@ def masked_fill(input_x: Tensor, mask: Tensor, value: float | Tensor) -> Tensor:
 def where(condition: Tensor, input: float | Tensor, other: float | Tensor) -> Tensor:
     """Return what ``ops.where`` returns; for large operands of different shapes in less time."""
     if _is_of_float32(input, other) and _is_of_bool(condition):
-        shape = _common(condition.shape, _shape_of(input), _shape_of(other))
+        shape = _common(is_compiling(), condition.shape, _shape_of(input), _shape_of(other))
         if shape is not None:
             return _chosen(condition, input, other, shape)
     return WHERE(condition, input, other)
@@ -68,7 +68,7 @@ def _shape_of(operand: float | Tensor) -> Shape:
 
 
 @ops.constexpr(check=False)
-def _common(mask: Shape, *others: Shape) -> Shape | None:
+def _common(compiled: bool, mask: Shape, *others: Shape) -> Shape | None:
     """Return the shape of the result; None if MindSpore's operator is to run."""
     shapes = (mask, *others)
     if not all(map(is_known, shapes)) or len(set(shapes)) == 1:
@@ -79,7 +79,9 @@ def _common(mask: Shape, *others: Shape) -> Shape | None:
         return None
     few = math.prod(shape) < _FEWEST or math.prod(mask) == 1
     short = any(math.prod(one) > 1 == one[-1] and shape[-1] < _SHORTEST for one in shapes)
-    return None if few or short or len(shape) > _MOST_AXES else shape
+    # Without a graph, ops.tile has no second gradient.
+    has_none = not compiled and any(math.prod(one) > 1 and one != shape for one in others)
+    return None if few or short or has_none or len(shape) > _MOST_AXES else shape
 
 
 def _chosen(mask: Tensor, one: float | Tensor, other: float | Tensor, shape: Shape) -> Tensor:

@@ -88,6 +88,10 @@ def _joined(x: Tensor, axis: int, before: int, after: int, value: float | Tensor
 
 def _border(x: Tensor, axis: int, width: int, value: float | Tensor | None) -> Tensor:
     # In a graph, ops.full takes a whole number as a number of 32 bits.
-    number = value if isinstance(value, Tensor) else ops.scalar_to_tensor(value or 0, x.dtype)
+    number = (
+        value
+        if isinstance(value, Tensor)
+        else ops.scalar_to_tensor(0 if value is None else value, x.dtype)
+    )
     shape = (*x.shape[:axis], width, *x.shape[axis + 1 :])
     return ops.broadcast_to(ops.stop_gradient(number).reshape((1,) * x.ndim), shape)

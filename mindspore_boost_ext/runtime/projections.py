@@ -20,8 +20,10 @@ def linear(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """
     if x.dtype != mstype.float32 or w.dtype != mstype.float32 or not is_known(x.shape):
         return ORIGINAL(x, w, b)
-    if b is not None and b.dtype != mstype.float32:
+    if b is not None and (b.dtype != mstype.float32 or b.shape != w.shape[:1]):
         return ORIGINAL(x, w, b)
+    if x.shape[-1] != w.shape[-1]:
+        return ORIGINAL(x, w, b)  # raises
     rows = _OF_ROWS(x.reshape((-1, x.shape[-1])), w)
     if b is not None:
         rows = _BIAS_OF_ROWS(rows, b)

@@ -18,6 +18,7 @@ from mindspore_boost_ext import Algorithm, AutoBoost, make_train_step
 from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_known
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
+from mindspore_boost_ext.cheaper_operators.rows import CheaperSoftmax
 
 LEAST = {one.replacement.counted_as: one.replacement.least for one in KNOWN.values()}
 
@@ -582,6 +583,15 @@ def test_a_softmax_of_nothing(mode):
     net = nn.SequentialCell(nn.Softmax(0))
     assert replaced(net).status == "applied"
     assert net(Tensor(np.zeros((0, 3), np.float32))).shape == (0, 3)
+
+
+def test_an_axis_out_of_range_ends_in_an_error_and_in_nothing_else(pynative_mode, monkeypatch):
+    monkeypatch.setattr(CheaperSoftmax, "least", 0)
+    net = nn.SequentialCell(nn.Softmax(1))
+    assert replaced(net).status == "applied"
+    with pytest.raises(ValueError, match="axis"):
+        net(Tensor(np.zeros(3, np.float32)))
+    assert ops.relu(Tensor(np.zeros(3, np.float16))).dtype == ms.float16
 
 
 class Compiled(nn.Cell):

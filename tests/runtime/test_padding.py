@@ -235,6 +235,18 @@ def test_borders_hold_a_large_whole_number(mode, dtype):
     np.testing.assert_array_equal(found, [[2**40, 1]])
 
 
+class PaddedWith(nn.Cell):
+    """Takes the border's value as an input."""
+
+    def construct(self, x, value):
+        return ops.pad(x, (1, 1), "constant", value)
+
+
+def test_a_value_that_a_graph_does_not_know(mode):
+    found = PaddedWith()(Tensor(np.ones((1, 2), np.float32)), ms.mutable(2.5)).asnumpy()
+    assert found.tolist() == [[2.5, 1, 1, 2.5]]
+
+
 @pytest.mark.parametrize("widths", [(1, 1, 1), (1, 1, 1, 1, 1, 1)])
 def test_a_graph_refuses_widths_that_are_too_many(graph_mode, widths):
     with pytest.raises(ValueError, match="padding"):

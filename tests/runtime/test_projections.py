@@ -108,6 +108,20 @@ def test_sixteen_bits_are_left_to_mindspore(graph_mode, left_to_mindspore):
     assert set(left_to_mindspore) == {(mstype.float16, mstype.float16)}
 
 
+@pytest.mark.parametrize("shape", [(1,), ()])
+def test_a_bias_of_one_number_is_added_as_by_mindspore(mode, left_to_mindspore, shape):
+    x, w, b = normal(3, 4), normal(5, 4), normal(*shape)
+    found = Projection()(*(Tensor(one) for one in (x, w, b))).asnumpy()
+    np.testing.assert_allclose(found, np.float64(x) @ np.float64(w).T + b, **TOLERANCE)
+    assert left_to_mindspore
+
+
+def test_a_matrix_of_another_size_ends_in_mindspores_error(pynative_mode, left_to_mindspore):
+    with pytest.raises((RuntimeError, ValueError)):
+        Projection()(*(Tensor(normal(*one)) for one in ((3, 4), (5, 6), (5,)))).asnumpy()
+    assert left_to_mindspore
+
+
 def test_a_bias_of_16_bits_is_left_to_mindspore(mode, left_to_mindspore):
     x, w, b = normal(3, 4), normal(5, 4), normal(5).astype(np.float16)
     found = Projection()(Tensor(x), Tensor(w), Tensor(b)).asnumpy()
