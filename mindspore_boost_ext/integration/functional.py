@@ -105,7 +105,8 @@ class TrainStep:
     def set_train(self, mode: bool = True) -> TrainStep:
         """Set the network's mode, as ``nn.TrainOneStepCell`` does; return the step.
 
-        It is for loops written for that Cell: building and calling a step set the mode anyway.
+        It is for loops written for that Cell: building a step, and calling it after an evaluation,
+        set the mode anyway.
         """
         self.train_network.set_train(mode)
         return self
@@ -257,6 +258,10 @@ def make_train_step(
     network has several outputs, their sum is minimised, as by ``nn.TrainOneStepCell``. Apply
     ``ops.stop_gradient`` to outputs that are no loss.
 
+    The network trains from here on. If it was in training mode before, parts of it in evaluation
+    mode stay so, such as a frozen teacher. If it was not, as a new network is not, call
+    ``part.set_train(False)`` afterwards, before the first step.
+
     Args:
         network (Cell): the network.
         loss_fn (Cell, optional): takes the network's output and the label, the second Tensor of a
@@ -303,6 +308,8 @@ def make_train_step(
             "construct takes output and label, or let the network return its loss, and give None"
         )
     manager = {} if loss_scale_manager is None else {"loss_scale_manager": loss_scale_manager}
+    resting = {name for name, one in network.cells_and_names() if not one.training}
+    was_training = network.training
     cell = boosted_build_train_network(
         ms.amp.build_train_network,
         network,
@@ -315,4 +322,7 @@ def make_train_step(
         any_optimizer=True,
         **manager,
     )
+    for name, one in network.cells_and_names():  # layers may have been replaced
+        if was_training and name in resting:
+            one.add_flags(training=False)
     return TrainStep(cell, network, loss_fn is not None)

@@ -168,6 +168,8 @@ class _Plan:
             removal = removals.get(id(cell), Removal(False, does_else(cell) or "never called"))
             if not (self._trains(cell.gamma) or self._trains(cell.beta)):
                 removal = Removal(False, "its scale and shift are not trained, as in a frozen part")
+            if self.network.training and not cell.training:
+                removal = Removal(False, "it is in evaluation mode while the network trains")
             if _compat.has_hooks(cell):
                 removal = Removal(False, _HOOKED)
             if {id(cell), id(cell.gamma), id(cell.beta)} & elsewhere:

@@ -9,6 +9,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
+import residual_nets
 from mindspore import Parameter, ParameterTuple, Tensor, experimental, nn, ops
 from mindspore.train import Callback
 from models import model_of
@@ -409,6 +410,24 @@ def test_what_rested_in_training_rests_after_an_evaluation(mode):
     assert (net.student[1].training, net.teacher[1].training) == (True, False)
     for one, old in zip(net.teacher.get_parameters(), before):
         np.testing.assert_array_equal(one.asnumpy(), old)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_parts_at_rest_in_a_network_that_trains_stay_at_rest_in_its_step(mode, level):
+    """As in ``net.set_train(); net.backbone.set_train(False)`` before the step is built."""
+    net = residual_nets.ZooResNet()
+    net.set_train()
+    block = net.layer1[0]
+    block.set_train(False)
+    before = nets.weights(block)
+    switches = {"mode": "manual", "grad_freeze": False, "cheaper_operators": True}
+    config = None if level == "O0" else {"boost": switches}
+    params = [one for one in net.trainable_params() if "layer1" not in one.name]
+    step = make_train_step(net, nets.loss_fn(), nets.momentum(params), level=level, config=config)
+    step(*residual_nets.images())
+    assert (net.training, block.training, block.bn1.training) == (True, False, False)
+    assert isinstance(block.bn1, nn.BatchNorm2d)
+    nets.assert_same(nets.weights(block), before)
 
 
 class LossAndMore(nn.Cell):

@@ -51,6 +51,15 @@ def test_without_another_use_it_goes():
     assert done(nn.SequentialCell(Block()))["bn1"] == "removed"
 
 
+def test_it_stays_in_evaluation_mode_in_a_network_that_trains():
+    net = Block()
+    net.set_train()
+    net.bn1.set_train(False)
+    (reason,) = [one.reason for one in less_bn(net).changes if one.name == "bn1"]
+    assert reason == "it is in evaluation mode while the network trains"
+    assert done(Block().set_train())["bn1"] == "removed"
+
+
 # ---- Arguments that a call may leave out ----
 
 
