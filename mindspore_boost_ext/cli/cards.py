@@ -1,10 +1,11 @@
-"""The cards of the algorithms, as ``--explain NAME`` prints them."""
+"""The cards of the algorithms and the page of the recipes, as ``--explain NAME`` prints them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import mindspore_boost_ext
+from mindspore_boost_ext import recipes
 
 # Other names of a method: a setting, a class, a run of compare.
 _OTHERS: dict[str, tuple[str, ...]] = {
@@ -24,6 +25,7 @@ _OTHERS: dict[str, tuple[str, ...]] = {
     "label_smoothing": ("SmoothedLoss",),
     "compiled_step": (),
     "cheaper_operators": (),
+    "recipes": ("recipe", *recipes.NAMES),
 }
 # Cards that are not the README.md in the folder with the method's name.
 _ELSEWHERE = {
@@ -31,6 +33,7 @@ _ELSEWHERE = {
     "normalised_head": "less_batch_normalization/head.md",
     "loss_scale": "boost_cell_wrapper/README.md",
     "loss_scale_group": "group_loss_scale_manager/README.md",
+    "recipes": "docs/RECIPES.md",
 }
 CARDS = {name: _ELSEWHERE.get(name, f"{name}/README.md") for name in _OTHERS}
 OTHER_NAMES = {other: name for name, others in _OTHERS.items() for other in others}

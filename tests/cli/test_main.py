@@ -230,6 +230,12 @@ def test_an_answer_outlives_its_reader():
     assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("name", ["recipes", "fast", "large-batch"])
+def test_a_recipe_is_explained_by_the_page_of_the_recipes(capsys, name):
+    assert main(["--explain", name]) == 0
+    assert capsys.readouterr().out.startswith("# Recipes")
+
+
 def test_an_answer_outlives_letters_that_are_missing(monkeypatch):
     output = io.TextIOWrapper(io.BytesIO(), "ascii", errors="strict")
     monkeypatch.setattr(sys, "stdout", output)
