@@ -308,8 +308,8 @@ def make_train_step(
             "construct takes output and label, or let the network return its loss, and give None"
         )
     manager = {} if loss_scale_manager is None else {"loss_scale_manager": loss_scale_manager}
-    resting = {name for name, one in network.cells_and_names() if not one.training}
-    was_training = network.training
+    cells = network.cells_and_names() if network.training else ()
+    resting = {name for name, one in cells if not one.training}
     cell = boosted_build_train_network(
         ms.amp.build_train_network,
         network,
@@ -323,6 +323,6 @@ def make_train_step(
         **manager,
     )
     for name, one in network.cells_and_names():  # layers may have been replaced
-        if was_training and name in resting:
+        if name in resting:
             one.add_flags(training=False)
     return TrainStep(cell, network, loss_fn is not None)
