@@ -27,7 +27,8 @@ class LessBNAlgorithm(Algorithm):
     needs_nn_optimizer = True
 
     def __init__(self) -> None:
-        self._frozen: frozenset[str] = frozenset()  # what the user's optimizer does not train
+        # What the user's optimizer does not train, then what the trained network keeps, too.
+        self._frozen: frozenset[str] = frozenset()
 
     def build(self, build: Build) -> None:
         """Rewrite the network, and fit the optimizer to its parameters."""
@@ -35,6 +36,9 @@ class LessBNAlgorithm(Algorithm):
         parameters = build.network.trainable_params() if trained else ()
         self._frozen = frozenset(one.name for one in parameters if id(one) not in trained)
         rewriting = self._rewritten(build.network, build)
+        # A separate network for evaluation keeps the same layers, also where these have hooks.
+        kept = [one.name for one in rewriting.changes if one.done == KEPT and not one.is_head]
+        self._frozen |= {f"{name}.{part}" for name in kept for part in ("gamma", "beta")}
         build.regroupings.append(rewriting.regrouped)
         centralize = self._centralized(build) if build.config.less_bn.gc_flag else {}
         warn_of(rewriting, _CENTRALIZES if centralize else "")

@@ -16,6 +16,7 @@ _CALLS = ("CALL", "PRECALL")
 # By these, code finds Cells without their names: those that a Cell holds, and those at any depth.
 _FINDING = frozenset(("cells", "name_cells", "__dict__", _compat.CHILDREN))
 _FINDING_ALL = "cells_and_names"
+_SELF = object()  # stands for the first argument of a method
 
 
 def _instructions(code: CodeType) -> list[dis.Instruction]:
@@ -70,7 +71,7 @@ def uses_of(function: FunctionType, is_method: bool) -> Uses:
     """Return what a function uses; the first argument of a method is ``self``."""
     found, steps = Uses(), _instructions(function.__code__)
     own = function.__code__.co_varnames[:1] if is_method else ()
-    value: object = None  # what the last instruction has loaded, if it is known; or self
+    value: object = None  # what the last instruction has loaded, if it is known
     for place, one in enumerate(steps):
         if one.opname == "LOAD_GLOBAL":
             value = function.__globals__.get(one.argval)
@@ -79,10 +80,10 @@ def uses_of(function: FunctionType, is_method: bool) -> Uses:
         elif one.opname in _ATTRIBUTES and isinstance(value, ModuleType):
             value = getattr(value, one.argval, None)
         elif one.opname in _ATTRIBUTES:
-            (found.of_self if value is found else found.of_others).add(one.argval)
+            (found.of_self if value is _SELF else found.of_others).add(one.argval)
             value = None
         else:
-            value = found if own and _loaded(one)[-1:] == own else None
+            value = _SELF if own and _loaded(one)[-1:] == own else None
     found.finds |= _FINDING_ALL in found.of_self | found.of_others
     found.finds |= bool(_FINDING & found.of_others)
     return found

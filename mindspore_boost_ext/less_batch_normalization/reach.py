@@ -29,7 +29,8 @@ def _is_used(inner: nn.Cell, held: set[int], names: set[str]) -> bool:
 def _names_in(cell: nn.Cell) -> set[str]:
     """Return the names of a Cell's children, and of the methods of the script's class."""
     kinds = [kind for kind in type(cell).__mro__ if not is_own(kind.__module__)]
-    methods = {name for kind in kinds[:-1] for name in vars(kind) if not hasattr(nn.Cell, name)}
+    # nn.Cell has all names of ``object``, too.
+    methods = {name for kind in kinds for name in vars(kind) if not hasattr(nn.Cell, name)}
     return methods | _compat.children(cell).keys()
 
 

@@ -594,6 +594,29 @@ def test_an_eval_network_of_other_names_is_rewritten_alike():
     assert type(other[0][1].bn1) is type(body[1].bn1) is RemovedBatchNorm
 
 
+def hooked(norm):
+    norm.register_forward_hook(lambda *_: None)
+
+
+def at_rest(norm):
+    norm.set_train(False)
+
+
+@pytest.mark.parametrize("change", [hooked, at_rest], ids=lambda one: one.__name__)
+def test_an_eval_network_keeps_what_is_kept_in_the_trained_one(change):
+    """It has no hooks, and another mode."""
+    (kind, *_) = zoo.UNDERSTOOD
+    body = nn.SequentialCell(nn.Conv2d(1, zoo.WIDTH, 3), kind(), kind())
+    other = copy.deepcopy(body)
+    body.set_train()
+    change(body[1].bn1)
+    with AutoBoost("O1", contract.switched(less_bn=True)).building() as boost:
+        boost.network_auto_process_train(body, nets.momentum(body.trainable_params()))
+        boost.network_auto_process_eval(other)
+    for net in (body, other):
+        assert [type(one.bn1) for one in (net[1], net[2])] == [nn.BatchNorm2d, RemovedBatchNorm]
+
+
 class Dropout(nn.Cell):
     """A layer of the user's own, under the name of one of MindSpore's that keeps the scale."""
 

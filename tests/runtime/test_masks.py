@@ -255,6 +255,8 @@ def test_a_second_gradient(mode, shape):
     chosen = np.broadcast_to(~mask, SHAPE).astype(np.float64)
     times = chosen.sum() if shape == () else chosen.sum((0, 2), keepdims=True)[0]
     expected = np.broadcast_to(6 * np.float64(y) * times, shape)
+    # Up to 65,536 terms, added in float32: each of n additions rounds by up to 6e-8 of the sum, all
+    # together by about sqrt(n) of that, 2e-5.
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
