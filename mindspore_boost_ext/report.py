@@ -11,7 +11,7 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LOGGER = logging.getLogger("mindspore_boost_ext")
@@ -155,8 +155,9 @@ class Report:
         return {"title": self.title, "rows": rows}
 
     def __repr__(self) -> str:
-        """Return the report as a table of plain text; long reasons take several lines."""
-        table = [self.HEADINGS, *(line for row in self.rows for line in _lines(row.cells()))]
+        """Return a table of plain text: long reasons take several lines, rows of a group one."""
+        rows = _grouped(self.rows)
+        table = [self.HEADINGS, *(line for row in rows for line in _lines(row.cells()))]
         widths = [max(len(line[column]) for line in table) for column in range(len(self.HEADINGS))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths)) for line in table
@@ -169,6 +170,29 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _grouped(rows: Iterable[Row]) -> list[Row]:
+    """Return rows of which those called ``group: name`` are one for each status of the group.
+
+    A group, such as what the import does for the machine, would hide the algorithms.
+    """
+    members: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        group = row.algorithm.partition(": ")[0]
+        members.setdefault((group, row.asked_by, row.status), []).append(row)
+    return [_summary(key, those) for key, those in members.items()]
+
+
+def _summary(key: tuple[str, str, str], rows: Sequence[Row]) -> Row:
+    """Return several rows of a group as one: their names, and the reason if all have the same."""
+    if len(rows) == 1:
+        return rows[0]
+    group, asked_by, status = key
+    names = ", ".join(row.algorithm.partition(": ")[2] for row in rows)
+    (*others, reason) = {row.reason for row in rows}
+    why = "python -m mindspore_boost_ext --env says why" if others else reason
+    return Row(group, asked_by, status, f"{names} ({why})")
 
 
 def _lines(cells: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -24,6 +24,24 @@ def test_a_report_reads_as_an_aligned_table():
     ]
 
 
+def test_rows_of_a_group_are_printed_as_one_for_each_status():
+    report = Report("boost level O1")
+    report.put(Row("less_bn", "-", "inactive", "not in level O1"))
+    report.put(Row("machine: a", "import", "applied", "two cores"))
+    report.put(Row("machine: b", "import", "skipped", "set by the user"))
+    report.put(Row("machine: c", "import", "applied", "linear time"))
+    names = [line.split()[0] for line in str(report).splitlines()[3:]]
+    assert names == ["less_bn", "machine", "machine:"]
+    assert "a, c (python -m mindspore_boost_ext --env says why)" in str(report)
+    assert [row.algorithm for row in report.rows][1:] == ["machine: a", "machine: b", "machine: c"]
+
+
+def test_rows_of_a_group_keep_a_reason_that_they_share():
+    report = Report("boost level O1")
+    report.put(*(Row(f"machine: {name}", "import", "inactive", "the device is X") for name in "ab"))
+    assert "a, b (the device is X)" in str(report)
+
+
 def test_a_later_row_takes_the_place_of_the_earlier():
     report = Report("title")
     report.put(Row("less_bn", "level O1", "applied"))
