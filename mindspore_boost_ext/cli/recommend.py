@@ -148,8 +148,12 @@ def _goal(
     plain: Racer, history: Sequence[Record]
 ) -> tuple[str, Callable[[Racer, Sequence[Record]], float | None]]:
     """Return the name of the goal, and what gives the seconds until a run stays at it."""
-    if plain.outcome.status != RAN or not plain.steps:
+    if plain.outcome.status != RAN:
         raise _NoGoalError(f"the plain run of the script failed: {plain.outcome.note}")
+    if not plain.steps:
+        raise _NoGoalError(
+            "the plain run of the script gives no goal: no loss of its steps is one number"
+        )
     width = max(1, round(plain.steps * _SMOOTHED))
     goal = _smoothed(_curve(history)[1], width)[-1]
     if not math.isfinite(goal):
