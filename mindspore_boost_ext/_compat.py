@@ -6,6 +6,7 @@ Thin adapters: public names for MindSpore's private ones, and for those of its o
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -142,7 +143,9 @@ def all_finite_operator() -> ops.Primitive:
 # ---- Cells: a second Cell over the same parts ----
 
 # Attributes that running a Cell leaves on it; a copy makes its own.
-_TRACES = frozenset(("_mutable_flags", "_Cell__compile_cell_hook__", "__parse_method__"))
+_TRACES = frozenset(
+    ("_mutable_flags", "_Cell__compile_cell_hook__", "__parse_method__", "_func_graph_flags")
+)
 
 
 def im2col(
@@ -154,8 +157,19 @@ def im2col(
 
 def own_attributes(cell: nn.Cell) -> dict[str, Any]:
     """Return the attributes of a Cell, without those that every Cell has."""
-    machinery = set(vars(nn.Cell(auto_prefix=False))) | _TRACES
+    machinery = _machinery()
     return {name: value for name, value in vars(cell).items() if name not in machinery}
+
+
+def hooks(cell: nn.Cell) -> dict[str, Any]:
+    """Return the attributes in which a Cell keeps its hooks."""
+    names = [name for name in vars(cell) if "hook" in name and name in _machinery() - _TRACES]
+    return {name: vars(cell)[name] for name in names if name != "_is_recursion_hook"}
+
+
+@functools.cache
+def _machinery() -> frozenset[str]:
+    return frozenset(vars(nn.Cell(auto_prefix=False))) | _TRACES
 
 
 def shallow_copy(cell: nn.Cell, kind: Any = None) -> nn.Cell:

@@ -29,6 +29,11 @@ class SubspaceUpdate(Update):
         weights = self.weights
         return call(self.dim_reduce, (loss, gradients, self.sens, weights, weights, *inputs))
 
+    def before_step(self, *inputs: Tensor) -> None:
+        """Take over what the script has set: a graph is compiled with it."""
+        super().before_step(*inputs)
+        self.dim_reduce.follow_script()
+
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> SubspaceUpdate:
         """Return the part itself: every variant of the step trains all weights."""
         return self

@@ -15,7 +15,7 @@ from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.base.sums import DIVIDE, chosen
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.projection import Subspace
-from mindspore_boost_ext.runtime.eval_copy import eval_copy
+from mindspore_boost_ext.runtime.eval_copy import EvalCopy
 
 P_BFGS, TWA = "p-bfgs", "twa"
 # The arguments of DimReduce that are settings of its section.
@@ -122,8 +122,13 @@ class DimReduce(Subspace):
         self.outer = ops.MatMul(transpose_b=True)
         self._make_state()
         self._make_scratch()
-        self.trial_network = without_dropout(network)
+        self.without_dropout = without_dropout(network)
+        self.trial_network = self.without_dropout.network
         self.has_dropout = self.trial_network is not network
+
+    def follow_script(self) -> None:
+        """Let the trials see what the script has set on the network."""
+        self.without_dropout.follow()
 
     def _make_state(self) -> None:
         k, n = self.n_components, sum(self.sizes)
@@ -322,9 +327,9 @@ class DimReduce(Subspace):
         }
 
 
-def without_dropout(network: nn.Cell) -> nn.Cell:
-    """Return the network, over the same Parameters, with its dropout layers switched off."""
-    return eval_copy(network, layers_of(network, _DROPOUTS))
+def without_dropout(network: nn.Cell) -> EvalCopy:
+    """Return a copy of the network, over the same Parameters, whose dropout is switched off."""
+    return EvalCopy(network, layers_of(network, _DROPOUTS))
 
 
 def _copied(after: Tensor, target: Parameter, source: Parameter) -> Tensor:

@@ -100,8 +100,12 @@ class Subspace(nn.Cell):
         if not isinstance(loss_scale, Tensor):
             loss_scale = Tensor(float(loss_scale), ms.float32)
         gradients = ms.mutable(tuple(old_grad))  # else GRAPH_MODE compiles their values in
+        self.follow_script()
         with _compat.without_autograd():
             return super().__call__(loss, gradients, loss_scale, (), (), *inputs)
+
+    def follow_script(self) -> None:
+        """Take over what the script has set since the last run, if it concerns the step."""
 
     def check_state(self) -> None:
         """Raise ``ValueError`` when a loaded checkpoint was made in another basis."""

@@ -12,7 +12,7 @@ from mindspore_boost_ext.grad_freeze.adaptive import AdaptiveFreezeOpt
 from mindspore_boost_ext.grad_freeze.freezing import GradientFreeze, ScheduledSteps, frozen_cells
 from mindspore_boost_ext.grad_freeze.optimizer import FreezeOpt
 from mindspore_boost_ext.report import APPLIED, SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.runtime.eval_copy import eval_copy
+from mindspore_boost_ext.runtime.eval_copy import EvalCopy
 from mindspore_boost_ext.stages.choice import StepChoice
 
 
@@ -74,7 +74,9 @@ class FreezeAlgorithm(Algorithm):
             frozen = frozen_cells(step.network, [*variant.weights, *others])
             # No copies of layers that capture. They act alike in training and evaluation.
             kept = () if step.captures_part is None else step.captures_part.layers
-            variant.network = eval_copy(step.network, frozen, kept).set_grad()
+            copy = EvalCopy(step.network, frozen, kept)
+            variant.network = copy.network.set_grad()
+            variant.surrounding_part = functools.partial(copy.followed, variant.surrounding_part)
         return variant
 
     def observations(self, step: StepCell) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.learning_rate import host_array
 from mindspore_boost_ext.base.randomness import kept_random_numbers
-from mindspore_boost_ext.runtime.eval_copy import eval_copy
+from mindspore_boost_ext.runtime.eval_copy import EvalCopy
 
 _ROUNDING = 1e-3  # relative error of a loss, also in float16
 _FEWEST = 4  # samples: they are divided into quarters
@@ -70,7 +70,7 @@ def _written(network: nn.Cell) -> list[Tensor]:
 
 def _evaluating(network: nn.Cell, losses_train: bool) -> nn.Cell:
     """Return a copy in evaluation mode; its losses may train: some compare samples only then."""
-    copy = eval_copy(network, [network])
+    copy = EvalCopy(network, [network]).network
     losses = [cell for _, cell in copy.cells_and_names() if isinstance(cell, nn.LossBase)]
     for cell in losses if losses_train else ():
         nn.Cell.add_flags(cell, training=True)  # its own add_flags keeps it in evaluation mode

@@ -53,7 +53,7 @@ def test_a_class_of_the_users_is_not_known_by_its_name():
 
 def test_algorithms_know_them(rewritten):
     assert output_axes(rewritten)["up.weight"] == 1
-    trial = without_dropout(rewritten)
+    trial = without_dropout(rewritten).network
     assert (trial.drop.training, trial.norm.training) == (False, rewritten.norm.training)
     optimizer = THOR(rewritten, 0.1, 0.03, 0.9)
     assert optimizer.counts()["layers"] == 1
@@ -67,7 +67,7 @@ def test_algorithms_know_them(rewritten):
 @pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout2d, mint.nn.Dropout, mint.nn.Dropout2d])
 def test_every_dropout_rests_in_a_search(kind):
     net = nn.SequentialCell(nn.Dense(3, 3), kind(p=0.5)).set_train()
-    trial = without_dropout(net)
+    trial = without_dropout(net).network
     assert [one.training for one in trial] == [True, False]
     assert net[1].training
 

@@ -241,7 +241,9 @@ def test_a_plain_run_that_fails_is_said(race):
 def test_a_training_without_a_loss_of_one_number_gives_no_goal(race):
     code, settings, printed = race(plain=history(2, 1.0, lambda step: None, last=None))
     assert (code, settings) == (1, None)
-    assert "the plain run of the script gives no goal: no loss of its steps is one number" in printed
+    assert (
+        "the plain run of the script gives no goal: no loss of its steps is one number" in printed
+    )
 
 
 def test_a_winner_that_cannot_be_written_is_one_line(race, capsys):

@@ -450,6 +450,31 @@ def test_dropout_rests_in_the_trials_and_batch_norm_does_not(graph_mode):
     assert net.drop.training
 
 
+class Scaled(Noisy):
+    """Its outputs have a factor, which scripts change; its dropout drops next to nothing."""
+
+    factor = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(p=1e-9)
+
+    def construct(self, x):
+        return super().construct(x) * self.factor
+
+
+def test_the_trials_see_what_a_script_sets_before_the_first_step(mode):
+    def weights(late):
+        net = Scaled()
+        net.factor = 1.0 if late else -1.0
+        _, step = reduced(net=lambda: net)
+        net.factor = -1.0
+        run(step, nets.batches(3))
+        return net
+
+    nets.assert_same_weights(weights(late=True), weights(late=False))
+
+
 def test_p_sgd_gives_the_optimizer_the_projected_gradient(mode):
     batches = nets.batches(1)
     net, step = reduced({"method": "p-sgd"}, optimizer=lambda params: nn.SGD(params, 0.1))

@@ -396,6 +396,76 @@ def test_a_frozen_dropout_rests_however_it_is_reached(mode, kind):
     assert len(losses) == 1
 
 
+class Annealed(nn.Cell):
+    """Its outputs have a factor, which scripts change."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.SequentialCell([nn.Dense(3, 3) for _ in range(4)])
+        self.factor, self.runs, self.last = 1.0, 0, None
+        nets.fill(self)
+
+    def construct(self, x):
+        return self.layers(x) * self.factor
+
+
+class Counting(Annealed):
+    """Counts its runs, and keeps something of the last one."""
+
+    def construct(self, x):
+        self.runs += 1
+        self.last = x * self.runs
+        return super().construct(x)
+
+
+def resting(net, schedule):
+    """Return a step in which frozen layers are in evaluation mode, and that changes no weight."""
+    settings = config(param_groups=2, schedule=schedule, eval_frozen=True)
+    return decaying(net, settings, nn.SGD(net.trainable_params(), 0.0)).train_network
+
+
+def test_steps_that_freeze_see_what_a_script_sets_before_the_first(mode):
+    net, (batch,) = Annealed(), nets.batches(1)
+    step = resting(net, [0, 1])
+    net.factor = 0.0
+    losses = [loss_of(step(*map(Tensor, batch))) for _ in range(2)]
+    assert losses == pytest.approx([np.log(3)] * 2, rel=1e-6)  # three classes, all logits 0
+
+
+def test_steps_that_freeze_see_what_a_script_sets_between_steps(pynative_mode):
+    net, (batch,) = Annealed(), nets.batches(1)
+    step, losses = resting(net, [0, 1]), []
+    for net.factor in (1.0, 1.0, 0.0, 0.0, 1.0, 1.0):
+        losses.append(loss_of(step(*map(Tensor, batch))))
+    assert losses[0] != losses[2]
+    assert losses == [one for one in losses[::2] for _ in range(2)]
+
+
+def test_what_a_network_keeps_of_its_runs_is_there_after_steps_that_freeze(pynative_mode):
+    net, (batch,) = Counting(), nets.batches(1)
+    step = resting(net, [0, 1, 1])
+    for run in range(1, 7):
+        step(*map(Tensor, batch))
+        assert net.runs == run
+        np.testing.assert_array_equal(net.last.asnumpy(), batch[0] * np.float32(run))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_hooks_run_in_steps_that_freeze(pynative_mode, early):
+    net, (batch,), ran = Annealed(), nets.batches(1), []
+    step = None if early else resting(net, [0, 1])
+    net.register_forward_hook(lambda cell, inputs, outputs: ran.append("net"))
+    handle = net.layers[0].register_forward_pre_hook(lambda cell, inputs: ran.append("first"))
+    step = resting(net, [0, 1]) if early else step
+    for _ in range(4):
+        step(*map(Tensor, batch))
+    assert ran == ["first", "net"] * 4
+    handle.remove()
+    for _ in range(2):
+        step(*map(Tensor, batch))
+    assert ran == ["first", "net"] * 4 + ["net"] * 2
+
+
 def test_what_another_optimizer_trains_is_not_frozen(pynative_mode):
     """As a discriminator in the step of its generator, while all of the generator trains."""
     net = ByList()
