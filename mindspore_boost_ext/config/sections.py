@@ -141,7 +141,9 @@ class GradAccumulationConfig(Section):
     # Counted in float32.
     grad_accumulation_step: int = setting(1, integer(1, 2**24), "micro-batches per update")
     weighting: str = setting(
-        "equal", one_of(("equal", "samples")), "weight of a micro-batch: equal, or by its samples"
+        "equal",
+        one_of(("equal", "samples", "labels")),
+        "weight of a micro-batch: equal, or by its samples or labels",
     )
     on_overflow: str = setting(
         "drop_micro_batch",

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mindspore_boost_ext.algorithm import Algorithm, StepCell
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.grad_accumulation.window import GradientAccumulation
+from mindspore_boost_ext.grad_accumulation.labels import (
+    LabelCount,
+    divides_by_labels,
+    ignores_some,
+    other_divisor,
+)
+from mindspore_boost_ext.grad_accumulation.window import LABELS, SAMPLES, GradientAccumulation
+from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.gradients import check_dense
 
 _WEIGHTING = "grad_accumulation.weighting"
@@ -29,24 +38,44 @@ class AccumulationAlgorithm(Algorithm):
             settings.grad_accumulation_step, step.optimizer, weighting=settings.weighting
         )
         step.window_part.drops_on_overflow = settings.on_overflow == "drop_window"
+        loss: Any = step.auto_boost.loss_fn
+        if settings.weighting != LABELS:
+            _warn(other_divisor(loss, settings.grad_accumulation_step))
+        elif divides_by_labels(loss):
+            step.window_part.label_count = LabelCount(loss)
+        else:
+            raise ValueError(
+                "grad_accumulation.weighting='labels' counts the labels by which the loss_fn "
+                f"divides, an nn.CrossEntropyLoss with reduction 'mean', got {shown(loss)}: give "
+                "such a loss, or set weighting 'samples'"
+            )
 
     def check_state(self, step: StepCell, *inputs: object) -> None:
-        """Refuse inputs without samples to count, and a window filled with the other weighting."""
+        """Refuse inputs without samples to count, and a window filled with another weighting."""
         if step.window_part is None or not step.use_grad_accumulation:
             return
         step.check_sums("gradient_accumulation_process")
-        if len(inputs) > 0:
-            if step.window_part.by_samples and not getattr(inputs[0], "shape", ()):
-                raise ValueError(
-                    "grad_accumulation.weighting='samples' counts samples along the first axis of "
-                    f"the first input, got {shown(inputs[0])}: make samples the first axis, or "
-                    "set weighting 'equal'"
-                )
-            now = step.auto_boost.settings_in_force()
-            if step.restored_settings.get(_WEIGHTING) != now.get(_WEIGHTING):
-                step.window_part.check_weighting(step.window_part.weight_of(*inputs))
+        if len(inputs) == 0:
+            return
+        weighting = step.window_part.weighting
+        if weighting == SAMPLES and not getattr(inputs[0], "shape", ()):
+            raise ValueError(
+                "grad_accumulation.weighting='samples' counts samples along the first axis of "
+                f"the first input, got {shown(inputs[0])}: make samples the first axis, or "
+                "set weighting 'equal'"
+            )
+        if weighting != LABELS:
+            _warn(ignores_some(step.auto_boost.loss_fn, inputs[-1]))
+        saved = step.restored_settings.get(_WEIGHTING, "").strip("'")  # repr of the name
+        if saved != weighting:
+            step.window_part.check_weighting(float(step.window_part.weight_of(*inputs)), saved)
 
     def check_length(self, step: StepCell, epochs: int, steps: int) -> None:
         """Warn when an epoch, or the whole training, ends before a window is full."""
         if epochs > 0 and step.window_part is not None and step.use_grad_accumulation:
             step.window_part.expect_training(epochs, steps)
+
+
+def _warn(reason: str) -> None:
+    if reason:
+        warn(f"gradients of micro-batches do not add up to those of the big batch: {reason}")

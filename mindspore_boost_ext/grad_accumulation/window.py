@@ -21,7 +21,8 @@ from mindspore_boost_ext.config.sections import GradAccumulationConfig
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.state import connected, state_of
 
-EQUAL, SAMPLES = "equal", "samples"
+EQUAL, SAMPLES, LABELS = "equal", "samples", "labels"
+_TINY = 1e-30  # instead of the weight of a window in which no label counts: its gradients are 0
 
 
 def gradient_accumulation_op(
@@ -44,8 +45,8 @@ class GradientAccumulation(nn.Cell):
     Args:
         max_accumulation_step (int): micro-batches in a window, at least 1.
         optimizer (Cell): the optimizer; it runs once for each window.
-        weighting (str): ``"equal"``: every micro-batch counts alike; ``"samples"``: by its
-            ``weight``. Default: ``"equal"``.
+        weighting (str): ``"equal"``: every micro-batch counts alike; ``"samples"`` or
+            ``"labels"``: by its ``weight``. Default: ``"equal"``.
 
     Inputs:
         - **loss** (Tensor) - the loss of the micro-batch, returned when all is done.
@@ -84,10 +85,11 @@ class GradientAccumulation(nn.Cell):
             weighting=(weighting, rules["weighting"]),
         )
         self._max_accumulation_step = int(max_accumulation_step)
-        self.by_samples = weighting == SAMPLES
+        self.weighting, self.is_weighted = weighting, weighting != EQUAL
+        self.label_count: nn.Cell | None = None  # the step knows the loss
         # On CPU, a division takes twenty times as long as a product. For full windows of a power of
         # two it is exact. Others divide, to round as earlier runs did.
-        self.divides = not self.by_samples and max_accumulation_step & (max_accumulation_step - 1)
+        self.divides = not self.is_weighted and max_accumulation_step & (max_accumulation_step - 1)
         self.drops_on_overflow = False
         self._warned_of_long_window = False
         self.optimizer = optimizer
@@ -122,12 +124,14 @@ class GradientAccumulation(nn.Cell):
     def accumulate(self, gradients: tuple[Tensor, ...], weight: float | Tensor = 1.0) -> Tensor:
         """Add the gradients of one micro-batch, times ``weight``, to the buffers."""
         done = each(ops.partial(self._add, weight), self._grad_accumulation, gradients)
-        ops.assign_add(self._total_weight, ops.cast(weight, ms.float32) if self.by_samples else 1.0)
+        ops.assign_add(
+            self._total_weight, ops.cast(weight, ms.float32) if self.is_weighted else 1.0
+        )
         return ops.depend(ops.assign_add(self._accumulation_step, 1), done)
 
     def _add(self, weight: float | Tensor, buffer: Parameter, gradient: Tensor) -> Tensor:
         gradient = ops.cast(gradient, ms.float32)
-        return ops.assign_add(buffer, gradient * weight if self.by_samples else gradient)
+        return ops.assign_add(buffer, gradient * weight if self.is_weighted else gradient)
 
     def is_full(self) -> Tensor:
         """Return bool, shape (): whether the window has all its micro-batches."""
@@ -137,13 +141,18 @@ class GradientAccumulation(nn.Cell):
         """Return bool, shape (): whether the next micro-batch fills the window."""
         return self._accumulation_step >= self._max_accumulation_step - 1
 
-    def weight_of(self, *inputs: Tensor) -> float:
-        """Return the weight of a batch in the window; the first axis counts the samples."""
-        return float(inputs[0].shape[0]) if self.by_samples else 1.0
+    def weight_of(self, *inputs: Tensor) -> float | Tensor:
+        """Return the weight of a batch: labels come last, the first axis counts the samples."""
+        if self.label_count is not None:
+            return self.label_count(inputs[-1])
+        return float(inputs[0].shape[0]) if self.is_weighted else 1.0
 
     def window_gradients(self) -> tuple[Tensor, ...]:
         """Return the mean over the micro-batches in the window, in the dtypes of the parameters."""
-        mean = ops.partial(self._mean, 1.0 / self._total_weight)
+        total = self._total_weight
+        if self.label_count is not None:
+            total = ops.maximum(total, _TINY)
+        mean = ops.partial(self._mean, 1.0 / total)
         return each(mean, self._grad_accumulation, self.weights)
 
     def _mean(self, inverse: Tensor, buffer: Parameter, weight: Parameter) -> Tensor:
@@ -184,18 +193,24 @@ class GradientAccumulation(nn.Cell):
         """Return how many micro-batches the window holds."""
         return int(self._accumulation_step.asnumpy())
 
-    def check_weighting(self, weight: float) -> None:
-        """Refuse a window filled with the other weighting; ``weight`` is that of the next batch.
+    def check_weighting(self, weight: float, saved: str = "") -> None:
+        """Refuse a window filled with another weighting.
+
+        Args:
+            weight (float): that of the next batch.
+            saved (str): the weighting of the run that filled it. Default: "", unknown.
 
         Raises:
             ValueError: with the remedy.
         """
         held, total = self.micro_steps(), float(self._total_weight.asnumpy())
-        # With equal weights, each of them counts 1; by samples, the number of its samples.
-        if held and (total == held and weight != 1 if self.by_samples else total != held):
+        # With equal weights, each micro-batch counts 1.
+        was_equal = total == held and weight != 1
+        was_other = was_equal or saved in (SAMPLES, LABELS) if self.is_weighted else total != held
+        if held and was_other:
             raise ValueError(
                 f"the window holds {held} micro-batches that were not weighted by "
-                f"grad_accumulation.weighting={(SAMPLES if self.by_samples else EQUAL)!r}: keep "
+                f"grad_accumulation.weighting={self.weighting!r}: keep "
                 "the weighting of the saved run, or save when the window is empty"
             )
 

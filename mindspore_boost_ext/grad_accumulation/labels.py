@@ -1,0 +1,71 @@
+"""What a loss divides by, where that is not the number of samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+_INDICES = (ms.int8, ms.int16, ms.int32, ms.int64, ms.uint8)
+
+
+class LabelCount(nn.Cell):
+    """Counts the labels, or the weights of their classes, by which a mean loss divides.
+
+    Args:
+        loss (nn.CrossEntropyLoss): the loss.
+
+    Inputs:
+        - **labels** (Tensor) - classes, or shares of classes, as the loss takes them.
+
+    Outputs:
+        Union[Tensor, float], the divisor: float32, shape ().
+    """
+
+    def __init__(self, loss: nn.CrossEntropyLoss) -> None:
+        super().__init__(auto_prefix=False)
+        self.ignored, self.weights = loss.ignore_index, loss.weight
+
+    def construct(self, labels: Tensor) -> Tensor | float:
+        """Return the divisor for the labels of a batch."""
+        if labels.dtype not in _INDICES:  # shares: the loss ignores none, and divides by samples
+            return labels.size / labels.shape[min(1, labels.ndim - 1)]
+        counts = labels != self.ignored
+        if self.weights is None:
+            return ops.cast(counts, ms.float32).sum()
+        weights = ops.gather(self.weights, labels * ops.cast(counts, labels.dtype), 0)
+        return (ops.cast(weights, ms.float32) * ops.cast(counts, ms.float32)).sum()
+
+
+def divides_by_labels(loss: object) -> bool:
+    """Return whether :class:`LabelCount` knows by what a loss divides."""
+    return isinstance(loss, nn.CrossEntropyLoss) and loss.reduction == "mean"
+
+
+def other_divisor(loss: Any, micro_batches: int) -> str:
+    """Return why equal weights, or samples, do not give a big batch's gradient; empty if they do.
+
+    What is ignored shows in a batch only: see :func:`ignores_some`.
+    """
+    if isinstance(loss, nn.LossBase) and not (loss.reduce and loss.average):
+        return (
+            "the loss does not divide by the samples, while the window takes the mean over its "
+            f"micro-batches, 1/{micro_batches} of the big batch's gradient: give the loss "
+            "reduction 'mean', or choose the learning rate for that"
+        )
+    if divides_by_labels(loss) and loss.weight is not None:
+        return "the loss divides by the weights of the classes in a batch: set weighting 'labels'"
+    return ""
+
+
+def ignores_some(loss: Any, labels: object) -> str:
+    """Return why weights must follow the labels of a batch; empty if all of them count."""
+    if not (divides_by_labels(loss) and isinstance(labels, Tensor) and labels.dtype in _INDICES):
+        return ""
+    if loss.weight is not None or not bool((labels.asnumpy() == loss.ignore_index).any()):
+        return ""  # of weights the user has heard
+    return (
+        f"the first batch has labels to ignore ({loss.ignore_index}), and the loss divides by the "
+        "others: set weighting 'labels'"
+    )
