@@ -53,7 +53,7 @@ class FreezeOpt(nn.Optimizer):
     Its only state is its position in the schedule. Moments, global step and learning rate are those
     of ``opt``, which stays usable. It has the attributes of ``opt`` (``learning_rate``,
     ``global_step``, ``loss_scale``, ``get_lr`` and so on). Called with all gradients, it updates
-    everything.
+    everything, and warns that nothing is frozen.
 
     Args:
         opt (nn.Optimizer): the plain optimizer, or ``nn.LARS`` over one.
@@ -116,7 +116,17 @@ class FreezeOpt(nn.Optimizer):
         self.position = Parameter(Tensor(0, ms.int32), name=POSITION_NAME, requires_grad=False)
         self._views: dict[tuple[int, ...], nn.Optimizer] = {}
         self._warned_of_short_training = False
+        self.tell_that_none_rests = ops.constexpr(self._warn_of_no_group, reuse_result=False)
         prepare_first_step(self.base)
+
+    def _warn_of_no_group(self) -> bool:
+        if self.ever_freezes():
+            warn(
+                "FreezeOpt: the training step chooses no group, so nothing is frozen: train with "
+                "BoostTrainOneStepCell, or with ms.Model at boost_level O1 or O2",
+                NoEffectWarning,
+            )
+        return True
 
     def __getattr__(self, name: str) -> Any:
         """Return the plain optimizer's attribute if this object has none of that name."""
@@ -277,7 +287,7 @@ class FreezeOpt(nn.Optimizer):
 
     def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Update all parameters, as the plain optimizer does."""
-        return self.opt(gradients)
+        return ops.depend(self.opt(gradients), self.tell_that_none_rests())
 
     def _positions(self, groups: Sequence[Iterable[Any]] | None) -> tuple[tuple[int, ...], ...]:
         if groups is None:

@@ -396,6 +396,16 @@ def test_a_frozen_dropout_rests_however_it_is_reached(mode, kind):
     assert len(losses) == 1
 
 
+def test_a_step_that_chooses_no_group_is_warned_of(mode):
+    net, (batch,) = nets.MLP(), nets.batches(1)
+    every = net.trainable_params()
+    groups = [every, every[2:]], [1]
+    network = nn.WithLossCell(net, nets.loss_fn())
+    step = nn.TrainOneStepCell(network, FreezeOpt(nets.momentum(every), *groups))
+    with pytest.warns(NoEffectWarning, match="chooses no group, so nothing is frozen"):
+        step(*map(Tensor, batch))
+
+
 class Annealed(nn.Cell):
     """Its outputs have a factor, which scripts change."""
 
