@@ -17,7 +17,7 @@ from importlib import import_module
 
 from mindspore_boost_ext._version import __version__
 from mindspore_boost_ext.boost import record
-from mindspore_boost_ext.boost_cell_wrapper.first_run import FIRST_RUN
+from mindspore_boost_ext.boost_cell_wrapper.runs import FIRST_RUN
 from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
 from mindspore_boost_ext.cli.launcher import (
     INTERRUPTED,

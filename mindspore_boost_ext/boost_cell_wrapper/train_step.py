@@ -24,12 +24,16 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
     watch_or_report,
 )
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights
-from mindspore_boost_ext.boost_cell_wrapper.first_run import FIRST_RUN, timing_the_first
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush, batch_for, keep_batch
-from mindspore_boost_ext.boost_cell_wrapper.forgotten import refusing_what_is_forgotten
 from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
-from mindspore_boost_ext.boost_cell_wrapper.kept_graphs import follow_mode, warn_of_kept_graphs
 from mindspore_boost_ext.boost_cell_wrapper.overrides import Overridable
+from mindspore_boost_ext.boost_cell_wrapper.runs import (
+    FIRST_RUN,
+    follow_mode,
+    refusing_what_is_forgotten,
+    timing_the_first,
+    warn_of_kept_graphs,
+)
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.runtime.processes import PROGRESS

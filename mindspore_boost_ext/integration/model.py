@@ -28,7 +28,7 @@ from mindspore_boost_ext.boost_cell_wrapper.agreement import (
     check_same_step_on_ranks,
     check_same_training_on_ranks,
 )
-from mindspore_boost_ext.boost_cell_wrapper.kept_graphs import follow_mode
+from mindspore_boost_ext.boost_cell_wrapper.runs import follow_mode
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt

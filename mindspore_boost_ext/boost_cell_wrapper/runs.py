@@ -1,0 +1,74 @@
+"""What surrounds the runs of a step: who is told of the first, and what MindSpore keeps of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.boost import AutoBoost
+from mindspore_boost_ext.report import APPLIED, Row, warn
+
+FIRST_RUN: list[Callable[[Any], None]] = []  # called with a step that runs for the first time
+
+
+@contextlib.contextmanager
+def timing_the_first(step: nn.Cell) -> Iterator[None]:
+    """Report how long the first run of a variant took, compilation included."""
+    start = time.perf_counter()
+    yield
+    if step._variant:
+        step._first_runs.append(f"{step._variant}: {time.perf_counter() - start:.1f} s")
+        step._variant = ""
+        step.report().put(Row("first steps", "-", APPLIED, "; ".join(step._first_runs)))
+
+
+@contextlib.contextmanager
+def refusing_what_is_forgotten(asks_for_less: bool) -> Iterator[None]:
+    """Refuse a network that MindSpore would train wrongly after this step.
+
+    If a step in PYNATIVE_MODE is the first to differentiate a function of ``ms.jit``, MindSpore
+    leaves gradients that this step does not ask for out of all later steps.
+    """
+    if not asks_for_less:
+        yield
+        return
+    before = _compat.differentiated_functions()
+    yield
+    now = _compat.differentiated_functions()
+    found = sorted({function for key, function in now.items() if key not in before})
+    if found:
+        raise ValueError(
+            f"the first step that runs the ms.jit functions of the network ({', '.join(found)}) "
+            "on inputs of this shape freezes weights, or refreshes no factors of THOR. In "
+            "PYNATIVE_MODE MindSpore would leave the missing gradients out of all later steps, "
+            "too: remove ms.jit, or train in GRAPH_MODE, or begin with a step that freezes "
+            "nothing (group 0 of grad_freeze)"
+        )
+
+
+def warn_of_kept_graphs(boost: AutoBoost) -> None:
+    """Warn if MindSpore may load the graph of a run with other settings from its cache.
+
+    MindSpore finds a graph by the text of the script, which settings from outside do not change.
+    """
+    if boost.level != "O0" and _compat.keeps_graphs():
+        warn(
+            "MindSpore's compile cache is on (MS_COMPILER_CACHE_ENABLE, or enable_compile_cache): "
+            "it reuses the graph of an earlier run of the same script, even if the settings of "
+            "mindspore_boost_ext were different. After a change of settings delete the cache, or "
+            "switch it off"
+        )
+
+
+def follow_mode(step: nn.Cell) -> None:
+    """Make a step that has run in the other mode compile as if it had not."""
+    mode = ms.get_context("mode")
+    if step._ran_in != mode:
+        step._ran_in = mode
+        _compat.parse_by_construct(cell for _, cell in step.cells_and_names())
