@@ -87,11 +87,7 @@ def _joined(x: Tensor, axis: int, before: int, after: int, value: float | Tensor
 
 
 def _border(x: Tensor, axis: int, width: int, value: float | Tensor | None) -> Tensor:
-    # In a graph, ops.full takes a whole number as a number of 32 bits.
-    number = (
-        value
-        if isinstance(value, Tensor)
-        else ops.scalar_to_tensor(0 if value is None else value, x.dtype)
-    )
+    if not isinstance(value, Tensor):  # in a graph, ops.full takes an int as a number of 32 bits
+        value = ops.scalar_to_tensor(0 if value is None else value, x.dtype)
     shape = (*x.shape[:axis], width, *x.shape[axis + 1 :])
-    return ops.broadcast_to(ops.stop_gradient(number).reshape((1,) * x.ndim), shape)
+    return ops.broadcast_to(ops.stop_gradient(value).reshape((1,) * x.ndim), shape)

@@ -33,9 +33,9 @@ class FunctionCure(Cure):
     """Replaces a function of MindSpore by our own of the same name."""
 
     def __init__(
-        self, name: str, own: Callable[..., object], why: str, home: ModuleType = ops
+        self, own: Callable[..., object], why: str, name: str = "", home: ModuleType = ops
     ) -> None:
-        super().__init__(name, self._is_ours, self._put, why)
+        super().__init__(name or f"ops.{own.__name__}", self._is_ours, self._put, why)
         self.own, self._name, self._home = _compat.not_rewritten(own), own.__name__, home
         self._plain: Callable[..., object] = getattr(home, self._name)
 
@@ -56,44 +56,36 @@ class FunctionCure(Cure):
 
 FUNCTIONS = (
     FunctionCure(
-        "gradient of ops.max_pool2d",
         max_pool.max_pool2d,
         "uses an operator whose gradient takes linear time, not quadratic",
+        name="gradient of ops.max_pool2d",
     ),
     FunctionCure(
-        "ops.cross_entropy",
         cross_entropy.cross_entropy,
         "in PYNATIVE_MODE its gradient is one operator, and unused label smoothing is skipped",
     ),
     FunctionCure(
-        "ops.pad",
-        padding.pad,
-        "MindSpore's gradient is wrong in graphs from the second step on: joined there",
+        padding.pad, "MindSpore's gradient is wrong in graphs from the second step on: joined there"
     ),
     FunctionCure(
-        "ops.clip_by_global_norm",
         clipping.clip_by_global_norm,
         "one factor from sums along rows, where MindSpore's divides number by number",
     ),
     FunctionCure(
-        "ops.matmul",
         products.matmul,
         "in graphs one product of all rows with a matrix, which MindSpore copies for each sample",
     ),
     FunctionCure(
-        "ops.masked_fill",
         masks.masked_fill,
         "a mask of another shape is repeated first, which MindSpore looks up value by value",
     ),
     FunctionCure(
-        "ops.where",
-        masks.where,
-        "a number or a mask of another shape is repeated first, as in ops.masked_fill",
+        masks.where, "a number or a mask of another shape is repeated first, as in ops.masked_fill"
     ),
     FunctionCure(
-        "projections of attention",
         projections.linear,
         "by the operators of nn.Dense: the bias of each row, and no transposed matrix",
+        name="projections of attention",
         home=nn_func,
     ),
 )
