@@ -85,9 +85,10 @@ def over_columns(column: Tensor, count: int) -> Tensor:
     On CPU that is a matrix of ``count`` such columns, elsewhere the column itself.
     """
     # Other devices may round matrix products to 16 bits, and only CPU keeps the buffers.
-    return outer(column, ops.ones((count, 1), column.dtype)) if _is_on_cpu() else column
+    return outer(column, ops.ones((count, 1), column.dtype)) if is_on_cpu() else column
 
 
 @ops.constexpr
-def _is_on_cpu() -> bool:
+def is_on_cpu() -> bool:
+    """Return whether the step runs on a CPU; also in a graph."""
     return bool(ms.get_context("device_target") == "CPU")

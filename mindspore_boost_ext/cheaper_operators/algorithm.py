@@ -12,6 +12,7 @@ from mindspore import nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
 from mindspore_boost_ext.base.cells import exchange, has_replaced_construct, layers_of
+from mindspore_boost_ext.base.sums import is_on_cpu
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell
 from mindspore_boost_ext.cheaper_operators.functions import CalledFunctions
 from mindspore_boost_ext.cheaper_operators.known import KNOWN
@@ -43,12 +44,8 @@ class CheaperOperatorsAlgorithm(Algorithm):
             rows.update(self.switch, *_outcome(network, eager, called))
 
         report()
-        if _is_on_cpu() and not eager:
+        if is_on_cpu() and not eager:
             step.surrounding_part = CalledFunctions(network, report).in_place
-
-
-def _is_on_cpu() -> bool:
-    return bool(ms.get_context("device_target") == "CPU")
 
 
 def _is_eager(switches: Mapping[str, Any]) -> bool:
@@ -58,7 +55,7 @@ def _is_eager(switches: Mapping[str, Any]) -> bool:
 
 def _exchanged(network: nn.Cell, eager: bool) -> dict[int, CheaperCell]:
     """Replace what is known; return the replacements by the ids of what they replace."""
-    table = cheaper_operators(network, eager) if _is_on_cpu() else {}
+    table = cheaper_operators(network, eager) if is_on_cpu() else {}
     exchange(network, table)
     return table
 
@@ -79,7 +76,7 @@ def _outcome(
 
 def _idle(network: nn.Cell, eager: bool, in_16_bits: bool, has_run: bool) -> str:
     """Return why nothing is replaced."""
-    if not _is_on_cpu():
+    if not is_on_cpu():
         target = ms.get_context("device_target")
         return f"only MindSpore's CPU operators are slow; those on {target} stay"
     if in_16_bits:

@@ -48,13 +48,8 @@ def _note(name: str) -> bool:
 
 
 @ops.constexpr(check=False)
-def _is_int(thing: object) -> bool:
-    return type(thing) is int
-
-
-@ops.constexpr(check=False)
-def _is_float(thing: object) -> bool:
-    return type(thing) is float
+def _type_of(thing: object) -> str:
+    return type(thing).__name__
 
 
 @ops.constexpr(check=False)
@@ -74,7 +69,7 @@ def _is_ours(x: Tensor) -> bool:
 
 
 def _is_last(axis: int, x: Tensor) -> bool:
-    return _is_int(axis) and axis in (-1, x.ndim - 1)
+    return _type_of(axis) == "int" and axis in (-1, x.ndim - 1)
 
 
 def _softmax(input: Tensor, axis: int = -1, *, dtype: mstype.Type | None = None) -> Tensor:
@@ -103,13 +98,13 @@ def _selu(input_x: Tensor) -> Tensor:
 
 
 def _leaky_relu(input: Tensor, alpha: float = 0.2) -> Tensor:
-    if _is_ours(input) and _is_float(alpha) and is_gentle(alpha) and _note("leaky_relu"):
+    if _is_ours(input) and _type_of(alpha) == "float" and is_gentle(alpha) and _note("leaky_relu"):
         return leaky_relu(input, alpha)
     return PLAIN_LEAKY_RELU(input, alpha)
 
 
 def _elu(input_x: Tensor, alpha: float = 1.0) -> Tensor:
-    ours = _is_ours(input_x) and _is_float(alpha) and alpha == 1
+    ours = _is_ours(input_x) and _type_of(alpha) == "float" and alpha == 1
     if ours and not _ELU.is_small(input_x) and _note("elu"):
         return _ELU(input_x)
     return PLAIN_ELU(input_x, alpha)
@@ -124,7 +119,8 @@ def _cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     ours = _is_ours(input) and is_ranked(input.shape) and by_import.fits(input, target)
-    ours = ours and weight is None and reduction in ("mean", "sum") and _is_int(ignore_index)
+    ours = ours and weight is None and reduction in ("mean", "sum")
+    ours = ours and _type_of(ignore_index) == "int"
     ours = ours and isinstance(label_smoothing, float) and 0 <= label_smoothing <= 1
     if ours and _note("cross_entropy"):
         return loss_of(*by_import.in_rows(input, target), ignore_index, reduction, label_smoothing)
