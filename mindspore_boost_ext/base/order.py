@@ -8,7 +8,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Union
 
 from mindspore import Parameter, nn
@@ -47,6 +47,19 @@ def names_in_code(cell: nn.Cell) -> set[str]:
 def is_own(module: str) -> bool:
     """Return whether a module is one of MindSpore's."""
     return module.partition(".")[0] == "mindspore"
+
+
+def is_of_libraries(module: str) -> bool:
+    """Return whether a module is one of MindSpore's or of this package, and no script's."""
+    return module.partition(".")[0] in ("mindspore", "mindspore_boost_ext")
+
+
+def contents(cell: CellType) -> list[Any]:
+    """Return what a cell of a closure holds; it may be empty yet."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
 
 
 def parameters_read(cell: nn.Cell) -> Iterator[Parameter]:

@@ -12,6 +12,7 @@ from mindspore import Parameter, Tensor, nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import StepCell
 from mindspore_boost_ext.base.learning_rate import host_array
+from mindspore_boost_ext.base.order import is_of_libraries
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import BroadcastsWeights, broadcasts_weights
 from mindspore_boost_ext.report import INACTIVE, Row, warn
@@ -187,11 +188,7 @@ def _settings(optimizer: nn.Cell) -> dict[str, str]:
 
 def _known(cell: object, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return names of settings if the class is MindSpore's or ours, which say what they mean."""
-    return names if _is_known(type(cell)) else ()
-
-
-def _is_known(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in ("mindspore", "mindspore_boost_ext")
+    return names if is_of_libraries(type(cell).__module__) else ()
 
 
 def _in_text(settings: Mapping[str, object]) -> dict[str, str]:
@@ -217,7 +214,8 @@ def _in_words(value: object) -> str:
         inside = {**_compat.own_attributes(value), **_compat.own_parameters(value)}
         kept = {**inside, **_compat.children(value)}
         # In a class of the user's own, an int may be the number of the rank.
-        kinds = (nn.Cell, float, Tensor, *((int,) if _is_known(type(value)) else ()))
+        whole = (int,) if is_of_libraries(type(value).__module__) else ()
+        kinds = (nn.Cell, float, Tensor, *whole)
         found = sorted(name for name, one in kept.items() if isinstance(one, kinds))
         words = ", ".join(f"{name} {_in_words(kept[name])}" for name in found)
         return f"{type(value).__name__}({words})"

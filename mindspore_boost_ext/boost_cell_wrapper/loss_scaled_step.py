@@ -6,10 +6,12 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call, gradients_of
+from mindspore_boost_ext.base.order import is_of_libraries
+from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import OverflowNames, add_overflow_names
 from mindspore_boost_ext.config.rules import shown
@@ -22,8 +24,6 @@ from mindspore_boost_ext.stages.state import connected
 # Steps between two reads of the scale by the host. Only on CPU does reading cost nothing.
 _LOOK_EVERY = {"CPU": 1}
 _MANY = 10  # skipped steps, seen in a row, before a warning about a fixed scale
-# Packages whose Cells are known to compile; in PYNATIVE_MODE, a Cell of the user's own need not.
-_COMPILE = ("mindspore", __name__.partition(".")[0])
 # Its optimizers hold settings as Python numbers, whose changes a graph would never see. So do those
 # of mint, but on CPU in PYNATIVE_MODE these train nothing unless they are compiled.
 _CHANGE = "mindspore.experimental"
@@ -84,9 +84,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         self.loss_scaling_manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
         self.scale_part: Any = self._scale(scale_sense)
         self.scale_sense = self.scale_part.scale_sense
-        self.skipped_steps = Parameter(
-            Tensor(0, ms.int32), name="boost.loss_scale.skipped_steps", requires_grad=False
-        )
+        self.skipped_steps = state("loss_scale.skipped_steps", 0, np.int32)
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = self._overflows_in_a_row = 0
         ours = type(self) is self._library_class() and _compiles(optimizer)
@@ -276,9 +274,10 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
 def _compiles(cell: nn.Cell, inner: str = "opt") -> bool:
     """Return whether a Cell and those in it are MindSpore's or ours, and so known to compile.
 
-    LARS and FreezeOpt, or a part of the step, hold another Cell under the name ``inner``.
+    In PYNATIVE_MODE, a Cell of the user's own need not. LARS and FreezeOpt, or a part of the step,
+    hold another Cell under the name ``inner``.
     """
     module = type(cell).__module__
-    known = module.partition(".")[0] in _COMPILE and not module.startswith(_CHANGE)
+    known = is_of_libraries(module) and not module.startswith(_CHANGE)
     wrapped = getattr(cell, inner, None)
     return known and (not isinstance(wrapped, nn.Cell) or _compiles(wrapped, inner))

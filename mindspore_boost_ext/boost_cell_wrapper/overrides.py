@@ -10,7 +10,7 @@ from typing import Any
 
 from mindspore import nn
 
-from mindspore_boost_ext.base.order import names_of
+from mindspore_boost_ext.base.order import contents, is_of_libraries, names_of
 from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, warn
 
 # Methods that a step with variants does not call: the variants are the library's steps.
@@ -70,7 +70,7 @@ class Overridable(nn.Cell):
             if used and not ends & used:
                 if way not in used:
                     return False
-                if not self._is_ours_in(used):
+                if not any(one.__name__ in used for one in self._library_class().__mro__):
                     continue  # it calls the method of the class below
             return True
         return True
@@ -149,10 +149,6 @@ class Overridable(nn.Cell):
         kinds = type(self).__mro__[: type(self).__mro__.index(self._library_class())]
         return [vars(one)[way] for one in kinds if way in vars(one)]
 
-    def _is_ours_in(self, names: set[str]) -> bool:
-        """Return whether the names hold a class of the library: its construct is then called."""
-        return any(one.__name__ in names for one in self._library_class().__mro__)
-
     def _names_used(self, function: Callable[..., object]) -> set[str]:
         """Return the names that a function uses, also through the user's methods and functions."""
         found: set[str] = set()
@@ -186,7 +182,7 @@ def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Call
     around = getattr(function, "__globals__", {})
     near = [around.get(name) for name in names]
     cells = getattr(function, "__closure__", None) or ()
-    near += [cell.cell_contents for cell in cells if _is_filled(cell)]
+    near += [held for cell in cells for held in contents(cell)]
     inside = [
         getattr(one, name, None)
         for one in near
@@ -194,14 +190,8 @@ def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Call
         for name in names
     ]
     found: list[Any] = [getattr(one, "__func__", one) for one in (*near, *inside)]
-    return [one for one in found if _is_users(one)]
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
+    functions = [one for one in found if inspect.isfunction(one)]
+    return [one for one in functions if not is_of_libraries(str(one.__module__))]
 
 
 def touches_own(code: types.CodeType, name: str, how: str = "STORE_ATTR") -> bool:
@@ -211,9 +201,3 @@ def touches_own(code: types.CodeType, name: str, how: str = "STORE_ATTR") -> boo
         one.opname == how and one.argval == name and before.argval == code.co_varnames[0]
         for before, one in zip(steps, steps[1:])
     )
-
-
-def _is_users(value: object) -> bool:
-    """Return whether something is a function of the user's modules."""
-    module = str(getattr(value, "__module__", "")).partition(".")[0]
-    return inspect.isfunction(value) and module not in ("mindspore", __name__.partition(".")[0])

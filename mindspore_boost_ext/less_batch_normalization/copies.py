@@ -11,13 +11,13 @@ from array import array
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from enum import Enum
-from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 from mindspore import nn
 
-from mindspore_boost_ext.base.order import is_own
+from mindspore_boost_ext.base.order import contents, is_of_libraries, is_own
 from mindspore_boost_ext.less_batch_normalization.graph import NotUnderstoodError
 
 OPAQUE_MODULES = frozenset(("numpy", "math", *getattr(sys, "stdlib_module_names", ())))
@@ -94,7 +94,8 @@ def _parts(thing: Any) -> Iterable[Any]:
     """Return what a container, a function or an object of the script holds."""
     kind = type(thing)  # isinstance would ask proxies, which say that they are something else
     attributes: Iterable[Any] = ()
-    if not (issubclass(kind, (type, ModuleType, Enum, nn.Cell)) or _is_not_of_the_script(kind)):
+    is_code = issubclass(kind, (type, ModuleType, Enum, nn.Cell))
+    if not (is_code or is_of_libraries(str(kind.__module__))):
         attributes = _attributes(thing).values()
     if issubclass(kind, dict):
         return *dict.values(thing), *attributes
@@ -105,26 +106,10 @@ def _parts(thing: Any) -> Iterable[Any]:
     if issubclass(kind, MethodType):
         return thing.__self__, thing.__func__
     if issubclass(kind, FunctionType):
-        return () if _is_not_of_the_script(thing) else _held_by_function(thing)
+        cells = [held for one in thing.__closure__ or () for held in contents(one)]
+        held = (*cells, thing.__defaults__, thing.__kwdefaults__)
+        return () if is_of_libraries(str(thing.__module__)) else held
     return attributes
-
-
-def _held_by_function(function: FunctionType) -> list[Any]:
-    cells = [held for one in function.__closure__ or () for held in contents(one)]
-    return [*cells, function.__defaults__, function.__kwdefaults__]
-
-
-def _is_not_of_the_script(code: Any) -> bool:
-    module = str(code.__module__)
-    return is_own(module) or module.startswith("mindspore_boost_ext.")
-
-
-def contents(cell: CellType) -> list[Any]:
-    """Return what a cell of a closure holds; it may be empty yet."""
-    try:
-        return [cell.cell_contents]
-    except ValueError:
-        return []
 
 
 def _attributes(thing: object) -> dict[str, Any]:

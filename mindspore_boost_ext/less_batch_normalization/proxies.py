@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import exchanged, has_replaced_construct, leaves
-from mindspore_boost_ext.base.order import is_own
+from mindspore_boost_ext.base.order import contents, is_own
 from mindspore_boost_ext.less_batch_normalization.bytecode import (
     globals_named,
     obstacle,
@@ -22,7 +22,6 @@ from mindspore_boost_ext.less_batch_normalization.bytecode import (
 from mindspore_boost_ext.less_batch_normalization.copies import (
     OPAQUE_MODULES,
     Copies,
-    contents,
     everything_in,
 )
 from mindspore_boost_ext.less_batch_normalization.graph import (
