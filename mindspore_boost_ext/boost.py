@@ -316,6 +316,3 @@ def record(report: Report, decisions: tuple[Decision, ...]) -> None:
         left_out = INACTIVE if one.asked_by == "-" else SKIPPED
         status = APPLIED if one.wanted else left_out
         report.put(Row(one.algorithm, one.asked_by, status, one.reason))
-
-
-__all__ = ["AutoBoost", "record"]

@@ -249,7 +249,6 @@ class _Reader:
         self.at_the_end: list[Use] = []
 
     def read(self, node: ast.FunctionDef) -> list[Use]:
-        """Return what the method uses."""
         given = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
         self.values = given - {"self"}
         return [*self._block(node.body), *self.at_the_end]

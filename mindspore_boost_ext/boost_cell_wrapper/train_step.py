@@ -330,8 +330,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         with ONE_AT_A_TIME:
             if self.window_part is None or self.window_part.micro_steps() == 0:
                 return False
-            batch = batch_for(self.update_part, self._last_batch)
-            if batch is None:
+            if (batch := batch_for(self.update_part, self._last_batch)) is None:
                 return False
             step: Any = self
             while step.choice_part is not None:
@@ -396,8 +395,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         if self.reducer_of is not None:
             step._use_reducer(self.reducer_of(step.weights))
         elif self.reducer_flag:
-            weights = list(step.weights)
-            step._use_reducer(nn.DistributedGradReducer(weights, self.mean, self.degree))
+            step._use_reducer(nn.DistributedGradReducer(list(step.weights), self.mean, self.degree))
         step._differentiate()
         return step
 

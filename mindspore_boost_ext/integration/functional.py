@@ -234,7 +234,6 @@ def _size(dataset: Dataset) -> int:
 
 
 def _epochs(dataset: Dataset, count: int) -> Iterator[Any]:
-    """Return the batches of each epoch."""
     if count > 0 and hasattr(dataset, "create_tuple_iterator"):
         # One iterator for all epochs: with a seed, a new one would shuffle as the first did.
         dataset = dataset.create_tuple_iterator(num_epochs=count)

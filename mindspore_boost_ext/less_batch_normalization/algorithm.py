@@ -42,8 +42,7 @@ class LessBNAlgorithm(Algorithm):
         build.regroupings.append(rewriting.regrouped)
         centralize = self._centralized(build) if build.config.less_bn.gc_flag else {}
         warn_of(rewriting, _CENTRALIZES if centralize else "")
-        for row in rewriting.rows(build.report[self.switch].asked_by):
-            build.report.put(row)
+        build.report.put(*rewriting.rows(build.report[self.switch].asked_by))
         build.optimizer = _rebuilt_for(build.optimizer, rewriting, centralize)
         points = build.config.common.gradient_split_groups
         ParameterProcess().assign_parameter_group(build.network.trainable_params(), points)

@@ -102,7 +102,8 @@ def _note_getattr(
     """Note what ``getattr`` or ``vars``, with its arguments in the next steps, may find."""
     calls = (place for place, one in enumerate(steps) if one.opname.startswith(_CALLS))
     given = steps[: next(calls, 0)]
-    texts = [one for one in given[-2:] if _is_text(one)]
+    constants = [one for one in given[-2:] if one.opname == "LOAD_CONST"]
+    texts = [one for one in constants if isinstance(one.argval, str)]
     if texts and all(one.opname == "LOAD_CONST" for one in given[given.index(texts[0]) :]):
         found.of_others.add(texts[0].argval)  # perhaps before a default
         return
@@ -111,7 +112,3 @@ def _note_getattr(
     is_self = bool(own) and _loaded(first)[:1] == own and not is_chained
     known = function.__globals__.get(first.argval) if first.opname == "LOAD_GLOBAL" else None
     found.finds |= not (is_self or isinstance(known, ModuleType))
-
-
-def _is_text(step: dis.Instruction) -> bool:
-    return step.opname == "LOAD_CONST" and isinstance(step.argval, str)
