@@ -21,6 +21,8 @@ INTERRUPTED = 130  # the exit code of a shell for Ctrl-C
 
 def problem_of_file(script: str) -> str:
     """Return why a file cannot be run as a script; empty if it can."""
+    if os.path.isdir(script):
+        return f"{script!r} is a folder: give the file of a Python script, such as its __main__.py"
     if not os.path.isfile(script):
         return f"cannot open the script {script!r}"
     try:
@@ -64,15 +66,19 @@ def file_of_module(name: str) -> str:
     """
     _put_first(os.getcwd())  # as python -m does
     spec, whole = None, ""
-    for part in name.split("."):
-        whole, package = f"{whole}.{part}" if whole else part, spec
-        spec = _spec_of(whole, package)
-        if spec is None and package is not None and _may_look_elsewhere(package):
-            return ""
-        if spec is None:
-            break
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = _spec_of(f"{name}.__main__", spec)
+    try:
+        for part in name.split("."):
+            whole, package = f"{whole}.{part}" if whole else part, spec
+            spec = _spec_of(whole, package)
+            if spec is None and package is not None and _may_look_elsewhere(package):
+                return ""
+            if spec is None:
+                break
+        if spec is not None and spec.submodule_search_locations is not None:
+            whole = f"{name}.__main__"
+            spec = _spec_of(whole, spec)
+    except KeyError:  # a folder without __init__ in a package, which must be imported first
+        return ""
     if spec is None or not spec.has_location or spec.origin is None:
         raise ValueError(
             f"cannot find the module {name!r}, from {os.getcwd()}: No module named {whole!r}"
@@ -87,11 +93,8 @@ def _spec_of(
     places = None if package is None else package.submodule_search_locations
     if not name.rpartition(".")[2] or (package is not None and places is None):
         return None
-    try:
-        found = (finder.find_spec(name, places) for finder in sys.meta_path)
-        return next(filter(None, found), None)
-    except KeyError:  # a folder without __init__ in another, which must be imported first
-        return None
+    found = (finder.find_spec(name, places) for finder in sys.meta_path)
+    return next(filter(None, found), None)
 
 
 def _may_look_elsewhere(package: importlib.machinery.ModuleSpec) -> bool:

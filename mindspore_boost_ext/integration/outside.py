@@ -115,8 +115,9 @@ class Built:
             "the script built no ms.Model with an optimizer; if it has its own training loop, use "
             "mindspore_boost_ext.make_train_step"
         )
-        machine = "\n".join("; ".join(row.cells()[:4]) for row in tuning())
-        return "\n".join(filter(None, (f"nothing was boosted: {reason}", machine)))
+        report = Report(f"nothing was boosted: {reason}")
+        report.put(*tuning())
+        return str(report)
 
     def _unused(self) -> list[str]:
         """Return a sentence if the script's own settings replace those from outside."""

@@ -115,11 +115,13 @@ def test_an_error_of_the_package_around_a_module_is_its_own(tmp_path):
     assert result.stderr.endswith("ValueError: rate must be positive\n")
 
 
-@pytest.mark.parametrize("folder", ["outer/inner", "pkg"])
+@pytest.mark.parametrize("folder", ["outer/inner", "pkg", "app/inner"])
 def test_a_module_is_run_that_shows_only_when_packages_are_imported(tmp_path, folder):
     """In folders without __init__, and where a package looks elsewhere."""
     write(tmp_path, "outer/inner/train.py", "print(__spec__.name)\n")
     write(tmp_path, "pkg/__init__.py", "__path__.append('outer/inner')\n")
+    write(tmp_path, "app/__init__.py", "")
+    write(tmp_path, "app/inner/train.py", "print(__spec__.name)\n")
     name = f"{folder.replace('/', '.')}.train"
     result = scripts.run(*LAUNCHER[1:], "-m", name, cwd=tmp_path)
     assert result.stdout == f"{name}\n", result.stderr
@@ -316,6 +318,7 @@ def test_a_file_that_is_no_source_is_refused_in_one_line(tmp_path, capsys):
     ("words", "message"),
     [
         (["missing.py"], "cannot open the script 'missing.py'\n"),
+        ([os.path.dirname(__file__)], "is a folder: give the file of a Python script"),
         (["comapre", "fast"], "cannot open the script 'comapre': did you mean 'compare'?"),
         (["--level", "O1", "demo"], "the command 'demo' must come first, before its options"),
         (["--level", "O1"], "--level, --config and --recipe need a script after them"),
@@ -344,7 +347,7 @@ def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, mes
             "cannot find the module 'nobody.at.all', from ",
         ),
         (["-m", "email.nobody"], "No module named 'email.nobody'"),
-        (["-m", "email"], "cannot find the module 'email', from "),  # a package without __main__
+        (["-m", "email"], "No module named 'email.__main__'"),
         (["-m", ".x"], "cannot find the module '.x'"),
         (["--explain", "thor", "-m", "json.tool"], "run no script, got 'json.tool'"),
     ],
