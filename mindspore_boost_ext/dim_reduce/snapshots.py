@@ -35,7 +35,10 @@ def snapshot_files(folder: str | os.PathLike[str]) -> list[str]:
         names = sorted(os.listdir(folder))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"cannot use the snapshots in {folder}: {reason}") from error
+        raise ValueError(
+            f"cannot use the snapshots in {folder}: {reason}: dim_reduce.weight_load_dir must be a "
+            "folder that TrajectorySampler has filled"
+        ) from error
     wanted = [name for name in names if name.endswith(FORMATS) and not name.startswith(".")]
     files = [os.path.join(folder, name) for name in wanted]
     for path in files:
