@@ -20,17 +20,18 @@ class LabelCount(nn.Cell):
         - **labels** (Tensor) - classes, or shares of classes, as the loss takes them.
 
     Outputs:
-        Union[Tensor, float], the divisor: float32, shape ().
+        Tensor, the divisor: float32, shape ().
     """
 
     def __init__(self, loss: nn.CrossEntropyLoss) -> None:
         super().__init__(auto_prefix=False)
         self.ignored, self.weights = loss.ignore_index, loss.weight
 
-    def construct(self, labels: Tensor) -> Tensor | float:
+    def construct(self, labels: Tensor) -> Tensor:
         """Return the divisor for the labels of a batch."""
         if labels.dtype not in _INDICES:  # shares: the loss ignores none, and divides by samples
-            return labels.size / labels.shape[min(1, labels.ndim - 1)]
+            samples = labels.size / labels.shape[min(1, labels.ndim - 1)]
+            return ops.scalar_to_tensor(samples, ms.float32)
         counts = labels != self.ignored
         if self.weights is None:
             return ops.cast(counts, ms.float32).sum()

@@ -131,6 +131,8 @@ class GradientAccumulation(nn.Cell):
 
     def _add(self, weight: float | Tensor, buffer: Parameter, gradient: Tensor) -> Tensor:
         gradient = ops.cast(gradient, ms.float32)
+        if self.label_count is not None:  # where no label counts, MindSpore up to 2.9 gives NaN
+            gradient = ops.masked_fill(gradient, weight == 0, 0.0)
         return ops.assign_add(buffer, gradient * weight if self.is_weighted else gradient)
 
     def is_full(self) -> Tensor:

@@ -106,7 +106,9 @@ def test_shares_of_classes_count_as_the_loss_divides(mode, shape):
     loss = nn.CrossEntropyLoss()
     mean = float(loss(Tensor(logits), Tensor(shares)).asnumpy())
     total = float(nn.CrossEntropyLoss(reduction="sum")(Tensor(logits), Tensor(shares)).asnumpy())
-    assert LabelCount(loss)(Tensor(shares)) == pytest.approx(total / mean, rel=1e-5)
+    assert float(LabelCount(loss)(Tensor(shares)).asnumpy()) == pytest.approx(
+        total / mean, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
