@@ -123,6 +123,8 @@ class GradientAccumulation(nn.Cell):
 
     def accumulate(self, gradients: tuple[Tensor, ...], weight: float | Tensor = 1.0) -> Tensor:
         """Add the gradients of one micro-batch, times ``weight``, to the buffers."""
+        if self.label_count is not None and weight == 0:  # MindSpore up to 2.9: NaN gradients
+            return ops.assign_add(self._accumulation_step, 1)
         done = each(ops.partial(self._add, weight), self._grad_accumulation, gradients)
         ops.assign_add(
             self._total_weight, ops.cast(weight, ms.float32) if self.is_weighted else 1.0
@@ -131,8 +133,6 @@ class GradientAccumulation(nn.Cell):
 
     def _add(self, weight: float | Tensor, buffer: Parameter, gradient: Tensor) -> Tensor:
         gradient = ops.cast(gradient, ms.float32)
-        if self.label_count is not None:  # where no label counts, MindSpore up to 2.9 gives NaN
-            gradient = ops.masked_fill(gradient, weight == 0, 0.0)
         return ops.assign_add(buffer, gradient * weight if self.is_weighted else gradient)
 
     def is_full(self) -> Tensor:
