@@ -143,9 +143,7 @@ def all_finite_operator() -> ops.Primitive:
 # ---- Cells: a second Cell over the same parts ----
 
 # Attributes that running a Cell leaves on it; a copy makes its own.
-_TRACES = frozenset(
-    ("_mutable_flags", "_Cell__compile_cell_hook__", "__parse_method__", "_func_graph_flags")
-)
+_TRACES = {"_mutable_flags", "_Cell__compile_cell_hook__", "__parse_method__", "_func_graph_flags"}
 
 
 def im2col(
@@ -162,7 +160,7 @@ def own_attributes(cell: nn.Cell) -> dict[str, Any]:
 
 
 def hooks(cell: nn.Cell) -> dict[str, Any]:
-    """Return the attributes in which a Cell keeps its hooks."""
+    """Return the attributes in which a Cell keeps its hooks, and not whether one is running."""
     names = [name for name in vars(cell) if "hook" in name and name in _machinery() - _TRACES]
     return {name: vars(cell)[name] for name in names if name != "_is_recursion_hook"}
 
@@ -172,10 +170,11 @@ def _machinery() -> frozenset[str]:
     return frozenset(vars(nn.Cell(auto_prefix=False))) | _TRACES
 
 
-def shallow_copy(cell: nn.Cell, kind: Any = None) -> nn.Cell:
+def shallow_copy(cell: nn.Cell, kind: Any = None, follows: bool = False) -> nn.Cell:
     """Return a Cell over the same Parameters, Cells and attributes, of its class or ``kind``.
 
-    The copy is another object, with a compile cache and attributes of its own.
+    The copy is another object, with a compile cache and attributes of its own. If it ``follows``,
+    it has the Parameters, buffers and operators that ``cell`` gets later, too.
     """
     kind = type(cell) if kind is None else kind
     copy = kind.__new__(kind)
@@ -188,7 +187,8 @@ def shallow_copy(cell: nn.Cell, kind: Any = None) -> nn.Cell:
         vars(copy)[name] = MethodType(value.__func__, copy) if bound else value
     for name in ("_params", "_cells", "_primitives", "_buffers"):
         if name in vars(cell):
-            vars(copy)[name] = vars(cell)[name].copy()
+            held = vars(cell)[name]
+            vars(copy)[name] = held if follows and name != CHILDREN else held.copy()
     return copy
 
 
@@ -196,7 +196,7 @@ CHILDREN = "_cells"  # the attribute in which a Cell holds them
 
 
 def children(cell: nn.Cell) -> dict[str, Any]:
-    """Return the Cells that a Cell holds as attributes, by name; to be read only."""
+    """Return the Cells that a Cell holds as attributes, by name."""
     return cell._cells
 
 

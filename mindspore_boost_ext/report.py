@@ -173,26 +173,28 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _grouped(rows: Iterable[Row]) -> list[Row]:
-    """Return rows of which those called ``group: name`` are one for each status of the group.
+    """Return rows of which what the import did, called ``group: name``, is joined.
 
-    A group, such as what the import does for the machine, would hide the algorithms.
+    So many rows would hide the algorithms. Those that it left out are joined if they share why.
     """
-    members: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        group = row.algorithm.partition(": ")[0]
-        members.setdefault((group, row.asked_by, row.status), []).append(row)
-    return [_summary(key, those) for key, those in members.items()]
+        group, _, name = row.algorithm.partition(": ")
+        reason = "" if row.status == APPLIED else row.reason
+        joins = name and row.asked_by == "import"
+        key = (group, row.status, reason) if joins else (row.algorithm,)
+        groups.setdefault(key, []).append(row)
+    return [_summary(key[0], those) for key, those in groups.items()]
 
 
-def _summary(key: tuple[str, str, str], rows: Sequence[Row]) -> Row:
-    """Return several rows of a group as one: their names, and the reason if all have the same."""
+def _summary(group: str, rows: Sequence[Row]) -> Row:
+    first = rows[0]
     if len(rows) == 1:
-        return rows[0]
-    group, asked_by, status = key
+        return first
     names = ", ".join(row.algorithm.partition(": ")[2] for row in rows)
-    (*others, reason) = {row.reason for row in rows}
-    why = "python -m mindspore_boost_ext --env says why" if others else reason
-    return Row(group, asked_by, status, f"{names} ({why})")
+    applied = first.status == APPLIED
+    why = "python -m mindspore_boost_ext --env says why" if applied else first.reason
+    return Row(group, first.asked_by, first.status, f"{names} ({why})")
 
 
 def _lines(cells: tuple[str, ...]) -> list[tuple[str, ...]]:

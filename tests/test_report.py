@@ -30,10 +30,11 @@ def test_rows_of_a_group_are_printed_as_one_for_each_status():
     report.put(Row("machine: a", "import", "applied", "two cores"))
     report.put(Row("machine: b", "import", "skipped", "set by the user"))
     report.put(Row("machine: c", "import", "applied", "linear time"))
+    report.put(Row("mine: d", "-", "applied", "so"), Row("mine: e", "-", "applied", "and so"))
     names = [line.split()[0] for line in str(report).splitlines()[3:]]
-    assert names == ["less_bn", "machine", "machine:"]
+    assert names == ["less_bn", "machine", "machine:", "mine:", "mine:"]
     assert "a, c (python -m mindspore_boost_ext --env says why)" in str(report)
-    assert [row.algorithm for row in report.rows][1:] == ["machine: a", "machine: b", "machine: c"]
+    assert [row.algorithm for row in report.rows][1:4] == ["machine: a", "machine: b", "machine: c"]
 
 
 def test_rows_of_a_group_keep_a_reason_that_they_share():

@@ -337,7 +337,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
                 step = step.choice_part.variants[step.choice_part.chooser.now()]
             PROGRESS.begin_update()
             follow_mode(self)
-            Update.before_step(self.update_part)  # rates; a schedule does not count this as a run
+            self.update_part.follow_script()  # a schedule does not count this as a run
             if id(step) not in self._flushes:
                 self._flushes[id(step)] = Flush(step)
             with self._host_writes.followed(), self.surrounding_part():

@@ -65,20 +65,19 @@ def file_of_module(name: str) -> str:
     in which folders a package looks for its modules.
     """
     _put_first(os.getcwd())  # as python -m does
-    spec, whole = None, ""
-    try:
-        for part in name.split("."):
-            whole, package = f"{whole}.{part}" if whole else part, spec
-            spec = _spec_of(whole, package)
-            if spec is None and package is not None and _may_look_elsewhere(package):
-                return ""
-            if spec is None:
-                break
-        if spec is not None and spec.submodule_search_locations is not None:
-            whole = f"{name}.__main__"
-            spec = _spec_of(whole, spec)
-    except KeyError:  # a folder without __init__ in a package, which must be imported first
-        return ""
+    spec: importlib.machinery.ModuleSpec | None = None
+    whole, places = "", None
+    for part in name.split("."):
+        whole, package = f"{whole}.{part}" if whole else part, spec
+        spec = _spec_of(whole, places)
+        if spec is None and package is not None and _may_look_elsewhere(package):
+            return ""
+        if spec is None:
+            break
+        places = _places_in(spec, part, places)
+    if spec is not None and places is not None:
+        whole = f"{name}.__main__"
+        spec = _spec_of(whole, places)
     if spec is None or not spec.has_location or spec.origin is None:
         raise ValueError(
             f"cannot find the module {name!r}, from {os.getcwd()}: No module named {whole!r}"
@@ -86,21 +85,33 @@ def file_of_module(name: str) -> str:
     return spec.origin
 
 
-def _spec_of(
-    name: str, package: importlib.machinery.ModuleSpec | None
-) -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of a module in a package, or of a top-level module without ``package``."""
-    places = None if package is None else package.submodule_search_locations
-    if not name.rpartition(".")[2] or (package is not None and places is None):
+def _spec_of(name: str, places: list[str] | None) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of a module in the folders of its package; a top-level one has none."""
+    package, _, own = name.rpartition(".")
+    if not own or (package and places is None):
         return None
-    found = (finder.find_spec(name, places) for finder in sys.meta_path)
-    return next(filter(None, found), None)
+    try:
+        found = (finder.find_spec(name, places) for finder in sys.meta_path)
+        return next(filter(None, found), None)
+    except KeyError:  # a folder without __init__, while what is around it is not imported
+        return importlib.machinery.ModuleSpec(name, None, is_package=True)
+
+
+def _places_in(
+    spec: importlib.machinery.ModuleSpec, name: str, around: list[str] | None
+) -> list[str] | None:
+    """Return the folders in which a package finds modules; None if it is a module itself."""
+    if spec.origin is not None or spec.submodule_search_locations is None:
+        return spec.submodule_search_locations
+    # A folder without __init__: its spec knows the folders only when it is imported.
+    folders = (os.path.join(one, name) for one in (sys.path if around is None else around))
+    return [one for one in folders if os.path.isdir(one)]
 
 
 def _may_look_elsewhere(package: importlib.machinery.ModuleSpec) -> bool:
     """Return whether a package may find modules outside the folder of its own file."""
     if package.origin is None or not package.has_location:
-        return True  # a folder without __init__
+        return False  # a folder without __init__
     with open(package.origin, "rb") as file:
         return b"__path__" in file.read()
 

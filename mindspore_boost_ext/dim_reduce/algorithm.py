@@ -29,9 +29,9 @@ class SubspaceUpdate(Update):
         weights = self.weights
         return call(self.dim_reduce, (loss, gradients, self.sens, weights, weights, *inputs))
 
-    def before_step(self, *inputs: Tensor) -> None:
+    def follow_script(self) -> None:
         """Take over what the script has set: a graph is compiled with it."""
-        super().before_step(*inputs)
+        super().follow_script()
         self.dim_reduce.follow_script()
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> SubspaceUpdate:

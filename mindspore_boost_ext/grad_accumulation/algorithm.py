@@ -44,10 +44,11 @@ class AccumulationAlgorithm(Algorithm):
         elif divides_by_labels(loss):
             step.window_part.label_count = LabelCount(loss)
         else:
+            kind = "None" if loss is None else f"{type(loss).__module__}.{type(loss).__name__}"
             raise ValueError(
                 "grad_accumulation.weighting='labels' counts the labels by which the loss_fn "
-                f"divides, an nn.CrossEntropyLoss with reduction 'mean', got {shown(loss)}: give "
-                "such a loss, or set weighting 'samples'"
+                "divides, an nn.CrossEntropyLoss or nn.NLLLoss, no subclass, with reduction "
+                f"'mean', got {kind}: give such a loss, or set another weighting"
             )
 
     def check_state(self, step: StepCell, *inputs: object) -> None:
@@ -67,7 +68,7 @@ class AccumulationAlgorithm(Algorithm):
         if weighting != LABELS:
             _warn(ignores_some(step.auto_boost.loss_fn, inputs[-1]))
         saved = step.restored_settings.get(_WEIGHTING, "").strip("'")  # repr of the name
-        if saved != weighting:
+        if saved != weighting and step.window_part.micro_steps() > 0:
             step.window_part.check_weighting(float(step.window_part.weight_of(*inputs)), saved)
 
     def check_length(self, step: StepCell, epochs: int, steps: int) -> None:

@@ -22,7 +22,6 @@ from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.state import connected, state_of
 
 EQUAL, SAMPLES, LABELS = "equal", "samples", "labels"
-_TINY = 1e-30  # instead of the weight of a window in which no label counts: its gradients are 0
 
 
 def gradient_accumulation_op(
@@ -123,7 +122,7 @@ class GradientAccumulation(nn.Cell):
 
     def accumulate(self, gradients: tuple[Tensor, ...], weight: float | Tensor = 1.0) -> Tensor:
         """Add the gradients of one micro-batch, times ``weight``, to the buffers."""
-        if self.label_count is not None and weight == 0:  # MindSpore up to 2.9: NaN gradients
+        if self.is_weighted and weight == 0:  # gradients of a mean over nothing may be NaN
             return ops.assign_add(self._accumulation_step, 1)
         done = each(ops.partial(self._add, weight), self._grad_accumulation, gradients)
         ops.assign_add(
@@ -152,8 +151,8 @@ class GradientAccumulation(nn.Cell):
     def window_gradients(self) -> tuple[Tensor, ...]:
         """Return the mean over the micro-batches in the window, in the dtypes of the parameters."""
         total = self._total_weight
-        if self.label_count is not None:
-            total = ops.maximum(total, _TINY)
+        if self.is_weighted:  # where nothing counts, the gradients are 0
+            total = ops.select(total == 0, ops.ones_like(total), total)
         mean = ops.partial(self._mean, 1.0 / total)
         return each(mean, self._grad_accumulation, self.weights)
 
@@ -206,8 +205,8 @@ class GradientAccumulation(nn.Cell):
             ValueError: with the remedy.
         """
         held, total = self.micro_steps(), float(self._total_weight.asnumpy())
-        # With equal weights, each micro-batch counts 1.
-        was_equal = total == held and weight != 1
+        # With equal weights, each micro-batch counts 1; so may one label.
+        was_equal = total == held and weight != 1 and self.weighting == SAMPLES
         was_other = was_equal or saved in (SAMPLES, LABELS) if self.is_weighted else total != held
         if held and was_other:
             raise ValueError(

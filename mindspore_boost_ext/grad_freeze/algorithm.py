@@ -76,7 +76,9 @@ class FreezeAlgorithm(Algorithm):
             kept = () if step.captures_part is None else step.captures_part.layers
             copy = EvalCopy(step.network, frozen, kept)
             variant.network = copy.network.set_grad()
-            variant.surrounding_part = functools.partial(copy.followed, variant.surrounding_part)
+            in_graph = step.overridden("construct", "gradient_freeze_process")
+            for one in (variant, step) if in_graph else (variant,):  # whom Python calls
+                one.surrounding_part = functools.partial(copy.followed, one.surrounding_part)
         return variant
 
     def observations(self, step: StepCell) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class FreezeOpt(nn.Optimizer):
         if self.ever_freezes():
             warn(
                 "FreezeOpt: the training step chooses no group, so nothing is frozen: train with "
-                "BoostTrainOneStepCell, or with ms.Model at boost_level O1 or O2",
+                "BoostTrainOneStepCell, or with ms.Model or make_train_step at level O1 or O2",
                 NoEffectWarning,
             )
         return True

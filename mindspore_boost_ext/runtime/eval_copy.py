@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
@@ -20,14 +21,14 @@ _UNSEEN = (object(), object())
 class EvalCopy:
     """Has a copy of a network, with some Cells, and what is in them, in evaluation mode.
 
-    They stay in evaluation mode whatever ``set_train`` says. The given network and its Cells do not
-    change. The copy has the same Parameters; if ``in_evaluation`` is empty, it is the network
-    itself. ``shared`` Cells are never copied: they act alike in training and evaluation, and must
-    stay the same objects.
+    They stay in evaluation mode whatever ``set_train`` says. The copy has the same Parameters; if
+    ``in_evaluation`` is empty, it is the network itself. ``shared`` Cells are never copied: they
+    act alike in training and evaluation, and must stay the same objects.
 
     Each Cell is copied at most once, so that a Cell used in two places stays one Cell. Except
     MindSpore's own Cells without Parameters, such as a dropout, that are used both inside and
-    outside of the layers in evaluation mode.
+    outside of the layers in evaluation mode. A list or dict that holds a copied Cell is copied, and
+    what is written into that one stays there.
 
     Attributes:
         network (Cell): the copy.
@@ -39,12 +40,13 @@ class EvalCopy:
         self._in_evaluation = {id(cell) for cell in in_evaluation}
         self._done = {(id(cell), within): cell for cell in shared for within in (False, True)}
         self._pairs: list[_Pair] = []
+        self._originals: dict[int, nn.Cell] = {}
         self.network = self._copy(network, False)
 
     def follow(self) -> None:
-        """Give the copies the attributes and hooks that their originals have now."""
-        for pair in self._pairs:
-            pair.follow(self._replaced)
+        """Give the copies what a script has set on their originals since the last time."""
+        for pair in list(self._pairs):  # a Cell that is new may add some
+            self._follow(pair)
 
     @contextlib.contextmanager
     def followed(self, around: Callable[[], Any]) -> Iterator[None]:
@@ -55,7 +57,7 @@ class EvalCopy:
                 yield
             finally:
                 for pair in self._pairs:
-                    pair.give_back()
+                    pair.give_back(self._original)
 
     def _copy(self, cell: nn.Cell, within: bool) -> nn.Cell:
         key = _key(cell, within)
@@ -64,34 +66,47 @@ class EvalCopy:
         return self._done[key]
 
     def _made(self, cell: nn.Cell, evaluates: bool) -> nn.Cell:
-        children = {
-            name: child if child is None else self._copy(child, evaluates)
-            for name, child in _compat.children(cell).items()
-        }
-        changed = any(children[name] is not child for name, child in _compat.children(cell).items())
-        if not evaluates and not changed:
+        children = [one for one in _compat.children(cell).values() if one is not None]
+        copies = [self._copy(child, evaluates) for child in children]
+        if not evaluates and not any(map(operator.is_not, copies, children)):
             return cell
-        made: nn.Cell = _compat.shallow_copy(cell)
+        made: nn.Cell = _compat.shallow_copy(cell, follows=True)
         self._done[_key(cell, evaluates)] = made  # found when lists of its own methods are copied
-        for name, child in children.items():
-            _compat.set_child(made, name, child)
+        self._originals[id(made)] = cell
         self._pairs.append(_Pair(cell, made, evaluates))
-        self._pairs[-1].follow(self._replaced)
+        self._follow(self._pairs[-1])
         if evaluates:
             # No subclass: super() in a method would find the method itself, in a graph.
             vars(made)["add_flags"] = functools.partial(_add_flags, made)
             made.add_flags(training=False)
         return made
 
+    def _follow(self, pair: _Pair) -> None:
+        pair.follow(
+            lambda child: self._copy(child, pair.evaluates),
+            lambda value: self._replaced(value, pair.evaluates),
+        )
+
     def _replaced(self, value: Any, within: bool) -> object:
         """Return a Cell's copy, or a method of the copy; if there is none, the value itself."""
         if isinstance(value, nn.Cell):
             here, elsewhere = _key(value, within), (id(value), not within)
             return self._done.get(here, self._done.get(elsewhere, value))
-        if isinstance(value, MethodType) and isinstance(value.__self__, nn.Cell):
-            owner = self._replaced(value.__self__, within)
-            return value if owner is value.__self__ else MethodType(value.__func__, owner)
+        return _of_another(value, lambda cell: self._replaced(cell, within))
+
+    def _original(self, value: Any) -> object:
+        """Return what :meth:`_replaced` has replaced."""
+        if isinstance(value, nn.Cell):
+            return self._originals.get(id(value), value)
+        return _of_another(value, self._original)
+
+
+def _of_another(value: Any, change: Callable[[Any], Any]) -> object:
+    """Return a Cell's method as one of the Cell that ``change`` gives; else the value itself."""
+    if not (isinstance(value, MethodType) and isinstance(value.__self__, nn.Cell)):
         return value
+    owner = change(value.__self__)
+    return value if owner is value.__self__ else MethodType(value.__func__, owner)
 
 
 @dataclass
@@ -101,23 +116,52 @@ class _Pair:
     original: nn.Cell
     copy: nn.Cell
     evaluates: bool
-    # By name the attribute of the original when the copy got it, and what the copy got.
+    # By name what the original held when the copy got it, and what the copy got.
     seen: dict[str, tuple[object, object]] = field(default_factory=dict)
+    flags: dict[str, object] = field(default_factory=dict)
 
-    def follow(self, replaced: Callable[[Any, bool], object]) -> None:
-        held = vars(self.copy)
-        for name, value in _compat.own_attributes(self.original).items():
+    def follow(self, copied: Callable[[Any], Any], replaced: Callable[[Any], object]) -> None:
+        now, children = _held(self.original), _compat.children(self.original)
+        self._forget(now, self.copy)
+        for name, value in now.items():
             if self.seen.get(name, _UNSEEN)[0] is not value:
-                held[name] = exchanged(value, lambda one: replaced(one, self.evaluates))
-                self.seen[name] = (value, held[name])
-        held.update(_compat.hooks(self.original))
+                is_child = name in children
+                fresh = copied(value) if is_child and value else exchanged(value, replaced)
+                _put(self.copy, name, fresh, is_child)
+                self.seen[name] = (value, fresh)
+        vars(self.copy).update(_compat.hooks(self.original))
+        flags = {name: on for name, on in self.original.get_flags().items() if name != "training"}
+        if flags != self.flags:
+            self.flags = flags
+            self.copy.add_flags(**flags)
 
-    def give_back(self) -> None:
-        held = vars(self.original)
-        for name, value in _compat.own_attributes(self.copy).items():
-            if self.seen.get(name, _UNSEEN)[1] is not value and name != "add_flags":
-                held[name] = value
-                self.seen[name] = (value, value)
+    def give_back(self, original: Callable[[Any], object]) -> None:
+        now, children = _held(self.copy), _compat.children(self.copy)
+        self._forget(now, self.original)
+        for name, value in now.items():
+            if self.seen.get(name, _UNSEEN)[1] is not value:
+                fresh = exchanged(value, original)
+                _put(self.original, name, fresh, name in children)
+                self.seen[name] = (fresh, value)
+
+    def _forget(self, now: Container[str], other: nn.Cell) -> None:
+        """Delete from the other Cell what has gone from one."""
+        for name in [name for name in self.seen if name not in now]:
+            del self.seen[name]
+            vars(other).pop(name, None)
+            _compat.children(other).pop(name, None)
+
+
+def _held(cell: nn.Cell) -> dict[str, Any]:
+    held = {**_compat.own_attributes(cell), **_compat.children(cell)}
+    held.pop("add_flags", None)  # a copy has its own
+    return held
+
+
+def _put(cell: nn.Cell, name: str, value: Any, is_child: bool) -> None:
+    places = [vars(cell), _compat.children(cell)]
+    places[not is_child].pop(name, None)
+    places[is_child][name] = value
 
 
 def _key(cell: nn.Cell, within: bool) -> tuple[int, bool]:

@@ -57,6 +57,10 @@ class Update(nn.Cell):
 
     def before_step(self, *inputs: Tensor) -> None:
         """Look at the batch on the host, before a step runs, and at what the script has set."""
+        self.follow_script()
+
+    def follow_script(self) -> None:
+        """Take over what the script has set since the last run, such as rates."""
         take_in_rates(innermost(self.optimizer))
 
     def last_inputs(self) -> tuple[Any, ...] | None:
@@ -100,6 +104,10 @@ class UpdateAround(Update):
     def before_step(self, *inputs: Tensor) -> None:
         """Let :attr:`inner` look at the batch, too."""
         self.inner.before_step(*inputs)
+
+    def follow_script(self) -> None:
+        """Let :attr:`inner` take it over."""
+        self.inner.follow_script()
 
     def last_inputs(self) -> tuple[Any, ...] | None:
         """Return those of :attr:`inner`, if it runs the network."""

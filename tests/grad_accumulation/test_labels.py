@@ -8,13 +8,14 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 from models import model_of
 
 from mindspore_boost_ext import (
     AutoBoost,
     BoostTrainOneStepCell,
     BoostWarning,
+    GradientAccumulation,
     make_train_step,
     restore,
     save_checkpoint,
@@ -99,6 +100,44 @@ def test_a_window_without_labels_changes_nothing(mode):
     assert all((before[name] != value).any() for name, value in nets.weights(net).items())
 
 
+def test_a_micro_batch_of_classes_without_weight_adds_nothing(mode):
+    """Its own loss is NaN, which must not reach the window."""
+    x, y = data()
+    y[:8], y[8:] = 0, np.maximum(y[8:], 1)
+    loss, (big, small) = nn.CrossEntropyLoss(Tensor([0.0, 1.0, 5.0])), (nets.MLP(), nets.MLP())
+    trained(big, loss).train_network(Tensor(x), Tensor(y))
+    by_parts(trained(small, loss, config("labels")), x, y)
+    for name, value in nets.weights(small).items():
+        np.testing.assert_allclose(value, nets.weights(big)[name], rtol=0, atol=1e-6)
+
+
+def test_the_loss_counts_as_it_is_now(pynative_mode):
+    loss, labels = nn.CrossEntropyLoss(), Tensor(np.array([0, 1, 2, 2], np.int32))
+    count = LabelCount(loss)
+    assert float(count(labels).asnumpy()) == 4
+    loss.ignore_index = 2
+    assert float(count(labels).asnumpy()) == 2
+    loss.weight = Tensor([0.5, 0.25, 9.0])
+    assert float(count(labels).asnumpy()) == 0.75
+
+
+def test_logarithms_with_a_negative_log_likelihood(mode):
+    x, y = data()
+    big, small = (nn.SequentialCell(nets.MLP(), nn.LogSoftmax(-1)) for _ in range(2))
+    trained(big, nn.NLLLoss()).train_network(Tensor(x), Tensor(y))
+    by_parts(trained(small, nn.NLLLoss(), config("labels")), x, y)
+    for name, value in nets.weights(small).items():
+        np.testing.assert_allclose(value, nets.weights(big)[name], rtol=0, atol=1e-6)
+
+
+def test_a_window_of_weight_0_in_a_loop_by_hand_changes_nothing():
+    weight = Parameter(Tensor([1.0]), name="w")
+    accumulation = GradientAccumulation(2, nn.SGD([weight], 1.0), weighting="labels")
+    for _ in range(2):
+        accumulation(Tensor(0.0), (Tensor([np.nan]),), Tensor(0.0))
+    assert weight.asnumpy().tolist() == [1.0]
+
+
 @pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4), (3,)])
 def test_shares_of_classes_count_as_the_loss_divides(mode, shape):
     shares = np.random.default_rng(0).random(shape).astype(np.float32)
@@ -134,7 +173,33 @@ def loss_index(loss):
     return loss.ignore_index if getattr(loss, "reduction", "") == "mean" else 0
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nets.loss_fn()])
+class OfItsOwn(nn.LossBase):
+    """Takes the mean by itself, whatever its base class says."""
+
+    def construct(self, logits, labels):
+        return nn.CrossEntropyLoss()(logits, labels)
+
+
+class Uninitialised(OfItsOwn):
+    def __init__(self):
+        nn.Cell.__init__(self)
+
+
+class Shifted(nn.CrossEntropyLoss):
+    def construct(self, logits, labels):
+        return super().construct(logits[:-1], labels[1:])
+
+
+@pytest.mark.parametrize("kind", [nn.BCEWithLogitsLoss, nn.KLDivLoss, nn.MSELoss])
+def test_every_loss_that_adds_up_is_warned_of(kind):
+    for reduction in ("sum", "none"):
+        with pytest.warns(BoostWarning, match="1/3 of the big batch's gradient"):
+            trained(nets.MLP(), kind(reduction=reduction), config("samples"))
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(), nets.loss_fn(), OfItsOwn("none"), Uninitialised()]
+)
 def test_a_mean_over_samples_needs_no_warning(pynative_mode, loss):
     x, y = data()
     with warnings.catch_warnings():
@@ -143,11 +208,11 @@ def test_a_mean_over_samples_needs_no_warning(pynative_mode, loss):
 
 
 @pytest.mark.parametrize(
-    "loss", [nets.loss_fn(), nn.CrossEntropyLoss(reduction="sum"), None], ids=str
+    "loss", [nets.loss_fn(), nn.CrossEntropyLoss(reduction="sum"), Shifted(), None], ids=str
 )
 def test_a_loss_without_such_labels_is_refused(loss):
     net = nets.MLP() if loss is not None else nn.WithLossCell(nets.MLP(), nets.loss_fn())
-    with pytest.raises(ValueError, match=r"weighting='labels' counts .* got .*weighting 'samples'"):
+    with pytest.raises(ValueError, match=r"weighting='labels' counts .* got .*another weighting"):
         trained(net, loss, config("labels"))
 
 

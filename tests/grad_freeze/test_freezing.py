@@ -460,6 +460,20 @@ def test_what_a_network_keeps_of_its_runs_is_there_after_steps_that_freeze(pynat
         np.testing.assert_array_equal(net.last.asnumpy(), batch[0] * np.float32(run))
 
 
+def test_a_step_of_the_users_sees_what_a_script_sets_before_the_first(mode):
+    class Own(BoostTrainOneStepCell):
+        def construct(self, *inputs):
+            return super().construct(*inputs) * 1.0
+
+    net, (batch,) = Annealed(), nets.batches(1)
+    network = nn.WithLossCell(net, nets.loss_fn())
+    optimizer = nn.SGD(net.trainable_params(), 0.0)
+    boost = AutoBoost("O1", config(param_groups=2, schedule=[1], eval_frozen=True))
+    step = Own(*boost.network_auto_process_train(network, optimizer)).set_train()
+    net.factor = 0.0
+    assert loss_of(step(*map(Tensor, batch))) == pytest.approx(np.log(3), rel=1e-6)
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_hooks_run_in_steps_that_freeze(pynative_mode, early):
     net, (batch,), ran = Annealed(), nets.batches(1), []

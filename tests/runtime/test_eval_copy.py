@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from mindspore import nn
+import contextlib
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext.runtime.eval_copy import EvalCopy
+
+X = Tensor(np.ones((3, 2), np.float32))
 
 
 def test_the_flags_of_the_network_stay():
@@ -22,3 +28,55 @@ def test_a_method_of_the_network_is_one_of_the_copy_also_if_it_is_set_later():
     net.along = [net[0].construct]
     copy.follow()
     assert copy.network.along[0].__self__ is copy.network[0]
+
+
+class Branching(nn.Cell):
+    """Chooses a child, and keeps its choice, when it first runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.SequentialCell(nn.Dense(2, 2), nn.Dropout(p=0.5))
+        self.way, self.scale, self.once = None, 1.0, 1.0
+
+    def construct(self, x):
+        if self.way is None:
+            self.way = [self.layers, {"one": self.layers[1].construct}]
+            self.chosen = self.layers[0]
+            del self.once
+        return self.layers(x)
+
+
+def test_what_its_code_keeps_is_the_networks_own(pynative_mode):
+    net = Branching().set_train()
+    copy = EvalCopy(net, [net])
+    with copy.followed(contextlib.nullcontext):
+        copy.network(X)
+    assert net.way[0] is net.layers
+    assert net.way[1]["one"].__self__ is net.layers[1]
+    assert net.chosen is net.layers[0]
+    assert not hasattr(net, "once")
+    with copy.followed(contextlib.nullcontext):
+        assert copy.network.way[0] is copy.network.layers
+        assert copy.network.chosen is copy.network.layers[0]
+    assert all(cell.training for _, cell in net.cells_and_names())
+
+
+def test_it_follows_exchanged_parts(mode):
+    net = Branching()
+    net.way = ()
+    copy = EvalCopy(net, [net])
+    net.layers[0] = nn.Dense(2, 2, weight_init="ones")
+    net.layers[0].weight = Parameter(Tensor(np.full((2, 2), 2.0, np.float32)), name="other")
+    copy.follow()
+    np.testing.assert_array_equal(copy.network(X).asnumpy(), net.set_train(False)(X).asnumpy())
+    del net.scale
+    copy.follow()
+    assert not hasattr(copy.network, "scale")
+
+
+def test_it_follows_the_precision(mode):
+    net = nn.SequentialCell(nn.Dense(2, 2), nn.Dropout(p=0.5))
+    copy = EvalCopy(net, [net])
+    net[0].to_float(ms.float16)
+    copy.follow()
+    assert copy.network[0](X).dtype == ms.float16
