@@ -43,7 +43,7 @@ class LabelCount(nn.Cell):
         return (ops.cast(of_labels, ms.float32) * ops.cast(counts, ms.float32)).sum()
 
 
-def divides_by_labels(loss: Any) -> bool:
+def divides_by_labels(loss: nn.Cell) -> bool:
     """Return whether a loss, with MindSpore's own computation, divides by what counts."""
     own = [kind for kind in _KINDS if isinstance(loss, kind)]
     if not own or type(loss).construct is not own[0].construct or has_replaced_construct(loss):
@@ -68,7 +68,7 @@ def other_divisor(loss: Any, micro_batches: int) -> str:
     return ""
 
 
-def _divides(loss: Any) -> bool:
+def _divides(loss: nn.Cell) -> bool:
     """Return whether a loss of MindSpore divides; some say it by a word, some by two flags."""
     by_flags = "mean" if loss.reduce and loss.average else "sum"
     return getattr(loss, "reduction", by_flags) not in ("sum", "none")

@@ -87,21 +87,21 @@ class EvalCopy:
             lambda value: self._replaced(value, pair.evaluates),
         )
 
-    def _replaced(self, value: Any, within: bool) -> object:
+    def _replaced(self, value: object, within: bool) -> object:
         """Return a Cell's copy, or a method of the copy; if there is none, the value itself."""
         if isinstance(value, nn.Cell):
             here, elsewhere = _key(value, within), (id(value), not within)
             return self._done.get(here, self._done.get(elsewhere, value))
         return _of_another(value, lambda cell: self._replaced(cell, within))
 
-    def _original(self, value: Any) -> object:
+    def _original(self, value: object) -> object:
         """Return what :meth:`_replaced` has replaced."""
         if isinstance(value, nn.Cell):
             return self._originals.get(id(value), value)
         return _of_another(value, self._original)
 
 
-def _of_another(value: Any, change: Callable[[Any], Any]) -> object:
+def _of_another(value: object, change: Callable[[Any], Any]) -> object:
     """Return a Cell's method as one of the Cell that ``change`` gives; else the value itself."""
     if not (isinstance(value, MethodType) and isinstance(value.__self__, nn.Cell)):
         return value
@@ -158,7 +158,7 @@ def _held(cell: nn.Cell) -> dict[str, Any]:
     return held
 
 
-def _put(cell: nn.Cell, name: str, value: Any, is_child: bool) -> None:
+def _put(cell: nn.Cell, name: str, value: object, is_child: bool) -> None:
     places = [vars(cell), _compat.children(cell)]
     places[not is_child].pop(name, None)
     places[is_child][name] = value
