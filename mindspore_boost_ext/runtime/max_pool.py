@@ -33,7 +33,8 @@ def max_pool2d(
         return ORIGINAL(x, kernel_size, stride, padding, dilation, return_indices, ceil_mode)
     kernel, strides, dilation, padding = sizes
     pool = ops.MaxPool3DWithArgmax(kernel, strides, padding, dilation, ceil_mode)
-    return ops.squeeze(pool(ops.expand_dims(x, 2))[0], 2)
+    out = pool(ops.expand_dims(x, 2))[0]
+    return out.reshape((*out.shape[:2], *out.shape[3:]))  # of open sizes, squeeze forgets the axes
 
 
 @ops.constexpr(reuse_result=False)  # 2.0 is not 2 here

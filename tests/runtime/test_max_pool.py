@@ -52,6 +52,33 @@ def test_values_and_gradients_are_mindspores_with_ties(mode, settings, untuned):
     np.testing.assert_array_equal(*(slope.asnumpy() for slope in slopes))
 
 
+class Classified(nn.Cell):
+    """Its loss asks for the number of axes when it is compiled."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss()
+
+    def construct(self, x, labels):
+        pooled = ops.max_pool2d(x, 2, ceil_mode=True)
+        return self.loss(pooled.mean((2, 3)), labels)
+
+
+@pytest.mark.parametrize("sizes", [(None, 3, 8, 8), (None, 3, None, None)])
+def test_open_sizes_keep_the_number_of_axes(graph_mode, sizes):
+    net = Classified()
+    net.set_inputs(Tensor(shape=sizes, dtype=ms.float32), Tensor(shape=(None,), dtype=ms.int32))
+    for batch, side in ((2, 8), (3, 8 if sizes[2:] == (8, 8) else 5)):
+        x = np.random.default_rng(batch).normal(size=(batch, 3, 8, side)).astype("f")
+        x = x.transpose(0, 1, 3, 2) if sizes[2] is None else x
+        labels = Tensor(np.zeros(batch, np.int32))
+        image = [x[:, :, row : row + 2] for row in range(0, x.shape[2], 2)]
+        cuts = [[rows[..., at : at + 2] for at in range(0, x.shape[3], 2)] for rows in image]
+        means = np.mean([[cut.max((2, 3)) for cut in row] for row in cuts], (0, 1))
+        expected = np.mean(np.log(np.exp(means).sum(1)) - means[:, 0])
+        np.testing.assert_allclose(net(Tensor(x), labels).asnumpy(), expected, rtol=1e-5)
+
+
 def test_indices_are_mindspores(untuned):
     values = Tensor(np.random.default_rng(2).normal(size=(1, 2, 6, 6)).astype("f"))
     one, other = both(lambda: Pooled({"kernel_size": 2, "return_indices": True}), values)
