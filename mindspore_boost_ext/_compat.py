@@ -161,13 +161,14 @@ def own_attributes(cell: nn.Cell) -> dict[str, Any]:
 
 def hooks(cell: nn.Cell) -> dict[str, Any]:
     """Return the attributes in which a Cell keeps its hooks, and not whether one is running."""
-    names = [name for name in vars(cell) if "hook" in name and name in _machinery() - _TRACES]
-    return {name: vars(cell)[name] for name in names if name != "_is_recursion_hook"}
+    names = _machinery("hook") - _TRACES - {"_is_recursion_hook"}
+    return {name: vars(cell)[name] for name in names if name in vars(cell)}
 
 
 @functools.cache
-def _machinery() -> frozenset[str]:
-    return frozenset(vars(nn.Cell(auto_prefix=False))) | _TRACES
+def _machinery(word: str = "") -> frozenset[str]:
+    names = {*vars(nn.Cell(auto_prefix=False)), *_TRACES}
+    return frozenset(name for name in names if word in name)
 
 
 def shallow_copy(cell: nn.Cell, kind: Any = None, follows: bool = False) -> nn.Cell:
@@ -180,7 +181,8 @@ def shallow_copy(cell: nn.Cell, kind: Any = None, follows: bool = False) -> nn.C
     copy = kind.__new__(kind)
     nn.Cell.__init__(copy, auto_prefix=False)
     copy.add_flags(**cell.get_flags())
-    vars(copy)["training"] = cell.training
+    for name in ("training", *(("_auto_prefix", "_param_prefix") if follows else ())):
+        vars(copy)[name] = vars(cell)[name]
     for name, value in own_attributes(cell).items():
         # Amp level "auto" sets a construct on the object.
         bound = isinstance(value, MethodType) and value.__self__ is cell
@@ -255,10 +257,8 @@ def not_rewritten(one: _Named) -> _Named:
 
     It rewrites others without the globals of their modules.
     """
-    if isinstance(one, type):
-        namespace._subtree_black_list.append(one)
-    else:
-        AssignParser._function_parse_black_list.append(one)
+    black_lists = AssignParser._function_parse_black_list, namespace._subtree_black_list
+    black_lists[isinstance(one, type)].append(one)
     return one
 
 

@@ -83,8 +83,8 @@ class CheaperAlongAxis(CheaperCell):
         """Return what the operator does, of the shape of ``x``."""
         if self.is_plain(x) or self.is_small(x) or x.ndim == 0 or 0 in x.shape:
             return self.plain(x)
-        # The latter raises; inside the Cells below, the process would stay in float32.
         if not -x.ndim <= self.one_axis < x.ndim:
+            # It raises; inside the Cells below, the process would stay in float32 after that.
             return self.plain(x)
         return self.of_rows(x) if self.one_axis in (-1, x.ndim - 1) else self.of_others(x)
 

@@ -75,6 +75,8 @@ def file_of_module(name: str) -> str:
         if spec is None:
             break
         places = _places_in(spec, part, places)
+        if places == []:  # a folder without __init__ that is none, as in a zip archive
+            return ""
     if spec is not None and places is not None:
         whole = f"{name}.__main__"
         spec = _spec_of(whole, places)
@@ -86,7 +88,7 @@ def file_of_module(name: str) -> str:
 
 
 def _spec_of(name: str, places: list[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of a module in the folders of its package; a top-level one has none."""
+    """Return the spec of a module in the folders of its package; None for a top-level module."""
     package, _, own = name.rpartition(".")
     if not own or (package and places is None):
         return None
@@ -112,8 +114,11 @@ def _may_look_elsewhere(package: importlib.machinery.ModuleSpec) -> bool:
     """Return whether a package may find modules outside the folder of its own file."""
     if package.origin is None or not package.has_location:
         return False  # a folder without __init__
-    with open(package.origin, "rb") as file:
-        return b"__path__" in file.read()
+    try:
+        with open(package.origin, "rb") as file:
+            return b"__path__" in file.read()
+    except OSError:  # in a zip archive
+        return False
 
 
 def run_module(name: str, args: Sequence[str]) -> None:

@@ -8,8 +8,8 @@ from mindspore_boost_ext.algorithm import Algorithm, StepCell
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_accumulation.labels import (
     LabelCount,
+    counts_by_labels,
     divides_by_labels,
-    ignores_some,
     other_divisor,
 )
 from mindspore_boost_ext.grad_accumulation.window import LABELS, SAMPLES, GradientAccumulation
@@ -66,7 +66,7 @@ class AccumulationAlgorithm(Algorithm):
                 "set weighting 'equal'"
             )
         if weighting != LABELS:
-            _warn(ignores_some(step.auto_boost.loss_fn, inputs[-1]))
+            _warn(counts_by_labels(step.auto_boost.loss_fn, inputs[-1]))
         saved = step.restored_settings.get(_WEIGHTING, "").strip("'")  # repr of the name
         if saved != weighting and step.window_part.micro_steps() > 0:
             step.window_part.check_weighting(float(step.window_part.weight_of(*inputs)), saved)

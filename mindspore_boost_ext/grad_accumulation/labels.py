@@ -54,7 +54,7 @@ def divides_by_labels(loss: nn.Cell) -> bool:
 def other_divisor(loss: Any, micro_batches: int) -> str:
     """Return why equal weights, or samples, do not give a big batch's gradient; empty if they may.
 
-    What is ignored shows in a batch only: see :func:`ignores_some`. A loss of the script's own may
+    What counts shows in a batch only: see :func:`counts_by_labels`. A loss of the script's own may
     take the mean by itself, whatever it says.
     """
     if isinstance(loss, nn.LossBase) and is_own(type(loss).__module__) and not _divides(loss):
@@ -63,8 +63,6 @@ def other_divisor(loss: Any, micro_batches: int) -> str:
             f"micro-batches, 1/{micro_batches} of the big batch's gradient: give the loss "
             "reduction 'mean', or choose the learning rate for that"
         )
-    if divides_by_labels(loss) and loss.weight is not None:
-        return "the loss divides by the weights of the classes in a batch: set weighting 'labels'"
     return ""
 
 
@@ -74,12 +72,14 @@ def _divides(loss: nn.Cell) -> bool:
     return getattr(loss, "reduction", by_flags) not in ("sum", "none")
 
 
-def ignores_some(loss: Any, labels: object) -> str:
-    """Return why weights must follow the labels of a batch; empty if all of them count."""
+def counts_by_labels(loss: Any, labels: object) -> str:
+    """Return why weights must follow the labels of a batch; empty if all of them count alike."""
     if not (divides_by_labels(loss) and isinstance(labels, Tensor) and labels.dtype in _INDICES):
         return ""
-    if loss.weight is not None or not bool((labels.asnumpy() == loss.ignore_index).any()):
-        return ""  # of weights the user has heard
+    if loss.weight is not None:
+        return "the loss divides by the weights of the classes in a batch: set weighting 'labels'"
+    if not bool((labels.asnumpy() == loss.ignore_index).any()):
+        return ""
     return (
         f"the first batch has labels to ignore ({loss.ignore_index}), and the loss divides by the "
         "others: set weighting 'labels'"

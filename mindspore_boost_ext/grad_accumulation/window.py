@@ -205,9 +205,10 @@ class GradientAccumulation(nn.Cell):
             ValueError: with the remedy.
         """
         held, total = self.micro_steps(), float(self._total_weight.asnumpy())
-        # With equal weights, each micro-batch counts 1; so may one label.
-        was_equal = total == held and weight != 1 and self.weighting == SAMPLES
-        was_other = was_equal or saved in (SAMPLES, LABELS) if self.is_weighted else total != held
+        was_other = bool(saved) and LABELS in (saved, self.weighting)
+        if self.weighting != LABELS:  # with equal weights, each micro-batch counts 1
+            looks_equal = total == held
+            was_other |= looks_equal and weight != 1 if self.is_weighted else not looks_equal
         if held and was_other:
             raise ValueError(
                 f"the window holds {held} micro-batches that were not weighted by "

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
+import mindspore as ms
 from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import exchanged
+from mindspore_boost_ext.base.order import is_own
 
 _UNSEEN = (object(), object())
 
@@ -25,8 +27,8 @@ class EvalCopy:
     ``in_evaluation`` is empty, it is the network itself. ``shared`` Cells are never copied: they
     act alike in training and evaluation, and must stay the same objects.
 
-    Each Cell is copied at most once, so that a Cell used in two places stays one Cell. Except
-    MindSpore's own Cells without Parameters, such as a dropout, that are used both inside and
+    Each Cell is copied at most once, so that a Cell used in two places stays one Cell. Only for
+    MindSpore's own Cells without Parameters, such as a dropout, there may be two: inside and
     outside of the layers in evaluation mode. A list or dict that holds a copied Cell is copied, and
     what is written into that one stays there.
 
@@ -41,10 +43,17 @@ class EvalCopy:
         self._done = {(id(cell), within): cell for cell in shared for within in (False, True)}
         self._pairs: list[_Pair] = []
         self._originals: dict[int, nn.Cell] = {}
+        self._followed_in: int | None = None  # the mode
         self.network = self._copy(network, False)
 
     def follow(self) -> None:
-        """Give the copies what a script has set on their originals since the last time."""
+        """Give the copies what a script has set on their originals since the last time.
+
+        In GRAPH_MODE that is done once: a graph keeps what it was compiled with.
+        """
+        before, self._followed_in = self._followed_in, ms.get_context("mode")
+        if before == self._followed_in == ms.GRAPH_MODE:
+            return
         for pair in list(self._pairs):  # a Cell that is new may add some
             self._follow(pair)
 
@@ -56,8 +65,9 @@ class EvalCopy:
             try:
                 yield
             finally:
-                for pair in self._pairs:
-                    pair.give_back(self._original)
+                for pair in self._pairs if self._followed_in == ms.PYNATIVE_MODE else ():
+                    if pair.has_code:
+                        pair.give_back(self._original)
 
     def _copy(self, cell: nn.Cell, within: bool) -> nn.Cell:
         key = _key(cell, within)
@@ -73,7 +83,7 @@ class EvalCopy:
         made: nn.Cell = _compat.shallow_copy(cell, follows=True)
         self._done[_key(cell, evaluates)] = made  # found when lists of its own methods are copied
         self._originals[id(made)] = cell
-        self._pairs.append(_Pair(cell, made, evaluates))
+        self._pairs.append(_Pair(cell, made, evaluates, not is_own(type(cell).__module__)))
         self._follow(self._pairs[-1])
         if evaluates:
             # No subclass: super() in a method would find the method itself, in a graph.
@@ -116,6 +126,7 @@ class _Pair:
     original: nn.Cell
     copy: nn.Cell
     evaluates: bool
+    has_code: bool  # of the script's, which may write attributes
     # By name what the original held when the copy got it, and what the copy got.
     seen: dict[str, tuple[object, object]] = field(default_factory=dict)
     flags: dict[str, object] = field(default_factory=dict)

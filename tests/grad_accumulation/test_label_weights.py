@@ -226,15 +226,22 @@ def test_a_step_cell_that_is_made_by_hand_knows_no_loss():
         BoostTrainOneStepCell(network, optimizer)
 
 
-def test_a_window_by_samples_does_not_go_on_by_labels(pynative_mode, tmp_path):
+@pytest.mark.parametrize("pair", [("samples", "labels"), ("equal", "labels"), ("labels", "equal")])
+def test_a_window_of_another_weighting_does_not_go_on(pynative_mode, tmp_path, pair):
     x, y = data()
-    one, other = (
-        trained(nets.MLP(), nn.CrossEntropyLoss(), config(name)) for name in ("samples", "labels")
-    )
+    one, other = (trained(nets.MLP(), nn.CrossEntropyLoss(), config(name)) for name in pair)
     first = Tensor(x[:8]), Tensor(np.maximum(y[:8], 0))
     one.train_network(*first)
     save_checkpoint(one.train_network, tmp_path / "run", append_dict={"epoch": 0})
     with pytest.warns(BoostWarning, match="other settings"):
         restore(other.train_network, tmp_path / "run.ckpt", allow_other_settings=True)
-    with pytest.raises(ValueError, match=r"not weighted by .*weighting='labels'"):
+    with pytest.raises(ValueError, match=rf"not weighted by .*weighting='{pair[1]}'"):
         other.train_network(*first)
+
+
+def test_shares_of_classes_with_weights_need_no_warning(pynative_mode):
+    x, y = data()
+    shares = np.eye(nets.CLASSES, dtype=np.float32)[np.maximum(y, 0)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BoostWarning)
+        by_parts(trained(nets.MLP(), nn.CrossEntropyLoss(WEIGHTS), config("samples")), x, shares)

@@ -67,11 +67,25 @@ def test_it_follows_exchanged_parts(mode):
     copy = EvalCopy(net, [net])
     net.layers[0] = nn.Dense(2, 2, weight_init="ones")
     net.layers[0].weight = Parameter(Tensor(np.full((2, 2), 2.0, np.float32)), name="other")
-    copy.follow()
-    np.testing.assert_array_equal(copy.network(X).asnumpy(), net.set_train(False)(X).asnumpy())
     del net.scale
     copy.follow()
+    np.testing.assert_array_equal(copy.network(X).asnumpy(), net.set_train(False)(X).asnumpy())
     assert not hasattr(copy.network, "scale")
+
+
+class Growing(nn.Cell):
+    def construct(self, x):
+        if not hasattr(self, "layer"):
+            self.layer = nn.Dense(2, 2)
+        return self.layer(x)
+
+
+def test_parameters_of_layers_that_its_code_makes_have_their_names(pynative_mode):
+    net = nn.SequentialCell(Growing(), nn.Dropout(p=0.5))
+    copy = EvalCopy(net, [net])
+    with copy.followed(contextlib.nullcontext):
+        copy.network(X)
+    assert [one.name for one in net[0].get_parameters()] == ["layer.weight", "layer.bias"]
 
 
 def test_it_follows_the_precision(mode):
