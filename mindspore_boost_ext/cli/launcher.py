@@ -75,7 +75,7 @@ def file_of_module(name: str) -> str:
         if spec is None:
             break
         places = _places_in(spec, part, places)
-        if places == []:  # a folder without __init__ that is none, as in a zip archive
+        if places == []:  # a package without __init__ in a zip archive, which only an import opens
             return ""
     if spec is not None and places is not None:
         whole = f"{name}.__main__"
@@ -88,7 +88,7 @@ def file_of_module(name: str) -> str:
 
 
 def _spec_of(name: str, places: list[str] | None) -> importlib.machinery.ModuleSpec | None:
-    """Return the spec of a module in the folders of its package; None for a top-level module."""
+    """Return the spec of a module, or None; ``places`` are the folders of the package around it."""
     package, _, own = name.rpartition(".")
     if not own or (package and places is None):
         return None

@@ -45,7 +45,8 @@ class GradientAccumulation(nn.Cell):
         max_accumulation_step (int): micro-batches in a window, at least 1.
         optimizer (Cell): the optimizer; it runs once for each window.
         weighting (str): ``"equal"``: every micro-batch counts alike; ``"samples"`` or
-            ``"labels"``: by its ``weight``. Default: ``"equal"``.
+            ``"labels"``: by its ``weight``, the number of its samples, or of the labels that
+            count. Default: ``"equal"``.
 
     Inputs:
         - **loss** (Tensor) - the loss of the micro-batch, returned when all is done.

@@ -76,8 +76,9 @@ class FreezeAlgorithm(Algorithm):
             kept = () if step.captures_part is None else step.captures_part.layers
             copy = EvalCopy(step.network, frozen, kept)
             variant.network = copy.network.set_grad()
-            in_graph = step.overridden("construct", "gradient_freeze_process")
-            for one in (variant, step) if in_graph else (variant,):  # whom Python calls
+            # Python calls the variant; of a step whose subclass chooses in its graph, the step.
+            chooses_in_graph = step.overridden("construct", "gradient_freeze_process")
+            for one in (variant, step) if chooses_in_graph else (variant,):
                 one.surrounding_part = functools.partial(copy.followed, one.surrounding_part)
         return variant
 

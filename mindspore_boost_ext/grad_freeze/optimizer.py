@@ -116,7 +116,7 @@ class FreezeOpt(nn.Optimizer):
         self.position = Parameter(Tensor(0, ms.int32), name=POSITION_NAME, requires_grad=False)
         self._views: dict[tuple[int, ...], nn.Optimizer] = {}
         self._warned_of_short_training = False
-        self.tell_that_none_rests = ops.constexpr(self._warn_of_no_group, reuse_result=False)
+        self.warn_that_none_is_chosen = ops.constexpr(self._warn_of_no_group, reuse_result=False)
         prepare_first_step(self.base)
 
     def _warn_of_no_group(self) -> bool:
@@ -287,7 +287,7 @@ class FreezeOpt(nn.Optimizer):
 
     def construct(self, gradients: tuple[Tensor, ...]) -> Tensor:
         """Update all parameters, as the plain optimizer does."""
-        return ops.depend(self.opt(gradients), self.tell_that_none_rests())
+        return ops.depend(self.opt(gradients), self.warn_that_none_is_chosen())
 
     def _positions(self, groups: Sequence[Iterable[Any]] | None) -> tuple[tuple[int, ...], ...]:
         if groups is None:

@@ -137,7 +137,8 @@ class _Pair:
         for name, value in now.items():
             if self.seen.get(name, _UNSEEN)[0] is not value:
                 is_child = name in children
-                fresh = copied(value) if is_child and value else exchanged(value, replaced)
+                copies = is_child and value is not None
+                fresh = copied(value) if copies else exchanged(value, replaced)
                 _put(self.copy, name, fresh, is_child)
                 self.seen[name] = (value, fresh)
         vars(self.copy).update(_compat.hooks(self.original))
@@ -176,7 +177,7 @@ def _put(cell: nn.Cell, name: str, value: object, is_child: bool) -> None:
 
 
 def _key(cell: nn.Cell, within: bool) -> tuple[int, bool]:
-    own = type(cell).__module__.startswith("mindspore.")
+    own = is_own(type(cell).__module__)
     return id(cell), within and own and not any(True for _ in cell.get_parameters())
 
 

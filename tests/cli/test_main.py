@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,25 @@ def test_a_module_is_run_that_shows_only_when_packages_are_imported(tmp_path, fo
     name = f"{folder.replace('/', '.')}.train"
     result = scripts.run(*LAUNCHER[1:], "-m", name, cwd=tmp_path)
     assert result.stdout == f"{name}\n", result.stderr
+
+
+@pytest.mark.parametrize("name", ["plain.train", "bare.inner.train", "plain.nobody"])
+def test_a_module_in_a_zip_archive(tmp_path, name):
+    with zipfile.ZipFile(tmp_path / "lib.zip", "w") as archive:
+        for folder in ("plain", "bare", "bare/inner"):
+            archive.writestr(f"{folder}/", "")
+        archive.writestr("plain/__init__.py", "")
+        for place in ("plain", "bare/inner"):
+            archive.writestr(f"{place}/train.py", "print(__spec__.name)\n")
+    root = str(Path(cards.__file__).parents[2])
+    path = os.pathsep.join([str(tmp_path / "lib.zip"), root])
+    environment = {**os.environ, "PYTHONPATH": path}
+    result = scripts.run(*LAUNCHER[1:], "-m", name, cwd=tmp_path, env=environment)
+    if name == "plain.nobody":
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "No module named 'plain.nobody'" in result.stderr
+    else:
+        assert result.stdout == f"{name}\n", result.stderr
 
 
 def test_the_path_is_left_alone_where_python_is_asked_to_be_safe(tmp_path):

@@ -30,6 +30,8 @@ LOSSES = {
     "smoothed": lambda: nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.2),
 }
 SIZES = (8, 8, 4)
+# Rounding of float32 means of up to 20 gradients; weights by samples are off by 0.1.
+ROUNDING = {"rtol": 0, "atol": 1e-6}
 
 
 def config(weighting, window=3):
@@ -60,14 +62,13 @@ def trained(net, loss, settings=None, **arguments):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("kind", LOSSES)
 def test_a_window_is_the_big_batch(mode, kind, scaled):
-    """Rounding of float32 means of up to 20 gradients; weights by samples are off by 0.1."""
     x, y = data(kind)
     big, small = nets.MLP(), nets.MLP()
     trained(big, LOSSES[kind]()).train_network(Tensor(x), Tensor(y))
     manager = {"loss_scale_manager": ms.DynamicLossScaleManager(64, 2, 9)} if scaled else {}
     by_parts(trained(small, LOSSES[kind](), config("labels"), **manager), x, y)
     for name, value in nets.weights(small).items():
-        np.testing.assert_allclose(value, nets.weights(big)[name], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(value, nets.weights(big)[name], **ROUNDING)
 
 
 def test_pixels_count(mode):
@@ -87,7 +88,7 @@ def test_pixels_count(mode):
             part = slice(one * 4 // window, (one + 1) * 4 // window)
             step(Tensor(x[part]), Tensor(y[part]))
         kernels.append(net.weight.asnumpy())
-    np.testing.assert_allclose(*kernels, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(*kernels, **ROUNDING)
 
 
 def test_a_window_without_labels_changes_nothing(mode):
@@ -108,7 +109,7 @@ def test_a_micro_batch_of_classes_without_weight_adds_nothing(mode):
     trained(big, loss).train_network(Tensor(x), Tensor(y))
     by_parts(trained(small, loss, config("labels")), x, y)
     for name, value in nets.weights(small).items():
-        np.testing.assert_allclose(value, nets.weights(big)[name], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(value, nets.weights(big)[name], **ROUNDING)
 
 
 def test_the_loss_counts_as_it_is_now(pynative_mode):
@@ -127,7 +128,7 @@ def test_logarithms_with_a_negative_log_likelihood(mode):
     trained(big, nn.NLLLoss()).train_network(Tensor(x), Tensor(y))
     by_parts(trained(small, nn.NLLLoss(), config("labels")), x, y)
     for name, value in nets.weights(small).items():
-        np.testing.assert_allclose(value, nets.weights(big)[name], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(value, nets.weights(big)[name], **ROUNDING)
 
 
 def test_a_window_of_weight_0_in_a_loop_by_hand_changes_nothing():
@@ -145,6 +146,7 @@ def test_shares_of_classes_count_as_the_loss_divides(mode, shape):
     loss = nn.CrossEntropyLoss()
     mean = float(loss(Tensor(logits), Tensor(shares)).asnumpy())
     total = float(nn.CrossEntropyLoss(reduction="sum")(Tensor(logits), Tensor(shares)).asnumpy())
+    # The loss's sums are float32.
     assert float(LabelCount(loss)(Tensor(shares)).asnumpy()) == pytest.approx(
         total / mean, rel=1e-5
     )

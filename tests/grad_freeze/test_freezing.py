@@ -439,7 +439,8 @@ def test_steps_that_freeze_see_what_a_script_sets_before_the_first(mode):
     step = resting(net, [0, 1])
     net.factor = 0.0
     losses = [loss_of(step(*map(Tensor, batch))) for _ in range(2)]
-    assert losses == pytest.approx([np.log(3)] * 2, rel=1e-6)  # three classes, all logits 0
+    # Three classes, all logits 0: a float32 logarithm.
+    assert losses == pytest.approx([np.log(3)] * 2, rel=1e-6)
 
 
 def test_steps_that_freeze_see_what_a_script_sets_between_steps(pynative_mode):

@@ -76,6 +76,7 @@ def test_open_sizes_keep_the_number_of_axes(graph_mode, sizes):
         cuts = [[rows[..., at : at + 2] for at in range(0, x.shape[3], 2)] for rows in image]
         means = np.mean([[cut.max((2, 3)) for cut in row] for row in cuts], (0, 1))
         expected = np.mean(np.log(np.exp(means).sum(1)) - means[:, 0])
+        # A loss of float32 means and logarithms.
         np.testing.assert_allclose(net(Tensor(x), labels).asnumpy(), expected, rtol=1e-5)
 
 
