@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import MethodType
@@ -14,7 +13,7 @@ import mindspore as ms
 from mindspore import nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.cells import exchanged
+from mindspore_boost_ext.base.cells import exchanged, leaves
 from mindspore_boost_ext.base.order import is_own
 
 _UNSEEN = (object(), object())
@@ -39,12 +38,16 @@ class EvalCopy:
     def __init__(
         self, network: nn.Cell, in_evaluation: Iterable[nn.Cell], shared: Iterable[nn.Cell] = ()
     ) -> None:
-        self._in_evaluation = {id(cell) for cell in in_evaluation}
         self._done = {(id(cell), within): cell for cell in shared for within in (False, True)}
+        self._in_evaluation = {
+            id(cell) for cell in in_evaluation if (id(cell), True) not in self._done
+        }
+        self._reaching = _reaching(network, self._in_evaluation)
         self._pairs: list[_Pair] = []
         self._originals: dict[int, nn.Cell] = {}
         self._followed_in: int | None = None  # the mode
         self.network = self._copy(network, False)
+        self._follow()
 
     def follow(self) -> None:
         """Give the copies what a script has set on their originals since the last time.
@@ -54,8 +57,7 @@ class EvalCopy:
         before, self._followed_in = self._followed_in, ms.get_context("mode")
         if before == self._followed_in == ms.GRAPH_MODE:
             return
-        for pair in list(self._pairs):  # a Cell that is new may add some
-            self._follow(pair)
+        self._follow()
 
     @contextlib.contextmanager
     def followed(self, around: Callable[[], Any]) -> Iterator[None]:
@@ -76,26 +78,25 @@ class EvalCopy:
         return self._done[key]
 
     def _made(self, cell: nn.Cell, evaluates: bool) -> nn.Cell:
-        children = [one for one in _compat.children(cell).values() if one is not None]
-        copies = [self._copy(child, evaluates) for child in children]
-        if not evaluates and not any(map(operator.is_not, copies, children)):
+        if not evaluates and id(cell) not in self._reaching:
             return cell
         made: nn.Cell = _compat.shallow_copy(cell, follows=True)
-        self._done[_key(cell, evaluates)] = made  # found when lists of its own methods are copied
+        self._done[_key(cell, evaluates)] = made  # before its parts, which may hold the Cell
         self._originals[id(made)] = cell
         self._pairs.append(_Pair(cell, made, evaluates, not is_own(type(cell).__module__)))
-        self._follow(self._pairs[-1])
+        for child in _compat.children(cell).values():
+            if child is not None:
+                self._copy(child, evaluates)
         if evaluates:
             # No subclass: super() in a method would find the method itself, in a graph.
             vars(made)["add_flags"] = functools.partial(_add_flags, made)
             made.add_flags(training=False)
         return made
 
-    def _follow(self, pair: _Pair) -> None:
-        pair.follow(
-            lambda child: self._copy(child, pair.evaluates),
-            lambda value: self._replaced(value, pair.evaluates),
-        )
+    def _follow(self) -> None:
+        for pair in self._pairs:  # a Cell that is new adds some, which the loop reaches
+            copied = functools.partial(self._copy, within=pair.evaluates)
+            pair.follow(copied, functools.partial(self._replaced, within=pair.evaluates))
 
     def _replaced(self, value: object, within: bool) -> object:
         """Return a Cell's copy, or a method of the copy; if there is none, the value itself."""
@@ -109,6 +110,31 @@ class EvalCopy:
         if isinstance(value, nn.Cell):
             return self._originals.get(id(value), value)
         return _of_another(value, self._original)
+
+
+def _reaching(network: nn.Cell, targets: Container[int]) -> set[int]:
+    """Return the ids of the Cells that are, or hold, one of those with the ids ``targets``.
+
+    They may hold it as a layer, in a list or dict, by a method of it, or by a Cell that does so.
+    """
+    cells = [cell for _, cell in network.cells_and_names()]
+    held = {id(cell): {id(one) for one in _parts(cell)} for cell in cells}
+    found = {id(cell) for cell in cells if id(cell) in targets}
+    before = 0
+    while before != len(found):
+        before = len(found)
+        # Layers come after the Cell that holds them: backwards, one round mostly finds all.
+        for cell in reversed(cells):
+            if not held[id(cell)].isdisjoint(found):
+                found.add(id(cell))
+    return found
+
+
+def _parts(cell: nn.Cell) -> Iterator[nn.Cell]:
+    for value in leaves(list(_held(cell).values())):
+        owner = value.__self__ if isinstance(value, MethodType) else value
+        if isinstance(owner, nn.Cell):
+            yield owner
 
 
 def _of_another(value: object, change: Callable[[Any], Any]) -> object:

@@ -252,6 +252,17 @@ def test_a_step_that_fails_leaves_what_follows_as_it_was(mode):
     assert differentiated_functions() == before
 
 
+def test_a_plain_step_that_failed_is_no_reason_to_refuse_a_step_that_freezes(pynative_mode):
+    wrong = nn.Dense(nets.FEATURES + 1, nets.CLASSES)
+    (x, y), *_ = nets.batches(1)
+    with pytest.raises(ValueError, match=str(nets.FEATURES + 1)):
+        ms.value_and_grad(wrong, 0)(Tensor(x))
+    net = nets.fill(nn.SequentialCell([nn.Dense(nets.FEATURES, nets.FEATURES) for _ in range(4)]))
+    boost = {"mode": "manual", "less_bn": False}
+    freezes = {"boost": boost, "grad_freeze": {"param_groups": 2, "schedule": [1, 1]}}
+    model_of(net, freezes, nn.AdaMax(net.trainable_params())).train_network(Tensor(x), Tensor(y))
+
+
 @pytest.mark.parametrize("mode", ["pynative"], indirect=True)
 def test_a_step_that_fails_within_a_recording_leaves_that(mode):
     """Somebody differentiates a function in which a step fails, and is caught."""

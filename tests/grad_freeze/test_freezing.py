@@ -17,6 +17,7 @@ from mindspore_boost_ext import (
     FreezeOpt,
     GroupLossScaleManager,
     NoEffectWarning,
+    make_train_step,
 )
 from mindspore_boost_ext.grad_freeze.freezing import split_chunks
 
@@ -394,6 +395,21 @@ def test_a_frozen_dropout_rests_however_it_is_reached(mode, kind):
     ((x, y),) = nets.batches(1)
     losses = {float(model.train_network(Tensor(x), Tensor(y)).asnumpy()) for _ in range(4)}
     assert len(losses) == 1
+
+
+class Mean(nn.Cell):
+    def construct(self, x):
+        return x.mean()
+
+
+def test_a_sequential_cell_that_ends_in_its_loss_may_have_layers_at_rest(mode):
+    """Its set_grad returns None, where that of other Cells returns the Cell."""
+    layers = [nn.Dense(3, 3), nn.Dropout(p=0.5), nn.Dense(3, 3), nn.Dense(3, 3), Mean()]
+    net = nets.fill(nn.SequentialCell(*layers))
+    settings = config(param_groups=2, schedule=[1, 1, 1, 1], eval_frozen=True)
+    optimizer = nn.SGD(net.trainable_params(), 0.0)
+    step = make_train_step(net, None, optimizer, level="O1", config=settings)
+    assert len({loss_of(step(Tensor(nets.batches(1)[0][0]))) for _ in range(4)}) == 1
 
 
 def test_a_step_that_chooses_no_group_is_warned_of(mode):

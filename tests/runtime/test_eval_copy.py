@@ -30,6 +30,41 @@ def test_a_method_of_the_network_is_one_of_the_copy_also_if_it_is_set_later():
     assert copy.network.along[0].__self__ is copy.network[0]
 
 
+class Crossed(nn.Cell):
+    """Its parts reach one another past their own layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.SequentialCell(nn.Dropout(p=0.5))
+        self.last = nn.SequentialCell(nn.Dropout(p=0.5))
+        self.head = nn.SequentialCell(nn.Dense(2, 2))
+        self.first.later = [self.last]
+        self.last.around = [self.both]
+        self.head.others = {"first": self.first}
+
+    def both(self, x):
+        return self.last[0](self.first[0](x))
+
+    def construct(self, x):
+        return self.first.later[0].around[0](x) + self.head.others["first"](x)
+
+
+def test_what_reaches_another_past_its_layers_reaches_the_copy(mode):
+    net = Crossed().set_train()
+    copy = EvalCopy(net, [net.first, net.last])
+    with copy.followed(contextlib.nullcontext):
+        np.testing.assert_array_equal(copy.network(X).asnumpy(), 2 * X.asnumpy())
+    assert net.first[0].training
+
+
+def test_a_recomputed_cell_rests(pynative_mode):
+    net = nn.SequentialCell(nn.SequentialCell(nn.Dense(2, 2), nn.Dropout(p=0.5)))
+    net.set_train()[0].recompute()
+    copy = EvalCopy(net, [net[0]]).network
+    got, _ = ms.value_and_grad(copy, 0)(X)
+    np.testing.assert_array_equal(got.asnumpy(), net.set_train(False)(X).asnumpy())
+
+
 class Branching(nn.Cell):
     """Chooses a child, and keeps its choice, when it first runs."""
 
