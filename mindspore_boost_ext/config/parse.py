@@ -231,8 +231,9 @@ class BoostConfig:
             else:  # asked for, and then left out; or off
                 known = [plan[one] for one in readers if one in plan]
                 asked = [one.reason for one in known if one.asked_by != "-"]
-                off = f"{' or '.join(readers)} is not switched on: set boost.mode to 'manual' and"
-                reason = "; ".join(asked) or self._why_off() or f"{off} its switch to True"
+                mode = "" if self.mode == "manual" else "boost.mode to 'manual' and "
+                off = f"{' or '.join(readers)} is not switched on: set {mode}its switch to True"
+                reason = "; ".join(asked) or self._why_off() or off
             if reason:
                 found.append(f"section {section!r} has no effect: {reason}")
         return (*found, *self._idle_settings(wanted))

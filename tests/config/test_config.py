@@ -375,6 +375,12 @@ def test_an_alias_beside_its_name_is_an_error():
             "set boost.mode to 'manual' and its switch to True",
         ),
         (
+            "O1",
+            {"boost": {"mode": "manual"}, "grad_accumulation": {"grad_accumulation_step": 4}},
+            "section 'grad_accumulation' has no effect: grad_accumulation is not switched on: "
+            "set its switch to True",
+        ),
+        (
             "O0",
             {"common": {"device_number": 2}},
             "section 'common' has no effect: level O0 switches nothing on; use level O1 or O2",
