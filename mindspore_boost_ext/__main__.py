@@ -37,6 +37,7 @@ from mindspore_boost_ext.integration.outside import (
     Built,
     keep_path,
     settings_from_outside,
+    settings_in,
 )
 from mindspore_boost_ext.recipes import NAMES, recipe
 from mindspore_boost_ext.report import Report, is_main_process
@@ -79,11 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--total-steps", type=int, metavar="N", help=text)
     ask = parser.add_mutually_exclusive_group().add_argument
     text = (
-        "explain a JSON configuration, list all settings (settings), or show the card of an "
-        f"algorithm: {', '.join(CARDS)}"
+        "explain a JSON configuration (file or text), list all settings (settings), or show the "
+        f"card of an algorithm: {', '.join(CARDS)}"
     )
     ask("--explain", nargs="?", const="", metavar="CONFIG|NAME", help=text)
-    text = "check whether a JSON configuration is valid"
+    text = "check whether a JSON configuration (file or text) is valid"
     ask("--check", metavar="CONFIG", type=_given, help=text)
     ask("--env", action="store_true", help="describe this machine")
     add("-m", dest="module", metavar="MODULE", help="run this module instead of SCRIPT")
@@ -153,7 +154,7 @@ def _answer(options: argparse.Namespace) -> str:
     if options.explain is not None:
         return explain(BoostConfig.parse(level, options.config))
     if options.check is not None:
-        notices = BoostConfig.parse(level, options.check).notices()
+        notices = BoostConfig.parse(level, settings_in(options.check)).notices()
         return "\n".join([*notices, f"{options.check}: valid"])
     return ""
 
@@ -277,17 +278,18 @@ def _say_no_more() -> None:
 
 
 def _explanation(level: str, source: str) -> str:
-    """Return all settings, a card, or what the configuration in a file would do."""
+    """Return all settings, a card, or what a configuration, in a file or as text, would do."""
     name = OTHER_NAMES.get(source, source)
     if name == "settings":
         return page()
     if name in CARDS:
         return card(name)
-    if not os.path.exists(source) and not source.endswith(".json"):
+    settings = settings_in(source)
+    if settings == source and not os.path.exists(source) and not source.endswith(".json"):
         cards = f"; cards: {', '.join(CARDS)}; settings lists all settings"
         hint = _hint(source, ("settings", *CARDS, *OTHER_NAMES)) or cards
         raise ValueError(f"{source!r} is neither a file nor the name of a card{hint}")
-    return explain(BoostConfig.parse(level, source))
+    return explain(BoostConfig.parse(level, settings))
 
 
 def explain(config: BoostConfig) -> str:

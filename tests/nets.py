@@ -15,6 +15,11 @@ from mindspore import Tensor, nn
 CLASSES, FEATURES, HIDDEN, BATCH = 3, 3, 2, 8
 
 
+def scaled_at_random(x):
+    """Draw a factor by NumPy."""
+    return x if np.random.random() < 0.5 else 2 * x
+
+
 class MLP(nn.Cell):
     """Dense, ReLU, Dense with fixed weights, so that two of them are equal."""
 

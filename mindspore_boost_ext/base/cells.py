@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
-from mindspore import Parameter, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 
@@ -33,6 +33,12 @@ def leaves(thing: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:
     elif id(thing) not in around:
         for one in thing.values() if issubclass(kind, dict) else thing:
             yield from leaves(one, (*around, id(thing)))
+
+
+def tensors_within(inputs: tuple[Any, ...]) -> list[Tensor]:
+    """Return the Tensors that inputs of a network hold: those in tuples, lists and dicts."""
+    held = [one for one in inputs if not isinstance(one, Tensor)]
+    return [one for one in leaves(held) if isinstance(one, Tensor)]
 
 
 def is_a(cell: nn.Cell, kinds: tuple[type, ...]) -> bool:

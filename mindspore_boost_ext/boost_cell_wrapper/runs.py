@@ -23,11 +23,27 @@ FIRST_RUN: list[Callable[[Any], None]] = []  # called with a step that runs for 
 def timing_the_first(step: nn.Cell) -> Iterator[None]:
     """Report how long the first run of a variant took, compilation included."""
     start = time.perf_counter()
-    yield
+    with _explaining_failures():
+        yield
     if step._variant:
         step._first_runs.append(f"{step._variant}: {time.perf_counter() - start:.1f} s")
         step._variant = ""
         step.report().put(Row("first steps", "-", APPLIED, "; ".join(step._first_runs)))
+
+
+@contextlib.contextmanager
+def _explaining_failures() -> Iterator[None]:
+    """Say what to do where MindSpore's own error names no setting."""
+    try:
+        yield
+    except ValueError as error:
+        if "shape of sense must not be dynamic" not in str(error):
+            raise
+        raise ValueError(
+            "gradients.clip_norm, grad_accumulation and loss scales need the shape of the loss, "
+            "but the network returns one for each sample, and set_inputs leaves their number "
+            "open: give the loss reduction 'mean' or 'sum', or give set_inputs that number"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.centralization import owned_parameters
 from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.compiled_step.draws import drawing_nothing
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, INACTIVE
 
@@ -54,6 +55,7 @@ class StepGraph:
         """Run the step; where it cannot be compiled, raise a ``ValueError``, and train nothing."""
         if not all(isinstance(one, Tensor) for one in inputs):
             self._check_state(inputs)
+        self._check_weights()
         modes = tuple(one.training for _, one in self.step.network.cells_and_names())
         groups = getattr(innermost(self.step.optimizer), "param_groups", ())
         state = modes, tuple(one for one in leaves(groups) if isinstance(one, numbers.Real))
@@ -63,14 +65,15 @@ class StepGraph:
         self._check_hooks()
         cell = _WholeStep(self.step)
         function = ms.jit(cell.construct)
-        try:
-            outputs = function(*inputs)
-        except Exception as error:  # the network may raise any
-            raise ValueError(
-                "compiled_step cannot run this step as a graph: leave compiled_step out, or give "
-                "a network, a loss and an optimizer that GRAPH_MODE can compile. "
-                f"{described(error, _SHOWN)}"
-            ) from error
+        with drawing_nothing(self.step.network):
+            try:
+                outputs = function(*inputs)
+            except Exception as error:  # the network may raise any
+                raise ValueError(
+                    "compiled_step cannot run this step as a graph: leave compiled_step out, or "
+                    "give a network, a loss and an optimizer that GRAPH_MODE can compile. "
+                    f"{described(error, _SHOWN)}"
+                ) from error
         self.cells.append(cell)
         self._functions[state] = function
         return outputs
@@ -91,6 +94,16 @@ class StepGraph:
                 f"compiled_step: an input is a {other}, not a Tensor, so MindSpore's graph would "
                 f"run the network twice in a step, and would move {state[0]} twice, as "
                 "BatchNorm's statistics: give only Tensors, or leave compiled_step out"
+            )
+
+    def _check_weights(self) -> None:
+        """Raise a ``ValueError`` for a frozen weight, which a graph of MindSpore would train."""
+        frozen = next((one.name for one in self.step.weights if not one.requires_grad), None)
+        if frozen is not None:
+            raise ValueError(
+                f"compiled_step would train {frozen}, whose requires_grad is False, as graphs of "
+                "MindSpore ignore that: make the optimizer of trainable_params() after you have "
+                "set it, or leave compiled_step out"
             )
 
     def _check_hooks(self) -> None:

@@ -75,8 +75,8 @@ class FreezeAlgorithm(Algorithm):
             # No copies of layers that capture. They act alike in training and evaluation.
             kept = () if step.captures_part is None else step.captures_part.layers
             copy = EvalCopy(step.network, frozen, kept)
+            copy.network.set_grad()
             variant.network = copy.network
-            variant.network.set_grad()
             # Python calls the variant; of a step whose subclass chooses in its graph, the step.
             chooses_in_graph = step.overridden("construct", "gradient_freeze_process")
             for one in (variant, step) if chooses_in_graph else (variant,):

@@ -55,13 +55,22 @@ def settings_from_outside() -> dict[str, Any]:
     if level not in LEVELS:
         raise ValueError(f"{LEVEL_VARIABLE} must be one of {', '.join(LEVELS)}, got {shown(level)}")
     try:
-        is_text = _is_text(config)
-        source = json.loads(config, object_pairs_hook=no_duplicates) if is_text else config
+        source = settings_in(config)
         BoostConfig.parse(level, source)
     except ValueError as error:
-        invalid = "not valid JSON: " if isinstance(error, json.JSONDecodeError) else ""
-        raise ValueError(f"--config or {CONFIG_VARIABLE}={config}: {invalid}{error}") from error
+        raise ValueError(f"--config or {CONFIG_VARIABLE}={config}: {error}") from error
     return {"boost_level": level, "boost_config_dict": source}
+
+
+def settings_in(config: str) -> dict[str, Any] | str:
+    """Return the settings in JSON text; anything else is a path, and stays as it is."""
+    if not _is_text(config):
+        return config
+    try:
+        found: dict[str, Any] = json.loads(config, object_pairs_hook=no_duplicates)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error}") from error
+    return found
 
 
 @dataclass

@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, StepCell, seen_in_first_batch
 from mindspore_boost_ext.base.arguments import class_name, innermost
-from mindspore_boost_ext.base.cells import layers_of
+from mindspore_boost_ext.base.cells import layers_of, leaves, tensors_within
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described, shown
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, NoEffectWarning, warn
@@ -98,7 +98,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if not step.calls_update():
             step.leave_out(self.switch, self.switch)
         if self.settings.if_unfit == REFUSE:
-            self._check_first_axis(step, inputs[0])
+            self._check_first_axis(step, *inputs)
             return
         reason, why_whole = self._seen(step, *inputs)
         if step.updates_per_batch > 1 and why_whole != "":
@@ -137,8 +137,14 @@ class ShortScheduleAlgorithm(Algorithm):
             return ""
         return no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
 
-    def _check_first_axis(self, step: StepCell, first: object) -> None:
+    def _check_first_axis(self, step: StepCell, first: object, *others: object) -> None:
         parts, samples = step.updates_per_batch, _samples(first)
+        if parts > 1 and samples in [_samples(one) for one in tensors_within(others)]:
+            raise ValueError(
+                f"short_schedule.parts={parts} cuts Tensors, but not those in a tuple, list or "
+                f"dict, of which one has the {samples} samples of the first input: give it as an "
+                "input of its own, or leave parts out"
+            )
         if parts > 1 and not samples:
             raise ValueError(
                 f"short_schedule.parts={parts} cuts batches along the first axis of the first "
@@ -220,10 +226,16 @@ def _why_whole(network: nn.Cell, parts: int, *inputs: Any) -> str | None:
             return ""
         try:
             run(*part_of(inputs, 0, parts))
-            mixes = mixes_samples(run, *inputs)
+            numbers = [one for one in leaves(inputs) if _is_number(one)]
+            mixes = mixes_samples(run, *inputs, may_add_up=not numbers)
         except Exception as error:  # states of one size, or a graph of the samples
             return f"; batches stay whole, as a part fails: {described(error)}"
     why = "the loss of a batch is neither the mean nor the sum of those of its halves"
+    if numbers:  # such as that of the labels in a batch, by which the loss divides
+        why = (
+            "the loss of a batch is not the mean of those of its halves, and an input that is a "
+            "number cannot be cut"
+        )
     return f"; batches stay whole, as {why}" if mixes else ""
 
 
@@ -232,9 +244,19 @@ def _samples(first: object) -> int:
     return int(shape[0]) if shape else 0
 
 
+def _is_number(one: object) -> bool:
+    is_scalar = isinstance(one, Tensor) and one.ndim == 0
+    return is_scalar or (isinstance(one, (int, float)) and not isinstance(one, bool))
+
+
 def _are_of_samples(inputs: tuple[Any, ...]) -> bool:
-    """Return whether every input can be cut: none is a graph's edges, or its matrix of nodes."""
+    """Return whether every input can be cut: none is a graph's edges, or its matrix of nodes.
+
+    Nothing is cut within a tuple, list or dict.
+    """
     samples = _samples(inputs[0])
+    if samples in [_samples(one) for one in tensors_within(inputs)]:
+        return False
     shapes = [getattr(one, "shape", ()) for one in inputs]
     of_samples = all(not shape or shape[0] == samples for shape in shapes)
     return of_samples and (samples, samples) not in [tuple(one) for one in shapes[1:]]

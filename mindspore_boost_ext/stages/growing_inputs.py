@@ -9,7 +9,13 @@ from mindspore import Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, StepCell, fewest_updates, seen_in_first_batch
-from mindspore_boost_ext.base.cells import declared_shapes, is_open, layers_of
+from mindspore_boost_ext.base.cells import (
+    declared_shapes,
+    is_open,
+    layers_of,
+    leaves,
+    tensors_within,
+)
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning
@@ -152,11 +158,18 @@ class GrowingInputs(Algorithm):
     def _check_samples(self, *inputs: object) -> None:
         """Raise a ``ValueError`` if smaller inputs and their labels would differ in samples.
 
-        Some losses would broadcast them instead of failing.
+        Some losses would broadcast them instead of failing. Tensors in tuples, lists and dicts stay
+        as they are, so they must not be among those that are made smaller.
         """
-        *small, full = self._sizes(*inputs)
+        *small, full = self._sizes(*inputs, *tensors_within(inputs))
         together = [number for number, shape in enumerate(full) if shape and shape[0] == full[0][0]]
         for each in small:
+            if each[len(inputs) :] != full[len(inputs) :]:
+                raise ValueError(
+                    f"{self.switch} makes Tensors smaller, but not those in a tuple, list or dict "
+                    f"(of shapes {full[len(inputs) :]}): leave {self.switch} out, or give these "
+                    "as inputs of their own"
+                )
             counts = {each[number][0] for number in together}
             if len(counts) > 1:
                 raise ValueError(
@@ -208,7 +221,7 @@ class GrowingInputs(Algorithm):
         except Exception as error:  # the user's network
             cause, reason = error, described(error)
         if reason:
-            shapes = [getattr(one, "shape", one) for one in inputs]
+            shapes = [getattr(one, "shape", one) for one in leaves(inputs)]
             raise ValueError(
                 f"{self.switch} cannot train this network, which may need inputs of a fixed size: "
                 f"at scale {scale:g} of {shapes}, {reason}: leave {self.switch} out, or choose "

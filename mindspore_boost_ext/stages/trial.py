@@ -85,18 +85,19 @@ def _outcome(outputs: object) -> Outcome:
     return Outcome([one.shape for one in values], finite, loss)
 
 
-def mixes_samples(run: Run, first: Tensor, *others: object) -> bool:
+def mixes_samples(run: Run, first: Tensor, *others: object, may_add_up: bool = True) -> bool:
     """Return whether the loss of a batch is neither mean nor sum of the losses of its halves.
 
     Contrastive losses are like that: they take the other samples of a batch for wrong answers.
+    Unless it ``may_add_up``, only a mean will do.
     The result is False for fewer than four samples, or if the loss differs from run to run. So the
     loss is tried in evaluation mode, too, in which its own dropout does not act.
     """
-    evaluating = functools.partial(run, losses_train=False)
-    return _mixes(run, first, *others) or _mixes(evaluating, first, *others)
+    runs = run, functools.partial(run, losses_train=False)
+    return any(_mixes(each, may_add_up, first, *others) for each in runs)
 
 
-def _mixes(run: Run, first: Tensor, *others: object) -> bool:
+def _mixes(run: Run, may_add_up: bool, first: Tensor, *others: object) -> bool:
     samples, inputs = first.shape[0], (first, *others)
     if samples < _FEWEST:
         return False
@@ -110,7 +111,7 @@ def _mixes(run: Run, first: Tensor, *others: object) -> bool:
     slack = _ROUNDING * max(map(abs, losses))
     is_mean = min(one, other) - slack <= whole <= max(one, other) + slack
     # A constant, such as a penalty on weights, may be added to a sum.
-    is_sum = abs((whole - one - other) - (one - sum(quarters))) <= slack
+    is_sum = may_add_up and abs((whole - one - other) - (one - sum(quarters))) <= slack
     return not (is_mean or is_sum or abs(whole - again) > slack)
 
 

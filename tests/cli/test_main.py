@@ -352,6 +352,8 @@ def test_a_file_that_is_no_source_is_refused_in_one_line(tmp_path, capsys):
         (["--explain", "nobody"], "neither a file nor the name of a card; cards: less_bn, "),
         (["--explain", "LESS_BN"], "the name of a card: did you mean 'less_bn'?"),
         (["--explain", "setings"], "the name of a card: did you mean 'settings'?"),
+        (["--check", '{"thor": {"damping": -1}}'], "thor.damping must be"),
+        (["--explain", '{"thor"'], "not valid JSON: Expecting ':' delimiter"),
     ],
 )
 def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, message):
@@ -378,6 +380,12 @@ def test_a_module_that_is_not_there_is_one_line_and_exit_code_2(
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert main(words) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("word", "answer"), [("--check", ": valid"), ("--explain", "thor  ")])
+def test_a_configuration_may_be_text(capsys, word, answer):
+    assert main([word, '{"boost": {"mode": "manual", "thor": true}}']) == 0
+    assert answer in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [["--check", ""], ["--config", "", "train.py"]])

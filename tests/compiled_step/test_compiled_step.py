@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import sys
+import threading
+
 import contract
 import mindspore as ms
 import nets
@@ -166,6 +170,76 @@ def test_a_network_with_a_hook_is_refused():
         step(X)
     handle.remove()
     step(X)
+
+
+class ByNumpy(MeanOfSquares):
+    """Draws whether a layer runs, as networks of stochastic depth do."""
+
+    def construct(self, x):
+        return super().construct(x if np.random.rand() < 0.5 else 2 * x)
+
+
+class ByPython(MeanOfSquares):
+    def construct(self, x):
+        return super().construct(x if random.randint(0, 1) else 2 * x)
+
+
+class ByItsGenerator(MeanOfSquares):
+    def __init__(self):
+        super().__init__()
+        self.numbers = np.random.default_rng(0)
+
+    def construct(self, x):
+        return super().construct(x if self.numbers.random() < 0.5 else 2 * x)
+
+
+class ByAFunction(MeanOfSquares):
+    def construct(self, x):
+        return super().construct(nets.scaled_at_random(x))
+
+
+@pytest.mark.parametrize("kind", [ByNumpy, ByPython, ByItsGenerator, ByAFunction])
+def test_a_network_that_draws_by_python_is_refused(kind):
+    """A graph would keep what is drawn while it is compiled."""
+    net = kind()
+    before = nets.weights(net)
+    with pytest.raises(ValueError, match=r"^the network draws a number by (Rand|Gen).* leave comp"):
+        compiled(net)(X)
+    nets.assert_same(nets.weights(net), before)
+    assert sys.getprofile() is None
+
+
+class ByAnOperator(MeanOfSquares):
+    def construct(self, x):
+        return super().construct(x + ops.rand(x.shape))
+
+
+def test_a_network_may_draw_by_operators_while_threads_draw_by_numpy():
+    """Such threads make batches."""
+    step, ended = compiled(ByAnOperator()), threading.Event()
+
+    def draw():
+        while not ended.is_set():
+            np.random.rand()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        assert float(step(X)) != float(step(X))
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_frozen_weight_is_refused():
+    """A graph would train it; operator by operator it stays."""
+    net = MeanOfSquares()
+    step = compiled(net)
+    net.dense.weight.requires_grad = False
+    with pytest.raises(
+        ValueError, match=r"would train dense\.weight, whose requires_grad is False"
+    ):
+        step(X)
 
 
 def test_an_operator_that_hooks_gradients_is_refused():

@@ -287,6 +287,38 @@ def test_labels_of_whole_sequences_are_not_given_to_their_parts(mode, samples, l
     assert reason in row.reason
 
 
+class OverItsMask(nn.Cell):
+    """Divides a sum over places by that of a mask, which comes in a tuple or a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Dense(3, 1)
+
+    def construct(self, x, given):
+        mask = given[0] if isinstance(given, tuple) else given["mask"]
+        return self.head(x).sum() / mask.sum()
+
+
+@pytest.mark.parametrize("given", [tuple, dict])
+@pytest.mark.parametrize("if_unfit", ["refuse", "skip"])
+def test_a_mask_within_a_tuple_would_stay_as_long_as_it_is(mode, given, if_unfit):
+    step = step_of(OverItsMask(), if_unfit=if_unfit)
+    mask = Tensor(np.ones((4, LENGTH), np.float32))
+    batch = (
+        Tensor(np.ones((4, LENGTH, 3), np.float32)),
+        given(mask=mask) if given is dict else (mask,),
+    )
+    reason = r"makes Tensors smaller, but not those in a tuple, list or dict"
+    if if_unfit == "refuse":
+        with pytest.raises(ValueError, match=reason):
+            step(*batch)
+        return
+    step(*batch)
+    row = step.report()["seq_length_warmup"]
+    assert row.status == "skipped"
+    assert reason in row.reason
+
+
 def padded(ids, fill=0):
     """Return symbols, of which half of the rows end early."""
     ids = ids + 2

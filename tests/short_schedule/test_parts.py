@@ -340,6 +340,49 @@ def test_a_recipe_cuts_no_batch_that_a_network_takes_whole(mode, net, loss, why)
     assert ("stay whole" in row.reason) is bool(why)
 
 
+class OverCounted(nn.Cell):
+    """Divides the sum over samples by a count that comes with them: a number, or a mask's sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nets.MLP()
+        self.loss = nn.CrossEntropyLoss(reduction="sum")
+
+    def construct(self, x, given, y):
+        count = given[0].sum() if isinstance(given, tuple) else given
+        count = given["mask"].sum() if isinstance(given, dict) else count
+        return self.loss(self.net(x), y) / count
+
+
+ONES = Tensor(np.ones(64, np.float32))
+NESTED = {"tuple": (ONES,), "dict": {"mask": ONES}}
+COUNTS = {"number": 64.0, "scalar": Tensor(64.0), **NESTED}
+
+
+def over_counted(if_unfit, given):
+    net = OverCounted()
+    config = config_of(short_schedule={"if_unfit": if_unfit, **CUT})
+    own = on_list(net.trainable_params())
+    step = ms.Model(net, None, own, boost_level="O1", boost_config_dict=config).train_network
+    x = np.random.default_rng(0).normal(size=(64, nets.FEATURES)).astype(np.float32)
+    step(Tensor(x), given, Tensor(np.arange(64, dtype=np.int32) % nets.CLASSES))
+    return step.report()["short_schedule"]
+
+
+@pytest.mark.parametrize("kind", COUNTS)
+def test_a_recipe_cuts_no_batch_whose_count_would_stay_whole(mode, kind):
+    """Else each part would have half the gradient."""
+    row = over_counted("skip", COUNTS[kind])
+    assert "parts" not in row.counts
+    assert ("an input that is a number cannot be cut" in row.reason) is (kind not in NESTED)
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_parts_of_a_batch_with_samples_within_a_tuple_are_refused(mode, kind):
+    with pytest.raises(ValueError, match=r"parts=2 cuts Tensors, but not those in .* 64 samples"):
+        over_counted("refuse", NESTED[kind])
+
+
 def test_a_recipe_leaves_whole_what_it_cannot_cut(mode):
     """A window of accumulation, and batches of which a part would have fewer than 32 samples."""
     skip = {"if_unfit": "skip", "whole_share": 0.5, **CUT}
