@@ -75,13 +75,14 @@ def test_report_says_who_asked():
     assert boost.report()["less_bn"].asked_by == "level O1"
     assert boost.report()["grad_accumulation"].reason == "boost.grad_accumulation=False"
     assert boost.report()["adasum"].reason == "not in level O1"
+    assert boost.report()["thor"].reason == "in no level"
 
 
 @pytest.mark.filterwarnings("ignore::mindspore_boost_ext.NoEffectWarning")
 def test_report_says_that_a_section_alone_switches_nothing_on():
     """A project may silence the warning."""
     boost = AutoBoost("O1", {"grad_accumulation": {"grad_accumulation_step": 2}})
-    reason = "not in level O1, and its section alone does not switch it on"
+    reason = "in no level, and its section alone does not switch it on"
     assert boost.report()["grad_accumulation"].reason == reason
 
 

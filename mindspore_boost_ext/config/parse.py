@@ -205,7 +205,8 @@ class BoostConfig:
         if algorithm in LEVELS[self.level]:
             return Decision(algorithm, True, f"level {self.level}")
         given = ", and its section alone does not switch it on" if algorithm in self.given else ""
-        return Decision(algorithm, False, reason=f"not in level {self.level}{given}")
+        off = f"not in level {self.level}" if algorithm in LEVELS["O2"] else "in no level"
+        return Decision(algorithm, False, reason=f"{off}{given}")
 
     def notices(self) -> tuple[str, ...]:
         """Return one sentence for each given switch, section or setting that has no effect."""
