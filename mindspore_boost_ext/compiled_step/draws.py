@@ -27,7 +27,7 @@ def drawing_nothing(network: nn.Cell) -> Iterator[None]:
     a network with stochastic depth always, and others never. Threads that make batches may draw.
     """
     if not any(map(_WORDS.search, _names(network))):
-        yield  # a look at every call makes compiling slower by a tenth
+        yield  # a look at every call of Python makes compiling slower
         return
     drawn: list[str] = []
 
