@@ -14,8 +14,6 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.report import APPLIED, Row, warn
 
-_OPTIMIZERS = ("mindspore.nn.optim.", "mindspore.experimental.optim.")
-
 FIRST_RUN: list[Callable[[Any], None]] = []  # called with a step that runs for the first time
 
 
@@ -47,21 +45,20 @@ def _explaining_failures() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusing_what_is_forgotten(asks_for_less: bool) -> Iterator[None]:
+def refusing_what_is_forgotten(step: nn.Cell) -> Iterator[None]:
     """Refuse a network that MindSpore would train wrongly after this step.
 
     If a step in PYNATIVE_MODE is the first to differentiate a function of ``ms.jit``, MindSpore
     leaves gradients that this step does not ask for out of all later steps.
     """
-    if not asks_for_less:
+    if not (step._asks_for_less and step.runs_eagerly()):
         yield
         return
     before = _compat.differentiated_functions()
     yield
     now = _compat.differentiated_functions()
-    # A step that failed leaves MindSpore recording, and then optimizers' functions are among them.
     new = {function for key, function in now.items() if key not in before}
-    found = sorted(function for function in new if not function.startswith(_OPTIMIZERS))
+    found = sorted(function for function in new if not function.startswith(_of_optimizer(step)))
     if found:
         raise ValueError(
             f"the first step that runs the ms.jit functions of the network ({', '.join(found)}) "
@@ -70,6 +67,21 @@ def refusing_what_is_forgotten(asks_for_less: bool) -> Iterator[None]:
             "too: remove ms.jit, or train in GRAPH_MODE, or begin with a step that freezes "
             "nothing (group 0 of grad_freeze)"
         )
+
+
+def _of_optimizer(step: nn.Cell) -> tuple[str, ...]:
+    """Return the modules, with a dot behind each, that an optimizer shares with no layer.
+
+    A step that failed leaves MindSpore recording, as if it differentiated the optimizer, too.
+    """
+    modules = _modules(step.optimizer) - _modules(step.network)
+    return tuple(f"{one}." for one in modules)
+
+
+def _modules(cell: nn.Cell) -> set[str]:
+    """Return the modules of the classes of a Cell, and of all Cells in it."""
+    kinds = [kind for _, one in cell.cells_and_names() for kind in type(one).__mro__]
+    return {kind.__module__ for kind in kinds}
 
 
 def warn_of_kept_graphs(boost: AutoBoost) -> None:

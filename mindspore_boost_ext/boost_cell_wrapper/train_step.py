@@ -288,8 +288,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         """
         if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
             self._count_batch()
-            forgetful = self._asks_for_less and self.runs_eagerly()
-            with refusing_what_is_forgotten(forgetful), timing_the_first(self):
+            with refusing_what_is_forgotten(self), timing_the_first(self):
                 compiled = self.graph_part is not None and not _graph_mode()
                 run = self.graph_part if compiled else super().__call__
                 return run(*inputs, **kwargs)

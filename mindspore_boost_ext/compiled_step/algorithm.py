@@ -65,7 +65,7 @@ class StepGraph:
         self._check_hooks()
         cell = _WholeStep(self.step)
         function = ms.jit(cell.construct)
-        with drawing_nothing(self.step.network):
+        with drawing_nothing():
             try:
                 outputs = function(*inputs)
             except Exception as error:  # the network may raise any
@@ -98,12 +98,15 @@ class StepGraph:
 
     def _check_weights(self) -> None:
         """Raise a ``ValueError`` for a frozen weight, which a graph of MindSpore would train."""
-        frozen = next((one.name for one in self.step.weights if not one.requires_grad), None)
-        if frozen is not None:
+        frozen = [one for one in self.step.weights if not one.requires_grad]
+        if frozen:  # an optimizer of get_parameters() has statistics, too, which get no gradient
+            statistics = _statistics(self.step.network)
+            frozen = [one for one in frozen if id(one) not in statistics]
+        if frozen:
             raise ValueError(
-                f"compiled_step would train {frozen}, whose requires_grad is False, as graphs of "
-                "MindSpore ignore that: make the optimizer of trainable_params() after you have "
-                "set it, or leave compiled_step out"
+                f"compiled_step would train {frozen[0].name}, whose requires_grad is False, as "
+                "graphs of MindSpore ignore that: make the optimizer of trainable_params() after "
+                "you have set it, or leave compiled_step out"
             )
 
     def _check_hooks(self) -> None:
@@ -115,6 +118,12 @@ class StepGraph:
                     f"{name or 'the network'} has a hook, which the graph of compiled_step would "
                     "not call: remove it, or leave compiled_step out"
                 )
+
+
+def _statistics(network: nn.Cell) -> set[int]:
+    """Return the ids of the statistics of all BatchNorms."""
+    names, cells = ("moving_mean", "moving_variance"), network.cells_and_names()
+    return {id(getattr(cell, name, None)) for _, cell in cells for name in names}
 
 
 def _may_move(cell: nn.Cell) -> bool:

@@ -37,7 +37,7 @@ def keep_path() -> None:
 
 def _is_text(config: str) -> bool:
     """Return whether it is JSON text, as for a recipe, which then needs no file."""
-    return config.lstrip().startswith("{")
+    return config.lstrip().startswith("{") and not os.path.exists(config)
 
 
 def settings_from_outside() -> dict[str, Any]:

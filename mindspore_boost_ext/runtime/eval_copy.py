@@ -78,7 +78,7 @@ class EvalCopy:
         return self._done[key]
 
     def _made(self, cell: nn.Cell, evaluates: bool) -> nn.Cell:
-        if not evaluates and id(cell) not in self._reaching:
+        if not (evaluates or id(cell) in self._reaching or self._is_new_around_copies(cell)):
             return cell
         made: nn.Cell = _compat.shallow_copy(cell, follows=True)
         self._done[_key(cell, evaluates)] = made  # before its parts, which may hold the Cell
@@ -92,6 +92,11 @@ class EvalCopy:
             vars(made)["add_flags"] = functools.partial(_add_flags, made)
             made.add_flags(training=False)
         return made
+
+    def _is_new_around_copies(self, cell: nn.Cell) -> bool:
+        """Return whether a Cell that a script has set later holds one that is copied."""
+        children = [one for one in _compat.children(cell).values() if one is not None]
+        return any(self._copy(child, False) is not child for child in children)
 
     def _follow(self) -> None:
         for pair in self._pairs:  # a Cell that is new adds some, which the loop reaches
@@ -191,7 +196,8 @@ class _Pair:
 
 
 def _held(cell: nn.Cell) -> dict[str, Any]:
-    held = {**_compat.own_attributes(cell), **_compat.children(cell)}
+    # Children first: lists may hold them, too, and then hold the copies.
+    held = {**_compat.children(cell), **_compat.own_attributes(cell)}
     held.pop("add_flags", None)  # a copy has its own
     return held
 

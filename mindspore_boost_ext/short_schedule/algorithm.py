@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -139,16 +140,16 @@ class ShortScheduleAlgorithm(Algorithm):
 
     def _check_first_axis(self, step: StepCell, first: object, *others: object) -> None:
         parts, samples = step.updates_per_batch, _samples(first)
+        if parts > 1 and not samples:
+            raise ValueError(
+                f"short_schedule.parts={parts} cuts batches along the first axis of the first "
+                f"input, got {shown(first)}: leave it out"
+            )
         if parts > 1 and samples in [_samples(one) for one in tensors_within(others)]:
             raise ValueError(
                 f"short_schedule.parts={parts} cuts Tensors, but not those in a tuple, list or "
                 f"dict, of which one has the {samples} samples of the first input: give it as an "
                 "input of its own, or leave parts out"
-            )
-        if parts > 1 and not samples:
-            raise ValueError(
-                f"short_schedule.parts={parts} cuts batches along the first axis of the first "
-                f"input, got {shown(first)}: leave it out"
             )
         # A resumed run may begin with the last, smaller batch of an epoch.
         if parts > 1 and samples < 2 * parts and not step.was_restored:
@@ -226,12 +227,12 @@ def _why_whole(network: nn.Cell, parts: int, *inputs: Any) -> str | None:
             return ""
         try:
             run(*part_of(inputs, 0, parts))
-            numbers = [one for one in leaves(inputs) if _is_number(one)]
-            mixes = mixes_samples(run, *inputs, may_add_up=not numbers)
+            has_number = any(map(_is_number, leaves(inputs)))
+            mixes = mixes_samples(run, *inputs, may_add_up=not has_number)
         except Exception as error:  # states of one size, or a graph of the samples
             return f"; batches stay whole, as a part fails: {described(error)}"
     why = "the loss of a batch is neither the mean nor the sum of those of its halves"
-    if numbers:  # such as that of the labels in a batch, by which the loss divides
+    if has_number:  # such as that of the labels in a batch, by which the loss divides
         why = (
             "the loss of a batch is not the mean of those of its halves, and an input that is a "
             "number cannot be cut"
@@ -246,7 +247,7 @@ def _samples(first: object) -> int:
 
 def _is_number(one: object) -> bool:
     is_scalar = isinstance(one, Tensor) and one.ndim == 0
-    return is_scalar or (isinstance(one, (int, float)) and not isinstance(one, bool))
+    return is_scalar or (isinstance(one, numbers.Real) and not isinstance(one, bool))
 
 
 def _are_of_samples(inputs: tuple[Any, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import random
 import sys
 import threading
@@ -198,15 +199,46 @@ class ByAFunction(MeanOfSquares):
         return super().construct(nets.scaled_at_random(x))
 
 
-@pytest.mark.parametrize("kind", [ByNumpy, ByPython, ByItsGenerator, ByAFunction])
+class ByAnObject(MeanOfSquares):
+    """The object does it in a method, of which the code of the Cell says nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.chance = Chance()
+
+    def construct(self, x):
+        return super().construct(x * self.chance.now())
+
+
+class Chance:
+    def now(self):
+        return float(np.random.poisson(2))
+
+
+DRAWING = [ByNumpy, ByPython, ByItsGenerator, ByAFunction, ByAnObject]
+
+
+@pytest.mark.parametrize("kind", DRAWING)
 def test_a_network_that_draws_by_python_is_refused(kind):
     """A graph would keep what is drawn while it is compiled."""
     net = kind()
     before = nets.weights(net)
-    with pytest.raises(ValueError, match=r"^the network draws a number by (Rand|Gen).* leave comp"):
+    with pytest.raises(
+        ValueError, match=r"^the step draws a number by (Rand|Gen).* leave compiled"
+    ):
         compiled(net)(X)
     nets.assert_same(nets.weights(net), before)
     assert sys.getprofile() is None
+
+
+def test_a_profiler_goes_on():
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        compiled(MeanOfSquares())(X)
+    finally:
+        profiler.disable()
+    assert any("algorithm.py" in str(one.code) for one in profiler.getstats())
 
 
 class ByAnOperator(MeanOfSquares):
@@ -229,6 +261,20 @@ def test_a_network_may_draw_by_operators_while_threads_draw_by_numpy():
     finally:
         ended.set()
         thread.join()
+
+
+def test_an_optimizer_may_have_the_statistics_too():
+    """As that of get_parameters(): they get no gradient, and move by themselves."""
+    trained = []
+    for section in ({}, {"compiled_step": {}}):
+        net = nets.fill(MeanOfSquares())
+        config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": False}, **section}
+        optimizer = nn.SGD(list(net.get_parameters()), 0.1)
+        step = make_train_step(net, None, optimizer, level="O1", config=config)
+        step(X)
+        trained.append(nets.weights(net))
+    for one, other in zip(*(state.values() for state in trained)):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)  # a graph rounds differently
 
 
 def test_a_frozen_weight_is_refused():

@@ -6,6 +6,7 @@ import contextlib
 
 import mindspore as ms
 import numpy as np
+import pytest
 from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext.runtime.eval_copy import EvalCopy
@@ -51,10 +52,33 @@ class Crossed(nn.Cell):
 
 def test_what_reaches_another_past_its_layers_reaches_the_copy(mode):
     net = Crossed().set_train()
-    copy = EvalCopy(net, [net.first, net.last])
+    copy = EvalCopy(net, [net.first[0], net.last[0]])
     with copy.followed(contextlib.nullcontext):
         np.testing.assert_array_equal(copy.network(X).asnumpy(), 2 * X.asnumpy())
     assert net.first[0].training
+
+
+class Around(nn.Cell):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def construct(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("around", [Around, nn.SequentialCell])
+def test_what_a_script_puts_around_layers_later_keeps_them_at_rest(mode, around):
+    net = nn.SequentialCell(nn.SequentialCell(nn.Dropout(p=0.5)), nn.ReLU()).set_train()
+    copy = EvalCopy(net, [net[0][0]])
+    net[0] = around(net[0])
+    with copy.followed(contextlib.nullcontext):
+        np.testing.assert_array_equal(copy.network(X).asnumpy(), X.asnumpy())
+
+
+def test_a_network_whose_layers_are_shared_is_its_own_copy():
+    net = nn.SequentialCell(nn.Dense(2, 2), nn.ReLU())
+    assert EvalCopy(net, [net[0]], [net[0]]).network is net
 
 
 def test_a_recomputed_cell_rests(pynative_mode):

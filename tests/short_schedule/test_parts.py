@@ -356,7 +356,7 @@ class OverCounted(nn.Cell):
 
 ONES = Tensor(np.ones(64, np.float32))
 NESTED = {"tuple": (ONES,), "dict": {"mask": ONES}}
-COUNTS = {"number": 64.0, "scalar": Tensor(64.0), **NESTED}
+COUNTS = {"number": 64.0, "of NumPy": np.float32(64), "scalar": Tensor(64.0), **NESTED}
 
 
 def over_counted(if_unfit, given):
