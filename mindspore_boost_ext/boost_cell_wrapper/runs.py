@@ -21,8 +21,7 @@ FIRST_RUN: list[Callable[[Any], None]] = []  # called with a step that runs for 
 def timing_the_first(step: nn.Cell) -> Iterator[None]:
     """Report how long the first run of a variant took, compilation included."""
     start = time.perf_counter()
-    with _explaining_failures():
-        yield
+    yield
     if step._variant:
         step._first_runs.append(f"{step._variant}: {time.perf_counter() - start:.1f} s")
         step._variant = ""
@@ -30,7 +29,7 @@ def timing_the_first(step: nn.Cell) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explaining_failures() -> Iterator[None]:
+def explaining_failures() -> Iterator[None]:
     """Say what to do where MindSpore's own error names no setting."""
     try:
         yield

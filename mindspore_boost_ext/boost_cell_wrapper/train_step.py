@@ -29,6 +29,7 @@ from mindspore_boost_ext.boost_cell_wrapper.graceful_exit import asking
 from mindspore_boost_ext.boost_cell_wrapper.overrides import Overridable
 from mindspore_boost_ext.boost_cell_wrapper.runs import (
     FIRST_RUN,
+    explaining_failures,
     follow_mode,
     refusing_what_is_forgotten,
     timing_the_first,
@@ -288,7 +289,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         """
         if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
             self._count_batch()
-            with refusing_what_is_forgotten(self), timing_the_first(self):
+            with refusing_what_is_forgotten(self), timing_the_first(self), explaining_failures():
                 compiled = self.graph_part is not None and not _graph_mode()
                 run = self.graph_part if compiled else super().__call__
                 return run(*inputs, **kwargs)

@@ -30,7 +30,7 @@ def drawing_nothing() -> Iterator[None]:
     def look(_: FrameType, event: str, function: Any) -> None:
         if event == "c_call" and isinstance(getattr(function, "__self__", None), _GENERATORS):
             drawn.append(f"{type(function.__self__).__name__}.{function.__name__}")
-            raise ValueError  # MindSpore's own comes out
+            raise ValueError  # ends the compilation; what comes out of MindSpore is replaced below
 
     sys.setprofile(look)
     try:

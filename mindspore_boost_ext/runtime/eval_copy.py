@@ -78,7 +78,7 @@ class EvalCopy:
         return self._done[key]
 
     def _made(self, cell: nn.Cell, evaluates: bool) -> nn.Cell:
-        if not (evaluates or id(cell) in self._reaching or self._is_new_around_copies(cell)):
+        if not (evaluates or id(cell) in self._reaching or self._is_around_copies(cell)):
             return cell
         made: nn.Cell = _compat.shallow_copy(cell, follows=True)
         self._done[_key(cell, evaluates)] = made  # before its parts, which may hold the Cell
@@ -93,8 +93,8 @@ class EvalCopy:
             made.add_flags(training=False)
         return made
 
-    def _is_new_around_copies(self, cell: nn.Cell) -> bool:
-        """Return whether a Cell that a script has set later holds one that is copied."""
+    def _is_around_copies(self, cell: nn.Cell) -> bool:
+        """Return whether a layer of a Cell is copied: a script may put Cells around it later."""
         children = [one for one in _compat.children(cell).values() if one is not None]
         return any(self._copy(child, False) is not child for child in children)
 

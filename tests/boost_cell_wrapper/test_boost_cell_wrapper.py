@@ -238,10 +238,20 @@ def test_the_report_says_how_long_the_first_step_took(mode, manager):
     assert re.fullmatch(r"the step: \d+\.\d s", row.reason)
 
 
-@pytest.mark.parametrize("section", [{"gradients": {"clip_norm": 1.0}}, {"loss_scale": {}}])
-def test_losses_of_samples_of_an_open_number_are_refused_in_words(graph_mode, section):
+OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+ACCUMULATES = {**OFF, "grad_accumulation": True}
+NEED_A_SHAPE = {
+    "clip": {"gradients": {"clip_norm": 1.0}},
+    "scale": {"loss_scale": {}},
+    "window": {"boost": ACCUMULATES, "grad_accumulation": {"grad_accumulation_step": 2}},
+}
+
+
+@pytest.mark.filterwarnings("ignore:gradients of micro-batches do not add up")
+@pytest.mark.parametrize("kind", NEED_A_SHAPE)
+def test_losses_of_samples_of_an_open_number_are_refused_in_words(graph_mode, kind):
     """MindSpore's own error names no setting."""
-    config = {"boost": {"mode": "disable_all"}, **section}
+    config = {"boost": OFF, **NEED_A_SHAPE[kind]}
     loss, (batch,) = nn.SoftmaxCrossEntropyWithLogits(sparse=True), nets.batches(1)
     step = model_of(nets.MLP(), config, loss_fn=loss).train_network
     x, y = map(Tensor, batch)

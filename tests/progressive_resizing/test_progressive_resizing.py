@@ -43,6 +43,17 @@ class Flat(nn.Cell):
         return self.head(self.flatten(x))
 
 
+class OfTwo(nn.Cell):
+    """Takes further images in a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def construct(self, x, others, y):
+        return nets.loss_fn()(self.net(x), y) * others[0].sum()
+
+
 class Segments(nn.Cell):
     """A loss for each place of the image."""
 
@@ -308,6 +319,13 @@ def test_inputs_that_are_no_images_are_refused(images):
 class OwnStep(BoostTrainOneStepCell):
     def construct(self, *inputs):
         return super().construct(*inputs)
+
+
+def test_images_in_a_tuple_which_would_keep_their_size_are_refused(mode):
+    x, y = batches(1)[0]
+    step = resizing(OfTwo()).train_network
+    with pytest.raises(ValueError, match="but not those in a tuple, list or dict"):
+        step(Tensor(x), (Tensor(x),), Tensor(y))
 
 
 def test_a_step_with_a_construct_of_its_own_is_refused():
