@@ -21,7 +21,7 @@ from mindspore_boost_ext.boost_cell_wrapper.runs import FIRST_RUN
 from mindspore_boost_ext.cli.cards import CARDS, OTHER_NAMES, card
 from mindspore_boost_ext.cli.launcher import (
     INTERRUPTED,
-    file_of_module,
+    NoModuleError,
     problem_of_file,
     run_module,
     run_script,
@@ -129,11 +129,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     install()
     watch_ranks()
-    with summary_of_script():
-        if module is not None:
-            run_module(module, args)
-        else:
-            run_script(script, args)
+    try:
+        with summary_of_script():
+            if module is not None:
+                run_module(module, args)
+            else:
+                run_script(script, args)
+    except NoModuleError as error:
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -175,10 +179,9 @@ def _check_words(options: argparse.Namespace) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    """Find the script, and put level and settings into the environment for its processes."""
-    if options.module is not None:
-        file_of_module(options.module)
-    elif problem := problem_of_file(options.script):
+    """Check the script, and put level and settings into the environment for its processes."""
+    problem = "" if options.script is None else problem_of_file(options.script)
+    if problem:
         commands = (*_COMMANDS, "demo")
         if options.script in commands:
             raise ValueError(f"the command {options.script!r} must come first, before its options")

@@ -377,7 +377,9 @@ def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(capsys, words, mes
 def test_a_module_that_is_not_there_is_one_line_and_exit_code_2(
     capsys, monkeypatch, words, message
 ):
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("path", "argv"):
+        monkeypatch.setattr(sys, name, [*getattr(sys, name)])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     assert main(words) == 2
     assert message in capsys.readouterr().err
 
