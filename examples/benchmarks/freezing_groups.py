@@ -13,9 +13,8 @@ The step of each group over the plain step, against the cost model::
             + sum of c_l over trained layers, l >= k         (gradients for weights)
 
 In a chain "behind a trained one" means l > k; here the two branches of a block are told apart. c_l
-is the measured forward time of layer l alone. Demanded: within 20 %. The last two columns replace
-the three equal c_l by separate timings of each layer's passes, because a backward pass costs more
-than a forward pass. Both leave out the loss, the optimizer and the launch of the graph.
+is the measured forward time of layer l alone. Demanded: within 20 %. The model leaves out the loss,
+the optimizer and the launch of the graph, and takes a backward pass for as long as a forward pass.
 """
 
 from __future__ import annotations
@@ -30,23 +29,8 @@ import mindspore as ms
 import numpy as np
 from freezing import GROUPS
 from harness import by_turns, print_table, seconds
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Tensor, nn
 from networks import Head, SmallResNet, Step, ours, plain_step, waiting
-
-
-class Pass(NamedTuple):
-    """Milliseconds of one layer."""
-
-    forward: float
-    inputs: float  # gradients with respect to the inputs, the layer being frozen
-    weights: float  # gradients with respect to the weights, with nothing trained before the layer
-    both: float
-
-    def cost(self, trained: bool, behind: bool) -> float:
-        """Return what the layer adds to a step, if it is trained, or behind one that is."""
-        if trained:
-            return self.forward + (self.both if behind else self.weights)
-        return self.forward + (self.inputs if behind else 0.0)
 
 
 class Layer(NamedTuple):
@@ -58,12 +42,12 @@ class Layer(NamedTuple):
     before: int  # how many of the first layers its input depends on
 
 
-def relative_costs(passes: Sequence[Pass], layers: Sequence[Layer]) -> list[float]:
+def relative_costs(times: Sequence[float], layers: Sequence[Layer]) -> list[float]:
     """Return the modelled cost of each group's step over that of group 0."""
     costs = [
         sum(
-            one.cost(index >= group, layer.before > group)
-            for index, (one, layer) in enumerate(zip(passes, layers))
+            time * (1 + (layer.before > group) + (index >= group))
+            for index, (time, layer) in enumerate(zip(times, layers))
         )
         for group in range(len(layers))
     ]
@@ -88,50 +72,23 @@ def layers_of(network: SmallResNet, size: int = 32) -> list[Layer]:
     return [*found, Layer("head", Head(network.head), inner, len(found))]
 
 
-class Passes(nn.Cell):
-    """The passes of one Cell in one graph: forward, and gradients; the kind is a field of Pass."""
+def forward_times(layers: Sequence[Layer]) -> list[float]:
+    """Return the milliseconds of each layer's forward pass, in a graph of its own.
 
-    def __init__(self, cell: nn.Cell, kind: str) -> None:
-        super().__init__(auto_prefix=False)
-        self.cell, self.kind = cell, kind
-        self.weights = ParameterTuple(cell.trainable_params())
-        by_list = kind in ("weights", "both")
-        self.gradient = ops.GradOperation(kind == "both", by_list, sens_param=True)
-
-    def construct(self, x: Tensor, sens: Tensor) -> Tensor:
-        """Return the output, after the gradients."""
-        output = self.cell(x)
-        if self.kind == "inputs":
-            output = ops.depend(output, self.gradient(self.cell)(x, sens))
-        elif self.kind != "forward":
-            output = ops.depend(output, self.gradient(self.cell, self.weights)(x, sens))
-        return output
-
-
-def calibrate(layers: Sequence[Layer]) -> list[Pass]:
-    """Time the passes of each layer alone; layers of equal shapes share one timing.
-
-    The launch of a graph, timed with one that does next to nothing, is subtracted.
+    Layers of equal shapes share one timing. The launch of a graph, timed with one that does next to
+    nothing, is subtracted.
     """
     kinds = [
         (layer.shape, *(one.shape for one in layer.cell.trainable_params())) for layer in layers
     ]
-    timed = {kind: timed_passes(layer) for kind, layer in dict(zip(kinds, layers)).items()}
-    return [timed[kind] for kind in kinds]
-
-
-def timed_passes(layer: Layer) -> Pass:
-    """Return the milliseconds of a layer's passes, each in a graph of its own."""
-    draw = np.random.default_rng(0)
-    x = Tensor(draw.normal(size=layer.shape).astype(np.float32))
-    layer.cell.set_train().set_grad()
-    sens = Tensor(draw.normal(size=layer.cell(x).shape).astype(np.float32))
-    one = Tensor([1.0])
-    steps = [waiting(Passes(layer.cell, kind).set_train(), (x, sens)) for kind in Pass._fields]
-    steps.append(waiting(Passes(nn.ReLU(), "forward"), (one, one)))
-    *totals, launch = milliseconds(steps, 20)
-    forward = totals[0] - launch
-    return Pass(forward, *(max(total - totals[0], 0.0) for total in totals[1:]))
+    distinct, draw = dict(zip(kinds, layers)), np.random.default_rng(0)
+    steps = [
+        waiting(layer.cell, [Tensor(draw.normal(size=layer.shape).astype(np.float32))])
+        for layer in distinct.values()
+    ]
+    *times, launch = milliseconds([*steps, waiting(nn.ReLU(), [Tensor([1.0])])], 20)
+    found = dict(zip(distinct, times))
+    return [found[kind] - launch for kind in kinds]
 
 
 def milliseconds(steps: Sequence[Step], rounds: int) -> list[float]:
@@ -146,25 +103,21 @@ def main() -> None:
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(0)
     layers = layers_of(SmallResNet())
-    passes = calibrate(layers)
-    model = relative_costs([Pass(*(one.forward,) * 3, 2 * one.forward) for one in passes], layers)
-    by_pass = relative_costs(passes, layers)
+    model = relative_costs(forward_times(layers), layers)
     settings = [{"param_groups": len(layers), "schedule": [one]} for one in range(len(layers))]
     frozen = [waiting(ours(SmallResNet(), grad_freeze=one)) for one in settings]
     plain_ms, *times = milliseconds([plain_step(SmallResNet()), *frozen], 30)
     measured = [one / plain_ms for one in times]
     counts = [len(layer.cell.trainable_params()) for layer in layers]
-    rows = []
-    for group, (layer, own, *modelled) in enumerate(zip(layers, measured, model, by_pass)):
-        row = f"{group} | {layer.name} | {sum(counts[group:])} | {own:.3f}"
-        for one in modelled:
-            row += f" | {one:.3f} | {100 * (own / one - 1):+.0f} %"
-        rows.append(row)
+    rows = [
+        f"{group} | {layer.name} | {sum(counts[group:])} | {own:.3f} | {modelled:.3f} | "
+        f"{100 * (own / modelled - 1):+.0f} %"
+        for group, (layer, own, modelled) in enumerate(zip(layers, measured, model))
+    ]
     print_table(
         f"Step of each group over the plain step ({plain_ms:.1f} ms); groups 0 to {GROUPS - 1} are "
         f"those of param_groups={GROUPS}",
-        "group | first trained layer | parameters | measured | model | deviation | model by pass | "
-        "deviation",
+        "group | first trained layer | parameters | measured | model | deviation",
         rows,
     )
     worst = max(abs(own / modelled - 1) for own, modelled in zip(measured, model))
