@@ -228,30 +228,15 @@ _off = ""
 def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
     """Tune MindSpore for this machine's processor, or undo that; called by the import.
 
-    On CPU only, it sets what is measured to be faster there, and nothing that the user has set:
-
-    - The instruction set of oneDNN, before its first operator. If the script does not mention
-      convolutions, before the first one is made.
-    - Blocking launch, which acts in PYNATIVE_MODE.
-    - Functions of ``ms.jit`` run in the thread that calls them.
-    - A core of its own for each thread that computes.
-    - ``ops.max_pool2d`` by an operator whose gradient takes linear time, ``ops.cross_entropy`` in
-      PYNATIVE_MODE by a gradient of one operator, ``ops.clip_by_global_norm`` by one factor,
-      ``ops.pad`` with constants, of which MindSpore's gradient is wrong in graphs, and in graphs
-      ``ops.matmul`` of a batch and a matrix by one product; the projections of
-      ``nn.MultiheadAttention`` by the operators of ``nn.Dense``; ``ops.masked_fill`` and
-      ``ops.where`` of different shapes by a choice between tensors of one shape; in graphs ``/`` by
-      one number by an operator that keeps no buffers.
+    On CPU only, it sets what is measured to be faster there, and nothing that the user has set: the
+    instruction set of oneDNN, blocking launch, functions of ``ms.jit`` in the thread that calls
+    them, a core for each thread that computes, and other operators in some functions of
+    ``mindspore.ops`` and in ``/``. ``runtime/README.md`` has the conditions of each, and which
+    results change: by rounding, or where MindSpore's are wrong.
 
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call. What the
     user sets after the import stays. A blocking launch switched off before the import looks like
     the default and is switched on.
-
-    Results change by rounding: with the instruction set (relative 1e-6 for a convolution), in
-    ``ops.clip_by_global_norm`` (1e-6), ``ops.cross_entropy`` (1e-5) and the gradients of
-    ``ops.matmul``, of the projections and of a divisor or a value of ``ops.masked_fill`` and
-    ``ops.where`` that is a smaller Tensor than the result. Otherwise only wrong results of
-    MindSpore's ``ops.pad``, and windows of ``ops.max_pool2d`` with NaN or only -inf.
 
     Args:
         enabled (bool): False undoes, until a call with True: blocking launch, ``ms.jit`` in the
