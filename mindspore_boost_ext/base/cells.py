@@ -82,21 +82,27 @@ def copy_settings(source: object, target: nn.Cell) -> None:
 
 
 def exchange(network: nn.Cell, table: Mapping[int, Any], spared: Container[int] = ()) -> None:
-    """Replace Cells or operators by others, wherever the network holds them.
+    """Replace Cells, operators or Parameters by others, wherever the network holds them.
 
     ``table`` maps their ids to the replacements. Cells with ids in ``spared`` keep what they hold.
     """
+
+    def replaced(one: object) -> object:
+        return table.get(id(one), one)
+
     for _, cell in list(network.cells_and_names()) if table else ():
         _compat.forget_compiled(cell)  # graphs compiled before are of the network as it was
+        if id(cell) in spared:
+            continue
         for name, inner in [*_compat.children(cell).items(), *_compat.primitives(cell).items()]:
-            if id(inner) in table and id(cell) not in spared:
+            if id(inner) in table:
                 _compat.set_child(cell, name, table[id(inner)])
-        for name, held in list(vars(cell).items()):
-            # No subclasses: MindSpore's own tables of Cells are of such.
-            if id(cell) not in spared and type(held) in _CONTAINERS:
-                fresh = exchanged(held, lambda one: table.get(id(one), one))
-                if fresh is not held:
-                    setattr(cell, name, fresh)
+        own = _compat.own_parameters(cell)
+        if any(id(one) in table for one in own.values()):
+            _compat.set_own_parameters(cell, type(own)(zip(own, map(replaced, own.values()))))
+        for name, held in _compat.own_attributes(cell).items():
+            if isinstance(held, _CONTAINERS):
+                vars(cell)[name] = exchanged(held, replaced)
 
 
 def exchanged(thing: Any, change: Callable[[Any], Any], around: tuple[int, ...] = ()) -> Any:

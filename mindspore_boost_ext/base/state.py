@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import base_of
-from mindspore_boost_ext.base.cells import exchanged, leaves
+from mindspore_boost_ext.base.cells import exchange, leaves
 
 _PLACES = "boost_in_its_place"
 _GAINED = "gained"
@@ -55,20 +55,7 @@ def share_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
         else:
             gained[parameter.name] = parameter
     stand_in(new, old)
-    exchange_parameters(target, stand_ins)
-
-
-def exchange_parameters(cell: nn.Cell, stand_ins: dict[int, Parameter]) -> None:
-    """Replace Parameters in a Cell that has not run yet: ``id`` of one -> its replacement."""
-    for _, one in cell.cells_and_names():
-        held = _compat.own_parameters(one)
-        if any(id(parameter) in stand_ins for parameter in held.values()):
-            changed = [(name, stand_ins.get(id(value), value)) for name, value in held.items()]
-            _compat.set_own_parameters(one, type(held)(changed))
-        for name, value in _compat.own_attributes(one).items():
-            fresh = exchanged(value, lambda held: stand_ins.get(id(held), held))
-            if fresh is not value and not isinstance(value, Parameter):
-                vars(one)[name] = fresh
+    exchange(target, stand_ins)
 
 
 def _rates_by_identity(old: nn.Optimizer, new: nn.Optimizer) -> dict[int, Parameter]:

@@ -13,7 +13,8 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.state import exchange_parameters, in_its_place, stand_in
+from mindspore_boost_ext.base.cells import exchange
+from mindspore_boost_ext.base.state import in_its_place, stand_in
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.basis import (
     Basis,
@@ -99,7 +100,7 @@ def _go_on(search: DimReduce, kept: dict[str, Any]) -> None:
     if earlier is not None and np.array_equal(
         earlier["basis_mark"].asnumpy(), own["basis_mark"].asnumpy()
     ):
-        exchange_parameters(search, {id(one): earlier[name] for name, one in own.items()})
+        exchange(search, {id(one): earlier[name] for name, one in own.items()})
     kept[_SEARCH] = dict(_compat.own_parameters(search))
 
 

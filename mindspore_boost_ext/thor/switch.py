@@ -6,8 +6,9 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from mindspore_boost_ext.base.arguments import check_optimizer
+from mindspore_boost_ext.base.cells import exchange
 from mindspore_boost_ext.base.learning_rate import host_array
-from mindspore_boost_ext.base.state import exchange_parameters, in_its_place
+from mindspore_boost_ext.base.state import in_its_place
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.thor.optimizer import THOR, thor_of
@@ -80,7 +81,7 @@ def thor_in_place_of(
         if hasattr(optimizer, name):
             result.__dict__[name] = getattr(optimizer, name)
     # Schedules need the same step count. The moments are not shared: they are of plain gradients.
-    exchange_parameters(result, {id(result.global_step): optimizer.global_step})
+    exchange(result, {id(result.global_step): optimizer.global_step})
     in_its_place(optimizer)[_KEY] = (made_of, arguments, result)
     return result, reason
 
