@@ -45,7 +45,7 @@ class CheaperOperatorsAlgorithm(Algorithm):
 
         report()
         if is_on_cpu() and not eager:
-            step.surrounding_part = CalledFunctions(network, report).in_place
+            step.surrounding_part = CalledFunctions(report).in_place
 
 
 def _is_eager(switches: Mapping[str, Any]) -> bool:

@@ -1,25 +1,16 @@
-"""Replaces functions of ``mindspore.ops`` in graphs, while a step runs.
+"""Replaces functions of ``mindspore.ops`` in the graphs that are made while a step runs.
 
 It also replaces a class of operators with a slow gradient, which networks make in each call.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 from mindspore import dtype as mstype
-from mindspore.ops import L2Normalize as PLAIN_L2_NORMALIZE
-from mindspore.ops import elu as PLAIN_ELU
-from mindspore.ops import gelu as PLAIN_GELU
-from mindspore.ops import leaky_relu as PLAIN_LEAKY_RELU
-from mindspore.ops import log_softmax as PLAIN_LOG_SOFTMAX
-from mindspore.ops import selu as PLAIN_SELU
-from mindspore.ops import softmax as PLAIN_SOFTMAX
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.cheaper_operators.activations import (
@@ -33,8 +24,18 @@ from mindspore_boost_ext.cheaper_operators.cell import is_ranked
 from mindspore_boost_ext.cheaper_operators.cross_entropy import loss_of
 from mindspore_boost_ext.cheaper_operators.rows import CheaperLogSoftmax, CheaperSoftmax, sums_along
 from mindspore_boost_ext.runtime import cross_entropy as by_import
-from mindspore_boost_ext.runtime.compiling import is_compiling
 
+# MindSpore's, for what is not replaced. In a dict: under names, graphs would have ours again.
+_PLAIN: Mapping[str, Any] = {
+    "softmax": ops.softmax,
+    "log_softmax": ops.log_softmax,
+    "gelu": ops.gelu,
+    "selu": ops.selu,
+    "leaky_relu": ops.leaky_relu,
+    "elu": ops.elu,
+    "l2_normalize": ops.L2Normalize,
+    "cross_entropy": by_import.ORIGINAL,
+}
 _SOFTMAX, _LOG_SOFTMAX = CheaperSoftmax(ops.Softmax(-1)), CheaperLogSoftmax(ops.LogSoftmax(-1))
 _GELU, _SELU, _ELU = CheaperGelu(ops.GeLU()), CheaperSelu(ops.SeLU()), CheaperElu(ops.Elu())
 _CALLED: set[str] = set()  # functions called by graphs that were made since a step began
@@ -61,11 +62,7 @@ def _is_legal(axis: object, epsilon: object, shape: tuple[int, ...] | None) -> b
 
 
 def _is_ours(x: Tensor) -> bool:
-    """Return whether a graph is being made, and the input is a float32 Tensor.
-
-    What Python runs meanwhile, for a constant or in a thread of a dataset, is left to MindSpore.
-    """
-    return is_compiling() and isinstance(x, Tensor) and x.dtype == mstype.float32
+    return isinstance(x, Tensor) and x.dtype == mstype.float32
 
 
 def _is_last(axis: int, x: Tensor) -> bool:
@@ -77,37 +74,39 @@ def _softmax(input: Tensor, axis: int = -1, *, dtype: mstype.Type | None = None)
     ours = _is_ours(input) and same_dtype and _is_last(axis, input)
     if ours and not _SOFTMAX.is_small(input) and _note("softmax"):
         return _SOFTMAX(input)
-    return PLAIN_SOFTMAX(input, axis, dtype=dtype)
+    return _PLAIN["softmax"](input, axis, dtype=dtype)
 
 
 def _log_softmax(logits: Tensor, axis: int = -1) -> Tensor:
     ours = _is_ours(logits) and _is_last(axis, logits)
     if ours and not _LOG_SOFTMAX.is_small(logits) and _note("log_softmax"):
         return _LOG_SOFTMAX(logits)
-    return PLAIN_LOG_SOFTMAX(logits, axis)
+    return _PLAIN["log_softmax"](logits, axis)
 
 
 def _gelu(input: Tensor, approximate: str = "none") -> Tensor:
     if _is_ours(input) and approximate == "tanh" and _note("gelu"):
         return _GELU(input)
-    return PLAIN_GELU(input, approximate)
+    return _PLAIN["gelu"](input, approximate)
 
 
 def _selu(input_x: Tensor) -> Tensor:
-    return _SELU(input_x) if _is_ours(input_x) and _note("selu") else PLAIN_SELU(input_x)
+    if _is_ours(input_x) and _note("selu"):
+        return _SELU(input_x)
+    return _PLAIN["selu"](input_x)
 
 
 def _leaky_relu(input: Tensor, alpha: float = 0.2) -> Tensor:
     if _is_ours(input) and _type_of(alpha) == "float" and is_gentle(alpha) and _note("leaky_relu"):
         return leaky_relu(input, alpha)
-    return PLAIN_LEAKY_RELU(input, alpha)
+    return _PLAIN["leaky_relu"](input, alpha)
 
 
 def _elu(input_x: Tensor, alpha: float = 1.0) -> Tensor:
     ours = _is_ours(input_x) and _type_of(alpha) == "float" and alpha == 1
     if ours and not _ELU.is_small(input_x) and _note("elu"):
         return _ELU(input_x)
-    return PLAIN_ELU(input_x, alpha)
+    return _PLAIN["elu"](input_x, alpha)
 
 
 def _cross_entropy(
@@ -124,84 +123,60 @@ def _cross_entropy(
     ours = ours and isinstance(label_smoothing, float) and 0 <= label_smoothing <= 1
     if ours and _note("cross_entropy"):
         return loss_of(*by_import.in_rows(input, target), ignore_index, reduction, label_smoothing)
-    return by_import.cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
+    plain = _PLAIN["cross_entropy"]
+    return plain(input, target, weight, ignore_index, reduction, label_smoothing)
 
 
 def _l2_normalize(axis: int = 0, epsilon: float = 1e-4) -> Any:
     """Replace the class: a network may make the operator where it calls it."""
-    if is_compiling():
-        return ops.partial(_of_length_1, axis, epsilon)
-    return PLAIN_L2_NORMALIZE(axis, epsilon)
+    return ops.partial(_of_length_1, axis, epsilon)
 
 
 def _of_length_1(axis: int, epsilon: float, x: Tensor) -> Tensor:
     if not (_is_ours(x) and _is_legal(axis, epsilon, x.shape) and _note("l2_normalize")):
-        return PLAIN_L2_NORMALIZE(axis, epsilon)(x)
+        return _PLAIN["l2_normalize"](axis, epsilon)(x)
     return x * ops.rsqrt(ops.maximum(sums_along(x * x, axis), epsilon))
 
 
-# The keys are what a script may find under a name.
+# The keys are what a script may call.
 _OWN: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    PLAIN_SOFTMAX: _softmax,
-    PLAIN_LOG_SOFTMAX: _log_softmax,
-    PLAIN_GELU: _gelu,
-    PLAIN_SELU: _selu,
-    PLAIN_LEAKY_RELU: _leaky_relu,
-    PLAIN_ELU: _elu,
-    PLAIN_L2_NORMALIZE: _l2_normalize,
+    ops.softmax: _softmax,
+    ops.log_softmax: _log_softmax,
+    ops.gelu: _gelu,
+    ops.selu: _selu,
+    ops.leaky_relu: _leaky_relu,
+    ops.elu: _elu,
+    ops.L2Normalize: _l2_normalize,
     by_import.ORIGINAL: _cross_entropy,
     by_import.cross_entropy: _cross_entropy,
 }
 for _plain, _own in _OWN.items():
     _own.__name__ = _plain.__name__  # a network may read the name of a function that it holds
-_OWN_BY_ID = {id(plain): _compat.not_rewritten(own) for plain, own in _OWN.items()}
 
 
 class CalledFunctions:
     """Puts functions in place while a step runs, and knows which ones the step's graphs call.
 
     Args:
-        network (Cell): its layers may hold functions as attributes.
         report (Callable): gets the names of all functions called so far, after the first step and
             after each step whose new graphs call more of them.
     """
 
-    def __init__(self, network: nn.Cell, report: Callable[[set[str]], None]) -> None:
-        self.network, self.report = network, report
+    def __init__(self, report: Callable[[set[str]], None]) -> None:
+        self.report = report
         self.names: set[str] | None = None
-        self._places: list[tuple[dict[str, Any], str]] = []
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let modules and layers have this package's functions under the names of MindSpore's."""
-        self._places = self._places or _places(self.network)
+        """Let graphs have this package's functions where the code has MindSpore's."""
         _CALLED.clear()
-        # A script may have put something else there since.
-        found = [(names, name, names.get(name)) for names, name in self._places]
-        found = [place for place in found if id(place[2]) in _OWN_BY_ID]
-        for names, name, plain in found:
-            names[name] = _OWN_BY_ID[id(plain)]
+        added = {plain: own for plain, own in _OWN.items() if plain not in _compat.IN_GRAPHS}
+        _compat.IN_GRAPHS.update(added)
         try:
             yield
         finally:
-            for names, name, plain in found:
-                names[name] = plain
+            for plain in added:
+                del _compat.IN_GRAPHS[plain]
         if self.names is None or _CALLED - self.names:
             self.names = _CALLED.union(self.names or ())
             self.report(self.names)
-
-
-def _places(network: nn.Cell) -> list[tuple[dict[str, Any], str]]:
-    """Return under which names modules and layers have one of the functions."""
-    own = "mindspore_boost_ext"
-    modules = [one for key, one in list(sys.modules.items()) if not key.startswith(own)]
-    holders = [one for one in modules if isinstance(one, ModuleType)]
-    # Not by vars(): a module may do things when it is asked for an attribute, such as load itself.
-    found = [ModuleType.__getattribute__(one, "__dict__") for one in holders]
-    found += [vars(cell) for _, cell in network.cells_and_names()]
-    return [
-        (names, name)
-        for names in found
-        for name, value in list(names.items())
-        if id(value) in _OWN_BY_ID
-    ]

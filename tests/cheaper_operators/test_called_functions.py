@@ -288,15 +288,15 @@ class Raises(nn.Cell):
 def test_after_a_step_the_names_are_mindspores(graph_mode, call):
     with pytest.raises(RuntimeError) if call is Raises else contextlib.nullcontext():
         trained(Weighed(call()), FACTORS.astype("f"))
-    assert ops.softmax is under_another_name is functions.PLAIN_SOFTMAX
-    assert ops.function.nn_func.gelu is functions.PLAIN_GELU
+    assert ops.softmax is under_another_name is functions._PLAIN["softmax"]
+    assert ops.function.nn_func.gelu is functions._PLAIN["gelu"]
     assert ops.cross_entropy is functions.by_import.cross_entropy
 
 
 def test_after_a_step_the_network_holds_mindspores(graph_mode):
-    net = Weighed(functions.PLAIN_SOFTMAX)
+    net = Weighed(functions._PLAIN["softmax"])
     _, _, row = trained(net, FACTORS.astype("f"))
-    assert (net.function, "softmax" in row.reason) == (functions.PLAIN_SOFTMAX, True)
+    assert (net.function, "softmax" in row.reason) == (functions._PLAIN["softmax"], True)
 
 
 def test_what_a_script_has_put_under_a_name_since_is_left_there(graph_mode, monkeypatch):
