@@ -902,6 +902,21 @@ def test_an_evaluation_network_of_its_own_is_rewritten_too():
     assert model.train_network.report()["less_bn"].counts["batch_norms_removed"] == 5
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_an_evaluation_network_on_the_same_parameters_has_the_trained_multiplier(shares):
+    """It has a Dense of its own on them, so a head of its own, too."""
+    net, evaluated = zoo.ZooResNet(), zoo.ZooResNet()
+    if shares:
+        table = {one.name: one for one in net.get_parameters()}
+        for _, cell in evaluated.cells_and_names():
+            for name, one in cell.parameters_dict(recurse=False).items():
+                setattr(cell, name.rpartition(".")[2], table[one.name])
+    lessened(net, eval_network=nn.WithEvalCell(evaluated, nets.loss_fn()), eval_indexes=[0, 1, 2])
+    assert type(evaluated.end_point) is CommonHeadLastFN
+    assert (evaluated.end_point.weight is net.end_point.weight) == shares
+    assert (evaluated.end_point.multiplier is net.end_point.multiplier) == shares
+
+
 def test_the_parameters_of_removed_layers_are_gone_everywhere():
     net = zoo.ZooResNet()
     optimizer = nets.momentum(net.trainable_params())
