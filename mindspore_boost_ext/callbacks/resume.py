@@ -11,6 +11,7 @@ from mindspore import Parameter, nn
 from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext.algorithm import seen_in_first_batch
+from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.callbacks.checkpoint import (
     FIRST_BATCH,
@@ -34,6 +35,7 @@ _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_i
 _NOT_PARAMETERS = (*_EPOCH_NAMES, "step_num", SETTINGS)
 _RANK = "{rank}"
 _MOST_SHOWN = 5
+_GIVEN = ("learning_rate", "momentum")  # the Parameters of numbers that an optimizer is given
 _RATES = "learning_rate_group_"  # of the optimizers of mindspore.experimental
 
 
@@ -43,7 +45,8 @@ class BoostCheckpoint(Callback):
     The file holds weights, the optimizer's state, the state of the accelerators, their settings and
     the epoch; :func:`restore` reads it. If writing is interrupted, the previous file stays. In the
     list of callbacks, put it after :class:`FlushAccumulation`. If a file cannot be written,
-    training goes on, with a warning.
+    training goes on, with a warning. If a training that begins anew finds a file at the path, it
+    keeps that one, with ``.earlier`` in its name, and warns.
 
     The count of epochs continues from an earlier call of ``train`` with such a callback, from the
     restored epoch, or from ``initial_epoch``. If an algorithm ends the training
@@ -72,7 +75,7 @@ class BoostCheckpoint(Callback):
     def __init__(self, path: str | os.PathLike[str], epochs: int = 1) -> None:
         super().__init__()
         check_all("BoostCheckpoint", epochs=(epochs, integer(1)))
-        given, self.path = path, checkpoint_path(path, None)
+        given, self.path = path, os.path.abspath(checkpoint_path(path, None))
         self.epochs, self._steps_before = int(epochs), 0
         path = self.path.replace(_RANK, str(launched_rank()))
         folder = os.path.dirname(path) or "."
@@ -91,13 +94,16 @@ class BoostCheckpoint(Callback):
                 "the network has this name: rename the Parameter"
             )
         self._before: int | None = None
+        self._is_anew = False  # and nothing has been saved yet
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Continue the count of earlier calls, unless this call gives ``initial_epoch``."""
         run = run_context.original_args()
         self._steps_before = run.get("cur_step_num", 0)
         if self._before is None:
-            self._before = DONE.get(step_in(run.train_network), 0) if run.cur_epoch_num == 1 else 0
+            step = step_in(run.train_network)
+            self._before = DONE.get(step, 0) if run.cur_epoch_num == 1 else 0
+            self._is_anew = run.cur_epoch_num == 1 and step not in DONE
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Write the file."""
@@ -115,27 +121,42 @@ class BoostCheckpoint(Callback):
             return
         try:
             kind, path = kind_of(self.path), _path_of_rank(self.path)
-            if launched_count() > 1 and os.path.exists(path):
-                self._keep(path)
+            if os.path.exists(path):
+                self._keep_what_is_there(path)
             save_checkpoint(run.train_network, path, append_dict={EPOCH: done}, format=kind)
+            self._is_anew = False
         except OSError as error:
-            self._warn(f"{error.strerror}; training goes on")
+            self._warn(f"epoch {done} is not saved: {error.strerror}; training goes on")
 
-    def _keep(self, path: str) -> None:
-        """Let the file that is about to be replaced have the name with ``.before`` in it, too."""
+    def _keep_what_is_there(self, path: str) -> None:
+        """Keep the file of another training, and with several ranks the one before."""
+        if self._is_anew and (earlier := self._keep(path, "earlier")):
+            self._warn(
+                f"{path!r} is the file of an earlier training, which this one does not continue: "
+                f"it is kept as {earlier!r}; to continue it, call restore before the training"
+            )
+        if launched_count() > 1:
+            self._keep(path, "before")
+
+    def _keep(self, path: str, word: str) -> str:
+        """Let the file that is about to be replaced have another name, too, and return that.
+
+        If it cannot, return an empty text.
+        """
         name, suffix = os.path.splitext(path)
-        link, before = f"{name}.saving{suffix}", f"{name}.before{suffix}"
+        link, kept = f"{name}.saving{suffix}", f"{name}.{word}{suffix}"
         try:
             if os.path.exists(link):  # a process was killed here
                 os.remove(link)
             # No copy: save_checkpoint writes a new file, to which a symbolic link leads then.
             os.link(os.path.realpath(path), link)
-            os.replace(link, before)
+            os.replace(link, kept)
         except OSError as error:
             self._warn(
-                f"cannot keep the file before as {before!r} ({error.strerror}); "
-                "the new one is saved"
+                f"cannot keep the file before as {kept!r} ({error.strerror}); the new one is saved"
             )
+            return ""
+        return kept
 
     @staticmethod
     def _warn(message: str) -> None:
@@ -201,6 +222,8 @@ def restore(
     _check_parameters(train_network, values, path)
     if changed:
         warn(f"{changed}; training goes on with the present settings")
+    if not getattr(step, "_has_run", True):  # else a callback may have set the rate
+        _warn_of_rates(step, values, path)
     ms.load_param_into_net(train_network, values)
     now = seen_in_first_batch(step)
     if not (changed or now):  # a batch that this step has seen has decided
@@ -288,6 +311,31 @@ def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], pa
             "Parameters differ): use the network, optimizer, loss scale and settings of the saved "
             "run, and append nothing but the epoch"
         )
+
+
+def _warn_of_rates(step: nn.Cell, saved: Mapping[str, Parameter], path: str) -> None:
+    """Warn if learning rate or momentum of the file replaces another one that the script gives."""
+    optimizer, replaced = innermost(step.optimizer), []
+    if not isinstance(optimizer, nn.Optimizer):  # in others schedulers of the script set rates
+        return
+    for one in optimizer.get_parameters():
+        is_given = one.name in _GIVEN or one.name.startswith(_RATES)
+        if is_given and one.name in saved:
+            asked, found = _numbers(one), _numbers(saved[one.name])
+            if asked != found:
+                replaced.append(f"{one.name} {found} in place of {asked}")
+    if replaced:
+        warn(
+            f"{path!r} brings {'; '.join(replaced)}, which the optimizer was made with: the run "
+            "goes on with the file's, unless you set it after restore"
+        )
+
+
+def _numbers(parameter: Parameter) -> str:
+    """Return a number, or the first ones of a list, as text."""
+    values = parameter.asnumpy().reshape(-1)
+    more = ", ..." if len(values) > _MOST_SHOWN else ""
+    return ", ".join(f"{one:.6g}" for one in values[:_MOST_SHOWN]) + more
 
 
 def _form(parameter: Parameter) -> str:

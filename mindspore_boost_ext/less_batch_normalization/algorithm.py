@@ -30,7 +30,7 @@ class LessBNAlgorithm(Algorithm):
     def __init__(self) -> None:
         # What the user's optimizer does not train, then what the trained network keeps, too.
         self._frozen: frozenset[str] = frozenset()
-        self._multipliers: dict[int, Parameter] = {}  # of trained heads, by the ids of their weights
+        self._multipliers: dict[int, Parameter] = {}  # of heads, by ids of their weights
 
     def build(self, build: Build) -> None:
         """Rewrite the network, and fit the optimizer to its parameters."""

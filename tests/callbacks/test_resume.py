@@ -21,6 +21,7 @@ from mindspore_boost_ext import (
     BoostModel,
     BoostMonitor,
     BoostWarning,
+    NoEffectWarning,
     make_train_step,
     read_history,
     restore,
@@ -32,10 +33,10 @@ from mindspore_boost_ext.short_schedule import algorithm
 STEPS = 3  # in an epoch: a window of two is half full at its end
 
 
-def accumulating(weighting="equal", window=2, level="O1", net=None, **more):
-    """Return a Model that accumulates; at level O0 a plain one."""
+def accumulating(weighting="equal", window=2, level="O1", net=None, numbers=(0.1, 0.9), **more):
+    """Return a Model that accumulates; at level O0 a plain one. Numbers: rate and momentum."""
     net = net or nets.MLP()
-    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    optimizer = nn.Momentum(net.trainable_params(), *numbers)
     switches = {"mode": "manual", "less_bn": False, "grad_freeze": False}
     config = {
         "boost": {**switches, "grad_accumulation": True},
@@ -83,7 +84,7 @@ def test_a_folder_is_no_path_to_save_to(tmp_path, monkeypatch):
     """But a file gets its suffix, and may stand beside a folder of its name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
-    assert BoostCheckpoint("run").path == "run.ckpt"
+    assert BoostCheckpoint("run").path == str(tmp_path / "run.ckpt")
     for folder in (".", "..", f"{tmp_path}/"):
         with pytest.raises(ValueError, match="path must name a file in a folder"):
             BoostCheckpoint(folder)
@@ -548,16 +549,19 @@ def test_training_goes_on_when_the_disk_is_full(tmp_path, monkeypatch):
 
     callback = BoostCheckpoint(tmp_path / "run.ckpt")
     monkeypatch.setattr(resume, "save_checkpoint", full)
-    with pytest.warns(BoostWarning, match="No space left on device; training goes on"):
-        found = train(accumulating(), 1, callback)
-    nets.assert_same(found, train(accumulating(), 1))
+    with pytest.warns(BoostWarning) as seen:
+        found = train(accumulating(), 2, callback)
+    assert [str(one.message) for one in seen] == [  # Python shows one that is repeated only once
+        f"epoch {epoch} is not saved: No space left on device; training goes on" for epoch in (1, 2)
+    ]
+    nets.assert_same(found, train(accumulating(), 2))
 
 
 def test_every_rank_tells_of_its_own_file(tmp_path, monkeypatch):
     callback = BoostCheckpoint(tmp_path / "run{rank}.ckpt")
     as_rank(monkeypatch, 1, 2)
     monkeypatch.setattr(resume, "save_checkpoint", lambda *_, **__: (tmp_path / "no/run").open())
-    with pytest.warns(BoostWarning, match="^rank 1: No such file or directory; training goes on"):
+    with pytest.warns(BoostWarning, match="^rank 1: epoch 1 is not saved: No such file"):
         train(accumulating(), 1, callback)
 
 
@@ -612,7 +616,6 @@ def test_a_rank_keeps_the_file_before(tmp_path, monkeypatch):
 def test_a_rank_keeps_the_file_before_where_a_link_leads(tmp_path, monkeypatch):
     as_rank(monkeypatch, 1, 2)
     (tmp_path / "far").mkdir()
-    (tmp_path / "far" / "run.ckpt").touch()
     (tmp_path / "run1.ckpt").symlink_to(tmp_path / "far" / "run.ckpt")
     train(accumulating(), 3, BoostCheckpoint(tmp_path / "run{rank}.ckpt"))
     for name, epoch in (("run1.ckpt", 3), ("run1.before.ckpt", 2)):
@@ -629,6 +632,71 @@ def test_a_file_before_that_cannot_be_kept_is_told_and_the_new_one_is_saved(tmp_
     with pytest.warns(BoostWarning, match=r"rank 1: cannot keep .*run1\.before\.ckpt' \(Is a dir"):
         train(accumulating(), 3, BoostCheckpoint(path))
     assert restore(accumulating().train_network, path) == 3
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_file_of_another_training_is_kept(tmp_path, monkeypatch, ranks):
+    """The same script, started again without ``restore``, would lose what it has done."""
+    as_rank(monkeypatch, 0, ranks)
+    path, earlier = tmp_path / "run{rank}.ckpt", tmp_path / "run{rank}.earlier.ckpt"
+    first = train(accumulating(), 3, BoostCheckpoint(path))
+    assert not list(tmp_path.glob("*earlier*"))
+    with pytest.warns(
+        BoostWarning, match=r"run0\.ckpt' is the file of an earlier training"
+    ) as seen:
+        model = accumulating()
+        for _ in range(2):
+            train(model, 1, BoostCheckpoint(path))
+    assert len(seen) == 1
+    assert restore(accumulating().train_network, path) == 2
+    second = accumulating()
+    assert restore(second.train_network, earlier) == 3
+    nets.assert_same(nets.weights(second.train_network), first)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ((0.1, 0.9), None),
+        ((0.02, 0.9), "brings learning_rate 0.1 in place of 0.02, which the optimizer"),
+        (
+            (0.02, 0.5),
+            "learning_rate 0.1 in place of 0.02; momentum 0.9 in place of 0.5, which",
+        ),
+    ],
+)
+def test_a_file_that_replaces_what_the_optimizer_was_given(saved, asked, message):
+    """Such as the rate of a run that has diverged, and is resumed with a lower one."""
+    model = accumulating(numbers=asked)
+    with contextlib.nullcontext() if message is None else pytest.warns(BoostWarning, match=message):
+        assert restore(model.train_network, saved) == 1
+
+
+def test_a_rate_that_a_callback_has_set_is_gone_without_a_word(saved):
+    """It is that of the run, which has gone back to the file."""
+    model = accumulating()
+    train(model, 1)
+    rate = model.train_network.optimizer.learning_rate
+    rate.set_data(Tensor(0.02, ms.float32))
+    assert restore(model.train_network, saved) == 1
+    assert float(rate.asnumpy()) == np.float32(0.1)
+
+
+def test_a_finished_job_that_is_started_again_trains_nothing(saved):
+    model = accumulating()
+    done = restore(model.train_network, saved)
+    with pytest.warns(NoEffectWarning, match="nothing was trained: all of the 1 epochs are done"):
+        train(model, 1, done=done)
+    assert train(model, 2, done=done)  # more epochs are
+
+
+def test_a_path_stays_where_the_script_began(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    callback = BoostCheckpoint("run.ckpt")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train(accumulating(), 1, callback)
+    assert (tmp_path / "run.ckpt").is_file()
 
 
 class StopAfter(Callback):
