@@ -195,7 +195,10 @@ class TrainStep:
                     state.cur_step_num += 1
                     state.train_dataset_element = batch
                     callbacks.on_train_step_begin(context)
+                    before = self._last
                     yield tuple(batch)
+                    if self._last is before:  # the loop has left out this batch
+                        continue
                     state.net_outputs = self._last
                     callbacks.on_train_step_end(context)
                     if context.get_stop_requested():

@@ -344,6 +344,9 @@ def train_model(
     with start_of_training():
         if isinstance(epoch, int):
             first: Any = given.arguments.get("initial_epoch")
+            if first == epoch > 0:  # MindSpore raises, though a finished job may be started again
+                warn(f"nothing was trained: all of the {epoch} epochs are done", NoEffectWarning)
+                return None
             expect_training(step, epoch - int(first or 0), size() if callable(size) else None)
         end = EndOfTraining(step)
         if end.was_before():

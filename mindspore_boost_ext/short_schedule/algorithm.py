@@ -175,7 +175,9 @@ class ShortScheduleAlgorithm(Algorithm):
         waiting = 0 if step.window_part is None else step.window_part.micro_steps()
         planned = round(position * batches / total) + (epochs * steps + waiting) // step.window()
         remedy = f"set {self.switch}.total_steps to the updates of the whole training"
-        if planned > total > position + 1:  # else it is over: reported elsewhere
+        # A run that is resumed within an epoch skips the batches that it has seen.
+        skipped = steps // step.window() if step.was_restored else 0
+        if planned - skipped > total > position + 1:  # else it is over: reported elsewhere
             self.other_length.give(
                 f"{self.switch}.total_steps={total} ends this training after {batches} of its "
                 f"{planned} updates: {remedy}"

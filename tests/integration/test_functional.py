@@ -371,6 +371,21 @@ def test_one_callback_need_not_stand_in_a_list():
     assert count.steps == 2
 
 
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_a_batch_that_the_loop_leaves_out_has_no_record(tmp_path, level):
+    """As after a restore within an epoch; MindSpore's LossMonitor needs a loss."""
+    net, path = nets.MLP(), tmp_path / "history.jsonl"
+    config = None if level == "O0" else OFF
+    step = make_train_step(net, nets.loss_fn(), nn.SGD(net.trainable_params()), config=config)
+    data, losses = [tuple(map(Tensor, pair)) for pair in nets.batches(4)], []
+    callbacks = [BoostMonitor(path, progress=False), ms.train.LossMonitor(1)]
+    for number, batch in enumerate(step.over(data, 1, callbacks)):
+        if number % 2:
+            losses.append(float(step(*batch).asnumpy()))
+    records = [one for one in read_history(path) if one["event"] == "step"]
+    assert [(one["step"], one["loss"]) for one in records] == [(2, losses[0]), (4, losses[1])]
+
+
 @pytest.mark.filterwarnings("ignore::mindspore_boost_ext.NoEffectWarning")
 def test_the_level_comes_from_outside_if_the_call_gives_none(monkeypatch):
     monkeypatch.setenv("MINDSPORE_BOOST_EXT_LEVEL", "O1")

@@ -227,6 +227,17 @@ def test_a_training_of_another_length_is_warned_of(done, epochs, steps, words):
         model.train_network.expect_training(epochs, steps)
 
 
+def test_a_run_that_is_resumed_within_an_epoch_skips_the_batches_that_it_has_seen():
+    """They count as made, and again as batches of the epoch that the loop reads anew."""
+    model = shortened(on_list, nets.MLP())
+    for x, y in nets.batches(1):
+        model.train_network(Tensor(x), Tensor(y))
+    model.train_network.was_restored = True
+    model.train_network.expect_training(5, 2)
+    with pytest.warns(NoEffectWarning, match="after 4 of its 13 updates"):
+        model.train_network.expect_training(6, 2)
+
+
 def test_batches_that_wait_in_a_window_count_for_the_length():
     model = shortened(on_list, nets.MLP(), grad_accumulation={"grad_accumulation_step": 3})
     for x, y in nets.batches(2):
