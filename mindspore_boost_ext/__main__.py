@@ -11,7 +11,9 @@ import contextlib
 import difflib
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 
@@ -106,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in _COMMANDS:
         try:
             shown: list[bool] = []
-            code = _command(words[0])(words[1:], lambda text: shown.append(_show(text)))
+            with _ending_as_by_ctrl_c():
+                code = _command(words[0])(words[1:], lambda text: shown.append(_show(text)))
             return code or int(not all(shown))
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -139,6 +142,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+@contextlib.contextmanager
+def _ending_as_by_ctrl_c() -> Iterator[None]:
+    """In the context, ``timeout``, a batch system or a closed terminal ends a command as Ctrl-C.
+
+    So it ends the processes that it has started, and shows what there is.
+    """
+    numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]  # Windows has one
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # a thread cannot set them
+    ours = [one for one in numbers if one and signal.getsignal(one) is signal.SIG_DFL]  # no nohup
+    for one in ours:
+        signal.signal(one, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for one in ours:
+            signal.signal(one, signal.SIG_DFL)
 
 
 def _answer(options: argparse.Namespace) -> str:

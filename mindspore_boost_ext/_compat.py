@@ -26,9 +26,7 @@ from mindspore.rewrite.parsers.assign_parser import AssignParser
 from mindspore.run_check import _check_version
 from mindspore.train.callback import _CallbackManager as CallbackManager  # noqa: F401
 from mindspore.train.callback import _InternalCallbackParam as CallbackParameters  # noqa: F401
-from mindspore.train.train_thor.convert_utils import (
-    ConvertModelUtils as BuiltInConversion,  # noqa: F401  (used by patch)
-)
+from mindspore.train.train_thor.convert_utils import ConvertModelUtils as BuiltInConversion  # noqa: F401
 
 try:
     from mindspore.graph._parse.resources import convert_object_map as IN_GRAPHS

@@ -16,7 +16,7 @@ from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepC
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import OverflowNames, add_overflow_names
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Row, warn
-from mindspore_boost_ext.stages.loss_scale import OneScale, check_scale
+from mindspore_boost_ext.stages.loss_scale import LARGEST_OF_FACTORS, OneScale, check_scale
 from mindspore_boost_ext.stages.overflow import choose_detector
 from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import connected
@@ -105,10 +105,11 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     def _scale(self, scale_sense: Tensor | nn.Cell) -> OneScale:
         """Return the part for a scale; a manager with a rule of its own makes the part."""
         make = getattr(scale_sense, "scale_of_step", None)
-        if make is None:
-            return OneScale(scale_sense, self.detector)
         layers = () if self.captures_part is None else self.captures_part.weights
-        return make(self.detector, self.weights, layers)
+        if make is not None:
+            return make(self.detector, self.weights, layers)
+        bound = (LARGEST_OF_FACTORS,) if layers else ()
+        return OneScale(scale_sense, self.detector, *bound)
 
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""

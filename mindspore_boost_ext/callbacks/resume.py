@@ -26,7 +26,7 @@ from mindspore_boost_ext.callbacks.checkpoint import (
 )
 from mindspore_boost_ext.callbacks.epoch import DONE, RESTORES, is_last_of_epoch
 from mindspore_boost_ext.config.rules import check_all, integer
-from mindspore_boost_ext.integration.model import EndOfTraining
+from mindspore_boost_ext.integration.training import EndOfTraining
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.runtime.ranks import launched_count, launched_rank
 

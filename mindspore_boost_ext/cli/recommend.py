@@ -65,6 +65,7 @@ class Racer:
     config: dict[str, Any]
     outcome: Outcome = Outcome("", NOT_RUN)  # of the run, or that there was none yet
     steps: int = 0  # that were made
+    planned: int = 0  # steps of the training that was stopped, or of its epoch; 0 if unknown
     reached: float | None = None  # seconds, with compilation, to the goal; None: never
     goal: str = "loss"  # it, or a metric, is to become as good as at plain's end
     idle: bool = False  # whether nothing could be applied: it was plain training once more
@@ -121,7 +122,8 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
             display.line(f"interrupted after {len(racers)} of the runs")
     winner, told = _winner(racers), "" if ended else "Interrupted; from these runs alone: "
     caution = CAUTION if racers[0].goal != "loss" else f"{CAUTION} {_NO_ACCURACY}"
-    write(f"{_table(racers)}\n\n{told}{_sentence(winner, racers[0])}\n{caution}")
+    stopped = _stopped(racers[0], options.minutes)
+    write(f"{_table(racers)}\n\n{stopped}{told}{_sentence(winner, racers[0])}\n{caution}")
     # Before the end it is not known whether plain wins.
     has_winner = ended or winner is not racers[0]
     written = has_winner and _write(winner, options.json, racers[0].steps, write)
@@ -212,7 +214,10 @@ def _race(
     trial = replace(trial, most_seconds=seconds, most_steps=steps)
     outcome, history = run_trial(trial, racer.name, display)
     idle = racer.level != "O0" and changed_nothing(history)
-    return replace(racer, outcome=outcome, steps=len(_curve(history)[1]), idle=idle), history
+    starts = [one for one in history if one["event"] == "start"]
+    planned = sum((one.get("epochs") or 0) * one.get("steps_per_epoch", 0) for one in starts)
+    racer = replace(racer, outcome=outcome, steps=len(_curve(history)[1]), planned=planned)
+    return replace(racer, idle=idle), history
 
 
 def _curve(history: Sequence[Record]) -> tuple[list[float], list[float]]:
@@ -279,6 +284,21 @@ def _table(racers: Sequence[Racer]) -> str:
             ]
         )
     return markdown([*headings, "peak memory, MiB"], rows)
+
+
+def _stopped(plain: Racer, minutes: float) -> str:
+    """Return what to say if the minutes have ended the plain run; else an empty text."""
+    if not plain.outcome.stopped:
+        return ""
+    has_more = plain.planned > plain.steps > 0
+    most = f" of {plain.planned}" if has_more else ""
+    enough = f": --minutes {math.ceil(minutes * plain.planned / plain.steps)}" if has_more else ""
+    return (
+        f"Plain was stopped after {plain.steps}{most} steps by its share of the minutes, so these "
+        f"are beginnings: the goal is how far plain had come then, at a learning rate that a whole "
+        "training lowers later; the recipes' schedules end within these steps. Give plain the time "
+        f"to end{enough}.\n"
+    )
 
 
 def _sentence(winner: Racer, plain: Racer) -> str:

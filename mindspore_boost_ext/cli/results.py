@@ -5,7 +5,8 @@ A step *compiles* when it takes more than five times the median step and at leas
 *compile time* is what the first step and every such step took beyond the median; *step time* is the
 mean of all other steps (data loading included). *Memory*: peak of the process's resident memory.
 *Time to accuracy*: seconds of the steps, compilation included, until a run reaches the first run's
-final accuracy (or loss, if it has none) and never loses it again, checked after each epoch.
+final accuracy (or loss, if it has none) and never loses it again, checked after each epoch. What
+is measured twice without a step between is of two datasets: the second has a name of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,8 +70,10 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
     curves: dict[str, list[float]] = {}
     clocks: dict[str, list[float]] = {}
     now = 0.0
+    measured: Counter[str] = Counter()  # since the last step
     for record in history:
         if record["event"] == "step":
+            measured.clear()
             steps.append(record["seconds"])
             now += record["seconds"]
         elif record["event"] == "epoch" and record.get("loss") is not None:
@@ -78,6 +82,9 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
         for key, value in (record.get("metrics") or {}).items():
             if isinstance(value, (int, float)):
                 name_of_metric = "validation loss" if key == "loss" else key
+                measured[key] += 1
+                if measured[key] > 1:
+                    name_of_metric += f" (evaluation {measured[key]})"
                 curves.setdefault(name_of_metric, []).append(float(value))
                 clocks.setdefault(name_of_metric, []).append(now)
     step_s, compile_s = step_and_compile_seconds(steps)

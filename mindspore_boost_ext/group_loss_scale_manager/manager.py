@@ -232,6 +232,11 @@ class GroupLossScaleManager(nn.Cell):
         self._in_use = True
         return [group_of[id(parameter)] for parameter in parameters]
 
+    def limit(self, maximum: float) -> None:
+        """Let no scale be larger, from now on."""
+        self.maximum = min(self.maximum, maximum)
+        self.scales.set_data(Tensor(np.minimum(self.scales.asnumpy(), np.float32(maximum))))
+
     def scale_of_step(
         self,
         detector: OverflowDetector,

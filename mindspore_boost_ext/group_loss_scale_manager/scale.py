@@ -11,8 +11,8 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import each, entry
 from mindspore_boost_ext.base.state import state
-from mindspore_boost_ext.stages.gradients import multiplied
-from mindspore_boost_ext.stages.loss_scale import OneScale
+from mindspore_boost_ext.stages.gradients import filled_like, multiplied
+from mindspore_boost_ext.stages.loss_scale import LARGEST_OF_FACTORS, OneScale
 from mindspore_boost_ext.stages.overflow import FiniteDetector, OverflowDetector
 
 
@@ -39,6 +39,8 @@ class GroupedScale(OneScale):
         super().__init__(manager, detector)
         groups = manager.use(weights)
         self.extra = (manager.probe,)
+        if layers:
+            manager.limit(LARGEST_OF_FACTORS)
         self.markers_complete = state("loss_scale_group.markers_complete", True, np.bool_)
         group_of = {id(one): group for one, group in zip(weights, groups)}
         self.group_of_layer = tuple(group_of[id(one)] for one in layers)
@@ -65,7 +67,7 @@ class GroupedScale(OneScale):
     def start(self, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return a status that is not used, the gradient of the loss, and the scales."""
         scales = self.scale_sense[1:-1] + 0.0  # a copy, as the Parameter changes later
-        return loss, ops.ones_like(loss), scales
+        return loss, filled_like(loss, 1.0), scales
 
     def divided(self, gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
         """Return gradients unchanged: overflow is looked for while they carry the scale."""

@@ -18,10 +18,10 @@ from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import check_all, integer, shown
-from mindspore_boost_ext.integration.model import (
+from mindspore_boost_ext.integration.model import boosted_build_train_network
+from mindspore_boost_ext.integration.training import (
     EndOfTraining,
     StepStops,
-    boosted_build_train_network,
     compare_on_ranks,
     expect_training,
 )

@@ -5,15 +5,13 @@ At boost level O0, without a THOR or algorithms of the user's own, MindSpore's o
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mindspore as ms
 from mindspore import nn
 from mindspore.amp import LossScaleManager
 from mindspore.dataset import Dataset
-from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext._compat import ModelUnderConstruction
@@ -23,12 +21,6 @@ from mindspore_boost_ext.boost_cell_wrapper import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
 )
-from mindspore_boost_ext.boost_cell_wrapper.agreement import (
-    check_first_run_on_ranks,
-    check_same_step_on_ranks,
-    check_same_training_on_ranks,
-)
-from mindspore_boost_ext.boost_cell_wrapper.runs import follow_mode
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
@@ -38,6 +30,7 @@ from mindspore_boost_ext.integration.outside import (
     take_down,
     with_report,
 )
+from mindspore_boost_ext.integration.training import fit_model, train_model
 from mindspore_boost_ext.report import (
     APPLIED,
     LOGGER,
@@ -51,8 +44,6 @@ from mindspore_boost_ext.runtime.release import release_dropped, release_with
 from mindspore_boost_ext.runtime.threads import (
     ONE_AT_A_TIME,
     end_of_start,
-    is_starting,
-    start_of_training,
 )
 from mindspore_boost_ext.stages.loss_scale import SECTION
 from mindspore_boost_ext.thor.optimizer import thor_of
@@ -232,139 +223,6 @@ def boosted_build_train_network(
     return take_down(given, boosted_step(plain, optimizer, manager, boost), boost.level)
 
 
-def compare_on_ranks(step: object) -> None:
-    """Compare a step that is about to train, of any level, with those of the other ranks."""
-    if isinstance(step, BoostTrainOneStepCell):  # its start is compared when it runs
-        check_same_step_on_ranks(step)
-    elif isinstance(step, nn.TrainOneStepCell) and hasattr(step, "report"):
-        check_first_run_on_ranks(step)
-
-
-def expect_training(step: BoostTrainOneStepCell, epochs: int, batches: int | None) -> None:
-    """Check that a training is equally long on all ranks, and that its length fits the settings.
-
-    ``batches`` is the number of batches in an epoch; None if it is unknown.
-
-    Raises:
-        ValueError: if ranks differ.
-    """
-    known = "an unknown number" if batches is None else str(batches)
-    check_same_training_on_ranks(step, epochs, known)
-    if batches is not None:
-        step.expect_training(epochs, batches)
-
-
-class EndOfTraining(Callback):
-    """Ends the training of a step when an algorithm says so."""
-
-    def __init__(self, step: BoostTrainOneStepCell) -> None:
-        super().__init__()
-        found = {one.switch: one.end_of_training(step) for one in step.auto_boost.algorithms}
-        self.ends = {name: end for name, end in found.items() if end is not None}
-
-    def was_before(self) -> bool:
-        """Return whether the training was over before it began; warn if it was."""
-        if self.is_now():
-            warn(
-                "nothing was trained: the schedule of this training is over; for another "
-                "training make a new optimizer and a new Model",
-                NoEffectWarning,
-            )
-        return self.is_now()
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        """Check after each step; in sink mode, after each sink call."""
-        over = [name for name, end in self.ends.items() if end()]
-        if over:
-            run_context.original_args()["ended_by"] = over[0]  # for BoostMonitor
-            run_context.request_stop()
-
-    def is_now(self) -> bool:
-        """Return whether the training is over."""
-        return any(end() for end in self.ends.values())
-
-
-class StepStops(Callback):
-    """As the last callback, says whether a step is the end: then its epoch may be broken off."""
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        """Leave a note for BoostCheckpoint, which also sees stops at the end of an epoch."""
-        run_context.original_args()["stopped_in_step"] = run_context.get_stop_requested()
-
-
-class SinkMode(Callback):
-    """Makes, around sink calls, the checks that a step makes itself if the host runs it.
-
-    In GRAPH_MODE a graph of MindSpore's runs it; in PYNATIVE_MODE the host does, even in sink mode.
-    """
-
-    def __init__(self, step: BoostTrainOneStepCell) -> None:
-        super().__init__()
-        self.step, self.done = step, 0
-
-    def on_train_step_begin(self, run_context: RunContext) -> None:
-        """Check before the first sink call."""
-        if not self._is_unseen(run_context):
-            return
-        follow_mode(self.step)
-        if not (self.step._has_run or self.step._was_looked_at):
-            self.step.look_before_first()
-            self.step._was_looked_at = True
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        """Check the outputs of the last step of a sink call."""
-        params = run_context.original_args()
-        steps, self.done = params.cur_step_num - self.done, params.cur_step_num
-        if self._is_unseen(run_context):
-            self.step.look_at_outputs(params.net_outputs, steps)
-
-    def _is_unseen(self, run_context: RunContext) -> bool:
-        """Return whether a graph of MindSpore's, and not the host, runs the step."""
-        is_inside = run_context.original_args().train_network is not self.step
-        return is_inside and bool(ms.get_context("mode") == ms.GRAPH_MODE)
-
-
-def train_model(
-    plain_train: Callable[..., Any],
-    model: ms.Model,
-    epoch: int,
-    train_dataset: Dataset,
-    *args: object,
-    **kwargs: object,
-) -> object:
-    """Train as ``plain_train`` does, after checks of the ranks and of the training's length."""
-    step, size = model.train_network, getattr(train_dataset, "get_dataset_size", None)
-    compare_on_ranks(step)
-    if is_starting():  # called by BoostModel.train
-        return plain_train(model, epoch, train_dataset, *args, **kwargs)
-    given = inspect.signature(plain_train).bind(model, epoch, train_dataset, *args, **kwargs)
-    if not isinstance(step, BoostTrainOneStepCell):
-        _add_callbacks(given, [StepStops()])
-        return plain_train(*given.args, **given.kwargs)
-    with start_of_training():
-        if isinstance(epoch, int):
-            first: Any = given.arguments.get("initial_epoch")
-            if first == epoch > 0:  # MindSpore raises, though a finished job may be started again
-                warn(f"nothing was trained: all of the {epoch} epochs are done", NoEffectWarning)
-                return None
-            expect_training(step, epoch - int(first or 0), size() if callable(size) else None)
-        end = EndOfTraining(step)
-        if end.was_before():
-            return None
-        sinks = [SinkMode(step)] if given.arguments.get("dataset_sink_mode") else []
-        _add_callbacks(given, [*sinks, end, StepStops()])
-        return plain_train(*given.args, **given.kwargs)
-
-
-def _add_callbacks(given: inspect.BoundArguments, more: list[Callback]) -> None:
-    """Add callbacks behind those of a call of ``Model.train``."""
-    callbacks = given.arguments.get("callbacks") or []
-    several = isinstance(callbacks, Iterable)
-    # MindSpore checks the methods of callbacks in a list, and not those in a tuple.
-    kind = tuple if isinstance(callbacks, tuple) else list
-    given.arguments["callbacks"] = kind([*(callbacks if several else [callbacks]), *more])
-
-
 def open_data(
     plain: Callable[..., Any], model: ms.Model, *args: object, **kwargs: object
 ) -> object:
@@ -417,7 +275,7 @@ class BoostModel(ms.Model):
 
     def fit(self, epoch: int, train_dataset: Dataset, *args: object, **kwargs: object) -> object:
         """Train and validate as ``ms.Model.fit`` does."""
-        return train_model(ms.Model.fit, self, epoch, train_dataset, *args, **kwargs)
+        return fit_model(ms.Model.fit, self, epoch, train_dataset, *args, **kwargs)
 
     def _exec_preprocess(self, *args: object, **kwargs: object) -> object:
         return open_data(ms.Model._exec_preprocess, self, *args, **kwargs)

@@ -27,9 +27,9 @@ from mindspore_boost_ext.integration.model import (
     build_model,
     open_data,
     prepare_model,
-    train_model,
 )
 from mindspore_boost_ext.integration.outside import construct_model, keep_path
+from mindspore_boost_ext.integration.training import fit_model, train_model
 from mindspore_boost_ext.runtime.machine import is_tuned, tune_machine
 
 INSTALL_VARIABLE = "MINDSPORE_BOOST_EXT_INSTALL"
@@ -155,7 +155,7 @@ def _replace_all(session: _Session) -> None:
         _compat.PREPARE_METHOD: lambda _, model, kwargs: prepare_model(model, kwargs),
         _compat.BUILD_METHOD: build_model,
         "train": train_model,
-        "fit": train_model,
+        "fit": fit_model,
         _compat.OPEN_METHOD: open_data,
     }
     for name, ours in methods.items():

@@ -14,7 +14,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import SKIPPED, NoEffectWarning, Row, warn
-from mindspore_boost_ext.stages.gradients import unscaled_all
+from mindspore_boost_ext.stages.gradients import filled_like, unscaled_all
 from mindspore_boost_ext.stages.overflow import OverflowDetector
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ SECTION = "loss_scale"
 _LARGEST_SCALE = 2.0**127
 # The largest factor of a loss: one over a larger one is no normal float32, and 0 on CPU.
 _LARGEST_FACTOR = 2.0**126
+# The factors of THOR carry the square of the scale, so a larger one makes them inf in float32,
+# though no gradient is. A smaller one has never lost a gradient in 16 bits.
+LARGEST_OF_FACTORS = 2.0**40
 
 
 class OneScale(nn.Cell):
@@ -36,9 +39,15 @@ class OneScale(nn.Cell):
 
     can_be_set = True
 
-    def __init__(self, scale_sense: Tensor | nn.Cell, detector: OverflowDetector) -> None:
+    def __init__(
+        self,
+        scale_sense: Tensor | nn.Cell,
+        detector: OverflowDetector,
+        largest: float = _LARGEST_SCALE,
+    ) -> None:
         super().__init__(auto_prefix=False)
-        self.detector = detector
+        self.detector, self.largest = detector, largest
+        self.largest_factor = min(largest, _LARGEST_FACTOR)
         self.manager: Any = scale_sense if isinstance(scale_sense, nn.Cell) else None
         self.scale_sense = self._parameter(scale_sense)
         # Parameters to differentiate by, besides weights and captures.
@@ -64,8 +73,9 @@ class OneScale(nn.Cell):
                 "script's loss-scale manager"
             )
         # A copy of the value: the Parameter changes in `finish`.
-        scale = ops.minimum(self.scale_sense, _LARGEST_FACTOR)
-        status, sens = self.detector.start(ops.ones_like(loss) * ops.cast(scale, loss.dtype), loss)
+        scale = ops.minimum(self.scale_sense, self.largest_factor)
+        sens = filled_like(loss, 1.0) * ops.cast(scale, loss.dtype)
+        status, sens = self.detector.start(sens, loss)
         return status, sens, scale
 
     def divided(self, gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
@@ -92,7 +102,7 @@ class OneScale(nn.Cell):
             return overflow
         updated = self.manager(self.scale_sense, overflow)
         # clamp: the Minimum of 2.10 returns inf for inf and a finite number in GRAPH_MODE.
-        bounded = ops.clamp(ops.depend(self.scale_sense, updated), None, _LARGEST_SCALE)
+        bounded = ops.clamp(ops.depend(self.scale_sense, updated), None, self.largest)
         return ops.depend(updated, ops.assign(self.scale_sense, bounded))
 
     def restricted(self, positions: tuple[int, ...]) -> OneScale:

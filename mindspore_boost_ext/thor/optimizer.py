@@ -32,7 +32,8 @@ _CAST = ops.Cast()
 _REMEDY = "a larger damping avoids that"
 _TROUBLES = (  # of layers, in the order in which the curvature counts them
     f"its damping was raised: a factor was not positive definite; {_REMEDY}",
-    f"it keeps its last inverse: a factor was not finite or not invertible; {_REMEDY}",
+    "it keeps its last inverse: a factor was not finite or not invertible; a larger damping avoids "
+    "that, or a loss scale below 2 ** 40",
     "it keeps its last inverse, or its plain gradient if it has none: a factor was zero, because "
     "all inputs or gradients of the layer were zero, or because the network uses the weight "
     "without the layer's own construct (another Cell reads it, or the layer is recomputed)",

@@ -255,6 +255,21 @@ def test_growth_stops_before_the_scale_leaves_fp32(mode):
     assert step.observations()["loss_scale"] == 2.0**127
 
 
+class InBfloat16(Product):
+    """Its loss, of float32 weights."""
+
+    def construct(self, x):
+        return ops.cast((x * self.w).sum(), ms.bfloat16)
+
+
+@pytest.mark.parametrize("scale", [Tensor(16.0), nn.DynamicLossScaleUpdateCell(16, 2, 3)])
+def test_a_loss_of_bfloat16_trains(mode, scale):
+    """MindSpore's ones_like does not take one in PYNATIVE_MODE."""
+    net = InBfloat16(ms.float32)
+    scaled_step(net, scale, nn.SGD(net.trainable_params(), 0.5))(Tensor([0.25], ms.float32))
+    assert float(net.w.asnumpy()[0]) == 1 - 0.5 * 0.25
+
+
 def test_the_largest_scale_trains(mode):
     """One over 2 ** 127 is no normal number of float32, and the CPU takes it for 0."""
     net = Product(ms.float32)

@@ -641,13 +641,10 @@ def test_the_file_of_another_training_is_kept(tmp_path, monkeypatch, ranks):
     path, earlier = tmp_path / "run{rank}.ckpt", tmp_path / "run{rank}.earlier.ckpt"
     first = train(accumulating(), 3, BoostCheckpoint(path))
     assert not list(tmp_path.glob("*earlier*"))
-    with pytest.warns(
-        BoostWarning, match=r"run0\.ckpt' is the file of an earlier training"
-    ) as seen:
-        model = accumulating()
-        for _ in range(2):
-            train(model, 1, BoostCheckpoint(path))
-    assert len(seen) == 1
+    model = accumulating()
+    with pytest.warns(BoostWarning, match=r"run0\.ckpt' is the file of an earlier training"):
+        train(model, 1, BoostCheckpoint(path))
+    train(model, 1, BoostCheckpoint(path))  # not of another one any more
     assert restore(accumulating().train_network, path) == 2
     second = accumulating()
     assert restore(second.train_network, earlier) == 3

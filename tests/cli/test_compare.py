@@ -6,7 +6,9 @@ import errno
 import io
 import json
 import math
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
@@ -504,6 +506,17 @@ def test_a_picture_that_cannot_be_drawn_costs_nothing_else(at_once, monkeypatch,
     assert "no such backend" in shown
 
 
+def test_evaluations_of_two_datasets_have_names_of_their_own():
+    """Else the last one would be "the" accuracy, and a curve would alternate between both."""
+    records, evaluated = [], lambda value: {"event": "eval", "metrics": {"accuracy": value}}
+    for epoch in (1, 2):
+        records += [step(epoch, 1.0), evaluated(0.5 + epoch / 10), evaluated(0.8 + epoch / 10)]
+    found = comparison.outcome("plain", records, {})
+    assert found.curve("accuracy") == ([1.0, 2.0], [0.6, 0.7])
+    assert found.curve("accuracy (evaluation 2)") == ([1.0, 2.0], [0.9, 1.0])
+    assert comparison.times_to_accuracy([found]) == ("accuracy", [2.0])
+
+
 def test_a_file_that_cannot_be_written_costs_nothing_else(at_once, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(comparison, "draw", lambda outcomes, path: path.write_text("a picture"))
     words = ["compare", "thor", "--plot", str(tmp_path / "x.png"), "--json", "/dev/full"]
@@ -523,6 +536,21 @@ def test_a_command_that_is_broken_off_says_so(monkeypatch, capsys, command):
     monkeypatch.setattr(command_line, "_command", lambda name: interrupted)
     assert main([command]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_from_outside_is_as_broken_off(monkeypatch, capsys, number):
+    """By ``timeout``, say: the run that it has started would go on."""
+
+    def ended(words, write):
+        os.kill(os.getpid(), number)
+        signal.pause()
+
+    monkeypatch.setattr(command_line, "_command", lambda name: ended)
+    before = signal.getsignal(number)
+    assert main(["compare"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(number) is before is signal.SIG_DFL
 
 
 def test_the_data_is_part_of_the_package():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import textwrap
 
+import mindspore as ms
+import numpy as np
 import pytest
 from mindspore import nn
 from mindspore.train import RunContext
@@ -168,14 +171,49 @@ def test_the_clock_of_a_script_goes_on_from_training_to_training(monkeypatch):
     assert context.get_stop_requested()
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e-9])
+def test_what_a_script_does_after_the_end_costs_nothing(tmp_path, seconds):
+    """As a loop over epochs that goes on training and evaluating."""
+    net, rows, calls = nn.Dense(2, 1), tmp_path / "history.jsonl", []
+    model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), metrics={"loss"})
+
+    class Counts(ms.train.Callback):
+        def on_train_step_end(self, run_context):
+            calls.append("step")
+
+        def on_eval_step_end(self, run_context):
+            calls.append("batch")
+
+    def data(count):
+        pair = np.ones((count, 2), np.float32), np.ones((count, 1), np.float32)
+        return ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(1)
+
+    bound, tests = Bound(3, seconds), [data(1), data(1)]
+    train = functools.partial(cli_run._with_monitor(ms.Model.train, rows, bound), model)
+    evaluate = functools.partial(cli_run._with_monitor(ms.Model.eval, rows, bound), model)
+    found = []
+    for _ in range(4):
+        train(1, data(2), Counts(), dataset_sink_mode=False)
+        found += [evaluate(one, Counts(), dataset_sink_mode=False) for one in tests]
+    # The bound is the third step; by the seconds it is the first.
+    expected = ["step"] * (1 if seconds else 2) + ["batch"] * 2
+    assert calls == (expected if seconds else [*expected, "step", "batch", "batch"])
+    assert found[-1] == found[-3] == (found[0] if seconds else found[2])
+
+
 @pytest.mark.parametrize("stopped", [True, False])
 def test_who_was_stopped_by_the_minutes_is_told_so(race, stopped):
     race.stopped = stopped
     _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 1.0, lambda step: 2.0))
     words = " in its share of the time" if stopped else ""
     assert f"| half frozen from 10 % on | did not reach plain's loss{words} | - |" in printed
-    _, _, printed = race(plain=history(2, 1.0, falling), half=history(2, 0.5, falling))
+    start = {"event": "start", "mode": "GRAPH_MODE", "epochs": 10, "steps_per_epoch": 41}
+    plain = [{**start, "report": {"rows": []}}, *history(2, 1.0, falling)]
+    _, _, printed = race(plain=plain, half=history(2, 0.5, falling))
     assert "Recommended: half frozen from 10 % on" in printed
+    words = "Plain was stopped after 40 of 410 steps by its share of the minutes, so these are"
+    assert (words in printed) == stopped
+    assert ("time to end: --minutes 103.\n" in printed) == stopped  # of 10, for 40 steps
 
 
 @pytest.mark.parametrize("mode", ["GRAPH_MODE", "PYNATIVE_MODE"])

@@ -11,6 +11,7 @@ import re
 import sys
 import threading
 
+import contract
 import mindspore as ms
 import mindspore.boost
 import nets
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import scripts
 from mindspore import Tensor, nn
+from models import model_of
 
 import mindspore_boost_ext
 from mindspore_boost_ext import (
@@ -290,6 +292,32 @@ def test_a_network_with_optional_inputs_trains_as_one_without(mode, net):
     for index in range(len(SETTINGS)):
         of_both = [trained_weights(mode, kind, index) for kind in (net, Fixed)]
         nets.assert_same(*of_both)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("where", ["by place", "by name", "none"])
+def test_a_train_that_somebody_has_wrapped_gets_our_callbacks(monkeypatch, kind, where):
+    """A tracker's function need not name its arguments; short_schedule ends by a callback."""
+    seen = []
+
+    class Counts(ms.train.Callback):
+        def on_train_step_end(self, run_context):
+            seen.append(run_context.original_args().cur_step_num)
+
+    section = {"short_schedule": {"total_steps": 6, "share": 0.5}}
+    config = {**contract.switched(short_schedule=True), **section}
+    net = nets.MLP()
+    optimizer = nn.Momentum(net.trainable_params(), [0.1] * 6, 0.9)
+    given = [Counts()] if where == "by place" else []
+    named = {"callbacks": Counts()} if where == "by name" else {}
+    with uninstalled(), monkeypatch.context() as patch:
+        plain = ms.Model.train
+        patch.setattr(ms.Model, "train", lambda *args, **kwargs: plain(*args, **kwargs))
+        with installed():
+            model = model_of(net, config, optimizer, MODELS[kind])
+            model.train(2, nets.dataset(3), *given, **named)
+    assert seen == ([] if where == "none" else [1, 2, 3])
+    assert int(optimizer.global_step.asnumpy()[0]) == 5  # its last step: nothing would follow
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -145,6 +145,23 @@ def test_a_model_stops_at_the_end_of_the_schedule(mode, how):
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("frequency", "validated"),
+    [(1, [1, 2, 3, 4]), (3, [3, 4]), (5, [4]), ([1], [1, 4]), ([4], [4]), ([], [4])],
+)
+def test_fit_validates_the_weights_that_the_schedule_ends_with(graph_mode, frequency, validated):
+    """Its last epoch is not one that the script knows."""
+    found = []
+
+    class Validations(ms.train.Callback):
+        def on_eval_begin(self, run_context):
+            found.append(run_context.original_args().cur_epoch_num)
+
+    model = shortened(on_list, nets.MLP())
+    model.fit(10, epochs(1), epochs(1), frequency, [Validations()], False, False)
+    assert found == validated
+
+
 def test_a_schedule_that_skips_one_rate_ends_with_the_last(pynative_mode):
     """The last but one is reached an update earlier."""
     model, count = shortened(on_list, nets.MLP(), short_schedule={"share": 0.9}), Count()

@@ -65,6 +65,22 @@ def test_a_loss_scale_is_divided_out_of_the_factors(mode):
         np.testing.assert_allclose(weight_of(fixed), expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("first", [2.0**38, 2.0**80])
+def test_a_growing_scale_leaves_the_factors_finite(mode, first):
+    """They carry its square, in float32; the momentum that would be left trains otherwise."""
+    steps = pairs(6)
+    step, optimizer = train_layer(
+        steps,
+        step=lambda net, optimizer: BoostTrainOneStepWithLossScaleCell(
+            net, optimizer, nn.DynamicLossScaleUpdateCell(first, 2, 1)
+        ),
+        frequency=1,
+    )
+    np.testing.assert_allclose(weight_of(step), reference(steps, frequency=1), **TOLERANCE)
+    assert optimizer.observations()["thor.inverses_kept"] == 0
+    assert step.observations()["loss_scale"] == 2.0**40
+
+
 class MarkedLayers(nn.Cell):
     """Two Dense layers, each in a group of its own where there is a manager."""
 
@@ -81,12 +97,13 @@ class MarkedLayers(nn.Cell):
         return self.manager((x * target).sum() / target.shape[0], 2, 3)
 
 
-def test_group_scales_are_divided_out_of_the_factors_layer_by_layer(graph_mode):
+@pytest.mark.parametrize("scales", [[64.0, 1024.0], [2.0**80, 2.0**90]])
+def test_group_scales_are_divided_out_of_the_factors_layer_by_layer(graph_mode, scales):
     """Powers of two: the run without scales is met but for the order of float32 sums."""
     ms.set_context(mode=ms.PYNATIVE_MODE)  # need not be compiled
     plain, _ = train_layer(pairs(2), net=MarkedLayers(), frequency=1)
     ms.set_context(mode=ms.GRAPH_MODE)
-    manager = GroupLossScaleManager([64.0, 1024.0], [])
+    manager = GroupLossScaleManager(scales, [])
     net = MarkedLayers(manager)
     manager.loss_scale_groups = [[net.first.weight], [net.second.weight]]
     grouped, optimizer = train_layer(
