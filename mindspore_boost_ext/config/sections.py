@@ -326,7 +326,7 @@ class GradientsConfig(Section):
     clip_norm: float | None = setting(
         None,
         optional(real("[1e-18, 1e18]")),
-        "largest global norm of the gradients; above 1.8e19, times a fixed loss scale, they become 0",
+        "largest global norm of gradients; above 1.8e19 (times a fixed loss scale) they become 0",
     )
 
 
