@@ -295,7 +295,7 @@ def _stopped(plain: Racer, minutes: float) -> str:
     enough = f": --minutes {math.ceil(minutes * plain.planned / plain.steps)}" if has_more else ""
     return (
         f"Plain was stopped after {plain.steps}{most} steps by its share of the minutes, so these "
-        f"are beginnings: the goal is how far plain had come then, at a learning rate that a whole "
+        "are beginnings: the goal is how far plain had come then, at a learning rate that a whole "
         "training lowers later; the recipes' schedules end within these steps. Give plain the time "
         f"to end{enough}.\n"
     )

@@ -150,8 +150,8 @@ class Bound(Callback):
     """Stops after ``steps`` steps of all trainings, or ``seconds`` after the first began.
 
     0 is no bound. ``models`` counts the Models that it has seen train, by their step cells, and
-    ``stopped`` says whether the bound on the seconds has ended a training. ``measured`` keeps what
-    evaluations since the end have given, by the ids of their datasets.
+    ``stopped`` says whether the bound on the seconds has ended a training. After a bound, ``skips``
+    says whether the script has asked for another training, and ``measured`` what it has measured.
     """
 
     def __init__(self, steps: int, seconds: float) -> None:
@@ -159,12 +159,22 @@ class Bound(Callback):
         self.steps, self.seconds = steps, seconds
         self.done, self.began = 0, 0.0
         self.models, self.stopped = 0, False
-        self.measured: dict[int, object] = {}
+        self.skips, self.measured = False, None
         self._known: WeakSet[nn.Cell] = WeakSet()
 
     def is_over(self) -> bool:
-        """Return whether a bound is reached; what the script does after that costs no time."""
+        """Return whether a bound is reached."""
         return self.stopped or 0 < self.steps <= self.done
+
+    def leaves_out(self, method: str) -> bool:
+        """Return whether a call of the script's would only take time, as in a loop over epochs.
+
+        After a bound nothing is trained, so measuring the same once more would not help either.
+        """
+        if not self.is_over():
+            return False
+        self.skips = self.skips or method != "eval"
+        return method != "eval" or (self.skips and self.measured is not None)
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Count the Model, and look at the clock."""
@@ -195,9 +205,8 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
             writing[0].write_metrics(result)
             return result
         call = signature.bind(*args, **kwargs)
-        data = id(call.arguments.get("valid_dataset"))
-        if bound.is_over() and (method.__name__ != "eval" or data in bound.measured):
-            return bound.measured.get(data)  # nothing is trained any more
+        if bound.leaves_out(method.__name__):
+            return bound.measured
         given = call.arguments.get("callbacks") or []
         own = given if isinstance(given, Iterable) else [given]
         monitor = BoostMonitor(history, progress=False)
@@ -208,7 +217,7 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
         finally:
             _WATCHING.remove(monitor)
         if bound.is_over() and method.__name__ == "eval":
-            bound.measured[data] = result
+            bound.measured = result
         return result
 
     return monitored

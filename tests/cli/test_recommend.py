@@ -12,7 +12,7 @@ import pytest
 from mindspore import nn
 from mindspore.train import RunContext
 
-from mindspore_boost_ext import BoostConfig
+from mindspore_boost_ext import BoostConfig, read_history
 from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext._compat import CallbackParameters as State
 from mindspore_boost_ext.cli import recommend
@@ -188,17 +188,31 @@ def test_what_a_script_does_after_the_end_costs_nothing(tmp_path, seconds):
         pair = np.ones((count, 2), np.float32), np.ones((count, 1), np.float32)
         return ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(1)
 
-    bound, tests = Bound(3, seconds), [data(1), data(1)]
+    bound = Bound(3, seconds)
     train = functools.partial(cli_run._with_monitor(ms.Model.train, rows, bound), model)
     evaluate = functools.partial(cli_run._with_monitor(ms.Model.eval, rows, bound), model)
     found = []
     for _ in range(4):
         train(1, data(2), Counts(), dataset_sink_mode=False)
-        found += [evaluate(one, Counts(), dataset_sink_mode=False) for one in tests]
-    # The bound is the third step; by the seconds it is the first.
-    expected = ["step"] * (1 if seconds else 2) + ["batch"] * 2
-    assert calls == (expected if seconds else [*expected, "step", "batch", "batch"])
-    assert found[-1] == found[-3] == (found[0] if seconds else found[2])
+        found += [evaluate(data(1), Counts(), dataset_sink_mode=False) for _ in range(2)]
+    # By the seconds the first step is the last, else the third. The evaluations after it are made.
+    epoch = ["step", "batch", "batch"]
+    assert calls == (epoch if seconds else ["step", *epoch, *epoch])
+    assert found[4:] == [found[3]] * 4
+
+
+def test_what_is_measured_after_several_trainings_is_measured(tmp_path):
+    """Also if the bound is in the first of them."""
+    net = nn.Dense(2, 1)
+    model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), metrics={"loss"})
+    pair = np.ones((2, 2), np.float32), np.ones((2, 1), np.float32)
+    data = ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(1)
+    bound, rows = Bound(1, 0.0), tmp_path / "history.jsonl"
+    for _ in range(2):
+        cli_run._with_monitor(ms.Model.train, rows, bound)(model, 1, data, dataset_sink_mode=False)
+    found = cli_run._with_monitor(ms.Model.eval, rows, bound)(model, data)
+    assert bound.done == 1
+    assert [one["metrics"] for one in read_history(rows) if one["event"] == "eval"] == [found]
 
 
 @pytest.mark.parametrize("stopped", [True, False])
