@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from mindspore import nn
@@ -544,13 +545,27 @@ def test_a_command_that_is_ended_from_outside_is_as_broken_off(monkeypatch, caps
 
     def ended(words, write):
         os.kill(os.getpid(), number)
-        signal.pause()
+        time.sleep(10)  # Python calls the handler before that ends
 
     monkeypatch.setattr(command_line, "_command", lambda name: ended)
-    before = signal.getsignal(number)
-    assert main(["compare"]) == 130
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        assert main(["compare"]) == 130
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
     assert capsys.readouterr().err == "interrupted\n"
-    assert signal.getsignal(number) is before is signal.SIG_DFL
+
+
+def test_under_nohup_a_command_goes_on_without_its_terminal(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(
+            command_line, "_command", lambda name: lambda *_: os.kill(os.getpid(), signal.SIGHUP)
+        )
+        assert main(["compare"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_data_is_part_of_the_package():
