@@ -74,8 +74,8 @@ class OneScale(nn.Cell):
             )
         # A copy of the value: the Parameter changes in `finish`.
         scale = ops.minimum(self.scale_sense, self.largest_factor)
-        sens = filled_like(loss, 1.0) * ops.cast(scale, loss.dtype)
-        status, sens = self.detector.start(sens, loss)
+        sens = filled_like(ops.cast(loss, ms.float32), 1.0) * scale
+        status, sens = self.detector.start(ops.cast(sens, loss.dtype), loss)
         return status, sens, scale
 
     def divided(self, gradients: tuple[Any, ...], scale: Tensor) -> tuple[Any, ...]:
