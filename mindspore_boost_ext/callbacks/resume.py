@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, nn
 from mindspore.train import Callback, RunContext
 
@@ -34,6 +37,8 @@ EPOCH = "epoch"
 _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
 _NOT_PARAMETERS = (*_EPOCH_NAMES, "step_num", SETTINGS)
 _RANK = "{rank}"
+# Step cell -> the files that it was restored from, or has been saved to.
+_FILES: WeakKeyDictionary[nn.Cell, set[str]] = WeakKeyDictionary()
 _MOST_SHOWN = 5
 _GIVEN = ("learning_rate", "momentum")  # the Parameters of numbers that an optimizer is given
 _RATES = "learning_rate_group_"  # of the optimizers of mindspore.experimental
@@ -94,16 +99,13 @@ class BoostCheckpoint(Callback):
                 "the network has this name: rename the Parameter"
             )
         self._before: int | None = None
-        self._is_anew = False  # and nothing has been saved yet
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         """Continue the count of earlier calls, unless this call gives ``initial_epoch``."""
         run = run_context.original_args()
         self._steps_before = run.get("cur_step_num", 0)
         if self._before is None:
-            step = step_in(run.train_network)
-            self._before = DONE.get(step, 0) if run.cur_epoch_num == 1 else 0
-            self._is_anew = run.cur_epoch_num == 1 and step not in DONE
+            self._before = DONE.get(step_in(run.train_network), 0) if run.cur_epoch_num == 1 else 0
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Write the file."""
@@ -122,29 +124,32 @@ class BoostCheckpoint(Callback):
         try:
             kind, path = kind_of(self.path), _path_of_rank(self.path)
             if os.path.exists(path):
-                self._keep_what_is_there(path)
+                self._keep_what_is_there(path, network)
             save_checkpoint(run.train_network, path, append_dict={EPOCH: done}, format=kind)
-            self._is_anew = False
+            _FILES.setdefault(network, set()).add(path)
         except OSError as error:
             self._warn(f"epoch {done} is not saved: {error.strerror}; training goes on")
 
-    def _keep_what_is_there(self, path: str) -> None:
+    def _keep_what_is_there(self, path: str, step: nn.Cell) -> None:
         """Keep the file of another training, and with several ranks the one before."""
-        if self._is_anew and (earlier := self._keep(path, "earlier")):
-            self._warn(
-                f"{path!r} is the file of an earlier training, which this one does not continue: "
-                f"it is kept as {earlier!r}; to continue it, call restore before the training"
-            )
+        name, suffix = os.path.splitext(path)
+        if path not in _FILES.get(step, ()):
+            names = (f"{name}.earlier{number or ''}{suffix}" for number in itertools.count())
+            if kept := self._keep(path, next(one for one in names if not os.path.exists(one))):
+                self._warn(
+                    f"{path!r} is the file of another training, which this one does not continue: "
+                    f"it is kept as {kept!r}; to continue it, call restore before the training"
+                )
         if launched_count() > 1:
-            self._keep(path, "before")
+            self._keep(path, f"{name}.before{suffix}")
 
-    def _keep(self, path: str, word: str) -> str:
+    def _keep(self, path: str, kept: str) -> str:
         """Let the file that is about to be replaced have another name, too, and return that.
 
         If it cannot, return an empty text.
         """
         name, suffix = os.path.splitext(path)
-        link, kept = f"{name}.saving{suffix}", f"{name}.{word}{suffix}"
+        link = f"{name}.saving{suffix}"
         try:
             if os.path.exists(link):  # a process was killed here
                 os.remove(link)
@@ -152,9 +157,7 @@ class BoostCheckpoint(Callback):
             os.link(os.path.realpath(path), link)
             os.replace(link, kept)
         except OSError as error:
-            self._warn(
-                f"cannot keep the file before as {kept!r} ({error.strerror}); the new one is saved"
-            )
+            self._warn(f"cannot keep {path!r} as {kept!r} ({error.strerror}); the new one is saved")
             return ""
         return kept
 
@@ -222,13 +225,14 @@ def restore(
     _check_parameters(train_network, values, path)
     if changed:
         warn(f"{changed}; training goes on with the present settings")
-    if not getattr(step, "_has_run", True):  # else a callback may have set the rate
+    if not getattr(step, "_has_run", False):  # else a callback may have set the rate
         _warn_of_rates(step, values, path)
     ms.load_param_into_net(train_network, values)
     now = seen_in_first_batch(step)
     if not (changed or now):  # a batch that this step has seen has decided
         now.update(seen)
     DONE[step] = epoch
+    _FILES.setdefault(step, set()).add(os.path.abspath(path))
     RESTORES[step] = RESTORES.get(step, 0) + 1
     if isinstance(step, BoostTrainOneStepCell):
         step.was_restored, step.restored_settings = True, settings or {}
@@ -321,21 +325,16 @@ def _warn_of_rates(step: nn.Cell, saved: Mapping[str, Parameter], path: str) -> 
     for one in optimizer.get_parameters():
         is_given = one.name in _GIVEN or one.name.startswith(_RATES)
         if is_given and one.name in saved:
-            asked, found = _numbers(one), _numbers(saved[one.name])
-            if asked != found:
-                replaced.append(f"{one.name} {found} in place of {asked}")
+            asked, found = (each.asnumpy().reshape(-1) for each in (one, saved[one.name]))
+            steps = np.flatnonzero(asked != found)
+            if steps.size:
+                words = f"{one.name} {found[steps[0]]:.6g} in place of {asked[steps[0]]:.6g}"
+                replaced.append(words + (f" from step {steps[0]} on" if asked.size > 1 else ""))
     if replaced:
         warn(
             f"{path!r} brings {'; '.join(replaced)}, which the optimizer was made with: the run "
             "goes on with the file's, unless you set it after restore"
         )
-
-
-def _numbers(parameter: Parameter) -> str:
-    """Return a number, or the first ones of a list, as text."""
-    values = parameter.asnumpy().reshape(-1)
-    more = ", ..." if len(values) > _MOST_SHOWN else ""
-    return ", ".join(f"{one:.6g}" for one in values[:_MOST_SHOWN]) + more
 
 
 def _form(parameter: Parameter) -> str:

@@ -81,7 +81,7 @@ def _file_of_module(name: str) -> str:
         if spec is not None and spec.submodule_search_locations is not None:
             whole = f"{name}.__main__"
             spec = importlib.util.find_spec(whole)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # a package around the module fails to import another one
         whole = error.name

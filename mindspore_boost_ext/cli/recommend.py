@@ -65,7 +65,7 @@ class Racer:
     config: dict[str, Any]
     outcome: Outcome = Outcome("", NOT_RUN)  # of the run, or that there was none yet
     steps: int = 0  # that were made
-    planned: int = 0  # steps of the training that was stopped, or of its epoch; 0 if unknown
+    planned: int = 0  # steps of the trainings that have begun; 0 if unknown
     reached: float | None = None  # seconds, with compilation, to the goal; None: never
     goal: str = "loss"  # it, or a metric, is to become as good as at plain's end
     idle: bool = False  # whether nothing could be applied: it was plain training once more
@@ -290,7 +290,7 @@ def _stopped(plain: Racer, minutes: float) -> str:
     """Return what to say if the minutes have ended the plain run; else an empty text."""
     if not plain.outcome.stopped:
         return ""
-    has_more = plain.planned > plain.steps > 0
+    has_more = plain.planned > plain.steps > 0 and not plain.outcome.ended
     most = f" of {plain.planned}" if has_more else ""
     enough = f": --minutes {math.ceil(minutes * plain.planned / plain.steps)}" if has_more else ""
     return (

@@ -49,6 +49,7 @@ class Outcome:
     report: str = ""  # of a bundled run
     models: int = 0  # how many a script has trained; 0 if unknown
     stopped: bool = False  # whether the seconds that a script was given have ended its training
+    ended: bool = False  # whether the script asked for another training after that
     losses: list[float] = field(default_factory=list)  # mean of each epoch
     curves: dict[str, list[float]] = field(default_factory=dict)  # each metric after each epoch
     # Seconds of the steps when each value of the curves was measured; "loss" for the losses.
@@ -63,7 +64,8 @@ class Outcome:
 def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Outcome:
     """Return the figures of a run that ended without an error, from its BoostMonitor's records.
 
-    ``result`` has ``peak_mib``, ``seconds``, ``report``, ``models``, ``stopped`` of its process.
+    ``result`` is what its process has written: ``peak_mib``, ``seconds``, ``report``, ``models``,
+    ``stopped`` and ``ended``.
     """
     steps: list[float] = []
     losses: list[float] = []
@@ -83,6 +85,8 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
             if isinstance(value, (int, float)):
                 name_of_metric = "validation loss" if key == "loss" else key
                 measured[key] += 1
+                if measured[key] > 1 and curves[name_of_metric][-1] == value:
+                    continue  # fit has measured it already
                 if measured[key] > 1:
                     name_of_metric += f" (evaluation {measured[key]})"
                 curves.setdefault(name_of_metric, []).append(float(value))

@@ -73,7 +73,8 @@ def run(path: Path) -> None:
     bound = Bound(trial.most_steps, trial.most_seconds)
     try:
         if trial.script:
-            _run_script(trial, path.parent, bound)
+            with contextlib.suppress(_NoMore):
+                _run_script(trial, path.parent, bound)
         else:
             report = _run_bundled(trial, path.parent)
     finally:
@@ -82,7 +83,7 @@ def run(path: Path) -> None:
 
 def _write_result(folder: Path, started: float, report: str, bound: Bound) -> None:
     result = {"peak_mib": peak_mib(), "seconds": time.perf_counter() - started, "report": report}
-    result.update(models=bound.models, stopped=bound.stopped)
+    result.update(models=bound.models, stopped=bound.stopped, ended=bound.ended)
     (folder / RESULT).write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -146,12 +147,16 @@ def _with_settings(construct: Callable[..., None], trial: Trial) -> Callable[...
     return constructor
 
 
+class _NoMore(BaseException):
+    """Ends a script, past its own ``except Exception``."""
+
+
 class Bound(Callback):
     """Stops after ``steps`` steps of all trainings, or ``seconds`` after the first began.
 
     0 is no bound. ``models`` counts the Models that it has seen train, by their step cells, and
-    ``stopped`` says whether the bound on the seconds has ended a training. After a bound, ``skips``
-    says whether the script has asked for another training, and ``measured`` what it has measured.
+    ``stopped`` says whether the bound on the seconds has ended a training, ``measured`` whether the
+    script has measured something since, and ``ended`` whether it was ended when it asked for more.
     """
 
     def __init__(self, steps: int, seconds: float) -> None:
@@ -159,22 +164,12 @@ class Bound(Callback):
         self.steps, self.seconds = steps, seconds
         self.done, self.began = 0, 0.0
         self.models, self.stopped = 0, False
-        self.skips, self.measured = False, None
+        self.measured = self.ended = False
         self._known: WeakSet[nn.Cell] = WeakSet()
 
     def is_over(self) -> bool:
         """Return whether a bound is reached."""
         return self.stopped or 0 < self.steps <= self.done
-
-    def leaves_out(self, method: str) -> bool:
-        """Return whether a call of the script's would only take time, as in a loop over epochs.
-
-        After a bound nothing is trained, so measuring the same once more would not help either.
-        """
-        if not self.is_over():
-            return False
-        self.skips = self.skips or method != "eval"
-        return method != "eval" or (self.skips and self.measured is not None)
 
     def on_train_begin(self, run_context: RunContext) -> None:
         """Count the Model, and look at the clock."""
@@ -203,10 +198,12 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
         if writing and method.__name__ == "eval":  # called by a callback, during a training
             result = method(*args, **kwargs)
             writing[0].write_metrics(result)
+            bound.measured = bound.is_over()
             return result
+        if method.__name__ != "eval" and bound.measured:  # a loop might never end
+            bound.ended = True
+            raise _NoMore
         call = signature.bind(*args, **kwargs)
-        if bound.leaves_out(method.__name__):
-            return bound.measured
         given = call.arguments.get("callbacks") or []
         own = given if isinstance(given, Iterable) else [given]
         monitor = BoostMonitor(history, progress=False)
@@ -216,8 +213,7 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
             result = method(*call.args, **call.kwargs)
         finally:
             _WATCHING.remove(monitor)
-        if bound.is_over() and method.__name__ == "eval":
-            bound.measured = result
+        bound.measured = bound.is_over() and method.__name__ != "train"
         return result
 
     return monitored

@@ -29,8 +29,9 @@ from mindspore_boost_ext.report import NoEffectWarning, Report, warn
 
 _FLOATS = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
 _NOT_CALLED = (
-    "the loop over TrainStep.over did not call the step in this epoch, so this package trained "
-    "nothing: call step(*batch) instead of value_and_grad and the optimizer"
+    "the loop over TrainStep.over did not call the step, so this package trained nothing, or "
+    "callbacks saw no step: call step(*batch), not value_and_grad and the optimizer, nor "
+    "step.train_network"
 )
 
 
@@ -197,13 +198,12 @@ class TrainStep:
                     callbacks.on_train_step_begin(context)
                     before = self._last
                     yield tuple(batch)
-                    if self._last is before:  # the loop has left out this batch
-                        continue
-                    state.net_outputs = self._last
-                    callbacks.on_train_step_end(context)
+                    if self._last is not before:  # else the loop has left out this batch
+                        state.net_outputs = self._last
+                        callbacks.on_train_step_end(context)
                     if context.get_stop_requested():
                         break
-                if self._last is None and not getattr(self.train_network, "_has_run", False):
+                if self._last is None:
                     warn(_NOT_CALLED, NoEffectWarning)
                 callbacks.on_train_epoch_end(context)
                 if context.get_stop_requested():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import mindspore as ms
 from mindspore import nn
-from mindspore.dataset import Dataset
 from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
@@ -113,71 +113,102 @@ class SinkMode(Callback):
         return is_inside and bool(ms.get_context("mode") == ms.GRAPH_MODE)
 
 
-# What follows the dataset in the calls of ms.Model. Code that has put its own function in the place
-# of such a method, as a tracker does, need not name these.
-_OF_TRAIN = ("callbacks", "dataset_sink_mode", "sink_size", "initial_epoch")
+# The arguments of these methods of ms.Model.
+_OF_TRAIN = (
+    *("self", "epoch", "train_dataset", "callbacks", "dataset_sink_mode", "sink_size"),
+    "initial_epoch",
+)
 _OF_FIT = (
-    *("valid_dataset", "valid_frequency", "callbacks", "dataset_sink_mode"),
-    *("valid_dataset_sink_mode", "sink_size", "initial_epoch"),
+    *("self", "epoch", "train_dataset", "valid_dataset", "valid_frequency", "callbacks"),
+    *("dataset_sink_mode", "valid_dataset_sink_mode", "sink_size", "initial_epoch"),
 )
 
 
-def train_model(
-    plain: Callable[..., Any],
-    model: ms.Model,
-    epoch: int,
-    train_dataset: Dataset,
-    *args: object,
-    **kwargs: object,
-) -> object:
+def train_model(plain: Callable[..., Any], model: ms.Model, *args: Any, **kwargs: Any) -> object:
     """Train as ``plain`` does, after checks of the ranks and of the training's length."""
-    return _train(plain, model, epoch, train_dataset, _named(_OF_TRAIN, args, kwargs))
+    return _train(_Call(plain, (model, *args), kwargs, _OF_TRAIN))
 
 
-def fit_model(
-    plain: Callable[..., Any],
-    model: ms.Model,
-    epoch: int,
-    train_dataset: Dataset,
-    *args: object,
-    **kwargs: object,
-) -> object:
+def fit_model(plain: Callable[..., Any], model: ms.Model, *args: Any, **kwargs: Any) -> object:
     """Train and validate as ``plain`` does, with the same checks."""
-    return _train(plain, model, epoch, train_dataset, _named(_OF_FIT, args, kwargs))
+    return _train(_Call(plain, (model, *args), kwargs, _OF_FIT))
 
 
-def _named(names: Sequence[str], args: Sequence[object], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call by their names."""
-    given = dict(zip(names, args))
-    if len(args) > len(names) or given.keys() & kwargs.keys():
-        raise TypeError(f"after the dataset come {', '.join(names)}, each once")
-    return {**given, **kwargs}
+class _Call:
+    """A call of a method, which may be somebody's own function; arguments stay where they are."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        names: tuple[str, ...],
+    ) -> None:
+        self.function, self.args, self.kwargs, self.names = function, args, dict(kwargs), names
+
+    def get(self, name: str) -> Any:
+        """Return an argument; None if it is not given."""
+        return {**dict(zip(self.names, self.args)), **self.kwargs}.get(name)
+
+    def put(self, name: str, value: object) -> None:
+        """Give an argument another value, or a first one."""
+        place = self.names.index(name)
+        if place < len(self.args):
+            self.args = (*self.args[:place], value, *self.args[place + 1 :])
+        else:
+            self.kwargs[name] = value
+
+    def add_callbacks(self, more: list[Callback]) -> bool:
+        """Add callbacks behind those of the script; return whether the function takes any."""
+        given = inspect.signature(self.function).parameters
+        takes = "callbacks" in given or any(one.kind is one.VAR_KEYWORD for one in given.values())
+        if not takes and self.names.index("callbacks") >= len(self.args):
+            return False
+        callbacks = self.get("callbacks") or []
+        several = isinstance(callbacks, Iterable)
+        # MindSpore checks the methods of callbacks in a list, and not those in a tuple.
+        kind = tuple if isinstance(callbacks, tuple) else list
+        self.put("callbacks", kind([*(callbacks if several else [callbacks]), *more]))
+        return True
+
+    def run(self) -> object:
+        """Call the function."""
+        return self.function(*self.args, **self.kwargs)
 
 
-def _train(
-    plain: Callable[..., Any], model: ms.Model, epoch: int, data: Dataset, given: dict[str, Any]
-) -> object:
-    step, size = model.train_network, getattr(data, "get_dataset_size", None)
+def _train(call: _Call) -> object:
+    step, epoch = call.get("self").train_network, call.get("epoch")
+    size = getattr(call.get("train_dataset"), "get_dataset_size", None)
     compare_on_ranks(step)
     if is_starting():  # called by BoostModel.train
-        return plain(model, epoch, data, **given)
+        return call.run()
     if not isinstance(step, BoostTrainOneStepCell):
-        return plain(model, epoch, data, **_with_callbacks(given, [StepStops()]))
+        call.add_callbacks([StepStops()])
+        return call.run()
     with start_of_training():
         if isinstance(epoch, int):
-            first = given.get("initial_epoch") or 0
-            if first == epoch > 0:  # MindSpore raises, though a finished job may be started again
-                warn(f"nothing was trained: all of the {epoch} epochs are done", NoEffectWarning)
-                return None
-            expect_training(step, epoch - int(first), size() if callable(size) else None)
+            first = call.get("initial_epoch")
+            expect_training(step, epoch - int(first or 0), size() if callable(size) else None)
         end = EndOfTraining(step)
         if end.was_before():
             return None
-        frequency = given.get("valid_frequency")
-        if end.ends and isinstance(frequency, (int, list)):
-            given = {**given, "valid_frequency": _AlsoAtTheEnd(epoch, frequency, end)}
-        sinks = [SinkMode(step)] if given.get("dataset_sink_mode") else []
-        return plain(model, epoch, data, **_with_callbacks(given, [*sinks, end, StepStops()]))
+        frequency = call.get("valid_frequency")
+        if end.ends and isinstance(epoch, int) and _is_frequency(frequency):
+            call.put("valid_frequency", _AlsoAtTheEnd(epoch, frequency, end))
+        sinks = [SinkMode(step)] if call.get("dataset_sink_mode") else []
+        if not call.add_callbacks([*sinks, end, StepStops()]) and (sinks or end.ends):
+            warn(
+                f"what stands in the place of {type(call.get('self')).__name__}.train takes no "
+                f"callbacks, so {', '.join(end.ends) or 'the end of a sink call'} has no effect: "
+                "let it take **kwargs, and pass these on",
+                NoEffectWarning,
+            )
+        return call.run()
+
+
+def _is_frequency(given: object) -> bool:
+    """Return whether ``fit`` has been given epochs after which to validate."""
+    return isinstance(given, list) or (isinstance(given, int) and given > 0)
 
 
 class _AlsoAtTheEnd(list):
@@ -191,12 +222,3 @@ class _AlsoAtTheEnd(list):
 
     def __contains__(self, epoch: object) -> bool:
         return super().__contains__(epoch) or self.end.is_now()
-
-
-def _with_callbacks(given: dict[str, Any], more: list[Callback]) -> dict[str, Any]:
-    """Return the arguments of a call with callbacks behind its own."""
-    callbacks = given.get("callbacks") or []
-    several = isinstance(callbacks, Iterable)
-    # MindSpore checks the methods of callbacks in a list, and not those in a tuple.
-    kind = tuple if isinstance(callbacks, tuple) else list
-    return {**given, "callbacks": kind([*(callbacks if several else [callbacks]), *more])}

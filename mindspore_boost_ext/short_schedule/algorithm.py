@@ -173,10 +173,11 @@ class ShortScheduleAlgorithm(Algorithm):
         total, batches = self.settings.total_steps, self.settings.batches(step.updates_per_batch)
         position = int(innermost(step.optimizer).global_step.asnumpy()[0])
         waiting = 0 if step.window_part is None else step.window_part.micro_steps()
-        planned = round(position * batches / total) + (epochs * steps + waiting) // step.window()
+        made = round(position * batches / total)
+        planned = made + (epochs * steps + waiting) // step.window()
         remedy = f"set {self.switch}.total_steps to the updates of the whole training"
         # A run that is resumed within an epoch skips the batches that it has seen.
-        skipped = steps // step.window() if step.was_restored else 0
+        skipped = made % max(steps // step.window(), 1) if step.was_restored else 0
         if planned - skipped > total > position + 1:  # else it is over: reported elsewhere
             self.other_length.give(
                 f"{self.switch}.total_steps={total} ends this training after {batches} of its "

@@ -25,8 +25,8 @@ SECTION = "loss_scale"
 _LARGEST_SCALE = 2.0**127
 # The largest factor of a loss: one over a larger one is no normal float32, and 0 on CPU.
 _LARGEST_FACTOR = 2.0**126
-# The factors of THOR carry the square of the scale, so a larger one makes them inf in float32,
-# though no gradient is. A smaller one has never lost a gradient in 16 bits.
+# The factors of THOR carry the square of the scale, so one much larger makes them inf in float32,
+# though no gradient is.
 LARGEST_OF_FACTORS = 2.0**40
 
 

@@ -21,7 +21,6 @@ from mindspore_boost_ext import (
     BoostModel,
     BoostMonitor,
     BoostWarning,
-    NoEffectWarning,
     make_train_step,
     read_history,
     restore,
@@ -97,6 +96,10 @@ def test_only_every_second_epoch_is_saved(tmp_path):
     assert not path.exists()
     train(model, 3, BoostCheckpoint(path, epochs=2))
     assert restore(accumulating().train_network, path) == 4
+    another = accumulating()
+    train(another, 1, BoostCheckpoint(path, epochs=2))  # saves nothing
+    with pytest.warns(BoostWarning, match="is the file of another training"):
+        train(another, 1, BoostCheckpoint(path, epochs=2))
 
 
 def test_epochs_are_counted_on_from_call_to_call(tmp_path):
@@ -642,10 +645,12 @@ def test_the_file_of_another_training_is_kept(tmp_path, monkeypatch, ranks):
     first = train(accumulating(), 3, BoostCheckpoint(path))
     assert not list(tmp_path.glob("*earlier*"))
     model = accumulating()
-    with pytest.warns(BoostWarning, match=r"run0\.ckpt' is the file of an earlier training"):
+    with pytest.warns(BoostWarning, match=r"run0\.ckpt' is the file of another training"):
         train(model, 1, BoostCheckpoint(path))
     train(model, 1, BoostCheckpoint(path))  # not of another one any more
     assert restore(accumulating().train_network, path) == 2
+    with pytest.warns(BoostWarning, match=r"it is kept as .*run0\.earlier1\.ckpt'"):
+        train(accumulating(), 1, BoostCheckpoint(path))
     second = accumulating()
     assert restore(second.train_network, earlier) == 3
     nets.assert_same(nets.weights(second.train_network), first)
@@ -669,6 +674,23 @@ def test_a_file_that_replaces_what_the_optimizer_was_given(saved, asked, message
         assert restore(model.train_network, saved) == 1
 
 
+def test_a_list_of_rates_that_is_replaced_is_named_by_its_first_step(tmp_path):
+    """Two lists may begin alike, as with one warm-up."""
+
+    def model(last):
+        net = nets.MLP()
+        rates = [0.1] * 8 + [last] * 4
+        optimizer = nn.Momentum(net.trainable_params(), rates, 0.9)
+        return model_of(net, {"boost": {"mode": "disable_all"}}, optimizer, BoostModel)
+
+    train(model(0.1), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
+    assert restore(model(0.1).train_network, tmp_path / "run.ckpt") == 1
+    with pytest.warns(
+        BoostWarning, match=r"learning_rate 0\.1 in place of 0\.01 from step 8 on, whi"
+    ):
+        restore(model(0.01).train_network, tmp_path / "run.ckpt")
+
+
 def test_a_rate_that_a_callback_has_set_is_gone_without_a_word(saved):
     """It is that of the run, which has gone back to the file."""
     model = accumulating()
@@ -677,14 +699,6 @@ def test_a_rate_that_a_callback_has_set_is_gone_without_a_word(saved):
     rate.set_data(Tensor(0.02, ms.float32))
     assert restore(model.train_network, saved) == 1
     assert float(rate.asnumpy()) == np.float32(0.1)
-
-
-def test_a_finished_job_that_is_started_again_trains_nothing(saved):
-    model = accumulating()
-    done = restore(model.train_network, saved)
-    with pytest.warns(NoEffectWarning, match="nothing was trained: all of the 1 epochs are done"):
-        train(model, 1, done=done)
-    assert train(model, 2, done=done)  # more epochs are
 
 
 def test_a_path_stays_where_the_script_began(tmp_path, monkeypatch):

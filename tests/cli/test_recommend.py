@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import subprocess
+import sys
 import textwrap
 
-import mindspore as ms
-import numpy as np
 import pytest
 from mindspore import nn
 from mindspore.train import RunContext
@@ -171,48 +170,61 @@ def test_the_clock_of_a_script_goes_on_from_training_to_training(monkeypatch):
     assert context.get_stop_requested()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-9])
-def test_what_a_script_does_after_the_end_costs_nothing(tmp_path, seconds):
-    """As a loop over epochs that goes on training and evaluating."""
-    net, rows, calls = nn.Dense(2, 1), tmp_path / "history.jsonl", []
-    model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), metrics={"loss"})
+LOOPS = {
+    "evaluated": "while True:\n    model.train(1, data())\n    model.eval(data())\n",
+    "with what a callback has recorded": (
+        "class Last(ms.Callback):\n"
+        "    def on_train_step_end(self, context):\n"
+        "        self.loss = context.original_args().net_outputs\n"
+        "for _ in range(100):\n    last = Last()\n    model.train(1, data(), last)\n"
+        "    last.loss.asnumpy()\n    model.eval(data())['loss']\n"
+    ),
+    "fit": "while True:\n    model.fit(1, data(), data())\n",
+}
 
-    class Counts(ms.train.Callback):
-        def on_train_step_end(self, run_context):
-            calls.append("step")
 
-        def on_eval_step_end(self, run_context):
-            calls.append("batch")
-
-    def data(count):
-        pair = np.ones((count, 2), np.float32), np.ones((count, 1), np.float32)
-        return ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(1)
-
-    bound = Bound(3, seconds)
-    train = functools.partial(cli_run._with_monitor(ms.Model.train, rows, bound), model)
-    evaluate = functools.partial(cli_run._with_monitor(ms.Model.eval, rows, bound), model)
-    found = []
-    for _ in range(4):
-        train(1, data(2), Counts(), dataset_sink_mode=False)
-        found += [evaluate(data(1), Counts(), dataset_sink_mode=False) for _ in range(2)]
-    # By the seconds the first step is the last, else the third. The evaluations after it are made.
-    epoch = ["step", "batch", "batch"]
-    assert calls == (epoch if seconds else ["step", *epoch, *epoch])
-    assert found[4:] == [found[3]] * 4
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_ends_after_its_bound(tmp_path, loop):
+    """Also one that trains until a loss is small; the evaluations of the last epoch are made."""
+    script = tmp_path / "train.py"
+    script.write_text(_TRAINS + LOOPS[loop])
+    ran, records = trial(tmp_path, script, most_steps=3)
+    assert (ran["ended"], ran["stopped"]) == (True, False)
+    assert [one["event"] for one in records].count("step") == 3
+    measured = [one for one in records if one.get("metrics")]
+    assert len(measured) == 2  # data of two batches: in the second epoch one is trained on
 
 
 def test_what_is_measured_after_several_trainings_is_measured(tmp_path):
     """Also if the bound is in the first of them."""
-    net = nn.Dense(2, 1)
-    model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), metrics={"loss"})
+    script = tmp_path / "train.py"
+    script.write_text(
+        _TRAINS + "model.train(1, data())\nmodel.train(9, data())\nmodel.eval(data())"
+    )
+    ran, records = trial(tmp_path, script, most_steps=1)
+    assert not ran["ended"]
+    events = [one["event"] for one in records if one["event"] in ("step", "eval")]
+    assert events == ["step", "step", "eval"]  # each training makes one step at least
+
+
+_TRAINS = """
+import mindspore as ms, numpy as np
+from mindspore import nn
+net = nn.Dense(2, 1)
+model = ms.Model(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.01), metrics={"loss"})
+def data():
     pair = np.ones((2, 2), np.float32), np.ones((2, 1), np.float32)
-    data = ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(1)
-    bound, rows = Bound(1, 0.0), tmp_path / "history.jsonl"
-    for _ in range(2):
-        cli_run._with_monitor(ms.Model.train, rows, bound)(model, 1, data, dataset_sink_mode=False)
-    found = cli_run._with_monitor(ms.Model.eval, rows, bound)(model, data)
-    assert bound.done == 1
-    assert [one["metrics"] for one in read_history(rows) if one["event"] == "eval"] == [found]
+    return ms.dataset.NumpySlicesDataset(pair, shuffle=False).batch(1)
+"""
+
+
+def trial(folder, script, **bounds):
+    """Return what a run of a script in a process of its own writes: results, and records."""
+    written = folder / "trial.json"
+    written.write_text(json.dumps({"name": "plain", "script": str(script), **bounds}))
+    command = [sys.executable, "-m", "mindspore_boost_ext.cli.run", str(written)]
+    subprocess.run(command, check=True, timeout=120)
+    return json.loads((folder / "result.json").read_text()), read_history(folder / "history.jsonl")
 
 
 @pytest.mark.parametrize("stopped", [True, False])

@@ -321,6 +321,38 @@ def test_a_train_that_somebody_has_wrapped_gets_our_callbacks(monkeypatch, kind,
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    ("wrapped", "given"),
+    [
+        (lambda plain: lambda self, n, data, seen=(): plain(self, n, data, [*seen]), True),
+        (lambda plain: lambda self, n, data, *rest: plain(self, n, data, *rest), True),
+        (lambda plain: lambda self, n, data, *rest: plain(self, n, data, *rest), False),
+        (lambda plain: lambda self, n, data: plain(self, n, data), False),
+    ],
+)
+def test_a_wrapped_train_that_takes_no_callbacks_by_name(monkeypatch, kind, wrapped, given):
+    """Where it is given none by place, none can be added: a warning says so, at O0 nothing."""
+    section = {"short_schedule": {"total_steps": 6, "share": 0.5}}
+    config = {**contract.switched(short_schedule=True), **section}
+    with uninstalled(), monkeypatch.context() as patch:
+        patch.setattr(ms.Model, "train", wrapped(ms.Model.train))
+        with installed():
+            for settings, last in ((None, 6), (config, 5)):
+                net = nets.MLP()
+                optimizer = nn.Momentum(net.trainable_params(), [0.1] * 6, 0.9)
+                model = model_of(net, settings, optimizer, MODELS[kind])
+                words = [
+                    "takes no callbacks, so short_sched",
+                    "the schedule is over, and your loop",
+                ]
+                with contextlib.ExitStack() as stack:
+                    for one in words if settings and not given else ():
+                        stack.enter_context(pytest.warns(NoEffectWarning, match=one))
+                    model.train(2, nets.dataset(3), *([[]] if given else []))
+                assert int(optimizer.global_step.asnumpy()[0]) == last
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_an_eval_network_of_the_user_works(kind):
     net = nets.MLP()
     evaluator = nn.WithEvalCell(net, nets.loss_fn())
