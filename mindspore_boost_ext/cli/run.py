@@ -213,7 +213,7 @@ def _with_monitor(method: Callable[..., Any], history: Path, bound: Bound) -> Ca
             result = method(*call.args, **call.kwargs)
         finally:
             _WATCHING.remove(monitor)
-        bound.measured = bound.is_over() and method.__name__ != "train"
+        bound.measured = bound.measured or (bound.is_over() and method.__name__ != "train")
         return result
 
     return monitored

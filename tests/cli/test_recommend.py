@@ -179,6 +179,11 @@ LOOPS = {
         "for _ in range(100):\n    last = Last()\n    model.train(1, data(), last)\n"
         "    last.loss.asnumpy()\n    model.eval(data())['loss']\n"
     ),
+    "evaluated by a callback": (
+        "class Evaluates(ms.Callback):\n"
+        "    def on_train_epoch_end(self, context):\n        model.eval(data())\n"
+        "while True:\n    model.train(1, data(), Evaluates())\n"
+    ),
     "fit": "while True:\n    model.fit(1, data(), data())\n",
 }
 
