@@ -16,7 +16,12 @@ from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepC
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import OverflowNames, add_overflow_names
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Row, warn
-from mindspore_boost_ext.stages.loss_scale import LARGEST_OF_FACTORS, OneScale, check_scale
+from mindspore_boost_ext.stages.loss_scale import (
+    LARGEST_SCALE,
+    LARGEST_WITH_FACTORS,
+    OneScale,
+    check_scale,
+)
 from mindspore_boost_ext.stages.overflow import choose_detector
 from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import connected
@@ -108,8 +113,8 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         layers = () if self.captures_part is None else self.captures_part.weights
         if make is not None:
             return make(self.detector, self.weights, layers)
-        bound = (LARGEST_OF_FACTORS,) if layers else ()
-        return OneScale(scale_sense, self.detector, *bound)
+        largest = LARGEST_WITH_FACTORS if layers else LARGEST_SCALE
+        return OneScale(scale_sense, self.detector, largest)
 
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""

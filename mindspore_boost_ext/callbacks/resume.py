@@ -37,11 +37,11 @@ EPOCH = "epoch"
 _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
 _NOT_PARAMETERS = (*_EPOCH_NAMES, "step_num", SETTINGS)
 _RANK = "{rank}"
-# Step cell -> the files that it was restored from, or has been saved to.
+# Step cell -> the files that it was restored from, or has been saved to, whatever leads there.
 _FILES: WeakKeyDictionary[nn.Cell, set[str]] = WeakKeyDictionary()
 _MOST_SHOWN = 5
 _GIVEN = ("learning_rate", "momentum")  # the Parameters of numbers that an optimizer is given
-_RATES = "learning_rate_group_"  # of the optimizers of mindspore.experimental
+_RATES = "learning_rate_group_"  # of groups of parameters
 
 
 class BoostCheckpoint(Callback):
@@ -126,14 +126,14 @@ class BoostCheckpoint(Callback):
             if os.path.exists(path):
                 self._keep_what_is_there(path, network)
             save_checkpoint(run.train_network, path, append_dict={EPOCH: done}, format=kind)
-            _FILES.setdefault(network, set()).add(path)
+            _FILES.setdefault(network, set()).add(os.path.realpath(path))
         except OSError as error:
             self._warn(f"epoch {done} is not saved: {error.strerror}; training goes on")
 
     def _keep_what_is_there(self, path: str, step: nn.Cell) -> None:
         """Keep the file of another training, and with several ranks the one before."""
         name, suffix = os.path.splitext(path)
-        if path not in _FILES.get(step, ()):
+        if os.path.realpath(path) not in _FILES.get(step, ()):
             names = (f"{name}.earlier{number or ''}{suffix}" for number in itertools.count())
             if kept := self._keep(path, next(one for one in names if not os.path.exists(one))):
                 self._warn(
@@ -232,7 +232,7 @@ def restore(
     if not (changed or now):  # a batch that this step has seen has decided
         now.update(seen)
     DONE[step] = epoch
-    _FILES.setdefault(step, set()).add(os.path.abspath(path))
+    _FILES.setdefault(step, set()).add(os.path.realpath(path))
     RESTORES[step] = RESTORES.get(step, 0) + 1
     if isinstance(step, BoostTrainOneStepCell):
         step.was_restored, step.restored_settings = True, settings or {}

@@ -12,7 +12,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import each, entry
 from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.stages.gradients import filled_like, multiplied
-from mindspore_boost_ext.stages.loss_scale import LARGEST_OF_FACTORS, OneScale
+from mindspore_boost_ext.stages.loss_scale import LARGEST_WITH_FACTORS, OneScale
 from mindspore_boost_ext.stages.overflow import FiniteDetector, OverflowDetector
 
 
@@ -40,7 +40,7 @@ class GroupedScale(OneScale):
         groups = manager.use(weights)
         self.extra = (manager.probe,)
         if layers:
-            manager.limit(LARGEST_OF_FACTORS)
+            manager.limit(LARGEST_WITH_FACTORS)
         self.markers_complete = state("loss_scale_group.markers_complete", True, np.bool_)
         group_of = {id(one): group for one, group in zip(weights, groups)}
         self.group_of_layer = tuple(group_of[id(one)] for one in layers)

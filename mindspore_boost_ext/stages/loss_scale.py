@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 SECTION = "loss_scale"
 # Growth of a scale stops here: doubled once more, it would be inf in float32.
-_LARGEST_SCALE = 2.0**127
+LARGEST_SCALE = 2.0**127
 # The largest factor of a loss: one over a larger one is no normal float32, and 0 on CPU.
 _LARGEST_FACTOR = 2.0**126
 # The factors of THOR carry the square of the scale, so one much larger makes them inf in float32,
 # though no gradient is.
-LARGEST_OF_FACTORS = 2.0**40
+LARGEST_WITH_FACTORS = 2.0**40
 
 
 class OneScale(nn.Cell):
@@ -43,7 +43,7 @@ class OneScale(nn.Cell):
         self,
         scale_sense: Tensor | nn.Cell,
         detector: OverflowDetector,
-        largest: float = _LARGEST_SCALE,
+        largest: float = LARGEST_SCALE,
     ) -> None:
         super().__init__(auto_prefix=False)
         self.detector, self.largest = detector, largest

@@ -701,6 +701,15 @@ def test_a_rate_that_a_callback_has_set_is_gone_without_a_word(saved):
     assert float(rate.asnumpy()) == np.float32(0.1)
 
 
+def test_a_file_that_was_restored_through_a_link_is_of_this_training(tmp_path):
+    train(accumulating(), 1, BoostCheckpoint(tmp_path / "run.ckpt"))
+    (tmp_path / "linked").symlink_to(tmp_path, target_is_directory=True)
+    model = accumulating()
+    done = restore(model.train_network, tmp_path / "linked" / "run.ckpt")
+    train(model, 2, BoostCheckpoint(tmp_path / "run.ckpt"), done=done)
+    assert not list(tmp_path.glob("*earlier*"))
+
+
 def test_a_path_stays_where_the_script_began(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()

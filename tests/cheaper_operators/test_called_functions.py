@@ -75,6 +75,23 @@ class Held(nn.Cell):
         return self.shares(x)
 
 
+class OfTheClass(nn.Cell):
+    shares = ops.softmax
+
+    def construct(self, x):
+        return OfTheClass.shares(x)
+
+
+def enclosed():
+    shares = ops.softmax
+
+    class Enclosed(nn.Cell):
+        def construct(self, x):
+            return shares(x)
+
+    return Enclosed()
+
+
 class HeldAndNamed(Held):
     def construct(self, x):
         return self.shares(x) if self.shares.__name__ == "softmax" else x
@@ -270,7 +287,7 @@ def test_a_small_input_is_left_to_mindspore(graph_mode):
     assert row.reason.endswith("no function in the first step's graphs has a size that gains")
 
 
-@pytest.mark.parametrize("call", [Renamed, Held, HeldAndNamed, ToFloat32])
+@pytest.mark.parametrize("call", [Renamed, Held, HeldAndNamed, OfTheClass, enclosed, ToFloat32])
 def test_a_name_that_the_script_chose(graph_mode, call):
     _, gradient, row = trained(Weighed(call()), FACTORS.astype("f"))
     assert row.reason.endswith("functions called: softmax")

@@ -518,6 +518,14 @@ def test_evaluations_of_two_datasets_have_names_of_their_own():
     assert comparison.times_to_accuracy([found]) == ("accuracy", [2.0])
 
 
+def test_what_is_measured_once_more_with_the_same_result_is_no_second_dataset():
+    """As by ``eval`` on the data with which ``fit`` has validated."""
+    epoch = {"event": "epoch", "loss": 0.5, "metrics": {"accuracy": 0.9}}
+    again = {"event": "eval", "metrics": {"accuracy": 0.9}}
+    found = comparison.outcome("plain", [step(1, 1.0), epoch, again], {})
+    assert (found.metrics, found.curves) == ({"accuracy": 0.9}, {"accuracy": [0.9]})
+
+
 def test_a_file_that_cannot_be_written_costs_nothing_else(at_once, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(comparison, "draw", lambda outcomes, path: path.write_text("a picture"))
     words = ["compare", "thor", "--plot", str(tmp_path / "x.png"), "--json", "/dev/full"]

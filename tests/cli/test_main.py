@@ -187,6 +187,15 @@ def test_a_package_that_fails_before_its_module_begins_shows_where(tmp_path):
     assert boosted.stderr.endswith("".join(frames[1:]))
 
 
+def test_a_package_that_imports_what_it_has_not_shows_that(tmp_path):
+    """Its own name stands in the error; the package itself is there."""
+    write(tmp_path, "pkg/__init__.py", "from pkg import missing\n")
+    write(tmp_path, "pkg/mod.py", "")
+    boosted = run([*LAUNCHER, "-m", "pkg.mod"], tmp_path)
+    assert "cannot import name 'missing'" in boosted.stderr
+    assert "cannot find the module" not in boosted.stderr
+
+
 def test_an_interrupt_ends_the_script_as_under_plain_python(tmp_path):
     write(
         tmp_path,
