@@ -46,7 +46,7 @@ from mindspore_boost_ext.report import Report, is_main_process
 from mindspore_boost_ext.runtime.machine import tuning
 from mindspore_boost_ext.runtime.watch import watch_ranks
 
-DEMO = ("compare", "fast", "--network", "resnet", "--report")
+DEMO = ("compare", "--network", "resnet", "--report", "fast")
 # Commands with options of their own, and their modules. A run of a script does not import these:
 # what they import, such as statistics, would hide a module of the same name beside the script.
 _COMMANDS = {"compare": "cli.compare", "recommend": "cli.recommend", "selftest": "selftest.command"}

@@ -249,7 +249,7 @@ def test_the_launcher_gives_a_script_a_recipe(tmp_path):
     assert done.returncode == 0, done.stderr
     row = next(line for line in done.stderr.splitlines() if line.startswith(SHORT))
     assert "applied" in row
-    assert "the schedule of 4 updates in 2" in row
+    assert "the training ends after 2 of 4 updates" in row
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,17 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore_boost_ext.base.cells import parameters_in_lists
 
 
-def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
+def read_learning_rate(
+    optimizer: nn.Optimizer, step: int | None = None
+) -> float | list[float] | None:
     """Read the learning rate that the next update of `optimizer` will use, and change nothing.
 
     Args:
         optimizer (nn.Optimizer): A MindSpore optimizer, or a Cell that wraps one as ``opt`` or
             ``optimizer`` (``nn.LARS``), or any object that has ``learning_rate`` and
             ``global_step``, or ``param_groups``.
+        step (int, optional): The step whose rate to read, where the rate has a schedule. Default:
+            None, the next one.
 
     Returns:
         float; list[float] when parameter groups have their own rates: one for each distinct rate in
@@ -35,7 +39,7 @@ def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
     for name in ("opt", "optimizer"):
         inner = getattr(optimizer, name, None)
         if getattr(inner, "learning_rate", None) is not None:
-            return read_learning_rate(inner)
+            return read_learning_rate(inner, step)
     groups = getattr(optimizer, "param_groups", ())  # of mindspore.experimental.optim
     # mint's SGD updates by the second one, and no scheduler changes it.
     held = [one for one in groups if isinstance(one, dict) and "lr" in one]
@@ -46,18 +50,18 @@ def read_learning_rate(optimizer: nn.Optimizer) -> float | list[float] | None:
     if isinstance(rate, (list, tuple, nn.CellList)):
         # MindSpore keeps one entry for each parameter; those of a group are the same object.
         distinct = {id(entry): entry for entry in rate}.values()
-        return [_rate_at(entry, optimizer) for entry in distinct]
-    return _rate_at(rate, optimizer)
+        return [_rate_at(entry, optimizer, step) for entry in distinct]
+    return _rate_at(rate, optimizer, step)
 
 
-def _rate_at(rate: Any, optimizer: nn.Optimizer) -> float:
+def _rate_at(rate: Any, optimizer: nn.Optimizer, step: int | None) -> float:
     if isinstance(rate, nn.Cell):
         # `construct` runs the operators eagerly in both modes; calling the Cell would compile a
         # second graph for it. A copy of the step keeps the optimizer's own Parameter out of it.
-        step = Tensor(optimizer.global_step.asnumpy(), ms.int32)
+        place = Tensor(optimizer.global_step.asnumpy() if step is None else [step], ms.int32)
         counts = [*rate.get_parameters(), *parameters_in_lists(rate)]  # they may count calls
         before = [host_array(one).copy() for one in counts]
-        rate = np.copy(host_array(rate.construct(step)))
+        rate = np.copy(host_array(rate.construct(place)))
         for one, value in zip(counts, before):
             if not np.array_equal(value, host_array(one)):
                 ops.assign(one, Tensor(value, one.dtype))

@@ -105,10 +105,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m mindspore_boost_ext compare",
         description="Train plainly and with each algorithm; compare loss, accuracy, time, memory.",
-        epilog=f"Algorithms of this version: {', '.join(runs())}.",
+        epilog=f"Algorithms and recipes: {', '.join(runs())}. The command demo is this one with "
+        "the words: fast --network resnet --report.",
     )
     add = parser.add_argument
-    add("algorithms", nargs="*", metavar="ALGORITHM", help="to run besides plain training (all)")
+    add("algorithms", nargs="*", metavar="ALGORITHM", help="or recipe, to run besides plain training (all)")
     kinds: dict[str, Callable[[str], Any]] = {"network": str, "mode": str, "seed": _seed}
     for name, default in BUNDLED.items():
         whose = "each run" if name == "seed" else "the bundled run"
@@ -224,7 +225,7 @@ def writable(text: str) -> Path:
     """Read a word of the command line as a file that can be written."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"must be a file in a writable folder, got {text!r}")
+        raise argparse.ArgumentTypeError(f"give a file in a folder that can be written, not {text!r}")
     return path
 
 

@@ -34,10 +34,10 @@ from mindspore_boost_ext.cli.results import (
     NOT_RUN,
     RAN,
     Outcome,
+    about_models,
     changed_nothing,
     for_good,
     number,
-    several_models,
     times_to_accuracy,
 )
 from mindspore_boost_ext.cli.run import Trial
@@ -108,8 +108,8 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
     with contextlib.closing(make_display(options.progress)) as display:
         try:
             for racer in _race_all(options, display):
-                if not racers and (several := several_models(racer.outcome)):
-                    write(f"the script: {several}")
+                if not racers and (told := about_models(racer.outcome)):
+                    write(f"the script: {told}")
                 racers.append(racer)
                 display.line(f"{racer.name}: {_words(racer)}")
             ended = True
@@ -192,7 +192,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--minutes", type=float, default=10.0, help="minutes for all runs together (10)")
     add("--seed", type=int, default=0, help="for ms.set_seed before the script (0)")
     add("--progress", type=count, metavar="STEPS", help=PROGRESS_HELP)
-    add("--json", type=writable, default="recommended.json", metavar="FILE", help="best settings")
+    text = "where to write the best settings (recommended.json; a file there is replaced)"
+    add("--json", type=writable, default="recommended.json", metavar="FILE", help=text)
     add("-m", dest="module", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # says what to do
     add("script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]", help="script and arguments")
     options = parser.parse_args(argv)

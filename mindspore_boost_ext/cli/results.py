@@ -48,6 +48,7 @@ class Outcome:
     seconds: float | None = None  # of the run without the imports
     report: str = ""  # of a bundled run
     models: int = 0  # how many a script has trained; 0 if unknown
+    replaced: bool = False  # whether they had a level or settings of their own
     stopped: bool = False  # whether the seconds that a script was given have ended its training
     ended: bool = False  # whether the script asked for another training after that
     losses: list[float] = field(default_factory=list)  # mean of each epoch
@@ -65,7 +66,7 @@ def outcome(name: str, history: Sequence[Record], result: dict[str, Any]) -> Out
     """Return the figures of a run that ended without an error, from its BoostMonitor's records.
 
     ``result`` is what its process has written: ``peak_mib``, ``seconds``, ``report``, ``models``,
-    ``stopped`` and ``ended``.
+    ``replaced``, ``stopped`` and ``ended``.
     """
     steps: list[float] = []
     losses: list[float] = []
@@ -205,14 +206,21 @@ def _last_report(history: Sequence[Record]) -> dict[str, Any]:
     return report if isinstance(report, dict) else {}
 
 
-def several_models(one: Outcome) -> str:
-    """Return what to say of a script that trains several Models; empty for one."""
-    if one.models < 2:
-        return ""
-    return (
-        f"it trains {one.models} Models, whose steps are counted as one training here, so that "
-        "loss, accuracy and times are those of none of them; give a script that trains one"
-    )
+def about_models(one: Outcome) -> str:
+    """Return what to say of a script's own settings, and of several Models; empty without both."""
+    told = []
+    if one.replaced:
+        told.append(
+            "its Models have a level or settings of their own, in place of which all runs have "
+            "theirs: remove these before you give the script a file by --config, which they "
+            "take precedence over"
+        )
+    if one.models > 1:
+        told.append(
+            f"it trains {one.models} Models, whose steps are counted as one training here, so that "
+            "loss, accuracy and times are those of none of them; give a script that trains one"
+        )
+    return "; ".join(told)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -243,7 +251,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def _notes(one: Outcome) -> list[str]:
     note = one.note if one.status == RAN else f"{one.status}: {one.note}"
-    return [f"- {one.name}: {text}" for text in (note, several_models(one)) if text]
+    return [f"- {one.name}: {text}" for text in (note, about_models(one)) if text]
 
 
 def _ratios(values: Sequence[float | None]) -> list[float | None]:

@@ -83,7 +83,8 @@ def run(path: Path) -> None:
 
 def _write_result(folder: Path, started: float, report: str, bound: Bound) -> None:
     result = {"peak_mib": peak_mib(), "seconds": time.perf_counter() - started, "report": report}
-    result.update(models=bound.models, stopped=bound.stopped, ended=bound.ended)
+    result.update(models=bound.models, replaced=bound.replaced)
+    result.update(stopped=bound.stopped, ended=bound.ended)
     (folder / RESULT).write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -126,21 +127,24 @@ def _run_script(trial: Trial, folder: Path, bound: Bound) -> None:
     """Run a script; ``bound`` counts its Models, and may end its trainings."""
     install()
     # Else a script decides on its own Models; in this process, made for the run, the run does.
-    ms.Model.__init__ = _with_settings(ms.Model.__init__, trial)
+    ms.Model.__init__ = _with_settings(ms.Model.__init__, trial, bound)
     ms.set_seed(trial.seed)  # else each run would begin at other weights; a script may set its own
     for name in ("train", "fit", "eval"):
         setattr(ms.Model, name, _with_monitor(getattr(ms.Model, name), folder / HISTORY, bound))
     run_script(trial.script, trial.args)
 
 
-def _with_settings(construct: Callable[..., None], trial: Trial) -> Callable[..., None]:
+def _with_settings(
+    construct: Callable[..., None], trial: Trial, bound: Bound
+) -> Callable[..., None]:
     """Return the constructor of ``ms.Model`` with the level and settings of the run."""
     named = list(inspect.signature(construct).parameters)  # "self" is the first
 
     @functools.wraps(construct)
     def constructor(model: ms.Model, *args: object, **kwargs: object) -> None:
         kwargs.update(zip(named[1:], args))  # the level may have come by position
-        kwargs.pop("acc_level", None)
+        own = kwargs.pop("acc_level", None) or kwargs.get("boost_level", "O0")
+        bound.replaced |= own != "O0" or bool(kwargs.get("boost_config_dict"))
         kwargs.update(boost_level=trial.level, boost_config_dict=trial.config)
         construct(model, **kwargs)
 
@@ -154,16 +158,17 @@ class _NoMore(BaseException):
 class Bound(Callback):
     """Stops after ``steps`` steps of all trainings, or ``seconds`` after the first began.
 
-    0 is no bound. ``models`` counts the Models that it has seen train, by their step cells, and
-    ``stopped`` says whether the bound on the seconds has ended a training, ``measured`` whether the
-    script has measured something since, and ``ended`` whether it was ended when it asked for more.
+    0 is no bound. ``models`` counts the Models that it has seen train, by their step cells.
+    ``replaced`` says whether one had a level or settings of its own, ``stopped`` whether the bound
+    on the seconds has ended a training, ``measured`` whether the script has measured something
+    since, and ``ended`` whether it was ended when it asked for more.
     """
 
     def __init__(self, steps: int, seconds: float) -> None:
         super().__init__()
         self.steps, self.seconds = steps, seconds
         self.done, self.began = 0, 0.0
-        self.models, self.stopped = 0, False
+        self.models, self.replaced, self.stopped = 0, False, False
         self.measured = self.ended = False
         self._known: WeakSet[nn.Cell] = WeakSet()
 

@@ -13,6 +13,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, StepCell, seen_in_first_batch
 from mindspore_boost_ext.base.arguments import class_name, innermost
 from mindspore_boost_ext.base.cells import layers_of, leaves, tensors_within
+from mindspore_boost_ext.base.learning_rate import read_learning_rate
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.config.rules import described, shown
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, NoEffectWarning, warn
@@ -83,13 +84,15 @@ class ShortScheduleAlgorithm(Algorithm):
         return int(self.settings.batches(step.updates_per_batch)) * step.updates_per_batch
 
     def _show(self, step: StepCell, why_whole: str = "") -> None:
-        updates, parts, counts = self._updates(step), step.updates_per_batch, {}
-        length = f"{updates}"
+        total, parts, counts = self.settings.total_steps, step.updates_per_batch, {}
+        length, updates = self.settings.batches(parts), self._updates(step)
+        reason = f"the training ends after {length} of {total} updates"
         if parts < self.settings.parts and self.settings.whole_share is not None:
-            length = f"{updates} (whole_share)"
+            reason += " (whole_share)"
         if parts > 1:
-            length, counts = f"{updates}, {parts} per whole batch", {"parts": parts}
-        reason = f"the schedule of {self.settings.total_steps} updates in {length}{why_whole}"
+            reason = f"the training ends after {length} of {total} batches, {parts} updates from each"
+            counts = {"parts": parts}
+        reason += why_whole
         step.report().update(self.switch, APPLIED, reason, {"updates": updates, **counts})
 
     def check_state(self, step: StepCell, *inputs: object) -> None:
@@ -197,6 +200,19 @@ class ShortScheduleAlgorithm(Algorithm):
                 f"{round(planned * batches / total)} of the {batches} that are made: {remedy}, "
                 "unless further calls continue it"
             )
+        elif batches <= planned < total - epochs and epochs > 1 and self._is_flat(step, planned):
+            self.other_length.give(
+                f"{self.switch}.total_steps={total}, but the learning rates no longer change from "
+                f"step {planned} on: if they are made for the {planned} updates of this training, "
+                f"set {self.switch}.total_steps to {planned}"
+            )
+
+    def _is_flat(self, step: StepCell, begin: int) -> bool:
+        """Return whether the learning rates change before a step, and not from it on."""
+        end = self.settings.total_steps - 1
+        places = (begin // 2, begin, (begin + end) // 2, end)
+        before, *later = (read_learning_rate(innermost(step.optimizer), one) for one in places)
+        return before != later[0] == later[1] == later[2]
 
     def _is_applied(self, step: StepCell) -> bool:
         return self.is_on(step) and step.report()[self.switch].status == APPLIED

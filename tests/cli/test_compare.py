@@ -226,7 +226,7 @@ def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
     [
         (["less_bm"], "unknown: less_bm; known are "),
         (["--epochs", "0"], "must be an integer of at least 1, got '0'"),
-        (["--json", "no/such/x.json"], "must be a file in a writable folder"),
+        (["--json", "no/such/x.json"], "give a file in a folder that can be written, not"),
         (["--seed", "-1"], "must be an integer in 0..2**32-1, got '-1'"),
         (["--batch-size", "5000"], "--batch-size: "),
         (["--plot", "x.foo"], "must end in .png, .pdf, .svg, got 'x.foo'"),
@@ -354,9 +354,12 @@ def test_the_comparison_of_a_script(tmp_path, capsys):
     assert (plain["name"], plain["steps"], windows["steps"]) == ("O0", 8, 8)
     assert plain["metrics"].keys() == windows["metrics"].keys() == {"mae"}
     assert (plain["models"], windows["models"]) == (1, 1)
+    assert (plain["replaced"], windows["replaced"]) == (True, True)
     assert windows["note"] == "grad_accumulation"
     assert (freezing["status"], freezing["note"]) == ("failed", "a script may fail")
-    assert "a script may fail" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "a script may fail" in told
+    assert "- O0: its Models have a level or settings of their own" in told
 
 
 OWN_STEP = {"algorithm": "step", "asked by": "-", "status": "inactive", "reason": "its own"}

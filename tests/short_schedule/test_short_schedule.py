@@ -244,6 +244,17 @@ def test_a_training_of_another_length_is_warned_of(done, epochs, steps, words):
         model.train_network.expect_training(epochs, steps)
 
 
+@pytest.mark.parametrize(("updates", "is_told"), [(4, True), (8, False), (10, False)])
+def test_rates_that_are_made_for_another_length_are_warned_of(updates, is_told):
+    """A schedule of rates that ends with the training, though only a part of it is to be made."""
+    net = nets.MLP()
+    model = shortened(lambda params: nn.SGD(params, nn.CosineDecayLR(0.0, 0.1, updates)), net)
+    with contextlib.ExitStack() as stack:
+        if is_told:
+            stack.enter_context(pytest.warns(NoEffectWarning, match="no longer change from step"))
+        model.train_network.expect_training(2, 2)
+
+
 def test_a_run_that_is_resumed_within_an_epoch_skips_the_batches_that_it_has_seen():
     """They count as made, and again as batches of the epoch that the loop reads anew."""
     model = shortened(on_list, nets.MLP())
