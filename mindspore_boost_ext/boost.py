@@ -204,6 +204,9 @@ class AutoBoost:
         Raises:
             TypeError, ValueError: if they do not fit the settings; the network is then unchanged.
         """
+        for name, one in {"network": network, "optimizer": optimizer}.items():
+            if not isinstance(one, nn.Cell):
+                raise TypeError(f"{name} must be a Cell, got {shown(one)}")
         with self._all_or_nothing():
             self._look_at(optimizer)
             self.look_for_unavailable()

@@ -170,8 +170,8 @@ _READ = ("single_opt", "opt_class", "is_lars", "learning_rate")
 class OptimizerProcess:
     """Makes a new optimizer from another: with other parameters, or with centralized gradients.
 
-    It does what :func:`rebuilt` does, by the methods of ``mindspore.boost``. It centralizes plain
-    and grouped parameters. It splits no group, so a group's learning rate stays one Parameter.
+    It has the methods of ``mindspore.boost``. It centralizes plain and grouped parameters. It
+    splits no group, so a group's learning rate stays one Parameter.
 
     Source: Yong et al., Gradient Centralization, ECCV 2020.
 

@@ -209,7 +209,7 @@ def restore(
     """
     if not isinstance(train_network, nn.Cell):
         found = type(train_network).__name__
-        raise TypeError(f"restore needs model.train_network, a Cell, got a {found}")
+        raise TypeError(f"restore needs model.train_network, a Cell, got {found}")
     path = _path_of_rank(checkpoint_path(path, None))
     saved = _read(path)
     epoch = _epoch_of(saved, path)
@@ -311,9 +311,9 @@ def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], pa
         first = names[0]
         raise ValueError(
             f"{path!r} does not fit this training: {first} is {found.get(first, 'missing')} in "
-            f"the file and {wanted.get(first, 'missing')} here ({len(names)} of {len(wanted)} "
-            "Parameters differ): use the network, optimizer, loss scale and settings of the saved "
-            "run, and append nothing but the epoch"
+            f"the file and {wanted.get(first, 'missing')} here ({len(names)} Parameters differ): "
+            "give restore the Model's train_network, use the network, optimizer, loss scale and "
+            "settings of the saved run, and append nothing but the epoch"
         )
 
 

@@ -109,7 +109,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         "the words: fast --network resnet --report.",
     )
     add = parser.add_argument
-    add("algorithms", nargs="*", metavar="ALGORITHM", help="or recipe, to run besides plain training (all)")
+    add("algorithms", nargs="*", metavar="ALGORITHM", help="or recipe, to run (all)")
     kinds: dict[str, Callable[[str], Any]] = {"network": str, "mode": str, "seed": _seed}
     for name, default in BUNDLED.items():
         whose = "each run" if name == "seed" else "the bundled run"
@@ -225,7 +225,7 @@ def writable(text: str) -> Path:
     """Read a word of the command line as a file that can be written."""
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"give a file in a folder that can be written, not {text!r}")
+        raise argparse.ArgumentTypeError(f"give a file in a writable folder, not {text!r}")
     return path
 
 

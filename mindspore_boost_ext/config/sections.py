@@ -99,7 +99,7 @@ class GradFreezeConfig(Section):
         "how the frozen first part grows, or the group of each update; null: by `freeze_type`",
     )
     prefix_fraction: float = setting(
-        1.0, real("[0, 1]"), "largest share of the groups that is frozen at the end"
+        1.0, real("[0, 1]"), "largest share of the parts that is frozen at the end"
     )
     prefix_start: float = setting(
         0.5, real("[0, 1]"), "share of the updates before freezing begins"
@@ -326,7 +326,7 @@ class GradientsConfig(Section):
     clip_norm: float | None = setting(
         None,
         optional(real("[1e-18, 1e18]")),
-        "largest global norm of gradients; above 1.8e19 (times a fixed loss scale) they become 0",
+        "largest global norm of gradients; above 1.8e19 (times a fixed scale) they all become 0",
     )
 
 

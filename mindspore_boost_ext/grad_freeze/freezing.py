@@ -111,9 +111,9 @@ class GradientFreeze:
         seed (int): seed of freeze type 1, >= 0. Default: 0.
         schedule (Union[FreezeSchedule, list, tuple, Callable, str], optional): your own schedule
             instead of a freeze type: the group of each step as a list; a function step -> group; or
-            the kind of a :func:`prefix_schedule`, or ``"adaptive"``, see
-            :class:`AdaptiveFreezeOpt`. Default: None.
-        prefix_fraction (float): with a prefix or adaptive schedule, the largest share of the groups
+            ``"linear"``, ``"cubic"``, ``"step"`` or ``"adaptive"``, which the card of grad_freeze
+            describes. Default: None.
+        prefix_fraction (float): with a prefix or adaptive schedule, the largest share of the parts
             that is frozen, in [0, 1]. Default: 1.0.
         prefix_start (float): with a prefix schedule, the share of the steps before the first
             freezing, in [0, 1]. Default: 0.5.

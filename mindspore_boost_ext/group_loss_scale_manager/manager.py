@@ -52,8 +52,8 @@ class GroupLossScaleManager(nn.Cell):
         Tensor, ``x`` unchanged.
 
     Raises:
-        TypeError: if a scale or a factor is not a number, or a group holds something else than
-            Parameters.
+        TypeError: if a scale or a factor is not a number, or NaN, or a group holds something else
+            than Parameters.
         ValueError: if a number is out of range, a group is empty, or a parameter is in two groups.
 
     Examples:

@@ -83,7 +83,7 @@ class TrainStep:
         # A part that changes the batch before the network sees it may take more inputs.
         if is_odd and getattr(self.train_network, "batch_part", None) is None:
             together = len(batch) == 1 and isinstance(batch[0], (tuple, list))
-            remedy = "let the network return its loss, and give None as loss_fn"
+            remedy = "give both, or let the network return its loss, and give None as loss_fn"
             raise TypeError(
                 f"a step with a loss_fn takes one input and the label, got {len(batch)} arguments: "
                 f"{'write step(*batch)' if together else remedy}"

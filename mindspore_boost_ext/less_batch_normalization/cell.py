@@ -27,7 +27,7 @@ class LessBN(nn.Cell):
         network (Cell): the network, with or without its loss.
         fn_flag (bool): whether to normalise the classifier. Default: ``False``.
         **settings: ``keep_shortcut``, ``include``, ``exclude``, ``multiplier``, ``heads`` and
-            ``head_alone`` of :func:`less_bn`.
+            ``head_alone``, as in the section ``less_bn`` of the configuration.
 
     Inputs:
         - **\*inputs** (tuple(Tensor)) - the inputs of ``network``.

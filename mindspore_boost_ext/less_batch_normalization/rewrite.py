@@ -242,7 +242,7 @@ class _Plan:
             return named, "a pattern of heads matches" if named else "no Dense matches heads"
         if self.head_alone or any(change.done == REMOVED for change in self.changes):
             return find_classifier(self.graphs[0])
-        return [], "no BatchNorm was removed: to normalise a Dense anyway, name it in heads"
+        return [], "no BatchNorm was removed: to normalise a Dense anyway, name it in less_bn.heads"
 
 
 def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:

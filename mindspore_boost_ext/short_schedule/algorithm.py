@@ -90,7 +90,7 @@ class ShortScheduleAlgorithm(Algorithm):
         if parts < self.settings.parts and self.settings.whole_share is not None:
             reason += " (whole_share)"
         if parts > 1:
-            reason = f"the training ends after {length} of {total} batches, {parts} updates from each"
+            reason = f"the training ends after {length} of {total} batches, {parts} updates each"
             counts = {"parts": parts}
         reason += why_whole
         step.report().update(self.switch, APPLIED, reason, {"updates": updates, **counts})

@@ -159,8 +159,8 @@ def check_sens(sens: object) -> None:
         return
     if isinstance(sens, bool) or not isinstance(sens, numbers.Real):
         raise TypeError(f"sens must be a number or None, got {shown(sens)}")
-    if not math.isfinite(sens):
-        raise ValueError(f"sens must be finite, got {sens}")
+    if not math.isfinite(sens) or sens == 0:
+        raise ValueError(f"sens must be finite and not 0, got {sens}: None is for no scale")
 
 
 def check_scale(scale: Tensor, name: str) -> Tensor:

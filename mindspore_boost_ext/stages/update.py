@@ -121,8 +121,10 @@ class UpdateAround(Update):
 def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
     """Let an optimizer list all its state, and warn if it seems to train nothing of a network.
 
-    It raises a ``TypeError`` for anything that is not an optimizer.
+    It raises a ``TypeError`` for anything that is not an optimizer, or no network.
     """
+    if not isinstance(network, nn.Cell):
+        raise TypeError(f"network must be a Cell, got {shown(network)}")
     if not hasattr(optimizer, "parameters"):
         raise TypeError(f"optimizer must be a MindSpore optimizer, got {shown(optimizer)}")
     for one in (optimizer, innermost(optimizer)):

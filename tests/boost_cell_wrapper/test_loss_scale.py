@@ -127,10 +127,10 @@ def test_a_scale_that_cannot_be_divided_out_is_refused(value):
     assert float(step.scale_sense.asnumpy()) == 8.0
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_a_factor_that_is_not_finite_is_refused(value):
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 0.0])
+def test_a_factor_that_cannot_be_divided_out_is_refused(value):
     net = Product()
-    with pytest.raises(ValueError, match="sens must be finite, got"):
+    with pytest.raises(ValueError, match="sens must be finite and not 0, got"):
         BoostTrainOneStepCell(net, nn.SGD(net.trainable_params(), 1e-3), value)
 
 

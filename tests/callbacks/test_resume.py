@@ -346,7 +346,7 @@ def test_a_shape_that_differs_is_named(saved):
 
 
 def test_a_model_is_told_from_its_train_network(saved):
-    with pytest.raises(TypeError, match=r"restore needs model\.train_network, a Cell, got a Boost"):
+    with pytest.raises(TypeError, match=r"restore needs model\.train_network, a Cell, got Boost"):
         restore(accumulating(), saved)
 
 

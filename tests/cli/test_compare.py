@@ -226,7 +226,7 @@ def test_an_algorithm_without_an_entry_runs_with_its_defaults(monkeypatch):
     [
         (["less_bm"], "unknown: less_bm; known are "),
         (["--epochs", "0"], "must be an integer of at least 1, got '0'"),
-        (["--json", "no/such/x.json"], "give a file in a folder that can be written, not"),
+        (["--json", "no/such/x.json"], "give a file in a writable folder, not"),
         (["--seed", "-1"], "must be an integer in 0..2**32-1, got '-1'"),
         (["--batch-size", "5000"], "--batch-size: "),
         (["--plot", "x.foo"], "must end in .png, .pdf, .svg, got 'x.foo'"),

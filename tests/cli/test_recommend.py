@@ -338,7 +338,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_first_run(
     (tmp_path / "recommended.json").mkdir()
     with pytest.raises(SystemExit):
         main(["recommend", "train.py"])
-    assert "--json: give a file in a folder that can be written, not 'recommended.json'" in capsys.readouterr().err
+    assert (
+        "--json: give a file in a writable folder, not 'recommended.json'"
+        in capsys.readouterr().err
+    )
 
 
 def test_every_candidate_is_a_configuration_without_idle_settings():

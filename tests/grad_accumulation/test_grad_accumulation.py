@@ -13,8 +13,10 @@ from mindspore.train import CheckpointConfig, ModelCheckpoint
 from models import model_of
 
 from mindspore_boost_ext import (
+    AutoBoost,
     BoostModel,
     BoostMonitor,
+    BoostTrainOneStepCell,
     BoostWarning,
     FlushAccumulation,
     GradientAccumulation,
@@ -408,7 +410,11 @@ def test_samples_that_cannot_be_counted_are_refused():
         step(Tensor(2.0), Tensor(np.ones((2, nets.FEATURES), np.float32)))
 
 
-def test_what_is_no_optimizer_is_refused():
+def test_what_is_no_network_or_optimizer_is_refused():
+    with pytest.raises(TypeError, match="network must be a Cell, got 3"):
+        BoostTrainOneStepCell(3, nn.SGD(nets.MLP().trainable_params()))
+    with pytest.raises(TypeError, match="network must be a Cell, got 3"):
+        AutoBoost("O1").network_auto_process_train(3, nn.SGD(nets.MLP().trainable_params()))
     with pytest.raises(TypeError, match="optimizer must be a MindSpore optimizer, got 'x'"):
         GradientAccumulation(2, "x")
 

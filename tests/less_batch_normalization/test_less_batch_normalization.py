@@ -985,7 +985,7 @@ def test_without_a_removed_batch_norm_the_classifier_stays_unless_it_is_named():
     )
     assert report["less_bn head"].cells()[2:4] == (
         "kept",
-        "no BatchNorm was removed: to normalise a Dense anyway, name it in heads",
+        "no BatchNorm was removed: to normalise a Dense anyway, name it in less_bn.heads",
     )
     net = nets.ConvNet()
     report = lessened(net, config=switched(heads=["head"])).train_network.report()

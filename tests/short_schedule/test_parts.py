@@ -54,7 +54,7 @@ def test_it_is_training_on_smaller_batches(mode, beside):
         assert found == pytest.approx(sum(expected) / 2, rel=1e-6)  # a sum of two in float32
     nets.assert_same(nets.weights(net), nets.weights(other))
     row = step.report()["short_schedule"]
-    assert row.reason == f"the training ends after {BATCHES} of {TOTAL} batches, 2 updates from each"
+    assert row.reason == f"the training ends after {BATCHES} of {TOTAL} batches, 2 updates each"
     assert row.counts == {"updates": 8, "parts": 2}
 
 
