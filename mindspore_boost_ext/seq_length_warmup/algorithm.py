@@ -139,8 +139,8 @@ class SeqLengthAlgorithm(GrowingInputs):
             return
         found = f"shape {first.shape}" if isinstance(first, Tensor) else shown(first)
         raise ValueError(
-            "seq_length_warmup shortens the second axis of the first input, which must be a "
-            f"Tensor of shape (N, L) or (N, L, features), got {found}: leave seq_length_warmup out"
+            "seq_length_warmup is for sequences, a first input of shape (N, L) or (N, L, features),"
+            f" and got {found}: leave seq_length_warmup out"
         )
 
     def check_loss(self, run: Run, *inputs: Any) -> None:
