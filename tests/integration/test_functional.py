@@ -427,6 +427,30 @@ def test_what_rested_in_training_rests_after_an_evaluation(mode):
         np.testing.assert_array_equal(one.asnumpy(), old)
 
 
+def test_what_rested_before_the_step_was_made_rests_after_a_first_evaluation(pynative_mode):
+    net = Pupil().set_train()
+    net.teacher.set_train(False)
+    step = make_train_step(net, None, nn.SGD(net.trainable_params(), 0.1), config=OFF)
+    net.set_train(False)
+    step(Tensor(np.ones((8, 4), np.float32)))
+    assert (net.training, net.student[1].training, net.teacher[1].training) == (True, True, False)
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_only_the_layers_that_a_script_lets_train_do(pynative_mode, is_before):
+    """As in ``net.set_train(False); net.head.set_train()`` of transfer learning."""
+    net = Pupil()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    step = None if is_before else make_train_step(net, None, optimizer, config=OFF)
+    net.set_train(False)
+    net.student.set_train()
+    step = step or make_train_step(net, None, optimizer, config=OFF)
+    for _ in range(2):
+        step(Tensor(np.ones((8, 4), np.float32)))
+    assert (net.training, net.student[1].training, net.teacher[1].training) == (False, True, False)
+    np.testing.assert_array_equal(net.teacher[1].moving_mean.asnumpy(), 0)
+
+
 @pytest.mark.parametrize("level", ["O0", "O1"])
 def test_parts_at_rest_in_a_network_that_trains_stay_at_rest_in_its_step(mode, level):
     """As in ``net.set_train(); net.backbone.set_train(False)`` before the step is built."""
