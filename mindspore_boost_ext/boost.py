@@ -16,6 +16,7 @@ from mindspore import nn
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.algorithms import ALGORITHMS
 from mindspore_boost_ext.base.arguments import check_groups, needed_optimizer
+from mindspore_boost_ext.base.cells import check_cells
 from mindspore_boost_ext.config.parse import ALGORITHMS as SWITCHES
 from mindspore_boost_ext.config.parse import (
     SECTIONS,
@@ -204,9 +205,7 @@ class AutoBoost:
         Raises:
             TypeError, ValueError: if they do not fit the settings; the network is then unchanged.
         """
-        for name, one in {"network": network, "optimizer": optimizer}.items():
-            if not isinstance(one, nn.Cell):
-                raise TypeError(f"{name} must be a Cell, got {shown(one)}")
+        check_cells(network=network, optimizer=optimizer)
         with self._all_or_nothing():
             self._look_at(optimizer)
             self.look_for_unavailable()

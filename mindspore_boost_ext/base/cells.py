@@ -11,9 +11,17 @@ from typing import Any
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.config.rules import shown
 
 _CONTAINERS = (list, tuple, dict)
 _REWRITTEN = re.compile(r"Opt(_\d+)+$")  # of a module, such as NetOpt_140110865456912
+
+
+def check_cells(**given: object) -> None:
+    """Raise a ``TypeError`` for an argument that is no Cell, with its name."""
+    for name, one in given.items():
+        if not isinstance(one, nn.Cell):
+            raise TypeError(f"{name} must be a Cell, got {shown(one)}")
 
 
 def layers_of(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:

@@ -14,7 +14,7 @@ from mindspore.train import Callback, RunContext
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm
-from mindspore_boost_ext.base.cells import leaves
+from mindspore_boost_ext.base.cells import check_cells, leaves
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import check_all, integer, shown
@@ -304,8 +304,7 @@ def make_train_step(
         >>> step.report()["less_bn"].status
         'inactive'
     """
-    if not isinstance(network, nn.Cell):
-        raise TypeError(f"network must be a Cell, got {shown(network)}")
+    check_cells(network=network)
     if not isinstance(loss_fn, (nn.Cell, type(None))):
         raise TypeError(
             f"loss_fn must be a Cell or None, got {shown(loss_fn)}: write it as a Cell whose "

@@ -206,10 +206,21 @@ def construct_model(
     if unused is not None and not isinstance(model.train_network, BoostTrainOneStepCell):
         parts.boost = None
         _leave_alone(unused, construct, signature.bind_partial(model, *args, **kwargs), model)
+    network = given["network"]
+    if not BUILT:  # else the launcher's summary says it
+        _warn_of_own_step(network)
     for built in BUILT:
-        built.add(given["network"], model.train_network, trains, level)
+        built.add(network, model.train_network, trains, level)
         if trains and own and isinstance(model.train_network, BoostTrainOneStepCell):
-            built.own_levels.append(type(given["network"]).__name__)
+            built.own_levels.append(type(network).__name__)
+
+
+def _warn_of_own_step(network: nn.Cell) -> None:
+    """Warn if level and settings from the environment reach a step cell of the script's own."""
+    brought = isinstance(network, nn.TrainOneStepCell) and not hasattr(network, "auto_boost")
+    if brought and settings_from_outside():
+        words = "level and settings from the environment have no effect on this Model: "
+        warn(words + own_step(type(network).__name__), NoEffectWarning)
 
 
 def _leave_alone(

@@ -10,6 +10,7 @@ from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import (
+    check_cells,
     copy_settings,
     exchange,
     is_a,
@@ -324,8 +325,7 @@ def less_bn(
         bn1 removed
         bn2 kept
     """
-    if not isinstance(network, nn.Cell):
-        raise TypeError(f"network must be a Cell, got {type(network).__name__}")
+    check_cells(network=network)
     settings = LessBNConfig(
         fn_flag=fn_flag,
         keep_shortcut=keep_shortcut,

@@ -11,18 +11,28 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.config.rules import described, shown
 from mindspore_boost_ext.stages.growing_inputs import SKIP, GrowingInputs, scaled
-from mindspore_boost_ext.stages.trial import Run, mixes_samples
+from mindspore_boost_ext.stages.trial import Run, depends_on_order, mixes_samples
 
 TRUNCATE, RESHAPE = "truncate", "reshape"
 _SHORTEST_PIECE = 2
 _PRODUCT, _FIRST_LARGEST = ops.MatMul(), ops.Argmax(1, ms.int32)
+# What is said of the loss of the first batch.
+_COMPARES = (
+    "the loss of the first batch is neither the mean nor the sum of those of its halves, as where "
+    "it compares samples: it would compare pieces of them"
+)
+_TIME_FIRST = (
+    "the loss of the first batch changes with the order of its rows, as where the first axis is "
+    "time: sequences must have the shape (N, L)"
+)
 _MOSTLY = 0.9  # share of the places of a batch: padding may differ
 
 
 class ShortSequences(nn.Cell):
     r"""Makes the sequences of a batch shorter.
 
-    It shortens all inputs whose second axis is as long as that of the first input. If it reshapes,
+    It shortens all inputs whose second axis is as long as that of the first input, and those with
+    a row for each place, as labels of shape :math:`(N L)`. If it reshapes,
     and :math:`l` does not divide :math:`L`, it leaves out the last :math:`L \bmod l` places. A
     piece of padding alone gives way, in all inputs, to the first other piece of its sequence:
     attention that masks padding with -inf has no result for it. Padding is what repeats the last
@@ -41,7 +51,7 @@ class ShortSequences(nn.Cell):
 
     Outputs:
         tuple of all inputs, those of length :math:`L` in shape :math:`(N, l, ...)`, or
-        :math:`(N \lfloor L / l \rfloor, l, ...)`.
+        :math:`(N \lfloor L / l \rfloor, l, ...)`; with a row for each place these are one axis.
 
     Examples:
         >>> from mindspore import Tensor
@@ -66,13 +76,19 @@ class ShortSequences(nn.Cell):
             short = min(max(short, _SHORTEST_PIECE), length)
         result = ()
         for one in inputs:
-            if isinstance(one, Tensor) and one.ndim > 1 and one.shape[1] == length:
-                one = self._cut(one, short, inputs[0]) if self.reshapes else one[:, :short]
+            if isinstance(one, Tensor) and _has_a_row_for_each_place(one.shape, inputs[0].shape):
+                rest = one.shape[1:]
+                rows = self._cut(one.reshape((-1, length, *rest)), short, inputs[0])
+                one = rows.reshape((-1, *rest))
+            elif isinstance(one, Tensor) and one.ndim > 1 and one.shape[1] == length:
+                one = self._cut(one, short, inputs[0])
             result += (one,)  # type: ignore[assignment]
         return result
 
     def _cut(self, one: Tensor, short: int, first: Tensor) -> Tensor:
         """Return the pieces of an input, without those that hold only padding in the first one."""
+        if not self.reshapes:
+            return one[:, :short]
         count = one.shape[1] // short
         whole = one[:, : count * short].reshape((-1, count, short, *one.shape[2:]))
         if _has_same_samples(one.shape, first.shape):
@@ -118,6 +134,13 @@ def _has_same_samples(shape: tuple[int, ...], first: tuple[int, ...]) -> bool:
     return first[0] != 0 and (shape[0] == first[0] or {shape[0], first[0]} & {None, -1} != set())
 
 
+@ops.constexpr(check=False)
+def _has_a_row_for_each_place(shape: tuple[int, ...], first: tuple[int, ...]) -> bool:
+    """Return whether an input has a row for each place of the sequences of the first one."""
+    known = shape and not {shape[0], *first[:2]} & {None, -1}
+    return bool(known) and first[1] > 1 and shape[0] == first[0] * first[1] > 0
+
+
 class SeqLengthAlgorithm(GrowingInputs):
     """Sequence-length warm-up."""
 
@@ -148,15 +171,14 @@ class SeqLengthAlgorithm(GrowingInputs):
         if not self._asks():
             return
         try:
-            mixes = mixes_samples(run, *inputs)
+            mixes, ordered = mixes_samples(run, *inputs), depends_on_order(run, *inputs)
         except Exception as error:  # the user's network
             reason = f"the loss cannot be tried on half of the first batch: {described(error)}"
             raise ValueError(reason) from error
         if mixes:
-            raise ValueError(
-                "the loss of the first batch is neither the mean nor the sum of those of its "
-                "halves, as where it compares samples: it would compare pieces of them"
-            )
+            raise ValueError(_COMPARES)
+        if ordered:
+            raise ValueError(_TIME_FIRST)
 
     def _asks(self) -> bool:
         """Return whether it depends on the network if sequences are trained on in pieces."""

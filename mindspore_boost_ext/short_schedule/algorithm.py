@@ -53,7 +53,11 @@ class ShortScheduleAlgorithm(Algorithm):
         step.updates_per_batch = self._parts(step)
         _check_rates(optimizer, self.settings.total_steps)
         step.update_part = FasterSchedule(
-            step.update_part, optimizer.global_step, self._updates(step), self.settings.total_steps
+            step.update_part,
+            optimizer.global_step,
+            self._updates(step),
+            self.settings.total_steps,
+            step.updates_per_batch,
         )
         if self.settings.if_unfit != SKIP:
             self.other_length.release()
@@ -230,7 +234,7 @@ class ShortScheduleAlgorithm(Algorithm):
 
         def is_over() -> bool:
             ends = self._is_applied(step) and bool(position.asnumpy()[0] >= last)
-            return ends and not schedule.is_left_alone()
+            return ends and not schedule.is_left_alone() and schedule.has_made_all()
 
         return is_over
 
@@ -311,20 +315,24 @@ class FasterSchedule(UpdateAround):
     r"""Advances the step count by which an optimizer looks up its learning rates.
 
     After update :math:`c` of :math:`E` it is :math:`\min(\lfloor c T / E \rfloor, T - 1)`. A step
-    does not divide: devices divide 64-bit integers in floating point.
+    does not divide: devices divide 64-bit integers in floating point. If :math:`E \ge T`, several
+    updates come at :math:`T - 1`; after the last one the remainder is :math:`E`.
 
     Args:
         inner (Update): the update that this one wraps.
         position (Parameter): the count, int32, shape (1,); ``inner`` adds 1 to it.
         updates (int): :math:`E`, of the shorter training.
         total (int): :math:`T`, those that the schedule was made for, at most 2**30.
+        parts (int): updates of a batch. Default: 1.
     """
 
-    def __init__(self, inner: Update, position: Parameter, updates: int, total: int) -> None:
+    def __init__(
+        self, inner: Update, position: Parameter, updates: int, total: int, parts: int = 1
+    ) -> None:
         super().__init__(inner)
         name = "boost.short_schedule.remainder"  # of c T / E; -1 if left alone
         self.remainder = Parameter(Tensor([0], ms.int32), name=name, requires_grad=False)
-        self.position, self.total = position, total
+        self.position, self.total, self.parts = position, total, parts
         self.last = Tensor([total - 1], ms.int32)
         self.runs, self.__dict__["said"] = 0, {"over": False}  # all variants share the second
         self.go_through_in(updates)
@@ -344,13 +352,18 @@ class FasterSchedule(UpdateAround):
         """Return whether the schedule keeps its usual pace, perhaps since a restored run."""
         return bool(self.remainder.asnumpy()[0] < 0)
 
+    def has_made_all(self) -> bool:
+        """Return whether no update is left, if the count has come to its end."""
+        return self.updates < self.total or bool(self.remainder.asnumpy()[0] >= self.updates)
+
     def before_step(self, *inputs: Tensor) -> None:
         """Warn, once, if a loop of the script's own goes on after the end of the schedule."""
         super().before_step(*inputs)
         if self.runs == 0:  # perhaps restored
             self.runs = int(self.position.asnumpy()[0]) * self.updates // self.total
         self.runs += 1
-        if self.said["over"] or self.runs <= self.updates:  # the host reads as little as it can
+        # The host reads as little as it can. The last batch may begin within the schedule.
+        if self.said["over"] or self.runs < self.updates + self.parts:
             return
         if self.position.asnumpy()[0] >= self.total - 1:
             self.said["over"] = True
@@ -368,4 +381,8 @@ class FasterSchedule(UpdateAround):
         carry = ops.cast(remainder >= self.updates, ms.int32)
         further = ops.depend(self.position, loss) + (self.whole - 1) + carry
         loss = ops.depend(loss, ops.assign(self.position, ops.minimum(further, self.last)))
-        return ops.depend(loss, ops.assign(self.remainder, remainder - carry * self.updates))
+        remainder -= carry * self.updates
+        if self.updates >= self.total:
+            has_ended = ops.cast(further > self.last, ms.int32)
+            remainder += has_ended * (self.updates - remainder)
+        return ops.depend(loss, ops.assign(self.remainder, remainder))

@@ -17,6 +17,7 @@ from mindspore_boost_ext.base.randomness import kept_random_numbers
 from mindspore_boost_ext.runtime.eval_copy import EvalCopy
 
 _ROUNDING = 1e-3  # relative error of a loss, also in float16
+_ORDER = 1e-4  # relative change of a loss by the order of samples; float16 rounds to 1e-5 of it
 _FEWEST = 4  # samples: they are divided into quarters
 
 
@@ -113,6 +114,35 @@ def _mixes(run: Run, may_add_up: bool, first: Tensor, *others: object) -> bool:
     # A constant, such as a penalty on weights, may be added to a sum.
     is_sum = may_add_up and abs((whole - one - other) - (one - sum(quarters))) <= slack
     return not (is_mean or is_sum or abs(whole - again) > slack)
+
+
+def depends_on_order(run: Run, *inputs: Any) -> bool:
+    """Return whether the loss changes if samples come in the reverse order.
+
+    That is so if the first axis is time. It is False if the loss differs from run to run.
+    """
+    backwards = np.arange(inputs[0].shape[0])[::-1]
+    whole, again, other = (
+        run(*each, losses_train=False).loss
+        for each in (inputs, inputs, _in_order(inputs, backwards))
+    )
+    if whole is None or again is None or other is None:
+        return False
+    slack = _ORDER * abs(whole)
+    return abs(whole - again) <= slack < abs(whole - other)
+
+
+def _in_order(inputs: Sequence[Any], order: np.ndarray) -> list[Any]:
+    """Return the inputs with their samples in another order."""
+    length = (*inputs[0].shape, 0)[1]
+    places = {len(order): order}
+    places[len(order) * length] = (order[:, None] * length + np.arange(length)).reshape(-1)
+    return [
+        Tensor(host_array(one)[places[one.shape[0]]], one.dtype)
+        if isinstance(one, Tensor) and one.ndim and one.shape[0] in places
+        else one
+        for one in inputs
+    ]
 
 
 def _some(inputs: Sequence[Any], first: int, end: int) -> list[Any]:

@@ -9,6 +9,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import innermost
+from mindspore_boost_ext.base.cells import check_cells
 from mindspore_boost_ext.base.learning_rate import take_in_rates
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.base.state import list_hidden_parameters
@@ -123,8 +124,7 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
 
     It raises a ``TypeError`` for anything that is not an optimizer, or no network.
     """
-    if not isinstance(network, nn.Cell):
-        raise TypeError(f"network must be a Cell, got {shown(network)}")
+    check_cells(network=network)
     if not hasattr(optimizer, "parameters"):
         raise TypeError(f"optimizer must be a MindSpore optimizer, got {shown(optimizer)}")
     for one in (optimizer, innermost(optimizer)):

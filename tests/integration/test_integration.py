@@ -529,3 +529,12 @@ def test_json_text_of_the_environment_gives_a_section_once(monkeypatch):
     monkeypatch.setenv("MINDSPORE_BOOST_EXT_CONFIG", text)
     with pytest.raises(ValueError, match="gradients given twice: keep one"):
         settings_from_outside()
+
+
+def test_a_step_cell_of_the_scripts_own_takes_nothing_from_the_environment(monkeypatch):
+    net = nets.MLP()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    own = nn.TrainOneStepCell(nn.WithLossCell(net, nets.loss_fn()), optimizer)
+    monkeypatch.setenv("MINDSPORE_BOOST_EXT_LEVEL", "O1")
+    with pytest.warns(NoEffectWarning, match="environment have no effect .* makes its own step"):
+        BoostModel(own)

@@ -761,7 +761,7 @@ def test_wrong_settings_are_named(settings, message):
 
 
 def test_a_network_must_be_a_cell():
-    with pytest.raises(TypeError, match="network must be a Cell, got int"):
+    with pytest.raises(TypeError, match="network must be a Cell, got 3"):
         LessBN(3)
 
 

@@ -172,6 +172,18 @@ def test_a_piece_of_padding_gives_way_to_one_of_its_sequence(mode, kind):
         )
 
 
+@pytest.mark.parametrize(
+    ("method", "scale"), [("truncate", 0.25), ("reshape", 0.25), ("reshape", 0.4)]
+)
+def test_labels_with_a_row_for_each_place_stay_beside_their_tokens(mode, method, scale):
+    """As those of shape (N, L) do: some scripts flatten them, or have a vector for each place."""
+    labels = np.arange(PADDED.size * 8).reshape((*PADDED.shape, 8)).astype(np.float32)
+    flat = labels.reshape(-1, 8)  # with as many numbers in a row as there are places
+    found = ShortSequences(scale, 1, method)(*map(Tensor, (PADDED, labels, flat, flat[:, 0])))
+    np.testing.assert_array_equal(found[2].asnumpy(), found[1].asnumpy().reshape(-1, 8))
+    np.testing.assert_array_equal(found[3].asnumpy(), found[1].asnumpy()[..., 0].reshape(-1))
+
+
 @pytest.mark.parametrize("rows", [1, 3, LENGTH])
 def test_an_input_of_other_samples_is_cut_as_it_is(mode, rows):
     """Such as a mask or the positions, which belong to no sample of the first input."""
@@ -403,12 +415,20 @@ class Masked(NextToken):
         return (losses * mask.reshape((-1,))).sum() / mask.sum()
 
 
+class TimeFirst(NextToken):
+    """The language model on batches of shape (L, N), as recurrent layers take them by default."""
+
+    def construct(self, tokens, targets):
+        return super().construct(tokens.T, targets.T, ms.ops.ones(1, ms.float32))
+
+
 MASK = np.ones((nets.BATCH, LENGTH), np.float32)
 MASK[::2, -3:] = 0
 RECIPES = {
     "language model": (Labelled, lambda x, y: (x, y), ""),
     "with a mask": (Masked, lambda x, y: (x, y, MASK), ""),
     "translation": (Taught, lambda x, y: (x, np.roll(y, 1, 1), y), "do not belong together"),
+    "time first": (TimeFirst, lambda x, y: (x.T, y.T), "changes with the order of its rows"),
     "two encoders": (TwoEncoders, lambda x, y: (x, y), "neither the mean nor the sum of those"),
 }
 

@@ -22,6 +22,7 @@ from test_short_schedule import (
 )
 
 from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
+from mindspore_boost_ext.integration.training import EndOfTraining
 
 BATCHES, PARTS = 4, 2
 CUT = {"parts": PARTS}
@@ -203,6 +204,20 @@ def test_a_model_stops_after_its_batches(mode):
     model, count = shortened(on_list, nets.MLP(), short_schedule=CUT), Count()
     model.train(3, epochs(3), callbacks=count, dataset_sink_mode=False)
     assert (count.steps, count.epochs) == (BATCHES, 2)
+
+
+@pytest.mark.parametrize("share", [0.4, 0.5, 0.6])  # 8, 10 and 12 updates at TOTAL rates
+@pytest.mark.parametrize("short", [0, 1])
+def test_the_end_is_the_last_update_also_where_several_have_the_last_rate(mode, share, short):
+    """The second batch may have one sample, and makes one update: then one more batch is due."""
+    section = {**CUT, "share": share}
+    step = shortened(on_list, nets.MLP(), short_schedule=section).train_network
+    end, over = EndOfTraining(step), []
+    for number, (x, y) in enumerate(nets.batches(round(share * TOTAL) + short)):
+        rows = 1 if number == short == 1 else len(x)
+        step(Tensor(x[:rows]), Tensor(y[:rows]))
+        over.append(end.is_now())
+    assert over == [False] * (len(over) - 1) + [True]
 
 
 def test_inputs_grow_by_the_updates(mode):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext.stages.trial import mixes_samples, on_trial
+from mindspore_boost_ext.stages.trial import depends_on_order, mixes_samples, on_trial
 
 
 class Counting(nn.Cell):
@@ -101,6 +101,23 @@ def test_a_loss_that_mixes_samples_is_told_by_its_halves(mode, name, rows):
     pair = [Tensor(random.normal(size=(rows, 3)).astype("f")) for _ in range(2)]
     with on_trial(LossOf(rule)) as run:
         assert mixes_samples(run, *pair) is compares
+
+
+IN_ORDER = {
+    "mean": (lambda one, labels: (one.sum(1) * labels.reshape((8, 2)).sum(1)).mean(), False),
+    "with noise": (lambda one, labels: (one + 9 * ops.standard_normal(one.shape)).mean(), False),
+    "along the first axis": (lambda one, labels: (ops.cumsum(one, 0) ** 2).mean(), True),
+}
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_a_loss_that_depends_on_the_order_of_samples_is_told(mode, name):
+    """Labels have a row for each of the two places of a sample, and go with it."""
+    rule, depends = IN_ORDER[name]
+    random = np.random.default_rng(0)
+    inputs = [Tensor(random.normal(size=size).astype("f")) for size in ((8, 2), (16,))]
+    with on_trial(LossOf(rule)) as run:
+        assert depends_on_order(run, *inputs) is depends
 
 
 class InTraining(nn.LossBase):
