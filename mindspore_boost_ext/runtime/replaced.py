@@ -65,7 +65,7 @@ FUNCTIONS = (
         "in PYNATIVE_MODE its gradient is one operator, and unused label smoothing is skipped",
     ),
     FunctionCure(
-        padding.pad, "MindSpore's gradient is wrong in graphs from the second step on: joined there"
+        padding.pad, "MindSpore's gradient is wrong in graphs from the second step on: padding is joined there"
     ),
     FunctionCure(
         clipping.clip_by_global_norm,
@@ -77,7 +77,7 @@ FUNCTIONS = (
     ),
     FunctionCure(
         masks.masked_fill,
-        "a mask of another shape is repeated first, which MindSpore looks up value by value",
+        "a smaller mask is repeated first; MindSpore would look up each value",
     ),
     FunctionCure(
         masks.where, "a number or a mask of another shape is repeated first, as in ops.masked_fill"
