@@ -65,7 +65,8 @@ FUNCTIONS = (
         "in PYNATIVE_MODE its gradient is one operator, and unused label smoothing is skipped",
     ),
     FunctionCure(
-        padding.pad, "MindSpore's gradient is wrong in graphs from the second step on: padding is joined there"
+        padding.pad,
+        "its gradient is wrong in graphs from the second step on: padding is joined there",
     ),
     FunctionCure(
         clipping.clip_by_global_norm,
