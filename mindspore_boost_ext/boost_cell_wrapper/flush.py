@@ -28,14 +28,15 @@ def batch_for(part: Update, last: tuple[Any, ...] | None) -> tuple[Any, ...] | N
 
     It is empty for an update that does not; ``last`` is the last one that counted.
     """
-    given = part.last_inputs()
-    if given is None and last is None:
+    if not part.takes_inputs:
+        return ()
+    if last is None:
         warn(
             "the accumulated gradients were not applied: flushing runs the network on the last "
             "batch, but the host has seen none, as in sink mode. Flush after a step outside of "
             "sink mode, or choose a window that divides the number of batches"
         )
-    return last if given is None else given
+    return last
 
 
 class Flush(nn.Cell):

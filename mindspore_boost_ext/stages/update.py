@@ -64,13 +64,6 @@ class Update(nn.Cell):
         """Take over what the script has set since the last run, such as rates."""
         take_in_rates(innermost(self.optimizer))
 
-    def last_inputs(self) -> tuple[Any, ...] | None:
-        """Return the batch to run the network on when a window is closed before it is full.
-
-        Empty if the part does not run the network; None for the last one, which the step keeps.
-        """
-        return None if self.takes_inputs else ()
-
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of the batch ``inputs``, shape (); 0 if the part runs no network."""
         return Tensor(0.0)
@@ -109,10 +102,6 @@ class UpdateAround(Update):
     def follow_script(self) -> None:
         """Let :attr:`inner` take it over."""
         self.inner.follow_script()
-
-    def last_inputs(self) -> tuple[Any, ...] | None:
-        """Return those of :attr:`inner`, if it runs the network."""
-        return self.inner.last_inputs() if self.inner.takes_inputs else super().last_inputs()
 
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss that :attr:`inner` returns."""

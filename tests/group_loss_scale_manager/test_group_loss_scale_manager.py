@@ -225,6 +225,27 @@ def test_an_overflow_between_groups_is_not_missed(mode):
     np.testing.assert_allclose(manager.group_scales(), expected, rtol=1e-6)
 
 
+class Loud(Chain):
+    """Its gradients are inf before they meet a marker."""
+
+    def construct(self, x):
+        return super().construct(x) * 1e30 * 1e30
+
+
+def test_an_overflow_of_the_loss_is_blamed_on_the_group_that_it_enters(mode):
+    manager = GroupLossScaleManager(4.0, [])
+    net = Loud(manager, [1.0, 1.0, 1.0])
+    manager.loss_scale_groups = [[factor] for factor in net.factors]
+    optimizer = nn.SGD(list(net.factors), 1.0)
+    step = BoostTrainOneStepWithLossScaleCell(net, optimizer, manager).set_train()
+    loss, overflow, _ = run(step, 2.0**-100)
+    assert np.isfinite(loss.asnumpy())
+    assert overflow
+    assert [float(factor.asnumpy()[0]) for factor in net.factors] == [1.0, 1.0, 1.0]
+    expected = oracles.group_scales([4.0] * 3, [[False, False, True]])
+    np.testing.assert_allclose(manager.group_scales(), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("marked", [[], [0], [0, 1], [0, 2]])
 def test_a_missing_marker_is_refused_before_anything_is_changed(mode, marked):
     """Gradients that do not carry a group's scale would be divided by it all the same."""

@@ -161,8 +161,9 @@ class Mixing(Block):
 def test_the_reason_names_the_argument_that_is_not_understood():
     net = Mixing()
     net.half = nn.SequentialCell(nn.SequentialCell(nn.Conv2d(WIDTH, WIDTH, 3), net.bn1))
-    reasons = [one.reason for one in less_bn(net).changes]
-    assert all(one.startswith("with share given, Mixing.construct was not") for one in reasons)
+    said = {one.name: one.reason.partition(" not ")[0] for one in less_bn(net).changes}
+    reason = "with share given, Mixing.construct was"
+    assert said == {"half.0.1": reason, "bn2": reason}
 
 
 # ---- Features that are put somewhere ----
@@ -532,7 +533,8 @@ def test_what_a_hook_on_another_layer_sees(name, kind):
 def test_a_hook_on_a_block_sees_what_enters_and_leaves_it_alone(kind):
     net = nn.SequentialCell(Block(), Block())
     getattr(net[1], f"register_{kind}")(lambda *_: None)
-    assert all(one.done == "removed" for one in less_bn(net).changes if "bn1" in one.name)
+    found = {one.name: one.done for one in less_bn(net).changes if "bn1" in one.name}
+    assert found == {"0.bn1": "removed", "1.bn1": "removed"}
 
 
 class Nested(Block):
