@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scripts
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.nn.optim.optimizer import opt_init_args_register
 from models import model_of
 
 from mindspore_boost_ext import BoostModel, FreezeOpt
@@ -397,6 +398,25 @@ def test_own_optimizer_that_calls_the_method(mode):
     install_centralization(optimizer, [0, -1])
     expected = values((2, 3), 3) - oracle(gradients(0)[0])
     np.testing.assert_allclose(trained(optimizer, 1)[0], expected, atol=1e-5)
+
+
+class Scaling(nn.Optimizer):
+    """Calls ``scale_grad`` alone."""
+
+    @opt_init_args_register
+    def __init__(self, params, learning_rate, loss_scale=1.0):
+        super().__init__(learning_rate, params, loss_scale=loss_scale)
+
+    def construct(self, gradients):
+        return ops.assign_sub(self.parameters[0], self.get_lr() * self.scale_grad(gradients)[0])
+
+
+def test_own_optimizer_that_only_divides_by_its_loss_scale(mode):
+    weight = Parameter(Tensor([[0.0, 0.0]]), name="weight")
+    optimizer = Scaling([weight], 1.0, loss_scale=8.0)
+    install_centralization(optimizer, [0])
+    optimizer((Tensor([[8.0, 24.0]]),))
+    assert weight.asnumpy().tolist() == [[1.0, -1.0]]  # -(gradient - 16) / 8
 
 
 def scale_grad(gradients):

@@ -45,6 +45,14 @@ def test_the_directions_are_those_of_the_svd(shape):
     assert pca.orthonormality_error(basis.components) < 1e-6  # the issue's demand
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_order_of_the_snapshots_does_not_matter(seed):
+    """A state that was saved belongs to directions with their signs."""
+    order = np.random.default_rng(seed).permutation(6)
+    found = principal_basis(walk()[order], K).components
+    np.testing.assert_allclose(found, principal_basis(walk(), K).components, atol=1e-6)
+
+
 def test_variances_over_many_decades_stay_orthonormal():
     scales = 10.0 ** (3 - np.arange(7))
     snapshots = np.random.default_rng(0).normal(size=(30, 7)) * scales  # variances 1e6 to 1e-6

@@ -512,6 +512,15 @@ def test_twa_starts_at_the_mean_of_the_snapshots(tmp_path):
     np.testing.assert_allclose(net.first.weight.asnumpy(), mean, atol=1e-6)
 
 
+def test_a_second_model_with_twa_keeps_what_was_trained():
+    net, settings = nets.MLP(), config({"method": "twa"})
+    optimizer = nets.momentum(net.trainable_params())
+    model_of(net, settings, optimizer, BoostModel)
+    net.second.bias.set_data(Tensor([7.0, 8.0, 9.0]))
+    model_of(net, settings, optimizer, BoostModel)
+    assert net.second.bias.asnumpy().tolist() == [7, 8, 9]
+
+
 def test_twa_needs_the_mean(tmp_path):
     basis = load_basis(nets.basis_file(), 7)
     save_basis(tmp_path / "basis.npy", basis)

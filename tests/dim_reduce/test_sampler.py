@@ -66,6 +66,18 @@ def test_epochs_and_steps_are_counted_over_several_calls(settings, numbers, tmp_
     assert len(sampler.snapshots()) == numbers
 
 
+def test_steps_are_counted_where_the_host_sees_every_other_one(tmp_path):
+    """As in sink mode: of the multiples of 3, it sees 6 and 12 at once, 3 and 9 a step later."""
+    sampler = TrajectorySampler(tmp_path, every=3, unit="step", initial=False)
+    told, found = ms.train.callback._callback.InternalCallbackParam(network=nets.MLP()), []
+    sampler.on_train_begin(ms.train.RunContext(told))
+    for told.cur_step_num in range(2, 14, 2):
+        before = len(sampler.snapshots())
+        sampler.on_train_step_end(ms.train.RunContext(told))
+        found += [told.cur_step_num] * (len(sampler.snapshots()) - before)
+    assert found == [4, 6, 10, 12]
+
+
 def test_the_epochs_of_a_run_that_goes_on_have_their_own_numbers(tmp_path):
     net, sampler = nets.MLP(), TrajectorySampler(tmp_path, every=2, initial=False)
     model = BoostModel(net, nets.loss_fn(), nets.momentum(net.trainable_params()))

@@ -112,6 +112,8 @@ FAST, STEADY, NOISE = [1.0] * 4, [0.05] * 8, [0.05, 0.05, -0.05, -0.05] * 2
         # The second part stops too late, or a little sooner; the last one always trains.
         ((FAST + NOISE + NOISE, FAST * 4 + NOISE[:4], FAST * 5), 1),
         ((FAST + NOISE + NOISE, FAST * 2 + NOISE + NOISE[:4], NOISE + NOISE + FAST), 2),
+        # Weights that grow tenfold: 2 of 20 is little, though 2 is much of the first change.
+        (([1.0] * 4 + [5.0] * 4 + [2.0, 2.0, -2.0, -2.0] * 3, FAST * 5, FAST * 5), 1),
         # The second part waits for the first.
         ((FAST * 5, FAST + NOISE + NOISE, FAST * 5), 0),
     ],
@@ -164,6 +166,11 @@ def test_steps_that_overflow_and_micro_batches_are_no_updates(mode):
         for _ in range(2):
             step(Tensor(move))
     assert step.observations()["grad_freeze_group"] == reference(moves)[-1] == 1
+
+
+def test_over_another_optimizer_it_goes_through_the_same_schedule():
+    optimizer = step_of(Steered()).optimizer
+    assert optimizer.over_other_parameters(optimizer.opt).position is optimizer.position
 
 
 def test_a_graph_cannot_look_at_weights(graph_mode):

@@ -172,6 +172,12 @@ def test_prefix_schedules_freeze_for_good(name):
     assert schedule.at(10**6) == wanted[-1]
 
 
+def test_errors_of_binary_fractions_move_no_step_and_no_group():
+    """0.55 * 100 is a little above 55, and 0.29 * 100 a little below 29."""
+    assert prefix_schedule(2, 100, start=0.55).groups[54:56] == (0, 1)
+    assert prefix_schedule(101, 100, "step", fraction=0.29, start=0.0).groups[0] == 29
+
+
 def test_schedules_wrap_or_hold_at_their_end():
     assert [FreezeSchedule((0, 1, 2)).at(step) for step in range(7)] == [0, 1, 2, 0, 1, 2, 0]
     held = FreezeSchedule((0, 1, 2), "hold")
@@ -363,12 +369,16 @@ def test_training_by_the_schedule_is_plain_training_with_the_frozen_put_back(nam
 
 @pytest.mark.parametrize(("kind", "moved"), [(nn.Rprop, 0.05), (nn.ASGD, 0.025)])
 def test_state_set_up_in_the_first_step_reaches_parameters_frozen_then(kind, moved, mode):
-    """Else Rprop's step size would start at its minimum, 1e-6, and ASGD's rate at 0."""
+    """Else Rprop's step size would start at its minimum, 1e-6, and ASGD's rate at 0.
+
+    Those that the optimizer lists first have another rate.
+    """
     net = two_layers()
     every = tuple(net.trainable_params())
-    optimizer = FreezeOpt(kind(every, 0.05), [every, every[2:]], [1, 0])
-    gradients = tuple(Tensor(np.full(one.shape, 0.5, np.float32)) for one in every)
-    optimizer.view(1)(gradients[2:])
+    plain = kind([{"params": every[2:], "lr": 0.2}, {"params": every[:2]}], 0.05)
+    optimizer = FreezeOpt(plain, [every, every[2:]], [1, 0])
+    gradients = tuple(Tensor(np.full(one.shape, 0.5, np.float32)) for one in plain.parameters)
+    optimizer.view(1)(gradients[:2])
     before = every[0].asnumpy().copy()
     optimizer.view(0)(gradients)
     # ASGD also shrinks the weights, by 1e-4 times the rate.

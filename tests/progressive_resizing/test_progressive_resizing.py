@@ -13,6 +13,7 @@ from models import model_of
 
 from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell, NoEffectWarning
 from mindspore_boost_ext.progressive_resizing import ResizedImages
+from mindspore_boost_ext.stages.phases import first_updates
 
 PHASES, TOTAL = [[0.25, 0.5], [0.25, 0.75]], 8
 SIZES = [4] * 2 + [6] * 2 + [8] * 6  # of the first ten updates
@@ -102,6 +103,7 @@ def resizing(net, loss_fn=None, boost=None, **arguments):
 @pytest.mark.parametrize(("scale", "multiple", "sizes"), [
     (0.5, 1, (4, 5)),
     (0.75, 1, (6, 8)),  # 7.5 is rounded up
+    (0.25, 1, (2, 3)),  # and so is 2.5
     (0.6, 4, (4, 8)),
     (0.01, 3, (3, 3)),
     (0.9, 6, (6, 10)),  # 12 would be more than there is
@@ -267,6 +269,23 @@ def test_a_network_that_fixes_the_size_is_refused_before_training(mode, net, los
     nets.assert_same(nets.weights(step), before)
 
 
+class Infinite(Net):
+    def construct(self, x):
+        return super().construct(x) * np.inf
+
+
+class OfAGraph(Net):
+    def construct(self, x):
+        raise RuntimeError("operator by operator this does not run")
+
+
+@pytest.mark.parametrize("kind", [Infinite, OfAGraph])
+def test_what_fails_at_full_size_too_is_no_matter_of_size(kind):
+    step = resizing(kind(), nets.loss_fn()).train_network
+    step.look_before_first(*map(Tensor, batches(1)[0]))
+    assert step.report()["progressive_resizing"].status == "applied"
+
+
 @pytest.mark.parametrize("images", [True, False])
 def test_a_network_that_fixes_the_size_may_be_left_alone(mode, images):
     """Plain training then, whether its inputs are images or not."""
@@ -347,6 +366,12 @@ def test_a_training_that_ends_on_small_images_warns():
         model.train(1, data, dataset_sink_mode=False)
 
 
+def test_updates_made_before_count_towards_the_full_size():
+    step = resizing(Net(), nets.loss_fn()).train_network
+    step.parameters_dict()["boost.progressive_resizing.updates"].set_data(Tensor(4, ms.int32))
+    step.expect_training(1, 1)  # of update 5: a warning would be an error
+
+
 def test_the_report_says_when_sizes_change():
     row = resizing(Net(), nets.loss_fn()).train_network.report()["progressive_resizing"]
     expected = "scale 0.5 until update 2, scale 0.75 until update 4 of 8, then full size"
@@ -408,6 +433,10 @@ def test_sizes_rounded_to_the_same_are_one_variant(mode, phases, multiple, sizes
 def test_settings_are_checked(section, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         AutoBoost("O1", {"progressive_resizing": section})
+
+
+def test_phases_begin_at_the_nearest_update():
+    assert first_updates([0.29, 0.2], 100) == (0, 29, 49)  # 0.29 * 100 is a little below 29
 
 
 def test_shares_may_add_up_to_exactly_what_is_allowed():

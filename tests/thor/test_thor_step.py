@@ -16,6 +16,7 @@ from models import model_of
 from thor_cases import DAMPING, Weighted, pairs, reference, train_layer
 
 from mindspore_boost_ext import (
+    Algorithm,
     AutoBoost,
     BoostModel,
     BoostTrainOneStepCell,
@@ -493,13 +494,20 @@ def test_a_step_of_its_own_is_refused():
         ConvertModelUtils().convert_to_thor_model(ms.Model(foreign), foreign)
 
 
+class Own(Algorithm):
+    switch = "own"
+
+
 def test_level_and_settings_of_a_converted_model_stay_in_force():
     net = nets.MLP()
     thor = THOR(net, 0.1, 0.1, 0.9)
-    model = model_of(net, {**OFF, "gradients": {"clip_norm": 1.0}}, thor)
+    own = Own()
+    settings = {**OFF, "gradients": {"clip_norm": 1.0}}
+    model = model_of(net, settings, thor, BoostModel, algorithms=[own])
     converted = ConvertModelUtils().convert_to_thor_model(
         model, net, nets.loss_fn(), thor, frequency=2
     )
+    assert list(converted.train_network.auto_boost.own) == [own]
     assert converted.train_network.report()["gradient clipping"].status == "applied"
     assert converted.train_network.clip_norm == 1.0
     plain = ConvertModelUtils().convert_to_thor_model(
