@@ -298,8 +298,6 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         if id(variant) not in self._prepared:
             _compat.share_compile_settings(self, variant)
             self._prepared.add(id(variant))
-        if variant.training != self.training:
-            variant.set_train(self.training)
         with self.choice_part.chooser.running(index):
             return self.choice_part.run(variant, *inputs, **kwargs)
 

@@ -19,6 +19,7 @@ from mindspore_boost_ext import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
     BoostWarning,
+    FreezeOpt,
     GroupLossScaleManager,
     make_train_step,
     read_history,
@@ -319,6 +320,26 @@ def test_a_fixed_scale_that_skips_all_steps_is_told_once(pynative_mode, scale):
         step(x)
 
 
+def test_an_overflow_at_the_fixed_scale_1_is_told_at_once(pynative_mode):
+    step = scaled_step(Product(), Tensor(1.0))
+    with pytest.warns(BoostWarning, match="the network itself makes inf or nan"):
+        step(Tensor([np.inf], ms.float16))
+
+
+def test_it_is_told_once_though_two_groups_train_in_turn(pynative_mode):
+    net = nets.MLP()
+    every = net.trainable_params()
+    optimizer = FreezeOpt(nets.momentum(every), [every, every[2:]], [0, 1])
+    step = scaled_step(nn.WithLossCell(net, nets.loss_fn()), Tensor(8.0), optimizer)
+    x, y = nets.batches(1)[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(24):
+            step(Tensor(x * np.inf), Tensor(y))
+    (told,) = [str(one.message) for one in caught if issubclass(one.category, BoostWarning)]
+    assert "overflowed at the fixed loss scale 8" in told
+
+
 MANAGERS = {
     "default of the level": lambda: {},
     "none": lambda: {"loss_scale_manager": None},
@@ -495,6 +516,23 @@ def test_an_optimizer_may_have_no_scale():
 
     net = nn.Dense(3, 2)
     BoostTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), NoScale(net.trainable_params()))
+
+
+class Holding(nn.Cell):
+    """A user's own Cell around an optimizer."""
+
+    def __init__(self, opt):
+        super().__init__(auto_prefix=False)
+        self.opt, self.parameters = opt, opt.parameters
+
+    def construct(self, gradients):
+        return self.opt(gradients)
+
+
+def test_the_scale_of_an_optimizer_within_another_cell_counts():
+    net = nn.Dense(3, 2)
+    optimizer = Holding(nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=8.0))
+    BoostTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer, 8.0)
 
 
 def test_a_scale_within_an_optimizer_of_the_users_has_a_remedy():

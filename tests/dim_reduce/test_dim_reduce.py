@@ -14,7 +14,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, experimental, nn, ops
 from models import loss_of, model_of
 
 from mindspore_boost_ext import (
@@ -24,6 +24,7 @@ from mindspore_boost_ext import (
     BoostTrainOneStepWithLossScaleCell,
     BoostWarning,
     DimReduce,
+    make_train_step,
 )
 from mindspore_boost_ext.cli.run import peak_mib
 from mindspore_boost_ext.dim_reduce import setup as subspace
@@ -487,6 +488,18 @@ def test_p_sgd_gives_the_optimizer_the_projected_gradient(mode):
     after = np.concatenate([one.asnumpy().reshape(-1) for one in net.trainable_params()])
     rows = np.float64(load_basis(nets.basis_file(), 7).components)
     np.testing.assert_allclose(before - after, 0.1 * rows.T @ (rows @ gradient), atol=1e-6)
+
+
+def test_p_sgd_follows_the_rate_that_a_script_sets_in_param_groups(graph_mode):
+    net = nets.MLP()
+    optimizer = experimental.optim.SGD(net.trainable_params(), lr=0.1)
+    settings = config({"method": "p-sgd"})
+    step = make_train_step(net, nets.loss_fn(), optimizer, level="O1", config=settings)
+    run(step, nets.batches(1))
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = nets.weights(net)
+    run(step, nets.batches(1))
+    nets.assert_same(nets.weights(net), before)
 
 
 def test_groups_in_another_order_keep_their_columns():

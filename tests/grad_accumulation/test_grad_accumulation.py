@@ -224,16 +224,25 @@ def test_a_window_longer_than_an_epoch_is_told_once_without_any_callback(kind, c
 
 
 @pytest.mark.parametrize(
-    ("epochs", "words"),
+    ("held", "epochs", "words"),
     [
-        (1, "epoch: this call makes no update, and the window"),
-        (2, "epoch: the window carries over"),
+        (0, 1, "epoch: this call makes no update, and the window"),
+        (0, 2, "epoch: the window carries over"),
+        (1, 1, "epoch: the window carries over"),
     ],
 )
-def test_a_training_without_an_update_is_told(epochs, words):
+def test_a_training_without_an_update_is_told(held, epochs, words):
     step = model_of(nets.MLP(), config()).train_network
+    step.window_part.counter.set_data(Tensor(held, ms.int32))
     with pytest.warns(BoostWarning, match=words):
         step.expect_training(epochs, 2)
+
+
+def test_epochs_before_the_first_do_not_count(pynative_mode):
+    with pytest.warns(BoostWarning, match="this call makes no update"):
+        model_of(nets.MLP(), config()).train(
+            4, nets.dataset(2), dataset_sink_mode=False, initial_epoch=3
+        )
 
 
 def test_a_window_that_fits_into_an_epoch_is_not_told():

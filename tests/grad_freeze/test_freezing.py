@@ -222,6 +222,19 @@ def test_settings_given_after_the_build_reach_the_groups(graph_mode):
         assert [one.shape for one in used.get_inputs()] == [one.shape for one in step.get_inputs()]
 
 
+def test_a_flush_trains_the_group_whose_turn_it_is(pynative_mode):
+    net = nets.Deep(hidden=1)
+    settings = config(accumulate=2, param_groups=2, schedule=[0, 1])
+    step = decaying(net, settings).train_network
+    for x, y in nets.batches(3):  # an update of group 0, and half a window of group 1
+        step(Tensor(x), Tensor(y))
+    before = nets.weights(net)
+    assert step.flush_accumulation()
+    moved = {name for name, value in nets.weights(net).items() if (value != before[name]).any()}
+    assert moved == {one.name for one in step.optimizer.train_parameter_groups[1]}
+    assert len(moved) < len(before)
+
+
 def test_a_freeze_opt_of_the_users_own_is_taken_as_it_is():
     net = nets.Deep()
     every = net.trainable_params()

@@ -415,6 +415,15 @@ def test_the_gradient_of_the_input_is_nobodys_overflow(mode):
     assert not bool(overflow)
 
 
+def test_the_gradient_of_the_input_is_not_blamed_on_group_1_where_group_2_overflows(mode):
+    """dw2 = 4 * 1e38 is inf, as is dx; what group 2 hands on is 4, and so is dw1."""
+    manager, step = chain([4.0, 4.0], [1e38, 1.0])
+    _, overflow, _ = run(step, 1.0)
+    assert overflow
+    expected = oracles.group_scales([4.0, 4.0], [[False, True]])
+    np.testing.assert_allclose(manager.group_scales(), expected, rtol=1e-6)  # float32
+
+
 class LeNet(nn.Cell):
     """The network of the API text: convolutions are group 1, dense layers group 2."""
 

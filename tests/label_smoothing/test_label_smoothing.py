@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from mindspore_boost_ext import AutoBoost, make_train_step
+from mindspore_boost_ext import AutoBoost, make_train_step, restore, save_checkpoint
 from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.label_smoothing.algorithm import SmoothedLoss
 
@@ -132,6 +132,13 @@ def test_a_class_that_is_masked_out_gets_no_share(mode):
     np.testing.assert_allclose(net.head.weight.asnumpy(), expected, rtol=2e-6, atol=2e-6)
 
 
+def test_in_evaluation_the_gradient_is_that_of_the_labels(pynative_mode):
+    loss, logits = SmoothedLoss(softmax_loss(True), SHARE).set_train(False), X[:, :3]
+    found = ms.grad(loss)(Tensor(logits), Tensor(SPARSE)).asnumpy()
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(found, (shares - np.eye(3)[SPARSE]) / 6, atol=1e-7)  # float32
+
+
 def test_an_infinite_loss_is_shown_as_it_is_and_trains(mode):
     """MindSpore's is infinite where the right class has the share 0 in float32."""
     net, step = step_of(softmax_loss(True))
@@ -234,6 +241,22 @@ def test_a_language_model_is_refused_or_trains_as_ever(mode):
     assert step.train_network.report()["label_smoothing"].status == "skipped"
     for one, other in zip(net.trainable_params(), twin.trainable_params()):
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy(), err_msg=one.name)
+
+
+def test_it_stays_out_of_a_training_that_a_language_model_has_begun(pynative_mode, tmp_path):
+    """Though the first batch after the restore has one class a sample."""
+    tokens, labels = np.arange(12, dtype=np.int32) % 5, Tensor(np.arange(12, dtype=np.int32) % 3)
+    found = []
+    for restored in (False, True):
+        _, first = step_of(softmax_loss(True), EachPlace(), if_unfit="skip")
+        if restored:
+            _, begun = step_of(softmax_loss(True), EachPlace(), if_unfit="skip")
+            begun(Tensor(tokens.reshape(2, 6)), labels)
+            save_checkpoint(begun.train_network, tmp_path / "run.ckpt", append_dict={"epoch": 1})
+            restore(first.train_network, tmp_path / "run.ckpt")
+        first(Tensor(tokens.reshape(12, 1)), labels)
+        found.append(first.train_network.report()["label_smoothing"].status)
+    assert found == ["applied", "skipped"]
 
 
 def test_a_stream_of_tokens_is_a_language_model_too(pynative_mode):

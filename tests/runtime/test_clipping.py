@@ -73,6 +73,13 @@ def test_what_comes_back_is_held_as_mindspores_is(mode, untuned, cell):
     assert (type(found), len(found)) == (type(expected), len(expected))
 
 
+def test_a_list_outside_a_graph_comes_back_as_mindspores_does(mode):
+    found, expected = (
+        one(tensors(GRADIENTS), 1.0) for one in (clipping.clip_by_global_norm, clipping.ORIGINAL)
+    )
+    assert type(found) is type(expected)
+
+
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 0.0, 1e25])
 def test_odd_numbers_give_what_mindspores_function_does(mode, untuned, odd):
     """All of them 0 as well; squares that leave float32 make everything 0 there."""

@@ -360,6 +360,10 @@ TAUGHT = {
     "positions that begin anew": (lambda x, y: (LINE % 3, y), False),
     "filled positions": (lambda x, y: (LINE * (LINE < 3), (TARGETS + 5) * (LINE < 3)), False),
     "sparse features": (lambda x, y: (3 * (LINE == 4), 2 * (LINE == 2)), False),
+    "one label each": (
+        lambda x, y: (TARGETS, np.where(LINE == 3, np.roll(TARGETS, -1, 1), -100)),
+        False,
+    ),
     "no labels": (lambda x, y: (TARGETS, np.full_like(TARGETS, -100)), False),
     "types": (lambda x, y: (1 + LINE % 2, y), False),
 }
@@ -482,6 +486,22 @@ def test_with_skip_the_error_of_a_network_is_its_own(mode):
     row = step.report()["seq_length_warmup"]
     assert row.status == "skipped"
     assert row.reason.startswith("cannot be tried on the first batch: ")
+
+
+class OfWholeBatches(Labelled):
+    def construct(self, tokens, targets):
+        if tokens.shape[0] < BATCH:
+            raise ValueError("too few samples")
+        return super().construct(tokens, targets)
+
+
+def test_with_skip_a_network_that_fails_on_half_a_batch_is_left_alone():
+    """Whether its loss compares samples is not known."""
+    step = step_of(OfWholeBatches(), if_unfit="skip", method="reshape")
+    step.look_before_first(*map(Tensor, batches(1)[0][:2]))
+    row = step.report()["seq_length_warmup"]
+    assert row.status == "skipped"
+    assert row.reason.startswith("the loss cannot be tried on half of the first batch: ")
 
 
 @pytest.mark.parametrize("net", [Tried, Positions])

@@ -73,6 +73,13 @@ def test_in_a_graph_of_its_own_it_is_the_same(graph_mode, beside):
     nets.assert_same(*trained)
 
 
+def test_each_batch_counts_as_several_updates_where_freezing_begins():
+    """In the second half of 8 updates, so of 4 batches: a warning would be an error."""
+    freezing = {"param_groups": 2, "schedule": "step", "prefix_start": 0.5, "total_steps": 8}
+    step = shortened(on_list, nets.Deep(), short_schedule=CUT, grad_freeze=freezing).train_network
+    step.expect_training(1, BATCHES)
+
+
 @pytest.mark.parametrize("samples", [7, 3, 1])
 def test_parts_need_not_be_equal(mode, samples):
     """Of seven three and four; of three none is cut off alone: BatchNorm needs two."""

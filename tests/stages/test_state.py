@@ -87,6 +87,26 @@ def test_parameters_keep_their_memory_when_nothing_is_set(mode):
     assert [one.data_ptr() for one in step.get_parameters()] == places
 
 
+class Rows(nn.Cell):
+    """Numbers that are not trained, as many as the script likes."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = ms.Parameter(Tensor([1.0]), name="weight")
+        self.rows = ms.Parameter(Tensor([1.0, 2.0]), name="rows", requires_grad=False)
+
+    def construct(self):
+        return (self.weight * self.rows).sum()
+
+
+def test_a_parameter_may_get_another_shape(pynative_mode):
+    net = Rows()
+    step = BoostTrainOneStepCell(net, nn.SGD(net.trainable_params(), 0.0))
+    assert step().asnumpy() == 3
+    net.rows.set_data(Tensor([1.0, 2.0, 4.0]), slice_shape=True)
+    assert step().asnumpy() == 7
+
+
 class Pair(nn.Cell):
     """Two weights, of which each is exchanged for the other while it trains."""
 

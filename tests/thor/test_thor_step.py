@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 
 import contract
@@ -642,17 +641,22 @@ def test_a_compiled_network_that_goes_on_between_two_refreshes_is_refused():
         second(*batches[0])
 
 
-def test_a_refresh_that_a_window_closed_early_has_missed_comes_next(mode):
+@pytest.mark.parametrize("wrap", [lambda step: step, nets.Outer], ids=["step", "within a graph"])
+def test_a_refresh_that_a_window_closed_early_has_missed_comes_next(mode, wrap):
     """Windows of four that a flush closes after three, as at the end of each epoch."""
     steps = pairs(6)
     config = {
         "boost": {"grad_accumulation": True, "grad_freeze": False},
         "grad_accumulation": {"grad_accumulation_step": 4},
     }
-    make = functools.partial(boosted, config=config)
-    step, optimizer = train_layer(
-        steps[:3], step=lambda net, own: make(net, own), frequency=1, momentum=0.0
-    )
+    made = []
+
+    def make(net, own):
+        made.append(boosted(net, own, config))
+        return wrap(made[0])
+
+    outer, optimizer = train_layer(steps[:3], step=make, frequency=1, momentum=0.0)
+    (step,) = made
     weight = nets.fill(nn.Dense(3, 2, has_bias=False)).weight.asnumpy().astype(np.float64)
     for has_factors, window in enumerate((steps[:3], steps[3:])):
         gradient = sum(np.float64(t).T @ x for x, t in window) / 8 / 3
@@ -660,7 +664,7 @@ def test_a_refresh_that_a_window_closed_early_has_missed_comes_next(mode):
             weight -= 0.1 * gradient
         else:
             for x, t in window:
-                step(Tensor(x), Tensor(t))
+                outer(Tensor(x), Tensor(t))
             a, g = oracle.second_moment(window[0][0]), oracle.second_moment(window[0][1])
             weight -= 0.1 * oracle.kronecker_solve(gradient, a, g, np.sqrt(DAMPING))
         assert step.flush_accumulation()
