@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mindspore_boost_ext import BoostModel, TrajectorySampler, make_train_step
+from mindspore_boost_ext._compat import CallbackParameters
 from mindspore_boost_ext.dim_reduce.snapshots import layout_of, read_snapshots, snapshot_files
 
 
@@ -69,7 +70,7 @@ def test_epochs_and_steps_are_counted_over_several_calls(settings, numbers, tmp_
 def test_steps_are_counted_where_the_host_sees_every_other_one(tmp_path):
     """As in sink mode: of the multiples of 3, it sees 6 and 12 at once, 3 and 9 a step later."""
     sampler = TrajectorySampler(tmp_path, every=3, unit="step", initial=False)
-    told, found = ms.train.callback._callback.InternalCallbackParam(network=nets.MLP()), []
+    told, found = CallbackParameters(network=nets.MLP()), []
     sampler.on_train_begin(ms.train.RunContext(told))
     for told.cur_step_num in range(2, 14, 2):
         before = len(sampler.snapshots())
