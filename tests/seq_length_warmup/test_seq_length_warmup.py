@@ -517,7 +517,9 @@ def test_with_skip_the_warning_of_an_early_end_waits_for_the_first_batch(net):
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 4, 5)])
 def test_inputs_that_are_no_sequences_are_refused(shape):
     step = step_of(Positions())
-    with pytest.raises(ValueError, match=r"is for sequences, .* of shape \(N, L\) or \(N, L, feat"):
+    with pytest.raises(
+        ValueError, match=r"a batch of sequences, of shape \(N, L\) or \(N, L, feat"
+    ):
         step(Tensor(np.ones(shape, np.float32)))
 
 
