@@ -162,8 +162,8 @@ class SeqLengthAlgorithm(GrowingInputs):
             return
         found = f"shape {first.shape}" if isinstance(first, Tensor) else shown(first)
         raise ValueError(
-            "the first input must be a batch of sequences, of shape (N, L) or (N, L, features), got "
-            f"{found}: leave seq_length_warmup out"
+            "the first input must be a batch of sequences, of shape (N, L) or (N, L, features), "
+            f"got {found}: leave seq_length_warmup out"
         )
 
     def check_loss(self, run: Run, *inputs: Any) -> None:
