@@ -49,9 +49,9 @@ class TrainStep:
 
     Inputs:
         - **\*batch** (tuple(Tensor)) - the inputs of the network; with a ``loss_fn`` one input and
-          the label. If an evaluation has left all layers in evaluation mode, they train again,
-          except for those that did not in the step before, such as a frozen teacher (before the
-          first step: when this was made).
+          the label. If an evaluation has left the network, or all of its layers, in evaluation
+          mode, they train again, except for layers that did not in the step before, such as a
+          frozen teacher (before the first step: when this was made).
 
     Outputs:
         Tensor, the loss as the network gives it, not multiplied by a loss scale.
@@ -71,8 +71,7 @@ class TrainStep:
         self.scale: Tensor | None = None
         self._network, self._takes_a_label = network, takes_a_label
         self._all_cells = [one for _, one in network.cells_and_names()]
-        layers = [one for one in self._all_cells if _compat.own_parameters(one)]
-        self._layers = layers or [network]
+        self._layers = [one for one in self._all_cells if _compat.own_parameters(one)]
         self._scales = isinstance(train_network, nn.TrainOneStepWithLossScaleCell) or hasattr(
             train_network, "scale_part"
         )
@@ -116,12 +115,14 @@ class TrainStep:
         return self
 
     def _is_at_rest(self) -> bool:
-        """Return whether every layer with weights is in evaluation mode.
+        """Return whether the network, or every layer in it with weights, is in evaluation mode.
 
-        The Cell around them may not be, if a network that is part of one with its loss was
-        evaluated; or be alone, if a script then lets some layers train.
+        Only the layers are, if a network that is part of one with its loss was evaluated. Only some
+        are, if the step of another network, which has the others, too, has run since.
         """
-        return not any(one.training for one in self._layers)
+        if not self._network.training:
+            return True
+        return bool(self._layers) and not any(one.training for one in self._layers)
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""
@@ -262,8 +263,8 @@ def make_train_step(
     network has several outputs, their sum is minimised, as by ``nn.TrainOneStepCell``. Apply
     ``ops.stop_gradient`` to outputs that are no loss.
 
-    The network trains from here on. If some of it was in training mode before, parts in evaluation
-    mode stay so, such as a frozen teacher. If nothing was, as in a new network, call
+    The network trains from here on. If it was in training mode before, parts of it in evaluation
+    mode stay so, such as a frozen teacher. If it was not, as a new network is not, call
     ``part.set_train(False)`` afterwards, right before the first step.
 
     Args:
@@ -311,9 +312,8 @@ def make_train_step(
             "construct takes output and label, or let the network return its loss, and give None"
         )
     manager = {} if loss_scale_manager is None else {"loss_scale_manager": loss_scale_manager}
-    cells = list(network.cells_and_names())
-    has_mode = any(one.training for _, one in cells)  # a new network has none
-    resting = {name for name, one in cells if has_mode and not one.training}
+    cells = network.cells_and_names() if network.training else ()
+    resting = {name for name, one in cells if not one.training}
     cell = boosted_build_train_network(
         ms.amp.build_train_network,
         network,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,16 +18,17 @@ from mindspore_boost_ext.base.randomness import kept_random_numbers
 from mindspore_boost_ext.runtime.eval_copy import EvalCopy
 
 _ROUNDING = 1e-3  # relative error of a loss, also in float16
-_ORDER = 1e-4  # relative change of a loss by the order of samples; float16 rounds to 1e-5 of it
+_ORDER = 1e-4  # relative change of a loss; by the order of samples alone it is 1e-6 in float32
 _FEWEST = 4  # samples: they are divided into quarters
 
 
 class Outcome(NamedTuple):
-    """The result of a run: the shapes of its outputs, whether all are finite, and the loss."""
+    """The result of a run: shapes of all outputs, whether these are finite, and the loss."""
 
     shapes: list[tuple[int, ...]]
     is_finite: bool
     loss: float | None  # sum of the first output: a step minimises the sum of several values
+    rounding: float  # relative, of the first output
 
 
 Run = Callable[..., Outcome]
@@ -83,7 +85,9 @@ def _outcome(outputs: object) -> Outcome:
     values = [host_array(one) for one in leaves(outputs) if isinstance(one, Tensor)]
     finite = all(np.isfinite(one).all() for one in values if np.issubdtype(one.dtype, np.floating))
     loss = float(values[0].astype(np.float64).sum()) if values else None
-    return Outcome([one.shape for one in values], finite, loss)
+    is_real = bool(values) and np.issubdtype(values[0].dtype, np.floating)
+    rounding = float(np.finfo(values[0].dtype).eps) if is_real else 0.0
+    return Outcome([one.shape for one in values], finite, loss, rounding)
 
 
 def mixes_samples(run: Run, first: Tensor, *others: object, may_add_up: bool = True) -> bool:
@@ -122,13 +126,10 @@ def depends_on_order(run: Run, *inputs: Any) -> bool:
     That is so if the first axis is time. It is False if the loss differs from run to run.
     """
     backwards = np.arange(inputs[0].shape[0])[::-1]
-    whole, again, other = (
-        run(*each, losses_train=False).loss
-        for each in (inputs, inputs, _in_order(inputs, backwards))
-    )
-    if whole is None or again is None or other is None:
-        return False
-    slack = _ORDER * abs(whole)
+    orders = inputs, inputs, _in_order(inputs, backwards)
+    found = [run(*each, losses_train=False) for each in orders]
+    whole, again, other = (math.nan if one.loss is None else one.loss for one in found)
+    slack = max(_ORDER, 2 * found[0].rounding) * abs(whole)
     return abs(whole - again) <= slack < abs(whole - other)
 
 

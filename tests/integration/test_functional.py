@@ -436,19 +436,19 @@ def test_what_rested_before_the_step_was_made_rests_after_a_first_evaluation(pyn
     assert (net.training, net.student[1].training, net.teacher[1].training) == (True, True, False)
 
 
-@pytest.mark.parametrize("is_before", [True, False])
-def test_only_the_layers_that_a_script_lets_train_do(pynative_mode, is_before):
-    """As in ``net.set_train(False); net.head.set_train()`` of transfer learning."""
-    net = Pupil()
-    optimizer = nn.SGD(net.trainable_params(), 0.1)
-    step = None if is_before else make_train_step(net, None, optimizer, config=OFF)
-    net.set_train(False)
-    net.student.set_train()
-    step = step or make_train_step(net, None, optimizer, config=OFF)
+def test_layers_of_two_networks_train_again_after_both_were_evaluated(pynative_mode):
+    """The first step wakes the layers that they share; the others of the second still rest."""
+    body, nets_, steps = nn.Dense(4, 3), [], []
     for _ in range(2):
-        step(Tensor(np.ones((8, 4), np.float32)))
-    assert (net.training, net.student[1].training, net.teacher[1].training) == (False, True, False)
-    np.testing.assert_array_equal(net.teacher[1].moving_mean.asnumpy(), 0)
+        nets_.append(nn.SequentialCell(body, nn.Dense(3, 3), nn.BatchNorm1d(3)))
+        optimizer = nn.SGD(nets_[-1].trainable_params(), 0.1)
+        steps.append(make_train_step(nets_[-1], None, optimizer, config=OFF))
+    for _ in range(2):
+        for net in nets_:
+            net.set_train(False)
+        for net, step in zip(nets_, steps):
+            step(Tensor(np.ones((8, 4), np.float32)))
+            assert all(one.training for _, one in net.cells_and_names())
 
 
 @pytest.mark.parametrize("level", ["O0", "O1"])

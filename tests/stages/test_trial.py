@@ -30,7 +30,7 @@ def test_all_outputs_are_looked_at_and_parameters_restored(mode, value):
     net = Counting()
     with on_trial(net) as run:
         found = [run(Tensor(np.full((2, 3), value, np.float32))) for _ in range(2)]
-    assert found == [([(), (2, 3), (), (2, 3)], value == 1.0, value)] * 2
+    assert found == [([(), (2, 3), (), (2, 3)], value == 1.0, value, 2.0**-23)] * 2
     assert net.runs.asnumpy().tolist() == [0]
 
 
@@ -106,6 +106,7 @@ def test_a_loss_that_mixes_samples_is_told_by_its_halves(mode, name, rows):
 IN_ORDER = {
     "mean": (lambda one, labels: (one.sum(1) * labels.reshape((8, 2)).sum(1)).mean(), False),
     "with noise": (lambda one, labels: (one + 9 * ops.standard_normal(one.shape)).mean(), False),
+    "of float16": (lambda one, labels: (one.half() ** 2).mean(), False),
     "along the first axis": (lambda one, labels: (ops.cumsum(one, 0) ** 2).mean(), True),
 }
 
