@@ -255,6 +255,17 @@ def test_rates_that_are_made_for_another_length_are_warned_of(updates, is_told):
         model.train_network.expect_training(2, 2)
 
 
+class InGraphsOnly(nn.learning_rate_schedule.LearningRateSchedule):
+    def construct(self, step):
+        raise RuntimeError("operator by operator this does not run")
+
+
+def test_a_schedule_that_the_host_cannot_run_is_no_reason_to_stop():
+    net = nets.MLP()
+    model = shortened(lambda params: nn.SGD(params, InGraphsOnly()), net)
+    model.train_network.expect_training(2, 2)
+
+
 def test_a_run_that_is_resumed_within_an_epoch_skips_the_batches_that_it_has_seen():
     """They count as made, and again as batches of the epoch that the loop reads anew."""
     model = shortened(on_list, nets.MLP())
