@@ -31,8 +31,8 @@ _MOSTLY = 0.9  # share of the places of a batch: padding may differ
 class ShortSequences(nn.Cell):
     r"""Makes the sequences of a batch shorter.
 
-    It shortens all inputs whose second axis is as long as that of the first input, and those with
-    a row for each place, as labels of shape :math:`(N L)`. If it reshapes,
+    It shortens all inputs whose second axis is as long as that of the first input, and
+    integer labels of shape :math:`(N L)`. If it reshapes,
     and :math:`l` does not divide :math:`L`, it leaves out the last :math:`L \bmod l` places. A
     piece of padding alone gives way, in all inputs, to the first other piece of its sequence:
     attention that masks padding with -inf has no result for it. Padding is what repeats the last
@@ -51,7 +51,7 @@ class ShortSequences(nn.Cell):
 
     Outputs:
         tuple of all inputs, those of length :math:`L` in shape :math:`(N, l, ...)`, or
-        :math:`(N \lfloor L / l \rfloor, l, ...)`; with a row for each place these are one axis.
+        :math:`(N \lfloor L / l \rfloor, l, ...)`; labels of one axis keep it.
 
     Examples:
         >>> from mindspore import Tensor
@@ -76,10 +76,8 @@ class ShortSequences(nn.Cell):
             short = min(max(short, _SHORTEST_PIECE), length)
         result = ()
         for one in inputs:
-            if isinstance(one, Tensor) and _has_a_row_for_each_place(one.shape, inputs[0].shape):
-                rest = one.shape[1:]
-                rows = self._cut(one.reshape((-1, length, *rest)), short, inputs[0])
-                one = rows.reshape((-1, *rest))
+            if isinstance(one, Tensor) and _are_flat_labels(one, inputs[0]):
+                one = self._cut(one.reshape((-1, length)), short, inputs[0]).reshape((-1,))
             elif isinstance(one, Tensor) and one.ndim > 1 and one.shape[1] == length:
                 one = self._cut(one, short, inputs[0])
             result += (one,)  # type: ignore[assignment]
@@ -134,11 +132,19 @@ def _has_same_samples(shape: tuple[int, ...], first: tuple[int, ...]) -> bool:
     return first[0] != 0 and (shape[0] == first[0] or {shape[0], first[0]} & {None, -1} != set())
 
 
+def _are_flat_labels(one: Tensor, first: Tensor) -> bool:
+    """Return whether an input is integers, one for each place of the sequences of the first one.
+
+    Floats may be weights of as many classes, and with one sequence integers may be its positions.
+    """
+    is_integer = one.dtype in (ms.int32, ms.int64)
+    return is_integer and one.ndim == 1 and _has_each_place(one.shape, first.shape)
+
+
 @ops.constexpr(check=False)
-def _has_a_row_for_each_place(shape: tuple[int, ...], first: tuple[int, ...]) -> bool:
-    """Return whether an input has a row for each place of the sequences of the first one."""
-    known = shape and not {shape[0], *first[:2]} & {None, -1}
-    return bool(known) and first[1] > 1 and shape[0] == first[0] * first[1] > 0
+def _has_each_place(shape: tuple[int, ...], first: tuple[int, ...]) -> bool:
+    known = not {shape[0], *first[:2]} & {None, -1}
+    return known and first[0] > 1 and first[1] > 1 and shape[0] == first[0] * first[1]
 
 
 class SeqLengthAlgorithm(GrowingInputs):

@@ -18,7 +18,7 @@ from mindspore_boost_ext.base.randomness import kept_random_numbers
 from mindspore_boost_ext.runtime.eval_copy import EvalCopy
 
 _ROUNDING = 1e-3  # relative error of a loss, also in float16
-_ORDER = 1e-4  # relative change of a loss; by the order of samples alone it is 1e-6 in float32
+_ORDER = 5e-6  # relative change of a loss; a new LSTM changes by 1e-5 where time is reversed
 _FEWEST = 4  # samples: they are divided into quarters
 
 

@@ -175,13 +175,22 @@ def test_a_piece_of_padding_gives_way_to_one_of_its_sequence(mode, kind):
 @pytest.mark.parametrize(
     ("method", "scale"), [("truncate", 0.25), ("reshape", 0.25), ("reshape", 0.4)]
 )
-def test_labels_with_a_row_for_each_place_stay_beside_their_tokens(mode, method, scale):
-    """As those of shape (N, L) do: some scripts flatten them, or have a vector for each place."""
-    labels = np.arange(PADDED.size * 8).reshape((*PADDED.shape, 8)).astype(np.float32)
-    flat = labels.reshape(-1, 8)  # with as many numbers in a row as there are places
-    found = ShortSequences(scale, 1, method)(*map(Tensor, (PADDED, labels, flat, flat[:, 0])))
-    np.testing.assert_array_equal(found[2].asnumpy(), found[1].asnumpy().reshape(-1, 8))
-    np.testing.assert_array_equal(found[3].asnumpy(), found[1].asnumpy()[..., 0].reshape(-1))
+def test_labels_of_one_axis_stay_beside_their_tokens(mode, method, scale):
+    """As those of shape (N, L) do; weights of as many classes are not cut."""
+    labels = np.arange(PADDED.size).reshape(PADDED.shape).astype(np.int32)
+    weights = np.arange(PADDED.size).astype(np.float32)
+    inputs = map(Tensor, (PADDED, labels, labels.reshape(-1), weights))
+    found = ShortSequences(scale, 1, method)(*inputs)
+    np.testing.assert_array_equal(found[2].asnumpy(), found[1].asnumpy().reshape(-1))
+    np.testing.assert_array_equal(found[3].asnumpy(), weights)
+
+
+def test_a_mask_of_one_sequence_is_cut_along_its_second_axis(mode):
+    """Also where the last batch has one sequence, so that the mask has a row for each place."""
+    mask = np.arange(LENGTH * LENGTH).reshape(LENGTH, LENGTH).astype(np.int32)
+    found = ShortSequences(0.5)(Tensor(PADDED[:1]), Tensor(mask), Tensor(mask[0]))
+    np.testing.assert_array_equal(found[1].asnumpy(), mask[:, : LENGTH // 2])
+    np.testing.assert_array_equal(found[2].asnumpy(), mask[0])
 
 
 @pytest.mark.parametrize("rows", [1, 3, LENGTH])
