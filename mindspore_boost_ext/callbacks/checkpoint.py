@@ -19,9 +19,10 @@ from mindspore_boost_ext.base.learning_rate import take_in_rates
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.runtime.ranks import rank_count
+from mindspore_boost_ext.runtime.ranks import launched_rank, rank_count
 
 SETTINGS = "boost.settings"
+RANK = "{rank}"  # in a path
 # Further entries among the settings: what the first batch has shown, and the number of ranks.
 FIRST_BATCH, RANKS = "first batch", "number of ranks"
 
@@ -38,7 +39,8 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     Args:
         save_obj (Union[Cell, list, dict]): what to save, as for ``ms.save_checkpoint``.
         path (Union[str, os.PathLike]): the file, or a link to it. ``.ckpt`` is added when it
-            is missing, or ``.safetensors`` with ``format="safetensors"``.
+            is missing, or ``.safetensors`` with ``format="safetensors"``. ``{rank}`` becomes the
+            number of the rank, as in :func:`restore`.
         **settings: further arguments of ``ms.save_checkpoint``, except ``async_save``.
 
     Raises:
@@ -60,7 +62,7 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     """
     if settings.get("async_save"):
         raise TypeError("save_checkpoint takes no async_save: the file must be complete on return")
-    path = checkpoint_path(path, settings.get("format", "ckpt"))
+    path = of_rank(checkpoint_path(path, settings.get("format", "ckpt")))
     step = step_in(save_obj)
     if isinstance(step, nn.TrainOneStepCell):
         take_in_rates(innermost(step.optimizer))
@@ -110,6 +112,11 @@ def checkpoint_path(path: str | os.PathLike[str], kind: str | None = "ckpt") -> 
         raise ValueError(f"path must be a non-empty str or os.PathLike of one, got {shown(path)}")
     kind = kind or kind_of(text)
     return text if text.endswith(f".{kind}") else f"{text}.{kind}"
+
+
+def of_rank(path: str) -> str:
+    """Return the path of this rank's file: its number in place of the braces."""
+    return path.replace(RANK, str(launched_rank()))
 
 
 def step_in(train_network: nn.Cell) -> nn.Cell:

@@ -18,10 +18,12 @@ from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.callbacks.checkpoint import (
     FIRST_BATCH,
+    RANK,
     RANKS,
     SETTINGS,
     checkpoint_path,
     kind_of,
+    of_rank,
     read_settings,
     save_checkpoint,
     settings_of,
@@ -36,7 +38,6 @@ from mindspore_boost_ext.runtime.ranks import launched_count, launched_rank
 EPOCH = "epoch"
 _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
 _NOT_PARAMETERS = (*_EPOCH_NAMES, "step_num", SETTINGS)
-_RANK = "{rank}"
 # Step cell -> the files that it was restored from, or has been saved to, whatever leads there.
 _FILES: WeakKeyDictionary[nn.Cell, set[str]] = WeakKeyDictionary()
 _MOST_SHOWN = 5
@@ -82,7 +83,7 @@ class BoostCheckpoint(Callback):
         check_all("BoostCheckpoint", epochs=(epochs, integer(1)))
         given, self.path = path, os.path.abspath(checkpoint_path(path, None))
         self.epochs, self._steps_before = int(epochs), 0
-        path = self.path.replace(_RANK, str(launched_rank()))
+        path = of_rank(self.path)
         folder = os.path.dirname(path) or "."
         is_folder = os.path.isdir(path) or os.path.basename(os.fspath(given)) in ("", ".", "..")
         if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or is_folder:
@@ -242,14 +243,14 @@ def restore(
 
 def _path_of_rank(path: str) -> str:
     rank, count = launched_rank(), launched_count()
-    if count > 1 and _RANK not in path:
+    if count > 1 and RANK not in path:
         name, suffix = os.path.splitext(path)
-        own = name.replace(f"rank{rank}", f"rank{_RANK}")
+        own = name.replace(f"rank{rank}", f"rank{RANK}")
         raise ValueError(
             f"path must name a separate file for each of the {count} ranks, got {path!r}: write "
-            f"{(name + '.rank' + _RANK if own == name else own) + suffix!r}, with the braces"
+            f"{(name + '.rank' + RANK if own == name else own) + suffix!r}, with the braces"
         )
-    return path.replace(_RANK, str(rank))
+    return of_rank(path)
 
 
 def _read(path: str) -> dict[str, Any]:

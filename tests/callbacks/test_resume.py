@@ -54,7 +54,8 @@ def train(model, epochs, *callbacks, done=0, **sinking):
 
 def as_rank(monkeypatch, rank, count):
     """Let checkpoints take this process for one of several ranks."""
-    monkeypatch.setattr(resume, "launched_rank", lambda: rank)
+    for module in (resume, checkpoint):
+        monkeypatch.setattr(module, "launched_rank", lambda: rank)
     monkeypatch.setattr(resume, "launched_count", lambda: count)
 
 
@@ -804,3 +805,12 @@ def test_a_window_of_single_samples_goes_on(mode, tmp_path):
     restore(second, tmp_path / "run.ckpt")
     second(*rest)
     nets.assert_same_weights(second, whole)
+
+
+def test_a_rank_saves_under_its_number_what_restore_reads_by_the_same_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK_ID", "1")
+    step = accumulating().train_network
+    path = tmp_path / "run.{rank}.ckpt"
+    save_checkpoint(step, path, append_dict={"epoch": 2})
+    assert os.listdir(tmp_path) == ["run.1.ckpt"]
+    assert restore(step, path) == 2
