@@ -22,7 +22,7 @@ from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.runtime.ranks import launched_rank, rank_count
 
 SETTINGS = "boost.settings"
-RANK = "{rank}"  # in a path
+RANK_IN_PATH = "{rank}"
 # Further entries among the settings: what the first batch has shown, and the number of ranks.
 FIRST_BATCH, RANKS = "first batch", "number of ranks"
 
@@ -116,7 +116,7 @@ def checkpoint_path(path: str | os.PathLike[str], kind: str | None = "ckpt") -> 
 
 def of_rank(path: str) -> str:
     """Return the path of this rank's file: its number in place of the braces."""
-    return path.replace(RANK, str(launched_rank()))
+    return path.replace(RANK_IN_PATH, str(launched_rank()))
 
 
 def step_in(train_network: nn.Cell) -> nn.Cell:

@@ -18,7 +18,7 @@ from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.boost_cell_wrapper import BoostTrainOneStepCell
 from mindspore_boost_ext.callbacks.checkpoint import (
     FIRST_BATCH,
-    RANK,
+    RANK_IN_PATH,
     RANKS,
     SETTINGS,
     checkpoint_path,
@@ -243,12 +243,12 @@ def restore(
 
 def _path_of_rank(path: str) -> str:
     rank, count = launched_rank(), launched_count()
-    if count > 1 and RANK not in path:
+    if count > 1 and RANK_IN_PATH not in path:
         name, suffix = os.path.splitext(path)
-        own = name.replace(f"rank{rank}", f"rank{RANK}")
+        own = name.replace(f"rank{rank}", f"rank{RANK_IN_PATH}")
         raise ValueError(
             f"path must name a separate file for each of the {count} ranks, got {path!r}: write "
-            f"{(name + '.rank' + RANK if own == name else own) + suffix!r}, with the braces"
+            f"{(name + '.rank' + RANK_IN_PATH if own == name else own) + suffix!r}, with the braces"
         )
     return of_rank(path)
 

@@ -106,10 +106,11 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m mindspore_boost_ext compare",
         description="Train plainly and with each algorithm; compare loss, accuracy, time, memory.",
         epilog=f"Algorithms and recipes: {', '.join(runs())}. The command demo is this one with "
-        "the words: fast --network resnet --report.",
+        "the words: --network resnet --report fast.",
     )
     add = parser.add_argument
-    add("algorithms", nargs="*", metavar="ALGORITHM", help="or recipe, to run (all)")
+    text = "algorithms and recipes to run besides plain training (all)"
+    add("algorithms", nargs="*", metavar="ALGORITHM", help=text)
     kinds: dict[str, Callable[[str], Any]] = {"network": str, "mode": str, "seed": _seed}
     for name, default in BUNDLED.items():
         whose = "each run" if name == "seed" else "the bundled run"

@@ -211,9 +211,8 @@ def about_models(one: Outcome) -> str:
     told = []
     if one.replaced:
         told.append(
-            "its Models have a level or settings of their own, in place of which all runs have "
-            "theirs: remove these before you give the script a file by --config, which they "
-            "take precedence over"
+            "its own level and settings are replaced by those of the run: remove them before you "
+            "give it a file by --config, or they take precedence"
         )
     if one.models > 1:
         told.append(

@@ -207,7 +207,7 @@ def construct_model(
         parts.boost = None
         _leave_alone(unused, construct, signature.bind_partial(model, *args, **kwargs), model)
     network = given["network"]
-    if not BUILT:  # else the launcher's summary says it
+    if not (BUILT or own):  # else the launcher's summary says it, or the Model's own level counts
         _warn_of_own_step(network)
     for built in BUILT:
         built.add(network, model.train_network, trains, level)
@@ -218,7 +218,7 @@ def construct_model(
 def _warn_of_own_step(network: nn.Cell) -> None:
     """Warn if level and settings from the environment reach a step cell of the script's own."""
     brought = isinstance(network, nn.TrainOneStepCell) and not hasattr(network, "auto_boost")
-    if brought and settings_from_outside():
+    if brought and settings_from_outside().get("boost_level", "O0") != "O0":
         words = "level and settings from the environment have no effect on this Model: "
         warn(words + own_step(type(network).__name__), NoEffectWarning)
 

@@ -179,6 +179,10 @@ class CommonHeadLastFN(nn.Cell):
             result = result.reshape((*x.shape[:-1], self.out_channels))
         return result if self.activation is None else self.activation(result)
 
+    def extend_repr(self) -> str:
+        """Return the settings, for ``print(network)``."""
+        return f"{self.in_channels}, {self.out_channels}, has_bias={self.has_bias}"
+
 
 def in_place_of(dense: nn.Dense, multiplier: float) -> CommonHeadLastFN:
     """Return the head that takes the place of a Dense: its Parameters, settings and activation.

@@ -31,12 +31,12 @@ _MOSTLY = 0.9  # share of the places of a batch: padding may differ
 class ShortSequences(nn.Cell):
     r"""Makes the sequences of a batch shorter.
 
-    It shortens all inputs whose second axis is as long as that of the first input, and
-    integer labels of shape :math:`(N L)`. If it reshapes,
-    and :math:`l` does not divide :math:`L`, it leaves out the last :math:`L \bmod l` places. A
-    piece of padding alone gives way, in all inputs, to the first other piece of its sequence:
-    attention that masks padding with -inf has no result for it. Padding is what repeats the last
-    value of a sequence of the first input up to its end, or the first value from its start.
+    It shortens all inputs whose second axis is as long as that of the first input, and integer
+    labels of shape :math:`(N L)`. If it reshapes, and :math:`l` does not divide :math:`L`, it
+    leaves out the last :math:`L \bmod l` places. A piece of padding alone gives way, in all inputs,
+    to the first other piece of its sequence: attention that masks padding with -inf has no result
+    for it. Padding is what repeats the last value of a sequence of the first input up to its end,
+    or the first value from its start.
 
     Args:
         scale (float): factor on the length, in (0, 1).

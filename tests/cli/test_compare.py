@@ -359,7 +359,7 @@ def test_the_comparison_of_a_script(tmp_path, capsys):
     assert (freezing["status"], freezing["note"]) == ("failed", "a script may fail")
     told = capsys.readouterr().out
     assert "a script may fail" in told
-    assert "- O0: its Models have a level or settings of their own" in told
+    assert "- O0: its own level and settings are replaced by those of the run" in told
 
 
 OWN_STEP = {"algorithm": "step", "asked by": "-", "status": "inactive", "reason": "its own"}
@@ -426,6 +426,7 @@ def test_a_script_that_evaluates_in_a_callback_draws_weights_and_leaves_at_once(
     first, second = json.loads((tmp_path / "x.json").read_text())["runs"]
     assert first["metrics"].keys() == {"mae"}
     assert (first["loss"], first["metrics"]) == (second["loss"], second["metrics"])
+    assert not first["replaced"]  # it gives its Model no level
     assert first["peak_mib"] is None
 
 

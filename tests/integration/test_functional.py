@@ -438,15 +438,15 @@ def test_what_rested_before_the_step_was_made_rests_after_a_first_evaluation(pyn
 
 def test_layers_of_two_networks_train_again_after_both_were_evaluated(pynative_mode):
     """The first step wakes the layers that they share; the others of the second still rest."""
-    body, nets_, steps = nn.Dense(4, 3), [], []
+    body, networks, steps = nn.Dense(4, 3), [], []
     for _ in range(2):
-        nets_.append(nn.SequentialCell(body, nn.Dense(3, 3), nn.BatchNorm1d(3)))
-        optimizer = nn.SGD(nets_[-1].trainable_params(), 0.1)
-        steps.append(make_train_step(nets_[-1], None, optimizer, config=OFF))
+        networks.append(nn.SequentialCell(body, nn.Dense(3, 3), nn.BatchNorm1d(3)))
+        optimizer = nn.SGD(networks[-1].trainable_params(), 0.1)
+        steps.append(make_train_step(networks[-1], None, optimizer, config=OFF))
     for _ in range(2):
-        for net in nets_:
+        for net in networks:
             net.set_train(False)
-        for net, step in zip(nets_, steps):
+        for net, step in zip(networks, steps):
             step(Tensor(np.ones((8, 4), np.float32)))
             assert all(one.training for _, one in net.cells_and_names())
 

@@ -74,6 +74,7 @@ def test_rows_of_zeros_give_the_bias_and_finite_gradients(mode):
     x, weight = X.copy(), W.copy()
     x[1], weight[2], x[3] = 0, 0, 1e-3
     layer = CommonHeadLastFN(6, 3, Tensor(weight), Tensor(B))
+    assert "6, 3, has_bias=True" in repr(layer)  # as a Dense shows them
     result = layer(Tensor(x)).asnumpy()
     np.testing.assert_allclose(result, oracles.cosine_head(x, weight, B, 1), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(result[1], B)

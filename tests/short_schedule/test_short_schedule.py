@@ -257,7 +257,7 @@ def test_rates_that_are_made_for_another_length_are_warned_of(updates, is_told):
 
 def test_a_list_of_rates_may_end_with_equal_ones():
     """It has as many as ``total_steps`` says, so that it is made for these."""
-    rates = [0.1, 0.05, *[0.01] * (TOTAL - 2)]
+    rates = [0.1, 0.08, 0.05, 0.02, *[0.01] * (TOTAL - 4)]
     model = shortened(lambda params: nn.SGD(params, rates), nets.MLP())
     model.train_network.expect_training(2, 2)
 

@@ -121,6 +121,28 @@ def test_a_loss_that_depends_on_the_order_of_samples_is_told(mode, name):
         assert depends_on_order(run, *inputs) is depends
 
 
+class Recurrent(nn.Cell):
+    """A language model of a new LSTM, whose loss hardly depends on the order of its steps yet."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(50, 16), nn.Dense(16, 50)
+        self.rnn = nn.LSTM(16, 16, batch_first=batch_first)
+
+    def construct(self, tokens, targets):
+        logits = self.head(self.rnn(self.embedding(tokens))[0]).reshape((-1, 50))
+        return ops.cross_entropy(logits, targets.reshape((-1,)))
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_new_recurrent_network_shows_if_its_first_axis_is_time(mode, batch_first):
+    ms.set_seed(0)
+    random = np.random.default_rng(0)
+    batch = [Tensor(random.integers(0, 50, (8, 16)).astype(np.int32)) for _ in range(2)]
+    with on_trial(Recurrent(batch_first)) as run:
+        assert depends_on_order(run, *batch) is not batch_first
+
+
 class InTraining(nn.LossBase):
     """Compares samples, but not in evaluation, as AugMix's loss does the thirds of a batch."""
 
