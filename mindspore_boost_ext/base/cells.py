@@ -26,8 +26,7 @@ def check_cells(**given: object) -> None:
 
 def layers_of(network: nn.Cell, kinds: tuple[type, ...]) -> list[Any]:
     """Return the layers of some kinds, each once."""
-    found = [cell for _, cell in network.cells_and_names() if is_a(cell, kinds)]
-    return list(dict.fromkeys(found))
+    return [cell for _, cell in network.cells_and_names() if is_a(cell, kinds)]
 
 
 def leaves(thing: Any, around: tuple[int, ...] = ()) -> Iterator[Any]:

@@ -263,21 +263,13 @@ class _ClassStandIn:
 
 def _is_instance(thing: object, kinds: type | tuple[Any, ...]) -> bool:
     """Return what ``isinstance`` does; note a layer whose replacement would change the answer."""
-    plain = tuple(_plain_kinds(kinds))
+    plain = tuple(one._kind if isinstance(one, _ClassStandIn) else one for one in leaves(kinds))
     if type(thing) is not _CellStandIn:
         return isinstance(thing, plain)
     answer = isinstance(thing._real, plain)
     if answer and not issubclass(nn.Cell, plain):
         thing._asked()
     return answer
-
-
-def _plain_kinds(kinds: type | tuple[Any, ...]) -> Iterator[type]:
-    if isinstance(kinds, tuple):
-        for one in kinds:
-            yield from _plain_kinds(one)
-    else:
-        yield kinds._kind if isinstance(kinds, _ClassStandIn) else kinds
 
 
 class _ModuleStandIn:

@@ -239,7 +239,7 @@ def _dense_inside(node: Node, graph: Graph) -> list[nn.Cell]:
 
 def _joined(graph: Graph, start: Node) -> str:
     """Return why the result of ``start`` is not the network's own; empty if it is."""
-    sources = _sources(graph)
+    sources = _sources(start)
     made_from = {
         one: _made_from([one], lambda node: node.inputs) for one in (start, *graph.outputs)
     }
@@ -248,7 +248,7 @@ def _joined(graph: Graph, start: Node) -> str:
         if node.constant or not own.intersection(node.data):
             continue
         others = [one for one in node.data if one not in own]
-        if any(sources[one] & sources[start] for one in others):
+        if any(_sources(one) & sources for one in others):
             return f"the result of the last Dense is joined with other features ({node.name})"
         if others:
             continue  # the labels
@@ -257,7 +257,7 @@ def _joined(graph: Graph, start: Node) -> str:
         own.add(node)
     for one in graph.outputs:
         apart = start not in made_from[one] and one not in made_from[start]
-        if apart and not one.constant and sources[one] & sources[start]:
+        if apart and not one.constant and _sources(one) & sources:
             return "the network has other outputs besides that of the last Dense"
     return ""
 
@@ -271,10 +271,6 @@ def _has_weights(node: Node) -> bool:
     )
 
 
-def _sources(graph: Graph) -> dict[Node, frozenset[Node]]:
-    """Return for each node the inputs of the network that it depends on."""
-    found: dict[Node, frozenset[Node]] = {}
-    for node in graph.nodes:
-        inputs = [found[one] for one in node.data]
-        found[node] = frozenset().union(*inputs) if node.inputs else frozenset((node,))
-    return found
+def _sources(node: Node) -> set[Node]:
+    """Return the inputs of the network that a node depends on."""
+    return {one for one in _made_from([node], lambda each: each.data) if not one.inputs}

@@ -255,15 +255,12 @@ def _held_elsewhere(network: nn.Cell, loss_fn: nn.Cell | None) -> set[int]:
     cells = [cell for root in roots for _, cell in root.cells_and_names()]
     held: list[object] = []
     for cell in cells:
-        if not (is_a(cell, (*BATCH_NORMS, RemovedBatchNorm)) or _is_ours(cell)):
+        is_ours = type(cell).__module__.startswith("mindspore_boost_ext.")
+        if not (is_ours or is_a(cell, BATCH_NORMS)):
             read = names_in_code(cell)
             held += [*_compat.own_parameters(cell).values(), *parameters_in_lists(cell)]
             held += [value for name, value in vars(cell).items() if name in read]
     return {id(one) for one in everything_in(held) if issubclass(type(one), Parameter)}
-
-
-def _is_ours(cell: nn.Cell) -> bool:
-    return type(cell).__module__.startswith("mindspore_boost_ext.")
 
 
 def less_bn(

@@ -62,8 +62,7 @@ def _note_reached(graph: Graph, failed: nn.Cell, inner: list[nn.Cell]) -> list[n
 @contextlib.contextmanager
 def _kept(network: nn.Cell) -> Iterator[None]:
     """Give Cells their mode, and Parameters their names, back: a slice of Cells renames them."""
-    cells = list({id(cell): cell for _, cell in network.cells_and_names()}.values())
-    flags = [(cell, cell.training) for cell in cells]
+    flags = [(cell, cell.training) for _, cell in network.cells_and_names()]
     names = [(one, one.name) for one in network.get_parameters()]
     try:
         yield
