@@ -349,11 +349,9 @@ class _Reader:
 
     def _above(self, name: str) -> object:
         """Return the method that ``super()`` finds."""
-        kinds = type(self.cell).__mro__
-        for place, kind in enumerate(kinds):
+        for kind in type(self.cell).__mro__:
             if any(one is self.function for one in vars(kind).values()):
-                above = (vars(one) for one in kinds[place + 1 :])
-                return next((one[name] for one in above if name in one), None)
+                return getattr(super(kind, type(self.cell)), name, None)
         return None
 
 

@@ -30,15 +30,13 @@ def strict_json(value: object) -> object:
         value = value.asnumpy()
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
     if isinstance(value, Mapping):
         return {str(key): strict_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [strict_json(item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)  # "nan", "inf" or "-inf"
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 class HistoryWriter:

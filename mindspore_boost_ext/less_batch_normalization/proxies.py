@@ -195,8 +195,6 @@ class Tracer:
         """Return what stands for code or a Cell; itself if it is not traced; None for data."""
         if isinstance(thing, nn.Cell):
             return _CellStandIn(self, thing)
-        if isinstance(thing, ops.Primitive):
-            return Recorder(self, thing.name)
         if isinstance(thing, type):
             layer = issubclass(thing, (nn.Cell, ops.Primitive)) and is_own(thing.__module__)
             return _ClassStandIn(self, thing) if layer else thing
@@ -221,7 +219,8 @@ class Tracer:
             if is_opaque or isinstance(thing, BuiltinFunctionType):
                 return thing
             return lambda *args, **kwargs: self.call(thing, args, kwargs)
-        if callable(thing) and is_own(type(thing).__module__):
+        is_operator = isinstance(thing, ops.Primitive) or is_own(type(thing).__module__)
+        if is_operator and callable(thing):
             return Recorder(self, getattr(thing, "name", None) or type(thing).__name__)
         return None
 
