@@ -8,7 +8,6 @@ for which the import chooses an instruction set at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import machine
@@ -48,9 +47,9 @@ TASKS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Run the tasks and print the table."""
-    machine.main(argv, "sequences")
+    machine.main(script="sequences")
 
 
 if __name__ == "__main__":
