@@ -75,9 +75,7 @@ def _check_dict(name: str, held: dict[Any, object], optimizer: nn.Optimizer) -> 
 
 def entries_at(value: object, positions: Sequence[int]) -> object:
     """Return the entries at some positions, in a value of the same kind."""
-    if isinstance(value, Tensor):
-        return ops.gather(value, Tensor(list(positions)), 0)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, (Tensor, np.ndarray)):
         return value[list(positions)]
     held: Any = value
     entries = [held[position] for position in positions]

@@ -42,8 +42,6 @@ Patterns = Sequence[str]
 class RemovedBatchNorm(nn.Identity):
     """Replaces a BatchNorm, keeps its settings, and returns its input."""
 
-    one_step = True  # for proxies.py
-
     def __init__(self, batch_norm: nn.Cell) -> None:
         super().__init__()
         copy_settings(batch_norm, self)
