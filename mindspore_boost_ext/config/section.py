@@ -22,7 +22,7 @@ def setting(default: object, rule: Rule, meaning: str) -> Any:
 class Section:
     """What a section declares besides its settings; nothing by default."""
 
-    path: ClassVar[str] = ""  # the section's name
+    path: ClassVar[str] = ""  # the section's name: that of its field in BoostConfig
     # Setting -> algorithm that reads it; if empty, the algorithm of the section's name reads all.
     readers: ClassVar[Mapping[str, str]] = MappingProxyType({})
     for_every_step: ClassVar[bool] = False  # whether every step reads it, whatever is switched on
@@ -32,6 +32,10 @@ class Section:
     goes_with: ClassVar[frozenset[str] | None] = None
     # Settings that may differ between ranks and from run to run: paths and limits.
     of_one_host: ClassVar[frozenset[str]] = frozenset()
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Python calls this for the fields of ``BoostConfig``, whose defaults are sections."""
+        type(self).path = name
 
     def __post_init__(self) -> None:
         """Check every setting by the rule in its field."""

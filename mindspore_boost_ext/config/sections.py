@@ -31,7 +31,6 @@ from mindspore_boost_ext.config.section import Section, setting
 class CommonConfig(Section):
     """Section ``common``: settings shared by several algorithms."""
 
-    path = "common"
     readers = MappingProxyType({"gradient_split_groups": "less_bn", "device_number": "adasum"})
 
     gradient_split_groups: tuple[int, ...] = setting(
@@ -49,8 +48,6 @@ class CommonConfig(Section):
 @dataclass(frozen=True)
 class LessBNConfig(Section):
     """Section ``less_bn``: fewer BatchNorms, with or without the normalised head."""
-
-    path = "less_bn"
 
     fn_flag: bool = setting(True, boolean(), "normalise the classifier, too")
     gc_flag: bool = setting(True, boolean(), "centralize the gradients of weights")
@@ -83,8 +80,6 @@ class GradFreezeConfig(Section):
     ``schedule`` replaces ``freeze_type`` and ``freeze_p``. ``"linear"``, ``"cubic"`` and ``"step"``
     freeze a growing prefix for good; ``"adaptive"`` decides when by the change of the weights.
     """
-
-    path = "grad_freeze"
 
     param_groups: int = setting(10, integer(1), "number of parts of the network")
     freeze_type: int = setting(
@@ -136,8 +131,6 @@ class GradFreezeConfig(Section):
 class GradAccumulationConfig(Section):
     """Section ``grad_accumulation``: micro-batches in a window, their weights, and overflow."""
 
-    path = "grad_accumulation"
-
     # Counted in float32.
     grad_accumulation_step: int = setting(1, integer(1, 2**24), "micro-batches per update")
     weighting: str = setting(
@@ -161,7 +154,6 @@ class GradAccumulationConfig(Section):
 class DimReduceConfig(Section):
     """Section ``dim_reduce``: training in the directions of an earlier training."""
 
-    path = "dim_reduce"
     left_out_of_all = "it excludes most others: switch it on in mode manual"
     goes_with = frozenset({"grad_accumulation", "compiled_step", "cheaper_operators"})
     of_one_host = frozenset({"pca_mat_path", "weight_load_dir", "timeout", "memory_limit"})
@@ -224,7 +216,6 @@ class ThorConfig(Section):
     of ``THOR``.
     """
 
-    path = "thor"
     left_out_of_all = "it replaces the optimizer: give a section 'thor' to use it"
     given_means_on = True
 
@@ -273,7 +264,6 @@ class ThorConfig(Section):
 class LabelSmoothingConfig(Section):
     """Section ``label_smoothing``: the gradient of smoothed labels; the section switches it on."""
 
-    path = "label_smoothing"
     left_out_of_all = "it trains on other labels: give a section 'label_smoothing' to use it"
     given_means_on = True
 
@@ -292,7 +282,6 @@ class LabelSmoothingConfig(Section):
 class GradientCentralizationConfig(Section):
     """Section ``gradient_centralization``: centralized gradients; the section switches it on."""
 
-    path = "gradient_centralization"
     left_out_of_all = "less_bn.gc_flag does it: give a section 'gradient_centralization' to use it"
     given_means_on = True
 
@@ -301,7 +290,6 @@ class GradientCentralizationConfig(Section):
 class CompiledStepConfig(Section):
     """Section ``compiled_step``: a graph per step in PYNATIVE_MODE; the section switches it on."""
 
-    path = "compiled_step"
     left_out_of_all = "the network has to compile: give a section 'compiled_step' to use it"
     given_means_on = True
 
@@ -310,7 +298,6 @@ class CompiledStepConfig(Section):
 class CheaperOperatorsConfig(Section):
     """Section ``cheaper_operators``: faster operators on CPU; the section switches them on."""
 
-    path = "cheaper_operators"
     left_out_of_all = "it rounds differently: give a section 'cheaper_operators' to use it"
     given_means_on = True
 
@@ -319,7 +306,6 @@ class CheaperOperatorsConfig(Section):
 class GradientsConfig(Section):
     """Section ``gradients``: clipping at levels O1 and O2, whatever is switched on."""
 
-    path = "gradients"
     for_every_step = True
 
     # Outside this range float32 cannot hold norm / bound, or the square of a gradient at the bound.
@@ -334,7 +320,6 @@ class GradientsConfig(Section):
 class LossScaleConfig(Section):
     """Section ``loss_scale``: gives a dynamic loss scale to a script that has no manager."""
 
-    path = "loss_scale"
     for_every_step = True
 
     # A step multiplies by the inverse, which is no normal float32 number for scales above 2 ** 126.

@@ -49,8 +49,6 @@ class _GrowingInputs(_WholeTraining):
 class ProgressiveResizingConfig(_GrowingInputs):
     """Section ``progressive_resizing``: images start small; the section switches it on."""
 
-    path = "progressive_resizing"
-
     phases: Any = setting(
         ((0.6, 0.75),),
         phases(_MOST_NOT_FULL),
@@ -61,8 +59,6 @@ class ProgressiveResizingConfig(_GrowingInputs):
 @dataclass(frozen=True)
 class SeqLengthWarmupConfig(_GrowingInputs):
     """Section ``seq_length_warmup``: sequences start short; the section switches it on."""
-
-    path = "seq_length_warmup"
 
     phases: Any = setting(
         ((0.3, 0.25), (0.3, 0.5)),
@@ -79,8 +75,6 @@ class SeqLengthWarmupConfig(_GrowingInputs):
 @dataclass(frozen=True)
 class ShortScheduleConfig(_WholeTraining):
     """Section ``short_schedule``: a shorter training; the section switches it on."""
-
-    path = "short_schedule"
 
     share: float = setting(0.5, real("(0, 1)"), "share of the training that is done")
     parts: int = setting(
