@@ -320,15 +320,10 @@ def less_bn(
         bn1 removed
         bn2 kept
     """
+    given = locals()
     check_cells(network=network)
-    settings = LessBNConfig(
-        fn_flag=fn_flag,
-        keep_shortcut=keep_shortcut,
-        include=include,
-        exclude=exclude,
-        multiplier=multiplier,
-        heads=heads,
-    )
+    alike = [name for name in LessBNConfig.rules() if name in given]
+    settings = LessBNConfig(**{name: given[name] for name in alike})
     with kept_random_numbers():
         graphs = trace_both(network)
     plan = _Plan(network, settings, head_alone, frozen, loss_fn, graphs)
