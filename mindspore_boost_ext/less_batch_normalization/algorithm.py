@@ -6,13 +6,12 @@ from mindspore import Parameter, nn
 
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.base.arguments import check_optimizer, innermost
-from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.centralization import place_of_rule
 from mindspore_boost_ext.base.rebuild import ParameterProcess
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
 from mindspore_boost_ext.gradient_centralization.algorithm import centralized_weights
 from mindspore_boost_ext.less_batch_normalization.cell import warn_of
-from mindspore_boost_ext.less_batch_normalization.head import CommonHeadLastFN, no_classes
+from mindspore_boost_ext.less_batch_normalization.head import no_classes
 from mindspore_boost_ext.less_batch_normalization.rewrite import KEPT, Rewriting, less_bn
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.thor.optimizer import thor_of
@@ -41,8 +40,7 @@ class LessBNAlgorithm(Algorithm):
         # A separate network for evaluation keeps the same layers, also where these have hooks.
         kept = [one.name for one in rewriting.changes if one.done == KEPT and not one.is_head]
         self._frozen |= {f"{name}.{part}" for name in kept for part in ("gamma", "beta")}
-        heads = layers_of(build.network, (CommonHeadLastFN,))
-        self._multipliers = {id(head.weight): head.multiplier for head in heads}
+        self._multipliers = {id(head.weight): head.multiplier for head in rewriting.heads}
         build.regroupings.append(rewriting.regrouped)
         centralize = self._centralized(build) if build.config.less_bn.gc_flag else {}
         warn_of(rewriting, _CENTRALIZES if centralize else "")
@@ -54,7 +52,7 @@ class LessBNAlgorithm(Algorithm):
     def evaluate(self, network: nn.Cell, build: Build) -> None:
         """Rewrite a network for evaluation like the trained one."""
         rewriting = self._rewritten(network, build)
-        for head in layers_of(network, (CommonHeadLastFN,)):
+        for head in rewriting.heads:
             # A Dense of its own may share the trained weight.
             head.multiplier = self._multipliers.get(id(head.weight), head.multiplier)
         if rewriting.is_new:
