@@ -30,12 +30,16 @@ class LessBNAlgorithm(Algorithm):
         # What the user's optimizer does not train, then what the trained network keeps, too.
         self._frozen: frozenset[str] = frozenset()
         self._multipliers: dict[int, Parameter] = {}  # of heads, by ids of their weights
+        self._no_head = ""  # why none is put in unasked, also not into a network for evaluation
 
     def build(self, build: Build) -> None:
         """Rewrite the network, and fit the optimizer to its parameters."""
         trained = {id(one) for one in getattr(build.optimizer, "parameters", ())}
         parameters = build.network.trainable_params() if trained else ()
         self._frozen = frozenset(one.name for one in parameters if id(one) not in trained)
+        section = build.config.less_bn
+        if section.fn_flag and not section.heads:
+            self._no_head = no_classes(build.network, build.loss_fn)
         rewriting = self._rewritten(build.network, build)
         # A separate network for evaluation keeps the same layers, also where these have hooks.
         kept = [one.name for one in rewriting.changes if one.done == KEPT and not one.is_head]
@@ -73,10 +77,9 @@ class LessBNAlgorithm(Algorithm):
         """Rewrite a network in place."""
         section = build.config.less_bn
         settings = {name: value for name, value in vars(section).items() if name != "gc_flag"}
-        reason = no_classes(network, build.loss_fn) if section.fn_flag and not section.heads else ""
-        if reason:
+        if self._no_head:
             settings["fn_flag"] = False
-            build.report.put(Row("less_bn head", "less_bn", KEPT, reason))
+            build.report.put(Row("less_bn head", "less_bn", KEPT, self._no_head))
         # The head costs accuracy: it comes only with removed BatchNorms, or if ``heads`` names it.
         rewriting = less_bn(
             network, **settings, head_alone=False, frozen=self._frozen, loss_fn=build.loss_fn

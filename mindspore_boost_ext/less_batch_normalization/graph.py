@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from mindspore import nn
 
+FILLED = "pad with a number"
 JOINED = "joinedtuples"  # a sum of tuples, such as the parts of a split and one more tensor
 OPAQUE = "opaque cell"  # one node, though it may do anything; no class has this name
 SPLITS = frozenset(("split", "chunk", "tensorsplit", "unstack", "unbind", JOINED))  # give tuples

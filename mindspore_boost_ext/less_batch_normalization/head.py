@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.common.initializer import initializer
 
 from mindspore_boost_ext import _compat
@@ -213,31 +213,22 @@ def _parameter(given: Any, shape: tuple[int, ...], name: str) -> Parameter:
     return Parameter(initializer(given, shape), name=name)
 
 
-_NOT_OVER_CLASSES = (
-    *(nn.MSELoss, nn.RMSELoss, nn.L1Loss, nn.MAELoss, nn.SmoothL1Loss, nn.HuberLoss),
-    *(nn.PoissonNLLLoss, nn.GaussianNLLLoss, nn.CosineEmbeddingLoss),
-    # pixels of an autoencoder, or labels that do not exclude each other
-    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss),
-    *(nn.MultiLabelSoftMarginLoss, nn.MultilabelMarginLoss),
-)
-
-_FUNCTIONS_NOT_OVER_CLASSES = frozenset(
-    (
-        *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "gaussian_nll_loss"),
-        *("binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss"),
-        *("soft_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss"),
-    )
+# Kinds of losses over classes, and the names of functions and operators in others.
+_CLASS_LOSSES = (
+    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss),
+    *(mint.nn.CrossEntropyLoss, mint.nn.NLLLoss),
 )
 _OVER_CLASSES = frozenset(
     (
         *("cross_entropy", "nll_loss", "softmax", "log_softmax", "Softmax", "LogSoftmax"),
+        *("logsumexp", "multi_margin_loss", "NLLLoss", "MultiMarginLoss"),
         *("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
     )
 )
 
 
 def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
-    """Return why there is no classifier to normalise: no loss is over classes; else empty.
+    """Return why no Dense is normalised unasked: no loss is known to be over classes; else empty.
 
     Cosines are bounded, so their head cannot reach targets of any size. If outputs do not compete
     as the classes of a softmax do, their lengths carry what is learned.
@@ -248,19 +239,13 @@ def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
     if loss_fn is not None:  # else the network computes it
         cells = [cell for cell in cells if isinstance(cell, nn.LossBase)]
         cells += [cell for _, cell in loss_fn.cells_and_names()]
-    others: list[str] = []
-    for cell in cells:
-        called = names_in_code(cell).union(one.name for one in _compat.primitives(cell).values())
-        here = sorted(called & _FUNCTIONS_NOT_OVER_CLASSES)
-        if isinstance(cell, _NOT_OVER_CLASSES):
-            here = [type(cell).__name__]
-        if called & _OVER_CLASSES or (not here and _is_lone_loss(cell)):
-            return ""
-        others += here
-    return f"{others[-1]} has no classes: the last Dense is no classifier" if others else ""
+    if any(_is_over_classes(cell) for cell in cells):
+        return ""
+    losses = [cell for cell in cells if isinstance(cell, nn.LossBase)]
+    name = type((losses or [network if loss_fn is None else loss_fn])[-1]).__name__
+    return f"{name} is not known to be a loss over classes: if it is, name the Dense in heads"
 
 
-def _is_lone_loss(cell: nn.Cell) -> bool:
-    """Return whether a Cell is a loss that holds no other."""
-    losses = (one for _, one in cell.cells_and_names() if isinstance(one, nn.LossBase))
-    return isinstance(cell, nn.LossBase) and all(one is cell for one in losses)
+def _is_over_classes(loss: nn.Cell) -> bool:
+    called = names_in_code(loss).union(one.name for one in _compat.primitives(loss).values())
+    return isinstance(loss, _CLASS_LOSSES) or bool(called & _OVER_CLASSES)

@@ -7,7 +7,7 @@ from mindspore import nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import has_replaced_construct, is_rewritten
 from mindspore_boost_ext.base.order import is_own
-from mindspore_boost_ext.less_batch_normalization.graph import OPAQUE, SPLITS, Node
+from mindspore_boost_ext.less_batch_normalization.graph import FILLED, OPAQUE, SPLITS, Node
 
 # nn.BatchNorm3d is a layer around an nn.BatchNorm2d, which is found in it.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
@@ -46,6 +46,8 @@ _WORDS = {
     **dict.fromkeys(("div", "truediv", "realdiv"), "a division"),
     **dict.fromkeys(("interpolate", "upsample", "resizebilinear"), "a resizing of the image"),
     **dict.fromkeys(ADDITIONS, "an addition of a number"),
+    **dict.fromkeys(CONCATENATIONS, "a concatenation with a constant"),
+    FILLED: "a padding with a number",
     "sub": "a subtraction",
 }
 
@@ -78,15 +80,17 @@ def is_convolution(node: Node) -> bool:
 
 def passes_on(node: Node) -> bool:
     """Return whether a node passes the scale of its inputs on, and changes in nothing else."""
-    if node.name == OPAQUE or (node.name in ADDITIONS and _has_a_number(node)):
+    if node.name == OPAQUE or _has_a_number(node):
         return False
     known = is_convolution(node) or node.name in _PASSING_ON
     return known or _gates_itself(node) or _is_scaled(node)
 
 
 def _has_a_number(node: Node) -> bool:
-    """Return whether one of the inputs is a number: Python's are not recorded."""
-    return len(node.inputs) == 1 or any(one.constant for one in node.inputs)
+    """Return whether a number or a constant is added, or stands beside the data."""
+    only_one = node.name in ADDITIONS and len(node.inputs) == 1  # numbers are not recorded
+    joins = node.name in ADDITIONS | CONCATENATIONS
+    return only_one or (joins and any(one.constant for one in node.inputs))
 
 
 def words(node: Node) -> str:

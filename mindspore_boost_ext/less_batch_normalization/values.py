@@ -12,6 +12,7 @@ from mindspore import Tensor
 from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.less_batch_normalization.copies import everything_in
 from mindspore_boost_ext.less_batch_normalization.graph import (
+    FILLED,
     JOINED,
     SPLITS,
     Node,
@@ -117,7 +118,8 @@ class Recorder:
             return self.tracer.wrap(self.real(*args, **kwargs))
         if self.owner is not None:
             values = (self.owner, *values)
-        return self.tracer.record(self.name, values)
+        is_filled = self.name == "pad" and any((*args[3:], kwargs.get("value")))
+        return self.tracer.record(FILLED if is_filled else self.name, values)
 
 
 def values_in(thing: object) -> tuple[Value, ...]:

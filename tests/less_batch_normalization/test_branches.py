@@ -108,6 +108,7 @@ class Between(residual_nets.Block):
         self.norm = nn.LayerNorm((8,))
         self.up = nn.Conv2dTranspose(WIDTH, WIDTH, 1)
         self.layer = Opaque()
+        self.coordinates = Tensor(np.ones((2, 2, 8, 8), np.float32))
 
     def branch(self, x):
         return self.bn2(self.conv2(self.step(self, self.bn1(self.conv1(x)))))
@@ -144,6 +145,14 @@ WORDS = {
     "a division": [lambda _, x: x / (1.0 + ops.abs(x))],
     "a resizing of the image": [lambda _, x: ops.interpolate(x, size=(8, 8), mode="bilinear")],
     "an addition of a number": [lambda _, x: x + 1.0, lambda _, x: ops.add(2, x)],
+    "a concatenation with a constant": [
+        lambda net, x: ops.cat((x[:, :2], net.coordinates), 1),
+        lambda _, x: ops.stack((ops.ones((2, 4, 8, 8)), x), 1),
+    ],
+    "a padding with a number": [
+        lambda _, x: ops.pad(x, (1, 1), "constant", 1.0),
+        lambda _, x: ops.pad(x, (1, 1), value=0.5),
+    ],
     "a subtraction": [lambda net, x: x - net.squeeze(x)],
     "the operation cumsum": [lambda _, x: ops.cumsum(x, 1)],
     "the layer Opaque": [lambda net, x: net.layer(x)],
@@ -153,6 +162,7 @@ WORDS = {
         lambda _, x: x * ops.tanh(ops.softplus(x)),
         lambda _, x: 0.5 * x * SCALE,
         lambda _, x: ops.concat(ops.chunk(x, 2, 1)[::-1], 1),
+        lambda _, x: ops.pad(x, (1, 1), "constant", 0.0),
         lambda _, x: ops.relu(x).reshape((2, 2, 2, 8, 8)).swapaxes(1, 2).reshape((2, 4, 8, 8)),
     ],
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import residual_nets as zoo
 from mindcv.models import create_model
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, mint, nn, ops
 from models import model_of
 
 from mindspore_boost_ext import (
@@ -424,7 +424,8 @@ def test_a_network_without_classes_keeps_its_last_dense(loss, with_loss):
         model = model_of(net, switched(), optimizer, loss_fn=loss())
         boost = model.train_network
     assert type(net[1]) is nn.Dense
-    assert f"{loss.__name__} has no classes" in boost.report()["less_bn head"].reason
+    reason = boost.report()["less_bn head"].reason
+    assert f"{loss.__name__} is not known to be a loss over classes" in reason
     assert boost.report()["less_bn"].counts["batch_norms_removed"] == 5
 
 
@@ -475,23 +476,38 @@ class Unknown(nn.LossBase):
         return -(outputs * labels).sum()
 
 
+class Squares(nn.Cell):
+    def construct(self, outputs, labels):
+        return ops.square(outputs - labels).mean()
+
+
 @pytest.mark.parametrize(
     ("make_loss", "named"),
     [
         (lambda: Holds(nn.MSELoss()), "MSELoss"),
-        (Calls, "mse_loss"),
-        (CallsToo, "l1_loss"),
+        (Calls, "Calls"),
+        (CallsToo, "CallsToo"),
         (lambda: Holds(nn.SoftmaxCrossEntropyWithLogits(sparse=True), nn.MSELoss()), ""),
         (Both, ""),
         (Operator, ""),
         (Static, ""),
-        (Unknown, ""),
+        (Unknown, "Unknown"),
+        (Squares, "Squares"),
+        (nn.TripletMarginLoss, "TripletMarginLoss"),
+        (nn.KLDivLoss, "KLDivLoss"),
+        (mint.nn.MSELoss, "MSELoss"),
+        (mint.nn.CrossEntropyLoss, ""),
+        (nn.CrossEntropyLoss, ""),
+        (nn.NLLLoss, ""),
+        (nn.FocalLoss, ""),
+        (nn.MultiMarginLoss, ""),
     ],
 )
 def test_a_loss_is_known_by_what_it_holds_and_calls(make_loss, named):
     assert no_classes(nn.SequentialCell(nn.ReLU()), make_loss()) == ""  # has no Dense to speak of
     reason = no_classes(nn.SequentialCell(nn.Dense(2, 2)), make_loss())
-    assert reason == (f"{named} has no classes: the last Dense is no classifier" if named else "")
+    unknown = "is not known to be a loss over classes: if it is, name the Dense in heads"
+    assert reason == (f"{named} {unknown}" if named else "")
 
 
 class Commits(nn.Cell):
@@ -507,8 +523,22 @@ class Commits(nn.Cell):
 
 def test_a_network_is_asked_for_losses_where_it_is_given_none():
     assert no_classes(Commits(), nn.CrossEntropyLoss()) == ""
-    assert no_classes(Commits(), Unknown()) == ""
-    assert "mse_loss has no classes" in no_classes(Commits(), None)
+    assert no_classes(Commits(), None).startswith("Commits is not known to be a loss over classes")
+    within = nn.WithLossCell(nn.Dense(2, 2), nn.CrossEntropyLoss())
+    assert no_classes(within, None) == ""
+
+
+def test_a_network_for_evaluation_gets_the_head_of_the_trained_one():
+    """The trained network holds the loss, the one for evaluation does not."""
+    for loss, kind in ((nets.loss_fn(), CommonHeadLastFN), (Squares(), nn.Dense)):
+        net = nn.SequentialCell(zoo.ZooResNet(), nn.Dense(zoo.CLASSES, 2))
+        other = copy.deepcopy(net)
+        with AutoBoost("O1", switched()).building() as boost:
+            with_loss = nn.WithLossCell(net, loss)
+            boost.network_auto_process_train(with_loss, nets.momentum(net.trainable_params()))
+            boost.network_auto_process_eval(other)
+        assert type(net[1]) is kind
+        assert type(other[1]) is kind
 
 
 @pytest.mark.parametrize("settings", [{"fn_flag": "False"}, {"keep_shortcut": "False"}])
@@ -572,6 +602,7 @@ def test_what_the_optimizer_leaves_out_is_a_frozen_part():
     other = copy.deepcopy(body)
     config = {**contract.switched(less_bn=True), "less_bn": {"fn_flag": True}}
     with AutoBoost("O1", config).building() as boost:
+        boost.loss_fn = nets.loss_fn()
         boost.network_auto_process_train(body, nets.momentum(weights))
         boost.network_auto_process_eval(other)
     rows = {row.algorithm: row for row in boost.report().rows}
