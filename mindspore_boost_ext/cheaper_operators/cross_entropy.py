@@ -6,7 +6,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from mindspore_boost_ext.cheaper_operators.cell import CheaperCell, is_ranked
-from mindspore_boost_ext.runtime.cross_entropy import Slope, fits, in_rows, picked
+from mindspore_boost_ext.runtime.cross_entropy import Slope, fits, in_rows, nan_if_nan, picked
 
 _CERTAIN = 3.4e38  # a logit so large that all others have no weight: nearly the largest float32
 
@@ -25,6 +25,7 @@ class _Total(nn.Cell):
         # ``depend`` runs the loss first, even if a graph is asked only for the gradient: the loss
         # raises for labels out of range, except -1, which MindSpore takes for the last class.
         classes = ops.depend(classes, out) % rows.shape[1]
+        dout = nan_if_nan(out, dout)
         return self.slope(rows, classes) * (dout * rows.shape[0]), ops.zeros_like(classes)
 
 

@@ -178,7 +178,8 @@ class CheaperRecurrence(CheaperCell):
     ) -> tuple[Tensor, Tensor]:
         """Return the states after each step, [T, B, H], and after the last, [B, H]."""
         w_ih, w_hh, b_ih, b_hh = weights
-        if self.is_plain(x) or self.is_plain(w_ih) or seq_length is not None or x.shape[0] < 2:
+        few = x.shape[0] < 2 or x.shape[1] == 0
+        if self.is_plain(x) or self.is_plain(w_ih) or seq_length is not None or few:
             return self.plain(x, h, seq_length, w_ih, w_hh, b_ih, b_hh)
         if b_ih is None:
             b_ih = b_hh = ops.zeros((w_ih.shape[0],), mstype.float32)

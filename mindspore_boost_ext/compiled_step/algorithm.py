@@ -61,7 +61,11 @@ class StepGraph:
         state = modes, tuple(one for one in leaves(groups) if isinstance(one, numbers.Real))
         function = self._functions.get(state)
         if function is not None:
-            return function(*inputs)
+            try:
+                return function(*inputs)
+            except Exception:
+                del self._functions[state]  # an operator's error breaks MindSpore's graph for good
+                raise
         self._check_hooks()
         cell = _WholeStep(self.step)
         function = ms.jit(cell.construct)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -28,8 +29,10 @@ def drawing_nothing() -> Iterator[None]:
     drawn: list[str] = []
 
     def look(_: FrameType, event: str, function: Any) -> None:
-        if event == "c_call" and isinstance(getattr(function, "__self__", None), _GENERATORS):
-            drawn.append(f"{type(function.__self__).__name__}.{function.__name__}")
+        owner = getattr(function, "__self__", None)
+        # ``secrets`` and ``random.SystemRandom`` draw by os.urandom.
+        if event == "c_call" and (isinstance(owner, _GENERATORS) or function is os.urandom):
+            drawn.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{function.__name__}")
             raise ValueError  # ends the compilation; what comes out of MindSpore is replaced below
 
     sys.setprofile(look)

@@ -115,7 +115,16 @@ class _Mean(nn.Cell):
         return -ops.ReduceMean()(picked(self.logarithms(rows), classes))
 
     def bprop(self, rows: Tensor, classes: Tensor, out: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
-        return self.slope(rows, classes) * dout, ops.zeros_like(classes)
+        return self.slope(rows, classes) * nan_if_nan(out, dout), ops.zeros_like(classes)
+
+
+def nan_if_nan(loss: Tensor, dout: Tensor) -> Tensor:
+    """Return ``dout``, or NaN where the loss is NaN.
+
+    MindSpore's gradient stops at a row of logits that are all -inf: what stands in the rows behind
+    it is whatever was in the memory.
+    """
+    return ops.Select()(loss != loss, loss, dout)
 
 
 _MEAN = _Mean()

@@ -19,8 +19,9 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     """
     if not (_is_batch_and_matrix(input, other) and is_compiling()):
         return ORIGINAL(input, other)
-    if not (is_known(input.shape) and is_known(other.shape)):
-        return ORIGINAL(input, other)
+    is_fit = is_known(input.shape) and is_known(other.shape) and input.shape[-1] == other.shape[0]
+    if not is_fit:
+        return ORIGINAL(input, other)  # which raises if the shapes do not fit
     rows = _OF_MATRICES(input.reshape((-1, input.shape[-1])), other)
     return rows.reshape((*input.shape[:-1], other.shape[1]))
 

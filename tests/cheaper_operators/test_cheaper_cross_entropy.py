@@ -196,6 +196,18 @@ def test_ignored_rows_and_classes_that_are_masked_out(graph_mode, large):
     assert not slope[:, 0].any()
 
 
+def test_a_row_without_a_class_leaves_no_gradient_that_looks_right(mode):
+    """MindSpore's gradient stops at a row of -inf alone: behind it stands what the memory held."""
+    logits, labels = batch_of((64, 32))
+    logits[5] = -np.inf
+    filled = [Tensor(np.full((64, 32), 7.0, "f")) + 1 for _ in range(4)]
+    assert all(one.asnumpy().all() for one in filled)
+    del filled
+    loss, slope = Loss(cheaper()).run(logits, labels)
+    assert np.isnan(loss)
+    assert np.isnan(slope).all(1)[[0, 4, 6, 63]].all()
+
+
 def test_a_batch_of_ignored_rows_alone_trains_nothing(graph_mode):
     """It has no mean; its gradient is 0, as MindSpore 2.10's: the weights stay what they are."""
     logits, labels = batch_of((2, 3))

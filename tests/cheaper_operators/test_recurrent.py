@@ -202,7 +202,7 @@ def test_mixed_precision_auto_takes_no_product_in_float16(mode):
         np.testing.assert_allclose(found.asnumpy(), one.asnumpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_an_empty_batch_has_no_states(pynative_mode):
+def test_an_empty_batch_has_no_states(mode):
     """As the rest of an evaluation; in GRAPH_MODE no operator unstacks nothing."""
     net = nn.SequentialCell(nn.GRU(WIDTH, HIDDEN))
     assert replaced(net).status == "applied"
