@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import mindspore as ms
 from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, StepCell
+from mindspore_boost_ext.base.cells import layers_of
 from mindspore_boost_ext.base.order import in_order_of_construct, is_own
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.group_loss_scale_manager.manager import GroupLossScaleManager
-from mindspore_boost_ext.report import warn
+from mindspore_boost_ext.report import NoEffectWarning, warn
+from mindspore_boost_ext.stages.gradients import check_dense
 
 if TYPE_CHECKING:
     from mindspore_boost_ext.boost import AutoBoost
@@ -48,19 +51,48 @@ class GroupedScaleAlgorithm(Algorithm):
             )
 
     def check_state(self, step: StepCell, *inputs: object) -> None:
-        """Warn of weights whose uses may stand in different groups, of which each has one."""
-        manager = getattr(step, "loss_scaling_manager", None)
-        if not isinstance(manager, GroupLossScaleManager) or len(manager.loss_scale_groups) < 2:
-            return
-        if found := _in_several_cells(step.network, step.weights):
-            named = [f"{weight!r} ({', '.join(users)})" for weight, users in found.items()]
-            more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-            listed = ", ".join(named[:_NAMED])
-            warn(
-                f"loss_scale_group: several Cells use the weight {listed}{more}. If these "
-                "stand in different groups, its gradient is wrong, as it is divided by one scale: "
-                "let one group hold all of them, or use one dynamic loss scale"
-            )
+        """Refuse a network whose gradients would carry wrong scales; warn where they may."""
+        own = getattr(step, "loss_scaling_manager", None)
+        for other in layers_of(step.network, (GroupLossScaleManager,)):
+            if other is not own:
+                _check_other(other, step.weights)
+        if isinstance(own, GroupLossScaleManager):
+            if ms.get_context("mode") == ms.GRAPH_MODE:
+                check_dense(step.network, f"{self.switch} in GRAPH_MODE")
+            if len(own.loss_scale_groups) > 1:
+                _warn_of_shared_weights(step)
+
+
+def _check_other(manager: GroupLossScaleManager, weights: Iterable[Parameter]) -> None:
+    """Refuse, or warn of, markers of a manager that the step does not use."""
+    held = {id(one) for group in manager.loss_scale_groups for one in group}
+    marks = [one.name for one in weights if id(one) in held]
+    words = "the network has markers of a GroupLossScaleManager that is not its loss_scale_manager"
+    if not manager.in_use:
+        warn(f"{words}: they have no effect", NoEffectWarning)
+    elif marks:
+        raise ValueError(
+            f"{words}, but that of another training: the gradient of {marks[0]} would carry a "
+            "scale that nothing divides out. Give that manager, or make the network anew"
+        )
+    elif ms.get_context("mode") == ms.GRAPH_MODE:
+        raise ValueError(
+            f"{words}, but that of another training, and a graph holds one manager: use "
+            "PYNATIVE_MODE, or one manager for all networks"
+        )
+
+
+def _warn_of_shared_weights(step: StepCell) -> None:
+    """Warn of weights whose uses may stand in different groups, of which each has one."""
+    if found := _in_several_cells(step.network, step.weights):
+        named = [f"{weight!r} ({', '.join(users)})" for weight, users in found.items()]
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        listed = ", ".join(named[:_NAMED])
+        warn(
+            f"loss_scale_group: several Cells use the weight {listed}{more}. If these "
+            "stand in different groups, its gradient is wrong, as it is divided by one scale: "
+            "let one group hold all of them, or use one dynamic loss scale"
+        )
 
 
 def _in_several_cells(network: nn.Cell, weights: Iterable[Parameter]) -> dict[str, list[str]]:

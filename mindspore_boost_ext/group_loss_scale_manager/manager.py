@@ -88,7 +88,7 @@ class GroupLossScaleManager(nn.Cell):
         within = self.minimum <= self.maximum <= MAXIMUM
         _check("maximum", maximum, within, f"in [minimum, {MAXIMUM:g}]")
         self.marker = Marker()
-        self._in_use = False
+        self.in_use = False
         self._groups: list[list[Parameter]] = []
         self.loss_scale_groups = loss_scale_groups
 
@@ -99,7 +99,7 @@ class GroupLossScaleManager(nn.Cell):
 
     @loss_scale_groups.setter
     def loss_scale_groups(self, groups: Sequence[Sequence[Parameter]]) -> None:
-        if self._in_use:
+        if self.in_use:
             raise ValueError(
                 "loss_scale_groups cannot change: a training step uses them already. Make a new "
                 "GroupLossScaleManager for a new Model"
@@ -138,9 +138,11 @@ class GroupLossScaleManager(nn.Cell):
         return self
 
     def construct(self, x: Tensor, layer1: int, layer2: int) -> Tensor:
-        """Mark the passage from group ``layer1`` to group ``layer2``."""
-        pick, rows = self.picks[layer1][layer2], self.rows[layer1][layer2]
-        x = self.marker(x, self.scales, self.probe, pick, rows)
+        """Mark the passage from group ``layer1`` to ``layer2``; nothing before :meth:`use`."""
+        if self.in_use:
+            _check_layers(layer1, layer2, len(self.picks))
+            pick, rows = self.picks[layer1][layer2], self.rows[layer1][layer2]
+            x = self.marker(x, self.scales, self.probe, pick, rows)
         return x if self.marker.dtype is None else ops.cast(x, self.marker.dtype)
 
     def group_scales(self) -> list[float]:
@@ -229,7 +231,7 @@ class GroupLossScaleManager(nn.Cell):
                     f"loss_scale_groups: the parameter {parameter.name!r} is in a group but "
                     "not among the optimizer's parameters: take it out of the group"
                 )
-        self._in_use = True
+        self.in_use = True
         return [group_of[id(parameter)] for parameter in parameters]
 
     def limit(self, maximum: float) -> None:
@@ -282,6 +284,13 @@ class GroupLossScaleManager(nn.Cell):
         scales = ops.clamp(self.scales[1:-1] * factors, self.minimum, self.maximum)
         ends = ops.ones((1,), ms.float32)
         return ops.assign(self.scales, ops.concat((ends, scales, ends)))
+
+
+@ops.constexpr(check=False)
+def _check_layers(layer1: int, layer2: int, count: int) -> None:
+    for layer in (layer1, layer2):
+        good = type(layer) is int and 0 <= layer < count
+        _check("layer1 and layer2", layer, good, f"ints in [0, {count})")
 
 
 def _number(name: str, value: object) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
@@ -44,6 +45,8 @@ class GroupedScale(OneScale):
         self.markers_complete = state("loss_scale_group.markers_complete", True, np.bool_)
         group_of = {id(one): group for one, group in zip(weights, groups)}
         self.group_of_layer = tuple(group_of[id(one)] for one in layers)
+        halves = any(one.dtype in (ms.float16, ms.bfloat16) for one in weights)
+        self.may_grow = manager.minimum < 1 and halves  # gradients, when they are divided
         self._divide(groups)
 
     def _parameter(self, scale_sense: Any) -> Parameter:
@@ -99,6 +102,8 @@ class GroupedScale(OneScale):
         inverses = each(ops.partial(entry, ops.unstack(1.0 / scale)), self.group_of_weight)
         result = each(multiplied, inverses, gradients)
         skip = ops.logical_or(blamed.any(), ops.logical_not(complete))
+        if self.may_grow:
+            skip = ops.logical_or(skip, ops.reshape(self.detector.any_non_finite(result), ()))
         # If no weight of a group is trained, its scale shrinks at an overflow, but does not grow.
         skip = ops.depend(skip, self.manager.update(blamed, ops.logical_or(entered, blamed)))
         return result, ops.depend(skip, ops.assign(self.markers_complete, complete))
@@ -118,7 +123,8 @@ class GroupedScale(OneScale):
             raise ValueError(
                 "GroupLossScaleManager: no marker leads into some group, so the gradients do not "
                 "carry its scale (no weight was changed): call manager(x, i, i + 1) wherever the "
-                f"network passes from group i to i + 1, for i = 0 to {last}"
+                f"network passes from group i to i + 1, for i = 0 to {last}. In PYNATIVE_MODE, "
+                "recompute() of a Cell hides the markers in it: keep them outside"
             )
 
     def observations(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from mindspore_boost_ext import (
     BoostWarning,
     GroupLossScaleManager,
     NoEffectWarning,
+    make_train_step,
 )
 from mindspore_boost_ext.stages.overflow import choose_detector
 
@@ -617,3 +618,118 @@ def test_a_method_that_the_step_does_not_call_is_named():
     manager = Capped(8.0, [net.first.trainable_params(), net.second.trainable_params()])
     with pytest.warns(NoEffectWarning, match="update_loss_scale_status of Capped is not called"):
         manager.scale_of_step(choose_detector(False), net.trainable_params())
+
+
+class Marked(nn.Cell):
+    """Two layers in groups with the scales 256 and 32."""
+
+    def __init__(self, manager=None):
+        super().__init__()
+        self.one = nn.Dense(3, 3, weight_init="ones", bias_init="zeros")
+        self.two = nn.Dense(3, 2, weight_init="ones", bias_init="zeros")
+        groups = [self.one.trainable_params(), self.two.trainable_params()]
+        self.manager = manager or GroupLossScaleManager([256.0, 32.0], groups)
+
+    def construct(self, x):
+        x = self.one(self.manager(x, 0, 1))
+        return self.manager(self.two(self.manager(x, 1, 2)), 2, 3).sum()
+
+
+def moved(net, manager=None, config=None):
+    """Return how far one step of rate 1 moves a weight of each layer."""
+    step = make_train_step(
+        net,
+        None,
+        nn.SGD(net.trainable_params(), 1.0),
+        config=config or {"boost": {"mode": "disable_all"}},
+        loss_scale_manager=manager,
+    )
+    before = [float(one.weight.asnumpy()[0, 0]) for one in (net.one, net.two)]
+    step(Tensor(np.ones((2, 3), np.float32)))
+    after = [float(one.weight.asnumpy()[0, 0]) for one in (net.one, net.two)]
+    return [one - other for one, other in zip(before, after)]
+
+
+@pytest.mark.parametrize("manager", [None, ms.DynamicLossScaleManager(4, 2, 9)])
+def test_markers_of_a_manager_that_is_not_given_do_nothing(mode, manager):
+    with pytest.warns(NoEffectWarning, match="not its loss_scale_manager: they have no effect"):
+        found = moved(Marked(), manager)
+    assert found == [4.0, 6.0]  # two samples of ones: 2 outputs behind one; 3 inputs before two
+
+
+def test_markers_that_a_training_uses_are_not_trained_without_their_manager(mode):
+    net = Marked()
+    assert moved(net, net.manager, ON) == [4.0, 6.0]
+    with pytest.raises(ValueError, match=r"the gradient of one\.weight would carry a scale that n"):
+        moved(net)
+
+
+class Before(nn.Cell):
+    """As a generator, whose loss is that of a discriminator."""
+
+    def __init__(self, behind):
+        super().__init__()
+        self.one = nn.Dense(3, 3, weight_init="ones", bias_init="zeros")
+        self.behind = behind
+
+    def construct(self, x):
+        return self.behind(self.one(x))
+
+
+def test_a_network_before_markers_of_another_training(mode):
+    behind = Marked()
+    moved(behind, behind.manager, ON)
+    first, _, second, _ = (one.asnumpy().astype(float) for one in behind.trainable_params())
+    net = Before(behind)
+    alone = nn.SGD(net.one.trainable_params(), 1.0)
+    step = make_train_step(net, None, alone, config={"boost": {"mode": "disable_all"}})
+    if mode == "graph":
+        with pytest.raises(ValueError, match="and a graph holds one manager: use PYNATIVE_MODE"):
+            step(Tensor(np.ones((2, 3), np.float32)))
+        return
+    step(Tensor(np.ones((2, 3), np.float32)))
+    expected = 1 - 2 * (second.sum(0) @ first)  # two samples of ones
+    found = net.one.weight.asnumpy()
+    np.testing.assert_allclose(found, np.repeat(expected[:, None], 3, 1), rtol=1e-5)  # float32
+
+
+@pytest.mark.parametrize("layers", [(-1, 1), (0, 4), (True, 2), (0, 1.0)])
+def test_numbers_of_groups_that_do_not_exist_are_refused(mode, layers):
+    net = Marked()
+    net.manager.use(net.trainable_params())
+
+    class Wrong(nn.Cell):
+        def construct(self, x):
+            return net.manager(x, *layers)
+
+    with pytest.raises(ValueError, match=r"layer1 and layer2 must be ints in \[0, 4\), got"):
+        Wrong()(Tensor(np.ones((2, 3), np.float32)))
+
+
+def test_gradients_that_overflow_as_they_are_divided_skip_the_step(mode):
+    """By a scale below 1, in 16 bits: 4e5 fits as 4e5 / 256 alone."""
+    _, step = chain(2.0**-8, [1.0], ms.float16, rate=0.1, minimum=2.0**-10)
+    _, overflow, _ = run(step, 4e4, ms.float16)
+    assert not overflow
+    _, step = chain(2.0**-8, [1.0, 10.0], ms.float16, rate=0.1, minimum=2.0**-10)
+    (weight, _) = step.weights
+    _, overflow, _ = run(step, 4e4, ms.float16)
+    assert overflow
+    assert weight.asnumpy() == 1.0
+
+
+def test_a_sparse_lookup_is_refused_in_graph_mode(graph_mode):
+    class Words(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.EmbeddingLookup(5, 3, target="CPU", sparse=True)
+            self.manager = GroupLossScaleManager(8.0, [self.table.trainable_params()])
+
+        def construct(self, words):
+            return self.manager(self.table(words), 1, 2).sum()
+
+    net = Words()
+    optimizer = nn.LazyAdam(net.trainable_params())
+    step = make_train_step(net, None, optimizer, config=ON, loss_scale_manager=net.manager)
+    with pytest.raises(ValueError, match="loss_scale_group in GRAPH_MODE needs dense gradients"):
+        step(Tensor([1, 2], ms.int32))
