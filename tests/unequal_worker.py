@@ -111,6 +111,8 @@ def model_of_rank(rank, name):
     manager = {}
     if name == "scale":
         manager["loss_scale_manager"] = ms.FixedLossScaleManager(64.0 + rank, False)
+    elif name == "broadcast place":
+        manager["loss_scale_manager"] = ms.DynamicLossScaleManager(64)
     elif name == "dynamic scale":
         manager["loss_scale_manager"] = ms.DynamicLossScaleManager(64 * (1 + rank))
     elif name == "scale window":
@@ -197,6 +199,8 @@ def set_state(step, rank, name):
         moment.set_data(Tensor(np.full(moment.shape, rank, np.float32)))
     elif name == "broadcast place":  # as by a checkpoint that rank 0 alone has loaded
         step.optimizer.position.set_data(Tensor(1 - rank, ms.int32))
+        step.optimizer.learning_rate.set_data(Tensor(0.1 * (2 - rank), ms.float32))
+        step.scale_sense.set_data(Tensor(64.0 * (2 - rank), ms.float32))
     elif name == "broadcast files":
         mean = step.network.parameters_dict()["1.moving_mean"]
         mean.set_data(Tensor(np.full(mean.shape, 100 * rank, np.float32)))
@@ -254,7 +258,10 @@ def outcome(rank, name):
     if name == "broadcast":
         result["largest changes"] = model.train_network.optimizer.fastest.asnumpy().tolist()
     if name == "broadcast place":
-        result["place"] = int(model.train_network.optimizer.position.asnumpy())
+        step = model.train_network
+        result["place"] = int(step.optimizer.position.asnumpy())
+        held = (step.optimizer.learning_rate, step.scale_sense)
+        result["rate and scale"] = [float(one.asnumpy()) for one in held]
         result["sums"] = [float(one.sum()) for one in nets.weights(net).values()]
     if name == "broadcast files":
         result["mean"] = nets.weights(net)["1.moving_mean"].tolist()

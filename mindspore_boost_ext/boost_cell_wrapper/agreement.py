@@ -72,8 +72,9 @@ def check_same_step_on_ranks(step: nn.TrainOneStepCell) -> None:
     if step not in _COMPARED:
         boost = getattr(step, "auto_boost", None) or AutoBoost()
         levels = {"boost_level": boost.config.level, "boost.mode": boost.config.mode}
-        facts = {**levels, **boost.settings_in_force(), **_parts(step), **_shapes(step)}
-        check_equal_on_ranks(facts, "the training step", _SAME_STEP)
+        facts = {**levels, **boost.settings_in_force(), **_kinds(step), **_shapes(step)}
+        values = {} if _sends_values(step) else _values(step)
+        check_equal_on_ranks({**facts, **values}, "the training step", _SAME_STEP)
         _COMPARED.add(step)
         if (watch := watch_ranks()) is not None:
             watch.meet()
@@ -83,8 +84,9 @@ def check_same_training_on_ranks(step: StepCell, epochs: int, batches: str) -> N
     """Raise a ``ValueError`` on every rank if the training's length or start differs."""
     if not step.reducer_flag:
         return
-    # Again: an earlier training may have changed a learning rate on one rank.
-    check_equal_on_ranks(_parts(step), "the training step", _SAME_STEP)
+    if not _sends_values(step):
+        # Again: an earlier training may have changed a learning rate on one rank.
+        check_equal_on_ranks(_values(step), "the training step", _SAME_STEP)
     check_equal_on_ranks(
         {"number of epochs": str(epochs), "number of batches in an epoch": batches},
         "the training",
@@ -112,6 +114,8 @@ def check_same_start_on_ranks(step: nn.TrainOneStepCell) -> None:
         return
     is_ours = isinstance(step, BroadcastsWeights)
     hands_out = step.begin_together() if is_ours else broadcasts_weights()
+    if _sends_values(step):
+        check_equal_on_ranks(_values(step), "the training step", _SAME_STEP)
     if is_ours or not hands_out:
         check_equal_on_ranks(
             _counters(step),
@@ -153,17 +157,28 @@ def _warn_of_unequal_values(step: nn.TrainOneStepCell) -> None:
         )
 
 
-def _parts(step: nn.TrainOneStepCell) -> dict[str, str]:
+def _sends_values(step: nn.TrainOneStepCell) -> bool:
+    """Return whether rank 0 may send its values before the first step: they are compared then."""
+    return isinstance(step, BroadcastsWeights) and broadcasts_weights()
+
+
+def _kinds(step: nn.TrainOneStepCell) -> dict[str, str]:
     mode = "GRAPH_MODE" if ms.get_context("mode") == ms.GRAPH_MODE else "PYNATIVE_MODE"
     manager = getattr(step, "loss_scaling_manager", None)
-    scale = getattr(step, "scale_sense", step.sens)
     return {
         "mode": mode,
         "step cell": type(step).__name__,
         "optimizer": type(step.optimizer).__name__,
         "kind of loss scale": "fixed" if manager is None else type(manager).__name__,
-        "loss scale": _described(scale),
         "gradients_mean": str(step.mean),
+    }
+
+
+def _values(step: nn.TrainOneStepCell) -> dict[str, str]:
+    """Return the numbers of loss scale and optimizer, of which some are Parameters."""
+    manager = getattr(step, "loss_scaling_manager", None)
+    return {
+        "loss scale": _described(getattr(step, "scale_sense", step.sens)),
         **_in_text(
             {name: getattr(manager, name, None) for name in _known(manager, _SCALE_SETTINGS)}
         ),

@@ -113,12 +113,13 @@ def test_weights_are_broadcast_before_an_algorithm_looks_at_them(ended):
     assert max(first["largest changes"]) > 0
 
 
-def test_a_place_that_rank_0_alone_has_loaded_is_that_of_all_ranks(ended):
-    """Rank 1 would run another variant of the step, which reduces other gradients."""
+def test_what_rank_0_alone_has_loaded_is_that_of_all_ranks(ended):
+    """At another place rank 1 would run another variant, which reduces other gradients."""
     _, results = ended(2, "graph")
     first, second = (result["unequal"]["broadcast place"] for result in results)
     assert first == second
     assert (first["messages"], first["moved"], first["place"]) == ([], True, 3)
+    np.testing.assert_allclose(first["rate and scale"], [0.2, 128.0], rtol=1e-6)  # float32
 
 
 def test_statistics_that_every_rank_has_restored_stay_its_own(ended):
