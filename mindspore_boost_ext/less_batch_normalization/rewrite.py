@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -327,7 +328,8 @@ def less_bn(
     with kept_random_numbers():
         graphs = trace_both(network)
     plan = _Plan(network, settings, head_alone, frozen, loss_fn, graphs)
-    plan.norms()
+    with _fixed_at_rest(network):
+        plan.norms()
     if fn_flag:
         plan.heads()
     idle = plan.idle_patterns()
@@ -337,6 +339,23 @@ def less_bn(
     normalised = tuple(layers_of(network, (CommonHeadLastFN,)))
     removed = _removed_parameters(network)
     return Rewriting(tuple(plan.changes), removed, normalised, network, tuple(plan.exchanged))
+
+
+@contextlib.contextmanager
+def _fixed_at_rest(network: nn.Cell) -> Iterator[None]:
+    """Let BatchNorms in evaluation mode, in a network that trains, say that statistics are fixed.
+
+    They do not remove the scale, which the removal of one before them would set free.
+    """
+    norms = layers_of(network, BATCH_NORMS) if network.training else []
+    resting = [(one, one.use_batch_statistics) for one in norms if not one.training]
+    for one, _ in resting:
+        one.use_batch_statistics = False
+    try:
+        yield
+    finally:
+        for one, before in resting:
+            one.use_batch_statistics = before
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

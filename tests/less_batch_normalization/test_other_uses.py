@@ -60,6 +60,13 @@ def test_it_stays_in_evaluation_mode_in_a_network_that_trains():
     assert done(Block().set_train())["bn1"] == "removed"
 
 
+def test_one_in_evaluation_mode_does_not_end_a_branch():
+    net = Block().set_train()
+    net.bn2.set_train(False)
+    assert done(net) == {"bn1": "kept", "bn2": "kept"}
+    assert net.bn2.use_batch_statistics is None
+
+
 # ---- Arguments that a call may leave out ----
 
 
