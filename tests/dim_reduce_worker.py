@@ -13,7 +13,7 @@ from models import model_of
 from mindspore_boost_ext import AutoBoost, BoostModel
 
 STEPS, K = 6, 5  # 5 rows: 3 and 2 on two ranks
-CASES = {"graph": ("p-bfgs",), "pynative": ("p-bfgs", "p-sgd", "scaled", "accumulated")}
+CASES = {"graph": ("p-bfgs",), "pynative": ("p-bfgs", "p-sgd", "scaled", "accumulated", "sum")}
 
 
 def built_case(name, folder, timeout=120):
@@ -31,6 +31,8 @@ def built_case(name, folder, timeout=120):
     elif name == "accumulated":
         config["boost"]["grad_accumulation"] = True
         config["grad_accumulation"] = {"grad_accumulation_step": 2}
+    elif name == "sum":  # that of the rows' losses, which the ranks add up, too
+        settings["loss_fn"] = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="sum")
     net = nets.MLP()
     optimizer = nn.SGD(net.trainable_params(), 0.1)
     return net, model_of(net, config, optimizer, BoostModel, **settings).train_network
@@ -66,7 +68,11 @@ def results(rank, folder, mode):
     """Train all cases on the half of a rank; return what each ends with, and the errors."""
     folder = pathlib.Path(folder)
     half = slice(4 * rank, 4 * rank + 4)
-    found = {name: result(name, folder / "snapshots", half) for name in CASES[mode]}
+    found = {}
+    for name in CASES[mode]:
+        ms.set_auto_parallel_context(gradients_mean=name != "sum")
+        found[name] = result(name, folder / "snapshots", half)
+    ms.set_auto_parallel_context(gradients_mean=True)
     found["missing on rank 1"] = refusal(folder / ("snapshots" if rank == 0 else "nowhere"))
     found["others on rank 1"] = refusal(folder / ("snapshots" if rank == 0 else "others"))
     return found

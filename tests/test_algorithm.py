@@ -304,6 +304,44 @@ def test_a_part_can_change_the_batch(mode, scaled):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
+class Cropped(nn.Cell):
+    def construct(self, x, *rest):
+        return (x[:, :, :6, :6], *rest)
+
+
+class CroppedImages(Algorithm):
+    switch = "cropped"
+
+    def join(self, step):
+        step.batch_part = Cropped()
+
+
+class OfImages(nn.Cell):
+    """Notes the height that it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = ms.Parameter(Tensor(1.0), name="weight")
+        self.__dict__["heights"] = []
+
+    def construct(self, x):
+        self.heights.append(x.shape[2])
+        return x.mean() * self.weight
+
+
+def test_a_part_changes_the_batch_before_it_is_made_smaller(pynative_mode):
+    net, found = OfImages(), []
+    optimizer = nn.SGD(net.trainable_params(), RATE)
+    config = {"progressive_resizing": {"phases": [[0.5, 0.5]], "total_steps": 2}}
+    config["boost"] = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+    arguments = {"algorithms": [CroppedImages()], "boost_config_dict": config}
+    step = BoostModel(net, optimizer=optimizer, boost_level="O1", **arguments).train_network
+    for _ in range(2):
+        step(Tensor(np.ones((2, 1, 8, 8), np.float32)))
+        found.append(net.heights[-1])
+    assert found == [3, 6]
+
+
 class LastInputs(UpdateAround):
     """Keeps the sum of the batch that it is given."""
 

@@ -56,25 +56,31 @@ class AccumulationAlgorithm(Algorithm):
         if step.window_part is None or not step.use_grad_accumulation:
             return
         step.check_sums("gradient_accumulation_process")
-        if len(inputs) == 0:
-            return
-        weighting = step.window_part.weighting
-        if weighting == SAMPLES and not getattr(inputs[0], "shape", ()):
-            raise ValueError(
-                "grad_accumulation.weighting='samples' counts samples along the first axis of "
-                f"the first input, got {shown(inputs[0])}: make samples the first axis, or "
-                "set weighting 'equal'"
-            )
-        if weighting != LABELS:
-            _warn(counts_by_labels(step.auto_boost.loss_fn, inputs[-1]))
+        window = step.window_part
+        if inputs:
+            _check_inputs(step, inputs)
         saved = step.restored_settings.get(_WEIGHTING, "").strip("'")  # repr of the name
-        if saved != weighting and step.window_part.micro_steps() > 0:
-            step.window_part.check_weighting(float(step.window_part.weight_of(*inputs)), saved)
+        # In sink mode the batch is not seen: it is taken to have several samples.
+        if saved != window.weighting and (inputs or saved) and window.micro_steps() > 0:
+            window.check_weighting(float(window.weight_of(*inputs)) if inputs else 2.0, saved)
 
     def check_length(self, step: StepCell, epochs: int, steps: int) -> None:
         """Warn when an epoch, or the whole training, ends before a window is full."""
         if epochs > 0 and step.window_part is not None and step.use_grad_accumulation:
             step.window_part.expect_training(epochs, steps)
+
+
+def _check_inputs(step: StepCell, inputs: tuple[object, ...]) -> None:
+    """Refuse inputs without samples to count; warn of a loss that does not add up."""
+    weighting = step.window_part.weighting
+    if weighting == SAMPLES and not getattr(inputs[0], "shape", ()):
+        raise ValueError(
+            "grad_accumulation.weighting='samples' counts samples along the first axis of "
+            f"the first input, got {shown(inputs[0])}: make samples the first axis, or "
+            "set weighting 'equal'"
+        )
+    if weighting != LABELS:
+        _warn(counts_by_labels(step.auto_boost.loss_fn, inputs[-1]))
 
 
 def _warn(reason: str) -> None:

@@ -19,7 +19,14 @@ from mindspore_boost_ext.adasum import cell as adasum
 from mindspore_boost_ext.adasum import collectives as exchange
 from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
 from mindspore_boost_ext.adasum.packing import Packing, block_width
-from mindspore_boost_ext.adasum.rule import PairRule, WholeTree, owners_of_slices, tree
+from mindspore_boost_ext.adasum.rule import (
+    PairRule,
+    WholeTree,
+    _split,
+    _whole,
+    owners_of_slices,
+    tree,
+)
 
 wide = pytest.mark.parametrize("wide", [True, False], ids=["float64", "scaled float32"])
 GENERATOR = np.random.default_rng(5)
@@ -106,6 +113,16 @@ def test_ranges_of_a_tensor_join_to_the_whole(mode, wide):
         expected = oracles.adasum_pair(lower[tensor], upper[tensor])
         result = np.concatenate(found)[tensor]
         assert error(result, expected) <= BOUND * np.linalg.norm(expected)
+
+
+def test_products_travel_whole_where_collectives_carry_float32():
+    """As two float32 of 24 bits and a power of two, beyond the reach of float32."""
+    pairs = np.random.default_rng(0).uniform(1, 2, (3, 2, 50)) * [[[1e-30]], [[1.0]], [[1e30]]]
+    products = (pairs @ pairs.transpose(0, 2, 1)).reshape(3, 4)
+    sent = _split(Tensor(products))
+    assert sent.dtype == ms.float32
+    found = _whole(sent.reshape((1, 3, 8))).asnumpy()[0]
+    np.testing.assert_allclose(found, products, rtol=1e-13)
 
 
 @wide

@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, experimental, nn
 from models import model_of
 
 from mindspore_boost_ext import AutoBoost, BoostModel, BoostWarning, _compat
-from mindspore_boost_ext.boost_cell_wrapper import agreement
+from mindspore_boost_ext.boost_cell_wrapper import agreement, broadcast
 from mindspore_boost_ext.boost_cell_wrapper.agreement import _settings
 from mindspore_boost_ext.boost_cell_wrapper.broadcast import hand_out
 from mindspore_boost_ext.boost_cell_wrapper.flush import Flush
@@ -177,6 +177,14 @@ def test_rates_are_compared_wherever_they_stand():
         assert _settings(one) != _settings(other)
 
 
+def test_a_long_list_of_rates_is_compared_to_its_end():
+    rates = [[0.1] * 100 + [last] for last in (0.1, 0.1, 0.2)]
+    one, same, other = (_settings(nn.SGD(nets.MLP().trainable_params(), each)) for each in rates)
+    assert one == same
+    assert one != other
+    assert max(map(len, one.values())) < 200  # the message stays short
+
+
 @pytest.mark.parametrize(
     ("kind", "settings", "others"),
     [
@@ -262,6 +270,52 @@ def test_weights_alone_are_broadcast_when_a_part_compiles_in_mid_training(graph_
     assert set(step.parameters_broadcast_dict()) == names
     for variant in step.choice_part.variants:
         assert set(Flush(variant).parameters_broadcast_dict()) <= names
+
+
+@pytest.mark.parametrize("sent", [True, False])  # windows are not, if rank 0 sends its start
+def test_the_start_is_compared_once_in_each_training(monkeypatch, sent):
+    """A file may have been loaded on one rank alone since the last one."""
+    monkeypatch.setattr(broadcast.BroadcastsWeights, "begin_together", lambda step: sent)
+    seen = []
+    monkeypatch.setattr(agreement, "check_equal_on_ranks", lambda facts, *words: seen.append(facts))
+    section = {"grad_freeze": {"param_groups": 2, "schedule": [0, 1], "total_steps": 2}}
+    config = {"boost": {"mode": "manual", "less_bn": False, "grad_freeze": True}, **section}
+    step = model_of(nets.Deep(), config).train_network
+    step.reducer_flag, step.mean = True, True
+    for _ in range(2):
+        agreement.check_same_training_on_ranks(step, 1, "2")
+        agreement.check_same_start_on_ranks(step)
+    starts = [facts for facts in seen if "global_step" in facts]
+    assert len(starts) == 2
+    position = step.optimizer.position
+    assert starts[0][position.name] == "0"  # of the schedule, which decides what is reduced
+
+
+@pytest.mark.parametrize(
+    ("restored", "differs", "sent"),
+    [(False, False, 1), (True, False, 0), (True, True, 1), (False, True, 1)],
+)
+def test_rank_0_sends_its_start_once_unless_every_rank_has_a_file(
+    monkeypatch, restored, differs, sent
+):
+    """All ranks decide alike: one that alone was restored sends, or takes, as the others do."""
+    calls = []
+    answer = ["restored from a file is True on rank 0, False on rank 1"] * differs
+    monkeypatch.setattr(broadcast, "broadcasts_weights", lambda: True)
+    monkeypatch.setattr(broadcast, "differences_between_ranks", lambda facts, what: answer)
+    monkeypatch.setattr(broadcast, "hand_out", calls.append)
+    step = model_of(nets.MLP(), {"boost": {"mode": "disable_all"}}).train_network
+    step.reducer_flag, step.was_restored = True, restored
+    assert [step.begin_together() for _ in range(2)] == [bool(sent), False]
+    assert len(calls) == sent
+
+
+def test_under_adasum_the_moments_of_a_server_stay_its_own():
+    net = nets.MLP()
+    step = model_of(net, {"boost": {"mode": "disable_all"}}).train_network
+    assert len(step.parameters_broadcast_dict()) > len(net.trainable_params())
+    step.enable_adasum = True
+    assert set(step.parameters_broadcast_dict()) == {one.name for one in net.get_parameters()}
 
 
 @pytest.mark.parametrize(

@@ -447,6 +447,28 @@ def test_phases_are_those_of_the_first_batch_of_the_run_that_was_saved(mode, tmp
     assert fresh.report()["seq_length_warmup"] != before
 
 
+def test_a_batch_that_a_step_has_seen_decides_before_a_file(pynative_mode, tmp_path):
+    path, long, short = tmp_path / "run.ckpt", numbers(4, 16), numbers(4, 3)
+    phases = {"phases": [[0.34, 0.125], [0.34, 0.25]], "total_steps": 24}
+    saved, second = (of_numbers(seq_length_warmup=phases) for _ in range(2))
+    saved(*long)
+    save_checkpoint(saved.train_network, path, append_dict={"epoch": 1})
+    second(*short)
+    before = second.report()["seq_length_warmup"]
+    assert before != saved.report()["seq_length_warmup"]
+    restore(second.train_network, path)
+    second(*short)
+    assert second.report()["seq_length_warmup"] == before
+
+
+def test_an_epoch_that_was_broken_off_does_not_count_in_the_next_call(tmp_path):
+    path, model = tmp_path / "run.ckpt", accumulating()
+    with pytest.warns(BoostWarning, match="epoch 2 was interrupted"):
+        train(model, 3, StopAt(STEPS + 1), BoostCheckpoint(path))
+    train(model, 1, BoostCheckpoint(path))
+    assert restore(accumulating().train_network, path) == 2
+
+
 def test_phases_are_those_of_other_settings_that_were_allowed(mode, tmp_path):
     path, batch = tmp_path / "run.ckpt", numbers(4, 16)
     section = {"phases": [[0.34, 0.125], [0.34, 0.25]], "total_steps": 24}

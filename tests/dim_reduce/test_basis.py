@@ -68,6 +68,11 @@ def test_several_blocks_give_what_one_gives(monkeypatch):
     np.testing.assert_allclose(parts.mean, walk().mean(axis=0), atol=1e-6)
 
 
+def test_the_mean_of_many_snapshots_keeps_its_digits():
+    snapshots = np.full((1000, 2), 0.1, np.float32)
+    np.testing.assert_array_equal(pca.snapshot_mean(snapshots), snapshots[0])
+
+
 def test_a_memory_map_is_not_changed_and_overwriting_uses_the_snapshots(tmp_path):
     plain, snapshots = principal_basis(walk(), K), walk()
     mapped = np.memmap(tmp_path / "walk", np.float32, "w+", shape=snapshots.shape)
@@ -122,6 +127,13 @@ def test_columns_follow_the_network_whatever_the_order_in_the_file(tmp_path):
     order = np.concatenate(np.split(np.arange(N), [6, 8])[::-1])
     assert np.array_equal(found.components, basis.components[:, order])
     assert np.array_equal(found.mean, basis.mean[order])
+    assert found.layout == LAYOUT[::-1]
+
+
+def test_rows_beyond_those_wanted_may_be_longer(tmp_path):
+    components = some_basis().components * np.float32([[1], [1], [2]])
+    written(tmp_path / "basis.npz", components)
+    assert np.array_equal(load_basis(tmp_path / "basis.npz", 2).components, components[:2])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, ">f4"])

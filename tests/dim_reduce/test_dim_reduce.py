@@ -85,11 +85,11 @@ def problem(curvature, seed=0):
     return np.linspace(1.0, curvature, N), start, basis
 
 
-def run_quadratic(curvature, scale=1.0, unit=1.0, **options):
+def run_quadratic(curvature, scale=1.0, unit=1.0, kind=Quadratic, **options):
     """Take 12 steps; return the weights after each, the weights by the oracle, and its t."""
     curvatures, start, basis = problem(curvature)
     start = start * np.float32(unit)
-    net = Quadratic(curvatures, start)
+    net = kind(curvatures, start)
     weight = ParameterTuple(net.trainable_params())
     constants = (K, RHO, GAMMA, ALPHA, SIGMA, 0, 1)
     step = DimReduce(net, nn.SGD(list(weight), 1.0), weight, basis, *constants, **options)
@@ -126,6 +126,37 @@ def test_twelve_steps_are_those_of_the_rule(mode, curvature, options):
     assert seen["dim_reduce.accepted_steps"] == sum(t > 0 for t in lengths)
     assert seen["dim_reduce.failed_searches"] == sum(t == 0 for t in lengths)
     assert seen["dim_reduce.step_length"] == pytest.approx(lengths[-1], rel=1e-6)
+
+
+class OfEach(Quadratic):
+    def construct(self, x):
+        return 0.5 * self.curvatures * self.w * self.w + 0.0 * x
+
+
+def test_a_loss_of_several_elements_counts_as_their_sum(pynative_mode):
+    path, expected, _, _ = run_quadratic(2.0, kind=OfEach)
+    np.testing.assert_allclose(path, expected, atol=1e-5)
+
+
+class Dropping(Quadratic):
+    def __init__(self, curvatures, start):
+        super().__init__(curvatures, start)
+        self.drop = nn.Dropout(p=0.5)
+
+    def construct(self, x):
+        return super().construct(self.drop(x))
+
+
+def test_with_dropout_a_search_begins_at_the_loss_without_it(pynative_mode):
+    """Else a step whose dropout has made the loss large would accept any length."""
+    curvatures, start, basis = problem(50.0)
+    net, x = Dropping(curvatures, start), Tensor(np.zeros(1, np.float32))
+    weight = ParameterTuple(net.trainable_params())
+    constants = (K, RHO, GAMMA, ALPHA, SIGMA, 0, 1)
+    step = DimReduce(net, nn.SGD(list(weight), 1.0), weight, basis, *constants)
+    gradient = (Tensor((curvatures * start).astype(np.float32)),)
+    step(Tensor(1e9, ms.float32), gradient, 1.0, weight, weight, x)
+    assert step.observations()["dim_reduce.failed_searches"] == 1
 
 
 @pytest.mark.parametrize("unit", [1.5e-10, 2e-10, 1e12])
@@ -502,11 +533,18 @@ def test_p_sgd_follows_the_rate_that_a_script_sets_in_param_groups(graph_mode):
     nets.assert_same(nets.weights(net), before)
 
 
-def test_groups_in_another_order_keep_their_columns():
-    def grouped(params):
-        params = list(params)
-        return nn.SGD([{"params": params[2:]}, {"params": params[:2]}], 0.1)
+def grouped(params):
+    params = list(params)
+    return nn.SGD([{"params": params[2:]}, {"params": params[:2]}], 0.1)
 
+
+def test_groups_in_another_order_start_at_their_means():
+    plain, _ = reduced({"method": "twa"})
+    other, _ = reduced({"method": "twa"}, optimizer=grouped)
+    nets.assert_same_weights(plain, other)
+
+
+def test_groups_in_another_order_keep_their_columns():
     plain, plain_step = reduced({"method": "p-sgd"}, optimizer=lambda params: nn.SGD(params, 0.1))
     other, other_step = reduced({"method": "p-sgd"}, optimizer=grouped)
     for step in (plain_step, other_step):
@@ -662,6 +700,29 @@ def test_ranks_take_their_rows_padded_or_not():
         step = DimReduce(net, nn.SGD(list(weight), 1.0), weight, own, *constants, 1, 2)
         assert step.basis.shape == (2, 4)
         assert step.basis.asnumpy().tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
+
+
+def test_ranks_take_their_rows_of_a_file(monkeypatch):
+    monkeypatch.setattr(subspace, "_agreed", lambda read, timeout, rank_size: read()[0])
+    settings = AutoBoost("O1", config()).config.dim_reduce
+    layout = subspace.layout_of(nets.MLP().trainable_params())
+    whole = load_basis(nets.basis_file(), 7).components
+    for rank, rows in enumerate((whole[:4], whole[4:])):
+        own, _, _ = subspace._from_file(layout, settings, rank, 2)
+        np.testing.assert_array_equal(own.components, rows)
+
+
+def test_half_precision_is_projected_in_float32_and_comes_back(pynative_mode):
+    """Also where some weights keep float32, as BatchNorm's do at amp level O2."""
+    net = Quadratic(np.ones(2), np.ones(2))
+    weight = [*net.trainable_params(), Parameter(Tensor([1.0, 1.0], ms.float16), name="half")]
+    basis = np.full((1, 4), 0.5, np.float32)
+    step = DimReduce(net, nn.SGD(weight, 1.0), weight, basis, 1, RHO, GAMMA, ALPHA, SIGMA, 0, 1)
+    column = step.flat((Tensor([3e4, 3e4]), Tensor([3e4, 3e4], ms.float16)))
+    assert step.projected(column).asnumpy().tolist() == [[6e4]]  # of 1.2e5, beyond float16
+    parts = step.parts(column)
+    assert [one.dtype for one in parts] == [ms.float32, ms.float16]
+    assert [one.asnumpy().tolist() for one in parts] == [[3e4, 3e4]] * 2
 
 
 def test_too_few_snapshots(tmp_path):

@@ -8,6 +8,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
+from mindspore import nn
 
 from mindspore_boost_ext import BoostModel, TrajectorySampler, make_train_step
 from mindspore_boost_ext._compat import CallbackParameters
@@ -117,6 +118,22 @@ def test_a_second_run_is_refused_or_goes_on(tmp_path):
         train_sampled(TrajectorySampler(tmp_path), epochs=1)
     train_sampled(TrajectorySampler(tmp_path, resume=True), epochs=1)
     assert len(os.listdir(tmp_path)) == 3
+
+
+def test_numbers_of_six_digits_come_after_those_of_five(tmp_path):
+    for number in (99_999, 100_000):
+        (tmp_path / f"snapshot-{number}.ckpt").touch()
+    train_sampled(TrajectorySampler(tmp_path, resume=True, keep=2), epochs=1)
+    assert sorted(os.listdir(tmp_path)) == ["snapshot-100000.ckpt", "snapshot-100001.ckpt"]
+
+
+def test_what_is_not_trained_is_in_no_snapshot(tmp_path):
+    net = nn.SequentialCell(nn.Dense(nets.FEATURES, 4), nn.BatchNorm1d(4))
+    model = BoostModel(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
+    sampler = TrajectorySampler(tmp_path)
+    model.train(1, nets.dataset(1), [sampler], dataset_sink_mode=False)
+    held = {*ms.load_checkpoint(sampler.snapshots()[-1])}
+    assert held == {one.name for one in net.trainable_params()}
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):

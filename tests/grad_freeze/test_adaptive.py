@@ -114,6 +114,8 @@ FAST, STEADY, NOISE = [1.0] * 4, [0.05] * 8, [0.05, 0.05, -0.05, -0.05] * 2
         ((FAST + NOISE + NOISE, FAST * 2 + NOISE + NOISE[:4], NOISE + NOISE + FAST), 2),
         # Weights that grow tenfold: 2 of 20 is little, though 2 is much of the first change.
         (([1.0] * 4 + [5.0] * 4 + [2.0, 2.0, -2.0, -2.0] * 3, FAST * 5, FAST * 5), 1),
+        # A third of what is there now is not little, though it is of the largest change.
+        (([10.0] * 2 + [5.0, 5.0, -5.0, -5.0] * 4 + [5.0] * 2, FAST * 5, FAST * 5), 0),
         # The second part waits for the first.
         ((FAST * 5, FAST + NOISE + NOISE, FAST * 5), 0),
     ],
@@ -124,6 +126,20 @@ def test_a_part_is_frozen_when_its_weights_have_stopped_moving(mode, parts, ends
     found = groups_of(step_of(net), net, moves)
     assert found == reference(moves)
     assert found[-1] == ends_at
+
+
+def test_a_part_of_zeros_that_rests_is_frozen_at_the_third_look(pynative_mode):
+    """As biases do before their rate has risen: its change is 0, not 0 / 0."""
+    net = Steered()
+    for one in net.weight[:PART]:
+        one.set_data(Tensor(np.zeros(2, np.float32)))
+    step, groups = step_of(net), []
+    for move in moves_of(([0.0] * 6, [1.0] * 6, [1.0] * 6)):
+        groups.append(step.observations()["grad_freeze_group"])
+        step(Tensor(move))
+    groups.append(step.observations()["grad_freeze_group"])
+    assert groups[: 2 * WINDOW] == [0] * 2 * WINDOW
+    assert groups[-1] == 1
 
 
 @pytest.mark.parametrize("saved_at", [3, 6, 9])  # before, between and after the looks that decide

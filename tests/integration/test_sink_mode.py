@@ -217,6 +217,33 @@ def test_a_loaded_state_of_another_basis_is_refused(mode, sink, tmp_path):
     nets.assert_same(before, nets.weights(model.train_network))
 
 
+def test_what_is_restored_after_sink_calls_is_looked_at_before_the_next(
+    mode, sink, looks, tmp_path
+):
+    path, model = tmp_path / "run.ckpt", clipped(1.0)
+    sink(model, 1, BoostCheckpoint(path))
+    restore(model.train_network, path)
+    sink(model, 1)
+    assert looks == ([0, 0] if mode == "graph" else [2, 2])
+
+
+@pytest.mark.parametrize(("saved", "other"), [("equal", "samples"), ("samples", "equal")])
+def test_a_window_of_the_other_weighting_is_refused(mode, sink, tmp_path, saved, other):
+    def accumulating(weighting):
+        section = {"grad_accumulation_step": 2, "weighting": weighting}
+        config = {"boost": {**MANUAL, "grad_accumulation": True}, "grad_accumulation": section}
+        return model_of(nets.MLP(), config, kind=BoostModel)
+
+    path, models = tmp_path / "run.ckpt", [accumulating(one) for one in (saved, other, saved)]
+    sink(models[0], 1, BoostCheckpoint(path))  # 3 micro-batches: one is left
+    with pytest.warns(BoostWarning, match="weighting was"):
+        restore(models[1].train_network, path, allow_other_settings=True)
+    with pytest.raises(ValueError, match="were not weighted by"):
+        sink(models[1], 1)
+    restore(models[2].train_network, path)
+    sink(models[2], 1)
+
+
 def test_a_fixed_scale_that_always_overflows_is_warned_of(graph_mode, sink, monkeypatch):
     """The last step of a call is looked at."""
     net = nets.MLP()

@@ -551,3 +551,10 @@ def test_beside_progressive_resizing_each_has_its_own_counts():
         "boost.progressive_resizing.updates",
         "boost.seq_length_warmup.updates",
     ]
+
+
+def test_with_skip_graphs_choose_the_length_once_a_batch_has_fitted(pynative_mode):
+    step = step_of(NextToken(), if_unfit="skip")
+    assert step.choice_part.takes_last  # full size: no batch has been seen
+    step(*map(Tensor, batches(1)[0]))
+    assert not step.choice_part.takes_last

@@ -107,6 +107,8 @@ IN_ORDER = {
     "mean": (lambda one, labels: (one.sum(1) * labels.reshape((8, 2)).sum(1)).mean(), False),
     "with noise": (lambda one, labels: (one + 9 * ops.standard_normal(one.shape)).mean(), False),
     "of float16": (lambda one, labels: (one.half() ** 2).mean(), False),
+    # A step of float16, which has no digits for less.
+    "rounded": (lambda one, _: (1000 + 0.5 * ops.sign(one[0, 0] - one[7, 0])).half(), False),
     "along the first axis": (lambda one, labels: (ops.cumsum(one, 0) ** 2).mean(), True),
 }
 
@@ -158,6 +160,20 @@ def test_a_loss_is_looked_at_as_it_trains(mode):
         assert mixes_samples(run, *pair)
         assert run(*pair).loss == run(*pair).loss  # the network evaluates
     assert loss.training
+
+
+class DroppedInOrder(nn.LossBase):
+    """Adds up along the first axis, of which it drops parts in training."""
+
+    def construct(self, one, other):
+        return (ops.cumsum(ops.dropout(one, 0.5, self.training), 0) ** 2).mean() + other.mean()
+
+
+def test_order_is_tried_without_the_dropout_of_the_loss(pynative_mode):
+    net = nn.WithLossCell(nn.ReLU(), DroppedInOrder()).set_train()
+    pair = [Tensor(np.random.default_rng(0).normal(size=(8, 3)).astype("f")) for _ in range(2)]
+    with on_trial(net) as run:
+        assert depends_on_order(run, *pair)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3])
