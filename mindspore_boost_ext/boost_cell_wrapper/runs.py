@@ -98,8 +98,11 @@ def warn_of_kept_graphs(boost: AutoBoost) -> None:
 
 
 def follow_mode(step: nn.Cell) -> None:
-    """Make a step that has run in the other mode compile as if it had not."""
+    """Make a step compile by ``construct``, whatever has run in the other mode, or by ms.jit.
+
+    In GRAPH_MODE any step may compile, for a batch of another shape.
+    """
     mode = ms.get_context("mode")
-    if step._ran_in != mode:
+    if step._ran_in != mode or mode == ms.GRAPH_MODE:
         step._ran_in = mode
-        _compat.parse_by_construct(cell for _, cell in step.cells_and_names())
+        _compat.parse_by_construct(step._cells_within)

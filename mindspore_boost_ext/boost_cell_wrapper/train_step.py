@@ -107,7 +107,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self, network: nn.Cell, optimizer: nn.Cell, sens: numbers.Number | None = None
     ) -> None:
         check_sens(sens)
-        look_at_optimizer(optimizer, network)
+        look_at_optimizer(optimizer, network, type(self))
         super().__init__(network, optimizer, sens)
         self.auto_boost = AutoBoost.current(optimizer)
         watch_or_report(self)
@@ -408,6 +408,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._special = self.sense_flag or self.capturing or own_update
         self._calls_adasum_process = self.enable_adasum and bool(self.overridden("adasum_process"))
         self.__dict__["_state"] = state_of(self)  # not as an attribute: names stay in their order
+        self.__dict__["_cells_within"] = [cell for _, cell in self.cells_and_names()]
 
     def _differentiate(self) -> None:
         """Set what the backward pass differentiates by: weights, captures, what the scale wants."""

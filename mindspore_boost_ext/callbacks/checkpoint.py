@@ -81,7 +81,8 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
             ms.save_checkpoint(save_obj, fresh, **settings)
             _flush(fresh)
             os.replace(fresh, path)
-        _flush(folder)
+        with contextlib.suppress(OSError):  # some file systems flush no folders
+            _flush(folder)
     except Exception as error:
         # The package safetensors, which may be missing, raises an error that is no OSError.
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
@@ -145,9 +146,8 @@ def read_settings(saved: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _flush(path: str) -> None:
     """Write a file, or the entries of a folder, through to the disk."""
-    with contextlib.suppress(PermissionError):  # Windows opens no folders
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -89,6 +90,7 @@ class HistoryWriter:
         if file is None:
             return
         try:
+            _unlock(file)
             file.close()
         except OSError as error:
             LOGGER.warning("History '%s' could not be closed: %s", self.path, error)
@@ -116,6 +118,16 @@ def _lock(file: BinaryIO) -> None:
             f"history_path must name a file of this run alone, got '{file.name}', which another "
             "BoostMonitor is writing now; choose another path"
         ) from error
+    except OSError:  # a file system without locks
+        return
+
+
+def _unlock(file: BinaryIO) -> None:
+    """Give the lock back, which workers that were forked meanwhile would keep."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _mend_tail(path: str) -> None:

@@ -34,6 +34,7 @@ from mindspore_boost_ext.config.rules import check_all, integer
 from mindspore_boost_ext.integration.training import EndOfTraining
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.runtime.ranks import launched_count, launched_rank
+from mindspore_boost_ext.stages.state import HostWrites
 
 EPOCH = "epoch"
 _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
@@ -228,7 +229,9 @@ def restore(
         warn(f"{changed}; training goes on with the present settings")
     if not getattr(step, "_has_run", False):  # else a callback may have set the rate
         _warn_of_rates(step, values, path)
-    ms.load_param_into_net(train_network, values)
+    # Of MindSpore's own step, which may have trained, nobody else sees to that.
+    with HostWrites(tuple(train_network.get_parameters())).in_place():
+        ms.load_param_into_net(train_network, values)
     now = seen_in_first_batch(step)
     if not (changed or now):  # a batch that this step has seen has decided
         now.update(seen)

@@ -99,7 +99,9 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _numbers(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the values that are numbers; items of a list by their index."""
-    for name, value in values.items():
+    for name, given in values.items():
+        value = given.asnumpy() if hasattr(given, "asnumpy") else given
+        value = value.tolist() if hasattr(value, "tolist") else value
         if isinstance(value, (list, tuple)):
             yield from _numbers(f"{prefix}{name}/", {str(i): one for i, one in enumerate(value)})
         elif isinstance(value, (bool, int, float)):

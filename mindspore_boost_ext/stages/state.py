@@ -64,6 +64,15 @@ class HostWrites:
         if eager and not self.known:
             self.known = [_memory_of(one) for one in self.state]
 
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Surround what gives Parameters other values: they keep their memory."""
+        with self.followed():
+            pass
+        yield
+        with self.followed():
+            pass
+
 
 def _was_moved(parameter: Parameter, known: Tensor) -> bool:
     same_kind = (parameter.shape, parameter.dtype) == (known.shape, known.dtype)

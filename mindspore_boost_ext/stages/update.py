@@ -108,14 +108,25 @@ class UpdateAround(Update):
         return call(self.inner.loss_of, inputs)
 
 
-def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
+_TAKEN = frozenset(("clip_norm", "base", "base0"))  # attributes of steps, not of their classes
+
+
+def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell, step_class: type) -> None:
     """Let an optimizer list all its state, and warn if it seems to train nothing of a network.
 
-    It raises a ``TypeError`` for anything that is not an optimizer, or no network.
+    It raises a ``TypeError`` for anything that is not an optimizer, or no network, and a
+    ``ValueError`` for a weight that has the name of something in the step.
     """
     check_cells(network=network)
     if not hasattr(optimizer, "parameters"):
         raise TypeError(f"optimizer must be a MindSpore optimizer, got {shown(optimizer)}")
+    # Weights become attributes of the step, by their names.
+    taken = _TAKEN.union(set(dir(step_class)).difference(dir(nn.TrainOneStepCell)))
+    if found := sorted(taken.intersection(one.name for one in optimizer.parameters)):
+        raise ValueError(
+            f"the Parameter {found[0]!r} has a name that the training step uses itself: give it "
+            "another name, or hold it in a layer"
+        )
     for one in (optimizer, innermost(optimizer)):
         list_hidden_parameters(one, network)
     own = {id(one) for one in network.get_parameters()}

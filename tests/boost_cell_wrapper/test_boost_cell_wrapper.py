@@ -8,7 +8,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, mint, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 from models import model_of
 
 from mindspore_boost_ext import (
@@ -325,3 +325,22 @@ def test_an_optimizer_that_trains_nothing_here_is_told(pynative_mode):
     with pytest.warns(NoEffectWarning, match="optim.SGD trains nothing on CPU in PYNATIVE_MODE"):
         step(Tensor(np.ones((3, 2), np.float32)), Tensor(np.zeros((3, 1), np.float32)))
     np.testing.assert_array_equal(net.weight.asnumpy(), 1.0)
+
+
+class Named(nn.Cell):
+    def __init__(self, name):
+        super().__init__()
+        self.own = Parameter(Tensor(2.0), name=name)
+
+    def construct(self, x):
+        return x.mean() * self.own
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "base", "base0", "window", "update"])
+def test_a_weight_with_a_name_of_the_step_is_refused(name):
+    """The step's own would be taken for the weight, or the weight for it."""
+    net = Named(name)
+    with pytest.raises(ValueError, match=f"the Parameter '{name}' has a name that the training st"):
+        BoostTrainOneStepCell(net, nn.SGD(net.trainable_params(), 0.1))
+    net = Named("scale")
+    BoostTrainOneStepCell(net, nn.SGD(net.trainable_params(), 0.1))

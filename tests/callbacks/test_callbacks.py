@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import logging
 import math
 import os
+import stat
 import sys
 import types
 
@@ -858,6 +860,50 @@ def test_a_history_has_one_writer_at_a_time(tmp_path):
     first.close()
     HistoryWriter(path).close()
     assert [record["event"] for record in read_history(path)] == ["start", "end"]
+
+
+def test_a_process_that_was_forked_meanwhile_keeps_no_lock(tmp_path):
+    """As the workers of a dataset, which live on behind an interrupted training."""
+    path = tmp_path / "history.jsonl"
+    first = HistoryWriter(path)
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writes)
+        os.read(reads, 1)  # until the test ends
+        os._exit(0)
+    first.close()
+    HistoryWriter(path).close()
+    os.close(writes)
+    os.close(reads)
+    os.waitpid(child, 0)
+
+
+def test_a_history_needs_no_locks(tmp_path, monkeypatch):
+    """Some network file systems have none."""
+
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    writer = HistoryWriter(tmp_path / "history.jsonl")
+    writer.write({"event": "start"})
+    writer.close()
+    assert [one["event"] for one in read_history(tmp_path / "history.jsonl")] == ["start"]
+
+
+def test_a_folder_that_cannot_be_flushed_has_its_checkpoint(tmp_path, monkeypatch):
+    """The file is in its place by then."""
+    flush = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_checkpoint(nets.MLP(0), tmp_path / "net.ckpt")
+    assert "first.weight" in ms.load_checkpoint(str(tmp_path / "net.ckpt"))
 
 
 def test_a_checkpoint_goes_through_a_link_to_its_target(tmp_path):

@@ -609,6 +609,22 @@ def test_a_file_that_is_too_large_is_an_os_error_of_either_kind(tmp_path, kind):
     assert path.read_bytes() == b"before"
 
 
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_a_step_that_has_trained_goes_on_from_what_is_restored(mode, level, tmp_path):
+    """In PYNATIVE_MODE loading gives Parameters other memory; MindSpore's optimizer keeps its."""
+    config = {"boost": {"mode": "disable_all"}} if level == "O1" else None
+    net = nets.MLP()
+    step = make_train_step(
+        net, nets.loss_fn(), nets.momentum(net.trainable_params()), config=config
+    )
+    batches = [[Tensor(one) for one in pair] for pair in nets.batches(3)]
+    step(*batches[0])
+    save_checkpoint(step.train_network, tmp_path / "run.ckpt", append_dict={"epoch": 1})
+    expected = [float(step(*pair)) for pair in batches]
+    restore(step.train_network, tmp_path / "run.ckpt")
+    assert [float(step(*pair)) for pair in batches] == expected
+
+
 def test_the_rank_may_stand_in_the_name_of_the_folder(tmp_path):
     (tmp_path / "rank0").mkdir()
     train(accumulating(), 1, BoostCheckpoint(tmp_path / "rank{rank}" / "run.ckpt"))

@@ -9,7 +9,9 @@ import sys
 from types import SimpleNamespace
 
 import contract
+import mindspore as ms
 import nets
+import numpy as np
 import pytest
 
 from mindspore_boost_ext import BoostMonitor, read_history
@@ -50,9 +52,9 @@ def test_metrics_lists_and_what_is_no_number(tmp_path):
     writer.write({"event": "start", "time": "now"})
     rates = [0.1, 0.2]
     writer.write({"event": "step", "step": 3, "loss": None, "learning_rate": rates, "boost": None})
-    metrics = {"accuracy": 0.5, "classes": [1, 2], "text": "x"}
+    metrics = {"accuracy": np.float32(0.5), "classes": np.array([1, 2]), "text": "x"}
     writer.write({"event": "epoch", "step": 3, "loss": 1.0, "metrics": metrics})
-    writer.write({"event": "eval", "metrics": {"accuracy": 0.75}})
+    writer.write({"event": "eval", "metrics": {"accuracy": ms.Tensor(0.75)}})
     writer.close()
     assert {name: values[-1] for name, values in scalars(tmp_path).items()} == {
         "learning_rate/0": (3, pytest.approx(0.1)),

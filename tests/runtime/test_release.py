@@ -6,9 +6,11 @@ import gc
 import weakref
 
 import contract
+import mindspore as ms
 import nets
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, nn
+from models import model_of
 
 from mindspore_boost_ext._compat import compiled_graphs
 from mindspore_boost_ext.runtime.release import release_dropped
@@ -43,3 +45,34 @@ def test_a_dropped_model_leaves_no_graph_and_its_step_goes_on(mode, algorithm):
     del step
     gc.collect()
     assert gone() is None
+
+
+class Scored(nn.Cell):
+    """Has a second way to be called, which a graph must not take for its ``construct``."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(nets.FEATURES, nets.CLASSES)
+        nets.fill(self, 0)
+
+    def construct(self, x):
+        return self.dense(x)
+
+    @ms.jit
+    def score(self, x):
+        return self.dense(x) * 10
+
+
+def test_a_batch_of_another_shape_compiles_construct(graph_mode):
+    """As the last one of an epoch, after an evaluation by a function of ``ms.jit``."""
+    weights = []
+    for scored in (False, True):
+        net = Scored()
+        model = model_of(net, {"boost": {"mode": "disable_all"}})
+        batches = nets.batches(2)
+        contract.run(model, batches[:1])
+        if scored:
+            net.score(Tensor(batches[0][0]))
+        contract.run(model, [tuple(one[:3] for one in batches[1])])
+        weights.append(nets.weights(net))
+    nets.assert_same(*weights)
