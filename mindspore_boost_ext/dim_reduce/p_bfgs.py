@@ -118,6 +118,7 @@ class DimReduce(Subspace):
         self.trials, self.first_update_scaling = trials, first_update_scaling
         self.stall_limit, self.gradients_mean = stall_limit or 0, gradients_mean
         self.shrinking = rho**trials
+        self.is_low = any(one.dtype != ms.float32 for one in weight)
         self.eye = Tensor(np.eye(n_components, dtype=np.float32))
         self.outer = ops.MatMul(transpose_b=True)
         self._make_state()
@@ -184,7 +185,11 @@ class DimReduce(Subspace):
             length = ops.where(accepted, length, length * self.rho)
         delta = self._conclude(accepted, length, tried, start, slope, updated)
         delta = ops.depend(delta, self._set_weights(self.weights_before))
-        return ops.depend(loss, self.optimizer(self.parts(delta)))
+        before = self.flat(self.weight)
+        done = self.optimizer(self.parts(delta))
+        if self.is_low:  # behind the loop, a graph's nn.SGD of float16 reads a trial's weights
+            done = self._set_weights(ops.depend(before - delta, done))
+        return ops.depend(loss, done)
 
     @ms.jit
     def _propose(self, gradient: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

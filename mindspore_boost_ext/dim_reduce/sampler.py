@@ -11,6 +11,7 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.train import Callback, RunContext
 
+from mindspore_boost_ext._compat import CallbackParameters
 from mindspore_boost_ext.config.rules import (
     boolean,
     check_all,
@@ -107,7 +108,7 @@ class TrajectorySampler(Callback):
         self._prepare_folder(self.resume or goes_on)
         self._samples = weakref.ref(parameters.network)
         if self.initial and self._next == 0:
-            self._save(parameters.network)
+            self._save(parameters)
         self._next = max(self._next, 1)
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
@@ -122,14 +123,14 @@ class TrajectorySampler(Callback):
         self._steps += parameters.cur_step_num - self._seen
         self._seen = parameters.cur_step_num
         if self.unit == "step" and self._steps // self.every > before // self.every:
-            self._save(parameters.network)
+            self._save(parameters)
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         """Save after every ``every`` epochs."""
         parameters = run_context.original_args()
         self._epochs = (self._epochs_before or 0) + parameters.cur_epoch_num
         if self.unit == "epoch" and self._epochs % self.every == 0:
-            self._save(parameters.network)
+            self._save(parameters)
 
     def snapshots(self) -> list[str]:
         """Return the paths of this sampler's snapshots, oldest first."""
@@ -155,11 +156,14 @@ class TrajectorySampler(Callback):
         if there:
             self._next = int(there[-1].rpartition("-")[2].partition(".")[0]) + 1
 
-    def _save(self, network: nn.Cell) -> None:
+    def _save(self, parameters: CallbackParameters) -> None:
         if not is_main_process():
             return
         name = f"{self.prefix}-{self._next:05d}.{self.format}"
-        content = [{"name": one.name, "data": one} for one in network.trainable_params()]
+        trained = parameters.network.trainable_params()
+        # Those of a loss, too, which dim_reduce trains in the same directions.
+        trained += getattr(parameters.get("optimizer"), "parameters", ())
+        content = [{"name": one.name, "data": one} for one in dict.fromkeys(trained)]
         # Written in a scratch folder on the same disk, then moved: a reader never sees half a file.
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".unfinished-") as scratch:
             written = os.path.join(scratch, name)

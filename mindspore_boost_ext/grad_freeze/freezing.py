@@ -62,17 +62,20 @@ def split_chunks(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
     return chunks
 
 
-def growing_prefixes(chunks: Sequence[list[Parameter]], groups: int) -> list[list[Parameter]]:
+def growing_prefixes(
+    chunks: Sequence[list[Parameter]], groups: int, evenly: bool = False
+) -> list[list[Parameter]]:
     """Return the trained parameters of each group: group k is the chunks from k·stride on.
 
-    There are never more groups than chunks: further ones would be the same as group 0.
+    The stride of ``mindspore.boost`` is a whole number, so that all chunks left over stand in the
+    last group; ``evenly`` shares them out. There are never more groups than chunks: further ones
+    would be the same as group 0.
     """
     groups = min(groups, len(chunks))
-    stride = len(chunks) // max(groups, 1)
-    return [
-        [parameter for chunk in chunks[group * stride :] for parameter in chunk]
-        for group in range(groups)
-    ]
+    whole = groups * (len(chunks) // max(groups, 1))
+    total = len(chunks) if evenly else whole
+    firsts = [group * total // groups for group in range(groups)]
+    return [[parameter for chunk in chunks[first:] for parameter in chunk] for first in firsts]
 
 
 def frozen_cells(network: nn.Cell, trained: Iterable[Parameter]) -> list[nn.Cell]:
@@ -228,7 +231,8 @@ class GradientFreeze:
         owned = [one for one in in_order_of_last_use(network) if id(one) in trained]
         known = {id(parameter) for parameter in owned}
         always = [one for one in optimizer.parameters if id(one) not in known]
-        groups = growing_prefixes(split_chunks(owned), self._param_groups) or [[]]
+        by_share = isinstance(self._schedule, str)  # of the chunks
+        groups = growing_prefixes(split_chunks(owned), self._param_groups, by_share) or [[]]
         if type(self).split_parameters_groups is not GradientFreeze.split_parameters_groups:
             own = self.split_parameters_groups(network, self._param_groups)
             kept = ([one for one in group if id(one) in trained] for group in own)

@@ -231,7 +231,7 @@ class _EmbeddingTap(_Tap):
     """For an embedding A is diagonal: the share of each word among the rows."""
 
     def samples(self, x: Tensor) -> int:
-        return x.shape[0]
+        return x.shape[0] if x.ndim > 0 else 1
 
     def columns(self, x: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
         return _RESHAPE(_CAST(x, ms.int32), (-1,)), self.columns_of_rows(dout)

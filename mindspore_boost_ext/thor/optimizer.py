@@ -113,7 +113,7 @@ class THOR(nn.Optimizer):
     """
 
     parameter_aligned = ("layer_of", "normed")
-    parameter_free = ("split_indices",)
+    parameter_free = ("split_indices", "damping")
 
     def __init__(
         self,

@@ -292,3 +292,12 @@ def test_other_types_are_refused():
         optimizer_view(3, (0,))
     with pytest.raises(TypeError, match=r"indices must be ints, got True \(bool\)"):
         optimizer_view(PLAIN["SGD"](parameters()), (True,))
+
+
+@pytest.mark.parametrize("kind", [type("Own", (nn.Momentum,), {}), nn.Momentum])
+def test_a_list_with_as_many_rates_as_parameters_is_one_of_steps(kind):
+    """MindSpore's base class keeps it under a name of its own."""
+    weights = nets.MLP().trainable_params()
+    optimizer = kind(weights, [0.1, 0.2, 0.3, 0.4], 0.9)
+    view = optimizer_view(optimizer, [0, 1])
+    assert view.init_learning_rate == [0.1, 0.2, 0.3, 0.4]

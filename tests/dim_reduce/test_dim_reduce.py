@@ -128,6 +128,26 @@ def test_twelve_steps_are_those_of_the_rule(mode, curvature, options):
     assert seen["dim_reduce.step_length"] == pytest.approx(lengths[-1], rel=1e-6)
 
 
+def test_half_precision_steps_from_the_weights_before_the_trials(mode):
+    """In GRAPH_MODE an nn.SGD of float16 would read those of the last trial."""
+    curvatures, start, basis = problem(2.0)
+    net = Quadratic(curvatures, start)
+    net.w.set_dtype(ms.float16)
+    before = net.w.asnumpy().astype(np.float64)
+    weight = ParameterTuple(net.trainable_params())
+    step = DimReduce(
+        net, nn.SGD(list(weight), 1.0), weight, basis, K, RHO, GAMMA, ALPHA, SIGMA, 0, 1
+    )
+    x = Tensor(np.zeros(1, np.float32))
+    gradient = curvatures * before
+    step(net(x), (Tensor(gradient, ms.float16),), Tensor(1.0), weight, weight, x)
+    length = step.observations()["dim_reduce.step_length"]
+    inside = basis.T @ (basis @ gradient)
+    expected = before - length * inside - ALPHA * (gradient - inside)
+    assert length > 0
+    np.testing.assert_allclose(net.w.asnumpy(), expected, atol=5e-3)  # float16, of order 1
+
+
 class OfEach(Quadratic):
     def construct(self, x):
         return 0.5 * self.curvatures * self.w * self.w + 0.0 * x

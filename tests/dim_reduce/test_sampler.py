@@ -136,6 +136,24 @@ def test_what_is_not_trained_is_in_no_snapshot(tmp_path):
     assert held == {one.name for one in net.trainable_params()}
 
 
+def test_weights_of_the_loss_are_in_a_snapshot(tmp_path):
+    """dim_reduce trains them, too, and would find them missing."""
+
+    class Centred(nn.LossBase):
+        def __init__(self):
+            super().__init__()
+            self.centre = ms.Parameter(ms.Tensor([0.0] * nets.CLASSES), name="centre")
+
+        def construct(self, outputs, labels):
+            return ((outputs - self.centre) ** 2).mean() + 0.0 * labels.sum()
+
+    net, loss = nets.MLP(), Centred()
+    model = BoostModel(net, loss, nets.momentum([*net.trainable_params(), loss.centre]))
+    sampler = TrajectorySampler(tmp_path)
+    model.train(1, nets.dataset(1), [sampler], dataset_sink_mode=False)
+    assert "centre" in ms.load_checkpoint(sampler.snapshots()[-1])
+
+
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")

@@ -620,3 +620,15 @@ def test_a_schedule_is_not_set_anew():
         freezing.train_strategy = (0, 0)
     with pytest.raises(AttributeError, match="FreezeOpt"):
         _ = freezing.opt_index
+
+
+@pytest.mark.parametrize(("fraction", "frozen"), [(1.0, 17), (0.5, 7)])
+def test_a_prefix_is_a_share_of_all_parts_of_a_network(fraction, frozen):
+    """19 chunks in 10 groups: with a stride of 1 the last group would have ten of them."""
+    net = nn.SequentialCell(*[nn.Dense(2, 2) for _ in range(38)])
+    made = GradientFreeze(
+        10, 0, 0.7, 100, schedule="step", prefix_start=0.0, prefix_fraction=fraction
+    )
+    _, optimizer = made.freeze_generate(net, nets.momentum(net.trainable_params()))
+    trained = optimizer.train_parameter_groups[optimizer.schedule.at(1000)]
+    assert len(net.trainable_params()) - len(trained) == 4 * frozen

@@ -12,7 +12,7 @@ import thor_oracle as oracle
 from mindspore import ParameterTuple, Tensor, experimental, nn, ops
 from thor_cases import DAMPING, RATE, Weighted, pairs, random, reference, train_layer
 
-from mindspore_boost_ext import BoostTrainOneStepCell, BoostWarning
+from mindspore_boost_ext import BoostTrainOneStepCell, BoostWarning, FreezeOpt
 from mindspore_boost_ext.config.sections import ThorConfig
 from mindspore_boost_ext.thor import layers
 from mindspore_boost_ext.thor.layers import layer_plans
@@ -434,3 +434,23 @@ def test_a_weight_that_other_code_reads_keeps_its_plain_gradient(mode):
 def test_a_filter_of_decay_that_is_no_function_is_refused():
     with pytest.raises(TypeError, match="THOR: decay_filter must be a function, got None"):
         THOR(nn.Dense(3, 2), RATE, DAMPING, 0.9, decay_filter=None)
+
+
+class OneWord(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.table, self.dense = nn.Embedding(6, 3), nn.Dense(3, 2)
+
+    def construct(self, x):
+        return self.dense(x + self.table(Tensor(3)))
+
+
+def test_a_lookup_of_one_word_is_trained(mode):
+    """Also with as many dampings, one for each step, as there are weights, and with freezing."""
+    net = OneWord()
+    before = nets.weights(net)
+    thor = THOR(net, 0.1, [0.3, 0.2, 0.1], 0.9)
+    freezing = FreezeOpt(thor, [net.trainable_params(), net.dense.trainable_params()], [0, 1])
+    step = BoostTrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), freezing)
+    step(Tensor(np.ones((4, 3), np.float32)), Tensor(np.zeros((4, 2), np.float32)))
+    assert all((value != before[name]).any() for name, value in nets.weights(net).items())
