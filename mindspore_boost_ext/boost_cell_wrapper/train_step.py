@@ -408,7 +408,6 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._special = self.sense_flag or self.capturing or own_update
         self._calls_adasum_process = self.enable_adasum and bool(self.overridden("adasum_process"))
         self.__dict__["_state"] = state_of(self)  # not as an attribute: names stay in their order
-        self.__dict__["_cells_within"] = [cell for _, cell in self.cells_and_names()]
 
     def _differentiate(self) -> None:
         """Set what the backward pass differentiates by: weights, captures, what the scale wants."""

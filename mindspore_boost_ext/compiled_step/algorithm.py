@@ -50,6 +50,7 @@ class StepGraph:
         self.step = step
         self.cells: list[nn.Cell] = []
         self._functions: dict[tuple[Any, ...], Any] = {}
+        self._could_compile: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the step; where it cannot be compiled, raise a ``ValueError``, and train nothing."""
@@ -65,6 +66,7 @@ class StepGraph:
                 return function(*inputs)
             except Exception:
                 del self._functions[state]  # an operator's error breaks MindSpore's graph for good
+                self._could_compile.add(state)
                 raise
         self._check_hooks()
         cell = _WholeStep(self.step)
@@ -73,6 +75,8 @@ class StepGraph:
             try:
                 outputs = function(*inputs)
             except Exception as error:  # the network may raise any
+                if state in self._could_compile:
+                    raise
                 raise ValueError(
                     "compiled_step cannot run this step as a graph: leave compiled_step out, or "
                     "give a network, a loss and an optimizer that GRAPH_MODE can compile. "

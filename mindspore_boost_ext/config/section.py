@@ -35,7 +35,7 @@ class Section:
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Python calls this for the fields of ``BoostConfig``, whose defaults are sections."""
-        type(self).path = name
+        type(self).path = type(self).path or name
 
     def __post_init__(self) -> None:
         """Check every setting by the rule in its field."""

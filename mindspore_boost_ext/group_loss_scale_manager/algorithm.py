@@ -55,7 +55,7 @@ class GroupedScaleAlgorithm(Algorithm):
         own = getattr(step, "loss_scaling_manager", None)
         for other in layers_of(step.network, (GroupLossScaleManager,)):
             if other is not own:
-                _check_other(other, step.weights)
+                _check_other(other, step.weights, isinstance(own, GroupLossScaleManager))
         if isinstance(own, GroupLossScaleManager):
             if ms.get_context("mode") == ms.GRAPH_MODE:
                 check_dense(step.network, f"{self.switch} in GRAPH_MODE")
@@ -63,7 +63,9 @@ class GroupedScaleAlgorithm(Algorithm):
                 _warn_of_shared_weights(step)
 
 
-def _check_other(manager: GroupLossScaleManager, weights: Iterable[Parameter]) -> None:
+def _check_other(
+    manager: GroupLossScaleManager, weights: Iterable[Parameter], has_own: bool
+) -> None:
     """Refuse, or warn of, markers of a manager that the step does not use."""
     held = {id(one) for group in manager.loss_scale_groups for one in group}
     marks = [one.name for one in weights if id(one) in held]
@@ -72,12 +74,12 @@ def _check_other(manager: GroupLossScaleManager, weights: Iterable[Parameter]) -
         warn(f"{words}: they have no effect", NoEffectWarning)
     elif marks:
         raise ValueError(
-            f"{words}, but that of another training: the gradient of {marks[0]} would carry a "
+            f"{words}, but was given to another step: the gradient of {marks[0]} would carry a "
             "scale that nothing divides out. Give that manager, or make the network anew"
         )
-    elif ms.get_context("mode") == ms.GRAPH_MODE:
+    elif has_own and ms.get_context("mode") == ms.GRAPH_MODE:
         raise ValueError(
-            f"{words}, but that of another training, and a graph holds one manager: use "
+            f"{words}, but was given to another step, and a graph holds one manager: use "
             "PYNATIVE_MODE, or one manager for all networks"
         )
 

@@ -289,7 +289,8 @@ class GroupLossScaleManager(nn.Cell):
 @ops.constexpr(check=False)
 def _check_layers(layer1: int, layer2: int, count: int) -> None:
     for layer in (layer1, layer2):
-        good = type(layer) is int and 0 <= layer < count
+        is_whole = isinstance(layer, numbers.Integral) and not isinstance(layer, bool)
+        good = is_whole and 0 <= layer < count
         _check("layer1 and layer2", layer, good, f"ints in [0, {count})")
 
 

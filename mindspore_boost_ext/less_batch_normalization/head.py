@@ -6,6 +6,7 @@ and scales the cosines by one learned number m.
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import mindspore as ms
@@ -14,7 +15,7 @@ from mindspore.common.initializer import initializer
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import Tensors
-from mindspore_boost_ext.base.order import names_in_code
+from mindspore_boost_ext.base.order import is_own, names_in_code, names_of
 from mindspore_boost_ext.config.rules import real, shown
 
 EPSILON = 1e-4
@@ -213,18 +214,20 @@ def _parameter(given: Any, shape: tuple[int, ...], name: str) -> Parameter:
     return Parameter(initializer(given, shape), name=name)
 
 
-# Kinds of losses over classes, and the names of functions and operators in others.
+# Kinds of losses over classes; names of functions and operators in others; what only tells of
+# classes in a loss, as attention has it, too.
 _CLASS_LOSSES = (
-    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss),
+    *(nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss, nn.CTCLoss, nn.FocalLoss),
     *(mint.nn.CrossEntropyLoss, mint.nn.NLLLoss),
 )
 _OVER_CLASSES = frozenset(
     (
-        *("cross_entropy", "nll_loss", "softmax", "log_softmax", "Softmax", "LogSoftmax"),
-        *("logsumexp", "multi_margin_loss", "NLLLoss", "MultiMarginLoss"),
+        *("cross_entropy", "nll_loss", "multi_margin_loss", "NLLLoss", "MultiMarginLoss"),
         *("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
     )
 )
+_REMEDY = "if it is one, name the Dense in less_bn.heads"
+_SHARES = frozenset(("softmax", "log_softmax", "Softmax", "LogSoftmax", "logsumexp"))
 
 
 def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
@@ -238,14 +241,27 @@ def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
         return ""  # reported elsewhere
     if loss_fn is not None:  # else the network computes it
         cells = [cell for cell in cells if isinstance(cell, nn.LossBase)]
-        cells += [cell for _, cell in loss_fn.cells_and_names()]
-    if any(_is_over_classes(cell) for cell in cells):
+    held = [loss_fn, *(getattr(cell, "_loss_fn", None) for cell in cells)]
+    losses = [cell for one in held if one is not None for _, cell in one.cells_and_names()]
+    losses += [cell for cell in cells if isinstance(cell, nn.LossBase)]
+    if any(_calls(cell, _OVER_CLASSES) for cell in (*cells, *losses)):
         return ""
-    losses = [cell for cell in cells if isinstance(cell, nn.LossBase)]
-    name = type((losses or [network if loss_fn is None else loss_fn])[-1]).__name__
-    return f"{name} is not known to be a loss over classes: if it is, name the Dense in heads"
+    if any(_calls(cell, _SHARES) for cell in losses or [network]):
+        return ""
+    if not losses:
+        return f"no loss over classes is known: {_REMEDY}"
+    return f"{type(losses[-1]).__name__} is not known to be a loss over classes: {_REMEDY}"
 
 
-def _is_over_classes(loss: nn.Cell) -> bool:
-    called = names_in_code(loss).union(one.name for one in _compat.primitives(loss).values())
-    return isinstance(loss, _CLASS_LOSSES) or bool(called & _OVER_CLASSES)
+def _calls(cell: nn.Cell, names: frozenset[str]) -> bool:
+    """Return whether a Cell is a loss over classes, or calls something of some names."""
+    called = names_in_code(cell).union(one.name for one in _compat.primitives(cell).values())
+    kinds = [one for one in type(cell).__mro__ if not is_own(one.__module__)]
+    written = [vars(one).get("construct") for one in kinds]
+    spaces = [one.__globals__ for one in written if isinstance(one, FunctionType)]
+    found = [*vars(cell).values(), *(space.get(name) for space in spaces for name in called)]
+    for one in found:
+        if isinstance(one, FunctionType):  # of the script's own, or one of MindSpore's
+            called |= {one.__name__}
+            called |= set() if is_own(one.__module__ or "") else names_of(one.__code__)
+    return isinstance(cell, _CLASS_LOSSES) or bool(called & names)

@@ -30,6 +30,7 @@ _PASSING = frozenset(
     )
 )
 _PASSING_ON = ACTIVATIONS | ADDITIONS | CONCATENATIONS | SPLITS | _PASSING
+_ZEROS = frozenset(("zeros", "zeroslike"))  # which have no scale
 _MULTIPLICATIONS = frozenset(("mul", "multiply"))
 _MEANS = frozenset(
     (
@@ -90,7 +91,9 @@ def _has_a_number(node: Node) -> bool:
     """Return whether a number or a constant is added, or stands beside the data."""
     only_one = node.name in ADDITIONS and len(node.inputs) == 1  # numbers are not recorded
     joins = node.name in ADDITIONS | CONCATENATIONS
-    return only_one or (joins and any(one.constant for one in node.inputs))
+    return only_one or (
+        joins and any(one.constant and one.name not in _ZEROS for one in node.inputs)
+    )
 
 
 def words(node: Node) -> str:

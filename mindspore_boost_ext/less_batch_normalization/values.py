@@ -118,7 +118,8 @@ class Recorder:
             return self.tracer.wrap(self.real(*args, **kwargs))
         if self.owner is not None:
             values = (self.owner, *values)
-        is_filled = self.name == "pad" and any((*args[3:], kwargs.get("value")))
+        values_of_pad = (*args[3:], kwargs.get("value")) if self.name == "pad" else ()
+        is_filled = any(isinstance(one, (int, float)) and one for one in values_of_pad)
         return self.tracer.record(FILLED if is_filled else self.name, values)
 
 

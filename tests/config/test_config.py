@@ -26,6 +26,7 @@ from mindspore_boost_ext.config.parse import (
     STRICT_VARIABLE,
     warn_of_idle_settings,
 )
+from mindspore_boost_ext.config.sections import LessBNConfig
 
 # The table of the API text, which upstream's documentation gives as the recommended format.
 RECOMMENDED = {
@@ -610,3 +611,10 @@ def test_what_is_missing_is_named_beside_what_is_wrong():
         "thor",
         "short_schedule",
     ]
+
+
+def test_a_section_in_a_class_of_a_script_keeps_its_name():
+    class Experiment:
+        baseline = LessBNConfig()
+
+    assert type(Experiment.baseline).path == "less_bn"

@@ -683,14 +683,31 @@ def test_a_network_before_markers_of_another_training(mode):
     net = Before(behind)
     alone = nn.SGD(net.one.trainable_params(), 1.0)
     step = make_train_step(net, None, alone, config={"boost": {"mode": "disable_all"}})
-    if mode == "graph":
-        with pytest.raises(ValueError, match="and a graph holds one manager: use PYNATIVE_MODE"):
-            step(Tensor(np.ones((2, 3), np.float32)))
-        return
     step(Tensor(np.ones((2, 3), np.float32)))
     expected = 1 - 2 * (second.sum(0) @ first)  # two samples of ones
     found = net.one.weight.asnumpy()
     np.testing.assert_allclose(found, np.repeat(expected[:, None], 3, 1), rtol=1e-5)  # float32
+
+
+class BothMarked(nn.Cell):
+    def __init__(self, behind):
+        super().__init__()
+        self.one = nn.Dense(3, 3)
+        self.manager = GroupLossScaleManager(64.0, [self.one.trainable_params()])
+        self.behind = behind
+
+    def construct(self, x):
+        return self.behind(self.manager(self.one(self.manager(x, 0, 1)), 1, 2))
+
+
+def test_a_graph_holds_the_markers_of_one_manager(graph_mode):
+    behind = Marked()
+    moved(behind, behind.manager, ON)
+    net = BothMarked(behind)
+    alone = nn.SGD(net.one.trainable_params(), 1.0)
+    step = make_train_step(net, None, alone, config=ON, loss_scale_manager=net.manager)
+    with pytest.raises(ValueError, match="and a graph holds one manager: use PYNATIVE_MODE"):
+        step(Tensor(np.ones((2, 3), np.float32)))
 
 
 @pytest.mark.parametrize("layers", [(-1, 1), (0, 4), (True, 2), (0, 1.0)])

@@ -163,6 +163,7 @@ WORDS = {
         lambda _, x: 0.5 * x * SCALE,
         lambda _, x: ops.concat(ops.chunk(x, 2, 1)[::-1], 1),
         lambda _, x: ops.pad(x, (1, 1), "constant", 0.0),
+        lambda _, x: ops.cat((x[:, :2], ops.zeros((2, 2, 8, 8))), 1),
         lambda _, x: ops.relu(x).reshape((2, 2, 2, 8, 8)).swapaxes(1, 2).reshape((2, 4, 8, 8)),
     ],
 }

@@ -476,6 +476,24 @@ class Unknown(nn.LossBase):
         return -(outputs * labels).sum()
 
 
+def entropy_of(outputs, labels):
+    return ops.cross_entropy(outputs, labels)
+
+
+class ByHelper(nn.Cell):
+    def construct(self, outputs, labels):
+        return entropy_of(outputs, labels)
+
+
+class Held(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.entropy = ops.cross_entropy
+
+    def construct(self, outputs, labels):
+        return self.entropy(outputs, labels)
+
+
 class Squares(nn.Cell):
     def construct(self, outputs, labels):
         return ops.square(outputs - labels).mean()
@@ -493,6 +511,8 @@ class Squares(nn.Cell):
         (Static, ""),
         (Unknown, "Unknown"),
         (Squares, "Squares"),
+        (Held, ""),
+        (ByHelper, ""),
         (nn.TripletMarginLoss, "TripletMarginLoss"),
         (nn.KLDivLoss, "KLDivLoss"),
         (mint.nn.MSELoss, "MSELoss"),
@@ -506,7 +526,8 @@ class Squares(nn.Cell):
 def test_a_loss_is_known_by_what_it_holds_and_calls(make_loss, named):
     assert no_classes(nn.SequentialCell(nn.ReLU()), make_loss()) == ""  # has no Dense to speak of
     reason = no_classes(nn.SequentialCell(nn.Dense(2, 2)), make_loss())
-    unknown = "is not known to be a loss over classes: if it is, name the Dense in heads"
+    remedy = "if it is one, name the Dense in less_bn.heads"
+    unknown = f"is not known to be a loss over classes: {remedy}"
     assert reason == (f"{named} {unknown}" if named else "")
 
 
@@ -523,7 +544,10 @@ class Commits(nn.Cell):
 
 def test_a_network_is_asked_for_losses_where_it_is_given_none():
     assert no_classes(Commits(), nn.CrossEntropyLoss()) == ""
-    assert no_classes(Commits(), None).startswith("Commits is not known to be a loss over classes")
+    assert no_classes(Commits(), None).startswith("no loss over classes is known: if it is one,")
+    attends = nn.SequentialCell(nn.Dense(2, 2), nn.Softmax())
+    assert no_classes(nn.WithLossCell(attends, Squares()), None).startswith("Squares is not known")
+    assert no_classes(nn.WithLossCell(attends, ByHelper()), None) == ""
     within = nn.WithLossCell(nn.Dense(2, 2), nn.CrossEntropyLoss())
     assert no_classes(within, None) == ""
 
