@@ -214,8 +214,7 @@ def _parameter(given: Any, shape: tuple[int, ...], name: str) -> Parameter:
     return Parameter(initializer(given, shape), name=name)
 
 
-# Kinds of losses over classes; names of functions and operators in others; what only tells of
-# classes in a loss, as attention has it, too.
+# Kinds of losses over classes, and names of functions and operators that others call.
 _CLASS_LOSSES = (
     *(nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss, nn.CTCLoss, nn.FocalLoss),
     *(mint.nn.CrossEntropyLoss, mint.nn.NLLLoss),
@@ -226,8 +225,9 @@ _OVER_CLASSES = frozenset(
         *("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
     )
 )
-_REMEDY = "if it is one, name the Dense in less_bn.heads"
+# These tell of classes in a loss alone: attention has them, too.
 _SHARES = frozenset(("softmax", "log_softmax", "Softmax", "LogSoftmax", "logsumexp"))
+_REMEDY = "if it is one, name the Dense in less_bn.heads"
 
 
 def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
