@@ -76,3 +76,31 @@ def test_a_batch_of_another_shape_compiles_construct(graph_mode):
         contract.run(model, [tuple(one[:3] for one in batches[1])])
         weights.append(nets.weights(net))
     nets.assert_same(*weights)
+
+
+class Holder(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.inner = Scored()
+
+    def construct(self, x):
+        return self.inner(x)
+
+
+def test_a_layer_put_in_between_two_modes_compiles_construct(graph_mode):
+    weights = []
+    for scored in (False, True):
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+        net = Holder()
+        model = model_of(net, {"boost": {"mode": "disable_all"}})
+        batches = nets.batches(2)
+        contract.run(model, batches[:1])
+        fresh = Scored().set_train()
+        fresh.dense = net.inner.dense
+        net.inner = fresh
+        if scored:
+            fresh.score(Tensor(batches[0][0]))
+        ms.set_context(mode=ms.GRAPH_MODE)
+        contract.run(model, batches[1:])
+        weights.append(nets.weights(net))
+    nets.assert_same(*weights)
