@@ -12,8 +12,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 ALIGNED = frozenset(
     ("weight_decay", "group_weight_decay", "group_lr", "learning_rate", "param_rank", "param_names")
 )
-# What MindSpore's base class keeps of its arguments: a list has a rate for each step.
-_FREE = frozenset(("init_learning_rate", "init_args"))
+_RATES = "init_learning_rate"  # MindSpore's base class keeps the argument: a list is one of steps
 ONE_A_PARAMETER = (Parameter, bool, ops.Primitive, nn.Cell)
 
 
@@ -48,8 +47,9 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
         return True
     if all(isinstance(entry, ONE_A_PARAMETER) for entry in entries):
         return True
-    is_free = name in getattr(kind, "parameter_free", ()) or name in _FREE
-    if kind.__module__.startswith("mindspore.") or is_free:
+    if kind.__module__.startswith("mindspore."):
+        return False
+    if name == _RATES or name in getattr(kind, "parameter_free", ()):
         return False
     raise ValueError(
         f"{kind.__name__}.{name} has as many entries as there are parameters. If each entry "

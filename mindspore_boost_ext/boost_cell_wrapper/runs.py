@@ -104,8 +104,7 @@ def follow_mode(step: nn.Cell) -> None:
     """
     mode = ms.get_context("mode")
     if step._ran_in != mode:  # Cells may have been replaced since
-        step._ran_in = mode
         step.__dict__["_cells_within"] = [cell for _, cell in step.cells_and_names()]
-        _compat.parse_by_construct(step._cells_within)
-    elif mode == ms.GRAPH_MODE:
+    if step._ran_in != mode or mode == ms.GRAPH_MODE:
+        step._ran_in = mode
         _compat.parse_by_construct(step._cells_within)

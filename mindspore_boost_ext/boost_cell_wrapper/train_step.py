@@ -85,7 +85,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     Raises:
         TypeError: if ``sens`` is not a number.
-        ValueError: if ``sens`` is 0, or not finite.
+        ValueError: if ``sens`` is 0, or not finite, or a weight has a name that the step uses.
 
     Examples:
         >>> import numpy as np
@@ -129,7 +129,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         """Begin without parts, and set the names of ``mindspore.boost``.
 
         The names of the places end in ``_part``: weights are attributes of a Cell, too, and a
-        network may call one of them "scale" or "window".
+        network may call one of them "scale" or "batch".
         """
         self.update_part: Any = Update(self.optimizer)
         self.batch_part: Any = None

@@ -25,12 +25,16 @@ _FIRST = b'{"event"'  # what every record begins with
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def strict_json(value: object) -> object:
-    """Turn `value` into what strict JSON can hold: scalars, lists, dicts; arrays become lists."""
+def without_arrays(value: object) -> object:
+    """Return an array or a Tensor as a number or lists, and anything else as it is."""
     if hasattr(value, "asnumpy"):
         value = value.asnumpy()
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def strict_json(value: object) -> object:
+    """Turn `value` into what strict JSON can hold: scalars, lists, dicts; arrays become lists."""
+    value = without_arrays(value)
     if isinstance(value, Mapping):
         return {str(key): strict_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -229,7 +229,7 @@ def restore(
         warn(f"{changed}; training goes on with the present settings")
     if not getattr(step, "_has_run", False):  # else a callback may have set the rate
         _warn_of_rates(step, values, path)
-    # Of MindSpore's own step, which may have trained, nobody else sees to that.
+    # MindSpore's own step, if it has trained, would go on with the memory that it knows.
     with HostWrites(tuple(train_network.get_parameters())).in_place():
         ms.load_param_into_net(train_network, values)
     now = seen_in_first_batch(step)

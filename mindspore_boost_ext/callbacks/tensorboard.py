@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from mindspore_boost_ext.callbacks.history import without_arrays
 from mindspore_boost_ext.report import LOGGER
 
 _MEASURED = ("loss", "learning_rate", "samples_per_second", "seconds")
@@ -100,8 +101,7 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _numbers(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the values that are numbers; items of a list by their index."""
     for name, given in values.items():
-        value = given.asnumpy() if hasattr(given, "asnumpy") else given
-        value = value.tolist() if hasattr(value, "tolist") else value
+        value = without_arrays(given)
         if isinstance(value, (list, tuple)):
             yield from _numbers(f"{prefix}{name}/", {str(i): one for i, one in enumerate(value)})
         elif isinstance(value, (bool, int, float)):

@@ -48,9 +48,13 @@ class StepGraph:
 
     def __init__(self, step: StepCell) -> None:
         self.step = step
-        self.cells: list[nn.Cell] = []
-        self._functions: dict[tuple[Any, ...], Any] = {}
+        self._graphs: dict[tuple[Any, ...], tuple[_WholeStep, Any]] = {}  # and their functions
         self._could_compile: set[tuple[Any, ...]] = set()
+
+    @property
+    def cells(self) -> list[nn.Cell]:
+        """What has been compiled."""
+        return [cell for cell, _ in self._graphs.values()]
 
     def __call__(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the step; where it cannot be compiled, raise a ``ValueError``, and train nothing."""
@@ -60,13 +64,13 @@ class StepGraph:
         modes = tuple(one.training for _, one in self.step.network.cells_and_names())
         groups = getattr(innermost(self.step.optimizer), "param_groups", ())
         state = modes, tuple(one for one in leaves(groups) if isinstance(one, numbers.Real))
-        function = self._functions.get(state)
-        if function is not None:
+        if state in self._graphs:
+            cell, function = self._graphs[state]
             try:
                 return function(*inputs)
-            except Exception:
-                del self._functions[state]  # an operator's error breaks MindSpore's graph for good
-                self._could_compile.add(state)
+            except Exception:  # of an operator: it breaks MindSpore's graph for good
+                del self._graphs[state]
+                _compat.free_compiled([cell])
                 raise
         self._check_hooks()
         cell = _WholeStep(self.step)
@@ -75,15 +79,16 @@ class StepGraph:
             try:
                 outputs = function(*inputs)
             except Exception as error:  # the network may raise any
-                if state in self._could_compile:
+                _compat.free_compiled([cell])
+                if state in self._could_compile:  # so that it is an operator's
                     raise
                 raise ValueError(
                     "compiled_step cannot run this step as a graph: leave compiled_step out, or "
                     "give a network, a loss and an optimizer that GRAPH_MODE can compile. "
                     f"{described(error, _SHOWN)}"
                 ) from error
-        self.cells.append(cell)
-        self._functions[state] = function
+        self._could_compile.add(state)
+        self._graphs[state] = cell, function
         return outputs
 
     def _check_state(self, inputs: tuple[Any, ...]) -> None:

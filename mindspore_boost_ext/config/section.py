@@ -34,7 +34,10 @@ class Section:
     of_one_host: ClassVar[frozenset[str]] = frozenset()
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Python calls this for the fields of ``BoostConfig``, whose defaults are sections."""
+        """Python calls this for the fields of ``BoostConfig``, whose defaults are sections.
+
+        It also does so, later, for a script's class that holds one.
+        """
         type(self).path = type(self).path or name
 
     def __post_init__(self) -> None:

@@ -185,11 +185,12 @@ class DimReduce(Subspace):
             length = ops.where(accepted, length, length * self.rho)
         delta = self._conclude(accepted, length, tried, start, slope, updated)
         delta = ops.depend(delta, self._set_weights(self.weights_before))
+        if not self.is_low:
+            return ops.depend(loss, self.optimizer(self.parts(delta)))
+        # Behind the loop, a graph's nn.SGD of float16 reads a trial's weights.
         before = self.flat(self.weight)
         done = self.optimizer(self.parts(delta))
-        if self.is_low:  # behind the loop, a graph's nn.SGD of float16 reads a trial's weights
-            done = self._set_weights(ops.depend(before - delta, done))
-        return ops.depend(loss, done)
+        return ops.depend(loss, self._set_weights(ops.depend(before - delta, done)))
 
     @ms.jit
     def _propose(self, gradient: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

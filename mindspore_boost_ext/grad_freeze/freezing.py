@@ -231,7 +231,8 @@ class GradientFreeze:
         owned = [one for one in in_order_of_last_use(network) if id(one) in trained]
         known = {id(parameter) for parameter in owned}
         always = [one for one in optimizer.parameters if id(one) not in known]
-        by_share = isinstance(self._schedule, str)  # of the chunks
+        # Any other schedule counts the groups of ``split_parameters_groups``.
+        by_share = isinstance(self._schedule, str)
         groups = growing_prefixes(split_chunks(owned), self._param_groups, by_share) or [[]]
         if type(self).split_parameters_groups is not GradientFreeze.split_parameters_groups:
             own = self.split_parameters_groups(network, self._param_groups)

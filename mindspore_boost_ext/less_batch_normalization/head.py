@@ -262,6 +262,6 @@ def _calls(cell: nn.Cell, names: frozenset[str]) -> bool:
     found = [*vars(cell).values(), *(space.get(name) for space in spaces for name in called)]
     for one in found:
         if isinstance(one, FunctionType):  # of the script's own, or one of MindSpore's
-            called |= {one.__name__}
+            called |= {one.__name__.removesuffix("_ext")}  # as mint's are called inside
             called |= set() if is_own(one.__module__ or "") else names_of(one.__code__)
     return isinstance(cell, _CLASS_LOSSES) or bool(called & names)

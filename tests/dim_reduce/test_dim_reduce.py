@@ -155,7 +155,7 @@ class OfEach(Quadratic):
 
 def test_a_loss_of_several_elements_counts_as_their_sum(pynative_mode):
     path, expected, _, _ = run_quadratic(2.0, kind=OfEach)
-    np.testing.assert_allclose(path, expected, atol=1e-5)
+    np.testing.assert_allclose(path, expected, atol=1e-5)  # float32, as above
 
 
 class Dropping(Quadratic):
