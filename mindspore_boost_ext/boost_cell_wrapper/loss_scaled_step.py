@@ -16,6 +16,7 @@ from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepC
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import OverflowNames, add_overflow_names
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, Row, warn
+from mindspore_boost_ext.stages.gradients import filled_like
 from mindspore_boost_ext.stages.loss_scale import (
     LARGEST_SCALE,
     LARGEST_WITH_FACTORS,
@@ -99,6 +100,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
         self.compiles_end = self.compiles_end and self.graph_part is None
+        self._has_own_window = bool(self.overridden("gradient_accumulation_process"))
         own_rule = self.overridden("_get_overflow_status", "_process_loss_scale")
         self._has_own_rule = bool(own_rule) and self.scale_part.can_be_set
         self._extra = self.scale_part.extra
@@ -126,7 +128,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         status, sens, scale = self.scale_part.start(loss)
         batch = (*inputs, sens)
         gradients = gradients_of(self.grad, self.network, self._differentiated, batch)
-        again = inputs if self.update_part.takes_inputs else ()
+        again = inputs if self.update_part.takes_inputs or self._has_own_window else ()
         weight = 1.0 if self.window_part is None else call(self.window_part.weight_of, inputs)
         finish = self._finish_compiled if self.compiles_end else self._finish
         # One flat list: a compiled function is compiled anew for each tuple that it is given.
@@ -181,7 +183,10 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         else:
             if self.capturing:
                 loss = ops.depend(loss, self.captures_part.use(captured))
-            if self.window_part is not None:
+            if self.window_part is not None and self._has_own_window:
+                carried = filled_like(loss, 1.0)  # the scale is divided out
+                loss = call(self.gradient_accumulation_process, (loss, gradients, carried, *inputs))
+            elif self.window_part is not None:
                 loss = call(self._accumulate, (loss, gradients, weight, *inputs))
             else:
                 loss = call(self.update, (loss, gradients, *inputs))
@@ -213,7 +218,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> BoostTrainOneStepCell:
         """Return this step for some of the parameters."""
         step: Any = super().restricted(optimizer, positions)
-        step._has_own_rule = False
+        step._has_own_rule = step._has_own_window = False
         step._look_every = 0  # the whole step looks
         step.scale_part = self.scale_part.restricted(positions)
         return step

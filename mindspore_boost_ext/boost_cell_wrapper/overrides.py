@@ -75,6 +75,13 @@ class Overridable(nn.Cell):
             return True
         return True
 
+    def closes_windows(self) -> bool:
+        """Return whether the step ends in our code that closes an accumulation window."""
+        used = ends = {"gradient_accumulation_process", "close_window", "window_part"}
+        if self.overridden("gradient_accumulation_process"):
+            used = self._names_used(type(self).gradient_accumulation_process)
+        return (not used or bool(ends & used)) and self.reaches(*ends)
+
     def updates_past(self, method: str) -> bool:
         """Return whether the step calls the optimizer, and neither ``update`` nor ``method``."""
         ways = self.overridden("construct", "_no_sens_impl", "update")

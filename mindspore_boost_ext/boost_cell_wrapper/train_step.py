@@ -7,7 +7,6 @@ bit-identical to ``nn.TrainOneStepCell``.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -150,7 +149,6 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._variant, self._ran_in = "the step", None  # a mode
         self._first_runs: list[str] = []
         self._has_begun: list[bool] = []
-        self._batch_numbers = itertools.count(1)  # one for all variants
         self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
         # The names under which subclasses written for mindspore.boost look for algorithms.
         self.freeze = self.use_grad_accumulation = False
@@ -210,7 +208,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             loss (Tensor): the loss of the micro-batch, returned when all is done.
             grads (tuple(Tensor)): its gradients, of this rank alone.
             sens (Tensor): the factor that they carry; not used.
-            inputs (tuple(Tensor)): the inputs; the first axis of the first counts the samples.
+            inputs (tuple(Tensor)): the batch, whose samples or labels the window may count.
         """
         weight = call(self.window_part.weight_of, inputs)
         return call(self._accumulate, (loss, grads, weight, *inputs))
@@ -288,7 +286,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         Cell's graph, and in a subclass that overrides the way to the choice, the graph chooses.
         """
         if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
-            self._count_batch()
+            if self.reducer_flag:
+                self._count_batch()
             with refusing_what_is_forgotten(self), timing_the_first(self), explaining_failures():
                 compiled = self.graph_part is not None and not _graph_mode()
                 run = self.graph_part if compiled else super().__call__
@@ -302,8 +301,9 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             return self.choice_part.run(variant, *inputs, **kwargs)
 
     def _count_batch(self) -> None:
-        """Show the other ranks if this batch leads to an update, in which all take part."""
-        if self.reducer_flag and next(self._batch_numbers) % self.window() == 0:
+        """Show the other ranks if this batch is followed by a reduction, in which all take part."""
+        # The window is asked each time: flushes, overflows and restored files change its count.
+        if not self._reduces_at_end or self.window_part.micro_steps() + 1 == self.window():
             PROGRESS.begin_update()
 
     def window(self) -> int:
@@ -424,7 +424,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         """Set the reductions over ranks: of each batch, or of a window when it is full."""
         self.window_reducer = reducer
         # Subclasses call grad_reducer on every micro-batch, as upstream does.
-        self.grad_reducer = asking(self, reducer if self.window_part is None else nn.Identity())
+        self._reduces_at_end = self.window_part is not None and self.closes_windows()
+        self.grad_reducer = asking(self, nn.Identity() if self._reduces_at_end else reducer)
         self.__dict__["_our_reducer"] = self.grad_reducer  # not as a second child
 
     def _use_clipping(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import (
+    Algorithm,
     AutoBoost,
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
@@ -20,6 +21,10 @@ from mindspore_boost_ext import (
 from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
 
 OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
+WINDOW = {
+    "boost": {**OFF, "grad_accumulation": True},
+    "grad_accumulation": {"grad_accumulation_step": 2},
+}
 
 
 def counter(name):
@@ -108,11 +113,11 @@ class OwnUpdate(BoostTrainOneStepCell):
         return super().update(loss, gradients, *inputs)
 
 
-def made(kind, settings):
+def made(kind, settings, algorithms=()):
     net = nets.MLP()
     rates = [0.1 * (1 - i / 20) for i in range(20)]
     optimizer = nn.Momentum(net.trainable_params(), rates, 0.9)
-    boost = AutoBoost("O1", {"boost": OFF, **settings})
+    boost = AutoBoost("O1", {"boost": OFF, **settings}, algorithms=algorithms)
     network, optimizer = boost.network_auto_process_train(
         nn.WithLossCell(net, nets.loss_fn()), optimizer
     )
@@ -262,10 +267,8 @@ def test_a_way_of_a_subclass_past_clipping_is_told_where_it_runs(recwarn):
 
 
 def test_a_window_that_a_construct_of_a_subclass_leaves_out_is_told():
-    settings = {"boost": {**OFF, "grad_accumulation": True}}
-    settings["grad_accumulation"] = {"grad_accumulation_step": 2}
     with pytest.warns(NoEffectWarning, match=r"^grad_accumulation has no .* methods that OwnCon"):
-        step = made(OwnConstruct, settings)
+        step = made(OwnConstruct, WINDOW)
     assert step.report()["grad_accumulation"].status == "inactive"
 
 
@@ -471,6 +474,64 @@ def test_a_reducer_of_a_step_without_variants_is_used(pynative_mode):
         step(*map(Tensor, nets.batches(1)[0]))
         ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
     for name, way in ways[0].items():
+        # A way is a difference of two weights of up to 1, each rounded to 6e-8.
+        np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
+
+
+class Halving(Algorithm):
+    switch = "halving"
+
+    def join(self, step):
+        step.reducer_of = lambda weights: Halves()
+
+
+class OwnSums(BoostTrainOneStepCell):
+    """Adds gradients up by itself, and so never comes to the library's window."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.sums = self.weights.clone(prefix="sums", init="zeros")
+
+    def gradient_accumulation_process(self, loss, grads, sens, *inputs):
+        loss = ops.depend(loss, self.hyper_map(ops.assign_add, self.sums, grads))
+        return ops.depend(loss, self.optimizer(self.sums))
+
+
+
+@pytest.mark.filterwarnings("ignore:grad_accumulation has no effect")
+@pytest.mark.parametrize("kind", [OwnConstruct, OwnSums])
+def test_a_step_that_passes_the_window_by_reduces_each_batch(mode, kind):
+    """On ranks, each would go its own way."""
+    ways = []
+    for algorithms in ((), (Halving(),)):
+        step = made(kind, WINDOW, algorithms)
+        before = nets.weights(step.network)
+        step(*map(Tensor, nets.batches(1)[0]))
+        ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
+    for name, way in ways[0].items():
+        # A way is a difference of two weights of up to 1, each rounded to 6e-8.
+        np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
+
+
+class OwnScaledWindow(BoostTrainOneStepWithLossScaleCell):
+    def gradient_accumulation_process(self, loss, grads, sens, *inputs):
+        halves = self.hyper_map(ops.partial(ops.mul, 0.5), grads)
+        return super().gradient_accumulation_process(loss, halves, sens, *inputs)
+
+
+@pytest.mark.parametrize("weighting", ["equal", "samples"])
+def test_a_window_of_a_subclass_is_called_by_a_scaled_step(mode, weighting):
+    ways = []
+    section = {"grad_accumulation_step": 2, "weighting": weighting}
+    settings = {**WINDOW, "grad_accumulation": section}
+    for kind in (BoostTrainOneStepWithLossScaleCell, OwnScaledWindow):
+        step = made(lambda *parts, kind=kind: kind(*parts, Tensor(1024.0)), settings)
+        before = nets.weights(step.network)
+        for x, y in nets.batches(2):
+            step(Tensor(x), Tensor(y))
+        ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
+    for name, way in ways[0].items():
+        assert np.any(way)
         # A way is a difference of two weights of up to 1, each rounded to 6e-8.
         np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
 

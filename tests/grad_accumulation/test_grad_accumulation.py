@@ -25,6 +25,7 @@ from mindspore_boost_ext import (
     read_history,
 )
 from mindspore_boost_ext.grad_accumulation.window import gradient_accumulation_op, gradient_clear_op
+from mindspore_boost_ext.runtime import processes
 
 WINDOW = 3
 OPTIMIZERS = {
@@ -272,6 +273,25 @@ def test_overflow_drops_the_micro_batch_or_the_window(mode, policy):
     plain.train_network(Tensor(x), Tensor(y))
     assert_close(net, reference)
     assert model.train_network.observations()["skipped_steps"] == 1
+
+
+def test_a_rank_shows_the_updates_that_it_begins_also_after_a_flush(pynative_mode):
+    """A rank that counts more than it makes waits for ranks that have ended well, and stops."""
+    net = nets.MLP()
+    step = model_of(net, config(), nn.SGD(net.trainable_params(), 0.1)).train_network
+    batches = nets.batches(9)
+    for x, y in batches[:WINDOW]:  # the first step compares the ranks, and here is one
+        step(Tensor(x), Tensor(y))
+    step.reducer_flag = True  # as one of several ranks
+    shown, made = [], []
+    for number, (x, y) in enumerate(batches[WINDOW:]):
+        before = processes.PROGRESS.updates, int(step.optimizer.global_step.asnumpy()[0])
+        step(Tensor(x), Tensor(y))
+        if number == 1:
+            step.flush_accumulation()
+        shown.append(processes.PROGRESS.updates - before[0])
+        made.append(int(step.optimizer.global_step.asnumpy()[0]) - before[1])
+    assert shown == made == [0, 1, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("weighting", "samples"), [("equal", 1.0), ("samples", 64.0)])
