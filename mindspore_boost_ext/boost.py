@@ -216,7 +216,9 @@ class AutoBoost:
                     algorithm.build(build)
         if _BUILDING.get() is None:
             setattr(build.optimizer, _TAG, self)
-            self._undoable.clear()  # what another network is refused for is nothing to this one
+            # What another network is refused for is nothing to this one, and it holds this one.
+            self._undoable.clear()
+            self._regroupings.clear()
         return build.network, build.optimizer
 
     def _look_at(self, optimizer: nn.Cell) -> None:

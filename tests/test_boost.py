@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 
 import pytest
+import residual_nets
 from mindspore import nn
 from mindspore.experimental import optim
 
@@ -108,3 +111,14 @@ def test_enable_all_reports_what_the_run_does_not_allow():
     row = boost.report()["adasum"]
     assert (row.status, row.reason) == ("skipped", "one process only")
     assert not boost.boost_config["adasum"]
+
+
+def test_an_autoboost_holds_no_network_that_it_has_changed():
+    boost, held = AutoBoost("O1"), []
+    for _ in range(2):
+        net = nn.SequentialCell(residual_nets.Block(), nn.Dense(4, 2))
+        boost.network_auto_process_train(net, nn.SGD(net.trainable_params(), 0.1))
+        held.append(weakref.ref(net))
+    del net
+    gc.collect()
+    assert [one() is None for one in held] == [True, True]

@@ -338,7 +338,7 @@ class ParameterProcess:
             TypeError: if ``origin_params`` holds anything but Parameters, or anything but dicts.
             ValueError: if ``parameters`` or ``origin_params`` is empty.
         """
-        new, origin = list(parameters), list(origin_params)
+        new, origin = list(parameters), list(() if origin_params is None else origin_params)
         if not is_grouped(origin):
             return _grouped(new)
         groups = changed(origin, members_of(origin), new)

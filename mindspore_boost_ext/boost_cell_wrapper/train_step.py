@@ -216,7 +216,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
     def _accumulate(
         self, loss: Tensor, gradients: tuple[Any, ...], weight: float, *inputs: Tensor
     ) -> Tensor:
-        loss = connected(loss, self._state)
+        loss = connected(self.window_part.looked_at(loss), self._state)
         loss = ops.depend(loss, self.window_part.accumulate(gradients, weight))
         if self.window_part.is_full():
             loss = call(self.close_window, (loss, *inputs))

@@ -121,6 +121,8 @@ def add_overflow_names(step: nn.Cell, distributed: bool) -> None:
     step.less_equal, step.equal = ops.LessEqual(), ops.Equal()
     step.logic_not = ops.LogicalNot()
     step.is_distributed = distributed
+    if distributed:
+        step.allreduce = ops.AllReduce()
     step.gpu_target = ms.get_context("device_target") == "GPU"
 
 

@@ -27,9 +27,9 @@ class AccumulationAlgorithm(Algorithm):
     def join(self, step: StepCell) -> None:
         """Set up the window."""
         settings = step.auto_boost.config.grad_accumulation
-        step.max_accumulation_step = settings.grad_accumulation_step
         if not self.is_on(step) or settings.grad_accumulation_step == 1:
             return
+        step.max_accumulation_step = settings.grad_accumulation_step
         if not step.reaches("gradient_accumulation_process", "close_window", "window_part"):
             step.leave_out(self.switch, self.switch, "gradient_accumulation_process")
         check_dense(step.network, self.switch)

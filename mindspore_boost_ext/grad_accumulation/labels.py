@@ -68,8 +68,9 @@ def other_divisor(loss: Any, micro_batches: int) -> str:
 
 def _divides(loss: nn.Cell) -> bool:
     """Return whether a loss of MindSpore divides; some say it by a word, some by two flags."""
-    by_flags = "mean" if loss.reduce and loss.average else "sum"
-    return getattr(loss, "reduction", by_flags) not in ("sum", "none")
+    by_flags = "sum" if loss.reduce and not loss.average else "mean"
+    # A loss for each sample may be reduced elsewhere: the window looks at the network's output.
+    return getattr(loss, "reduction", by_flags) != "sum"
 
 
 def counts_by_labels(loss: Any, labels: object) -> str:

@@ -36,6 +36,17 @@ def gradient_clear_op(cumulative: Parameter) -> Tensor:
     return ops.assign(cumulative, ops.zeros_like(cumulative))
 
 
+def warn_of_sum() -> bool:
+    """Warn of a loss for each sample; return True, which a graph can hold."""
+    warn(
+        "gradients of micro-batches do not add up to those of the big batch: the network returns "
+        "a loss for each sample, whose sum is minimised, while the window takes the mean over its "
+        "micro-batches, with weighting 'samples' of sums times samples: return the mean of the "
+        "losses"
+    )
+    return True
+
+
 class GradientAccumulation(nn.Cell):
     r"""Adds gradients up, and runs the optimizer when a window is full.
 
@@ -91,6 +102,7 @@ class GradientAccumulation(nn.Cell):
         # two it is exact. Others divide, to round as earlier runs did.
         self.divides = not self.is_weighted and max_accumulation_step & (max_accumulation_step - 1)
         self.drops_on_overflow = False
+        self.warn_of_sum = ops.constexpr(warn_of_sum, reuse_result=False)
         self._warned_of_long_window = False
         self.optimizer = optimizer
         self.weights = optimizer.parameters
@@ -134,6 +146,12 @@ class GradientAccumulation(nn.Cell):
     def _add(self, weight: float | Tensor, buffer: Parameter, gradient: Tensor) -> Tensor:
         gradient = ops.cast(gradient, ms.float32)
         return ops.assign_add(buffer, gradient * weight if self.is_weighted else gradient)
+
+    def looked_at(self, loss: Tensor) -> Tensor:
+        """Return the loss of a micro-batch, after a warning if its gradient is no mean."""
+        if isinstance(loss, Tensor) and loss.ndim > 0 and loss.shape[0] != 1:
+            return ops.depend(loss, self.warn_of_sum())
+        return loss
 
     def is_full(self) -> Tensor:
         """Return bool, shape (): whether the window has all its micro-batches."""

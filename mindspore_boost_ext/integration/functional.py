@@ -148,7 +148,7 @@ class TrainStep:
 
         Each batch is a tuple of Tensors; call the step once with it. As in ``ms.Model``, a dataset
         is read ahead, also into the next epoch. If ``initial_epoch`` is not below ``epochs``,
-        nothing is yielded.
+        nothing is yielded. A ``break`` ends the loop without the callbacks of its end.
 
         Args:
             dataset (Union[Dataset, Iterable]): a dataset of MindSpore, or an iterable with a length

@@ -178,7 +178,6 @@ class _Call:
 
 def _train(call: _Call) -> object:
     step, epoch = call.get("self").train_network, call.get("epoch")
-    size = getattr(call.get("train_dataset"), "get_dataset_size", None)
     compare_on_ranks(step)
     if is_starting():  # called by BoostModel.train
         return call.run()
@@ -188,7 +187,7 @@ def _train(call: _Call) -> object:
     with start_of_training():
         if isinstance(epoch, int):
             first = call.get("initial_epoch")
-            expect_training(step, epoch - int(first or 0), size() if callable(size) else None)
+            expect_training(step, epoch - int(first or 0), _batches_of_epoch(call))
         end = EndOfTraining(step)
         if end.was_before():
             return None
@@ -204,6 +203,16 @@ def _train(call: _Call) -> object:
                 NoEffectWarning,
             )
         return call.run()
+
+
+def _batches_of_epoch(call: _Call) -> int | None:
+    """Return how many batches an epoch has; None if that is unknown."""
+    sunk = call.get("sink_size") if call.get("dataset_sink_mode") else None
+    # A CPU sinks nothing, and reads the whole dataset.
+    if isinstance(sunk, int) and sunk > 0 and ms.get_context("device_target") != "CPU":
+        return sunk
+    size = getattr(call.get("train_dataset"), "get_dataset_size", None)
+    return size() if callable(size) else None
 
 
 def _is_frequency(given: object) -> bool:

@@ -17,8 +17,8 @@ def filled_like(outputs: Any, value: float) -> Any:
     """Return ``value`` in shape and dtype of a network's output, or of each of its outputs."""
     if isinstance(outputs, (list, dict)):
         raise ValueError(
-            "the network returns a list or a dict of losses: accumulation, clip_norm and THOR "
-            "need a Tensor, or a tuple of Tensors"
+            "the network returns a list or a dict of losses: a Tensor, or a tuple of Tensors, is "
+            "needed by what is switched on, which report() of the step shows"
         )
     if not isinstance(outputs, tuple):
         return _filled(value, outputs)

@@ -55,10 +55,14 @@ class OneScale(nn.Cell):
 
     def _parameter(self, scale_sense: Tensor | nn.Cell) -> Parameter:
         """Return the Parameter that holds the scale, float32."""
-        if isinstance(scale_sense, nn.Cell):
+        if isinstance(scale_sense, nn.Cell) and hasattr(scale_sense, "get_loss_scale"):
             scale_sense = Tensor(float(scale_sense.get_loss_scale()), ms.float32)
         if not isinstance(scale_sense, Tensor):
-            raise TypeError(f"scale_sense must be a Cell or a Tensor, got {shown(scale_sense)}")
+            remedy = ": give its get_update_cell()" * hasattr(scale_sense, "get_update_cell")
+            raise TypeError(
+                "scale_sense must be a Tensor or a Cell with get_loss_scale, got "
+                f"{shown(scale_sense)}{remedy}"
+            )
         if scale_sense.shape not in ((), (1,)):
             raise ValueError(f"scale_sense must have shape () or (1,), got {scale_sense.shape}")
         scale = check_scale(scale_sense, "scale_sense")
@@ -66,9 +70,9 @@ class OneScale(nn.Cell):
 
     def start(self, loss: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the detector's status, the gradient of the loss, and the scale of this step."""
-        if isinstance(loss, tuple):
+        if isinstance(loss, (tuple, list, dict)):
             raise TypeError(
-                "a dynamic loss scale needs a network with one output, the loss, but this one "
+                "the loss scale needs a network with one output, the loss, but this one "
                 f"returns several: return the loss alone, or remove section {SECTION!r}, or the "
                 "script's loss-scale manager"
             )

@@ -111,6 +111,8 @@ class UpdateAround(Update):
 # Attributes of steps, not of their classes; and of those that scale the loss.
 _TAKEN = frozenset(("clip_norm", "auto_boost", "update_part", "batch_part", "choice_part"))
 _TAKEN |= {"captures_part", "window_part", "graph_part"}
+# What mindspore.boost's step has, and this one reads elsewhere.
+_TAKEN |= {"accumulation", "accumulation_step", "grad_accumulation", "step", "train_strategy"}
 _TAKEN_BY_SCALES = frozenset(("base", "base0", "scale_part", "scale_sense", "detector"))
 
 
@@ -141,6 +143,21 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell, step_class: type) ->
             "network",
             NoEffectWarning,
         )
+    _warn_of_second_optimizer(optimizer, network)
+
+
+def _warn_of_second_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
+    """Warn of a network that is a training step itself."""
+    trained = {id(one) for one in optimizer.parameters}
+    for name, cell in network.cells_and_names():
+        trains = isinstance(cell, nn.Optimizer) or hasattr(cell, "param_groups")
+        if trains and not trained.isdisjoint(map(id, cell.parameters)):
+            warn(
+                f"the network holds an optimizer, {name!r}, over weights that this step trains: if "
+                "it is a training step, each batch updates them twice; give the network with its "
+                "loss instead"
+            )
+            return
 
 
 def warn_of_idle_optimizer(optimizer: nn.Cell) -> None:

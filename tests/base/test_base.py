@@ -531,6 +531,8 @@ def test_group_params_for_other_parameters():
     assert [one.name for one in found[3]["params"]] == ["new"]
     assert len(found) == 4
     nn.Momentum(found, 0.1, 0.9)  # MindSpore takes them
+    with pytest.raises(ValueError, match="must have at least one parameter"):
+        ParameterProcess.generate_group_params([weight, bias], None)
     assert ParameterProcess.generate_group_params([weight, bias], iter([weight])) == [
         {"params": [weight, bias]}
     ]

@@ -336,7 +336,10 @@ class Named(nn.Cell):
         return x.mean() * self.own
 
 
-@pytest.mark.parametrize("name", ["clip_norm", "window_part", "base", "window", "update"])
+NAMES_OF_THE_STEP = ["clip_norm", "window_part", "base", "window", "update", "step", "accumulation"]
+
+
+@pytest.mark.parametrize("name", NAMES_OF_THE_STEP)
 def test_a_weight_with_a_name_of_the_step_is_refused(name):
     """The step's own would be taken for the weight, or the weight for it."""
     net = Named(name)

@@ -92,14 +92,17 @@ def test_ranks_agree_on_the_overflow_wherever_those_of_mindspore_do(parallel):
     finally:
         ms.reset_auto_parallel_context()
     assert step.detector.distributed == step.is_distributed == plain.is_distributed
+    assert hasattr(step, "allreduce") == plain.is_distributed  # for subclasses that use both
 
 
 def test_a_scale_of_the_wrong_type_or_shape_is_refused():
     net = Product()
     optimizer = nn.SGD(net.trainable_params(), 1e-3)
-    for scale in (1024.0, None, np.ones(1), "dynamic"):
-        with pytest.raises(TypeError, match="scale_sense must be a Cell or a Tensor, got"):
+    for scale in (1024.0, None, np.ones(1), "dynamic", nn.ReLU()):
+        with pytest.raises(TypeError, match="scale_sense must be a Tensor or a Cell with get_loss"):
             BoostTrainOneStepWithLossScaleCell(net, optimizer, scale)
+    with pytest.raises(TypeError, match=r"DynamicLossScaleManager.*: give its get_update_cell\(\)"):
+        BoostTrainOneStepWithLossScaleCell(net, optimizer, ms.DynamicLossScaleManager())
     for shape in ((2,), (1, 1)):
         with pytest.raises(ValueError, match=r"scale_sense must have shape \(\) or \(1,\), got"):
             BoostTrainOneStepWithLossScaleCell(net, optimizer, Tensor(np.ones(shape, np.float32)))

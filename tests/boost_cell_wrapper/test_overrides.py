@@ -497,7 +497,6 @@ class OwnSums(BoostTrainOneStepCell):
         return ops.depend(loss, self.optimizer(self.sums))
 
 
-
 @pytest.mark.filterwarnings("ignore:grad_accumulation has no effect")
 @pytest.mark.parametrize("kind", [OwnConstruct, OwnSums])
 def test_a_step_that_passes_the_window_by_reduces_each_batch(mode, kind):

@@ -25,6 +25,7 @@ from mindspore_boost_ext import (
     read_history,
 )
 from mindspore_boost_ext.grad_accumulation.window import gradient_accumulation_op, gradient_clear_op
+from mindspore_boost_ext.integration.training import train_model
 from mindspore_boost_ext.runtime import processes
 
 WINDOW = 3
@@ -239,6 +240,31 @@ def test_a_training_without_an_update_is_told(held, epochs, words):
         step.expect_training(epochs, 2)
 
 
+@pytest.mark.parametrize(
+    ("device", "sunk", "words"),
+    [("Ascend", 2, "than the 2 steps"), ("Ascend", -1, "than the 1 steps"), ("CPU", 2, "the 1 st")],
+)
+def test_an_epoch_is_as_long_as_what_is_sunk(monkeypatch, device, sunk, words):
+    """A CPU sinks nothing."""
+    model = model_of(nets.MLP(), config())
+    monkeypatch.setattr(ms, "get_context", {"device_target": device}.get)
+    with pytest.warns(BoostWarning, match=words):
+        train_model(
+            lambda model, epoch, train_dataset, callbacks=None, **others: None,
+            model,
+            1,
+            nets.dataset(1),
+            dataset_sink_mode=True,
+            sink_size=sunk,
+        )
+
+
+def test_a_switch_that_is_off_leaves_a_window_of_one():
+    settings = {**config(), "boost": {"mode": "disable_all"}}
+    with pytest.warns(NoEffectWarning, match="grad_accumulation"):
+        assert model_of(nets.MLP(), settings).train_network.max_accumulation_step == 1
+
+
 def test_epochs_before_the_first_do_not_count(pynative_mode):
     with pytest.warns(BoostWarning, match="this call makes no update"):
         model_of(nets.MLP(), config()).train(
@@ -273,6 +299,34 @@ def test_overflow_drops_the_micro_batch_or_the_window(mode, policy):
     plain.train_network(Tensor(x), Tensor(y))
     assert_close(net, reference)
     assert model.train_network.observations()["skipped_steps"] == 1
+
+
+class LossOfEach(nn.Cell):
+    """Returns a loss for each sample, or their mean."""
+
+    def __init__(self, reduces=False):
+        super().__init__()
+        self.backbone, self.loss = nets.MLP(), nn.CrossEntropyLoss(reduction="none")
+        self.reduces = reduces
+
+    def construct(self, x, y):
+        losses = self.loss(self.backbone(x), y)
+        return losses.mean() if self.reduces else losses
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_loss_for_each_sample_is_warned_of_and_a_mean_of_them_is_not(mode, scaled):
+    for reduces in (True, False):
+        net = LossOfEach(reduces)
+        settings = {**config(), **({"loss_scale": {"init": 8.0}} if scaled else {})}
+        step = make_train_step(
+            net, None, nn.SGD(net.trainable_params(), 0.1), level="O1", config=settings
+        )
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            step(*map(Tensor, nets.batches(1)[0]))
+        found = [str(one.message) for one in seen if "returns a loss for each" in str(one.message)]
+        assert len(found) == (0 if reduces else 1)
 
 
 def test_a_rank_shows_the_updates_that_it_begins_also_after_a_flush(pynative_mode):

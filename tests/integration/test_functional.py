@@ -561,6 +561,15 @@ def test_an_optimizer_over_another_network_is_told(pynative_mode):
         make_train_step(nets.MLP(), nets.loss_fn(), optimizer, level="O1", config=OFF)
 
 
+def test_a_step_around_another_step_is_warned_of(mode):
+    """Each batch would update the weights twice."""
+    net = nn.WithLossCell(nets.MLP(), nets.loss_fn())
+    optimizer = nets.momentum(net.trainable_params())
+    inner = nn.TrainOneStepCell(net, optimizer)
+    with pytest.warns(UserWarning, match="holds an optimizer, 'optimizer', over weights that this"):
+        make_train_step(inner, None, optimizer, level="O1", config=OFF)
+
+
 def test_an_optimizer_over_another_network_of_the_same_names_is_refused(pynative_mode):
     optimizer = nets.momentum(nets.MLP().trainable_params())
     with (

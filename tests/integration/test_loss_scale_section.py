@@ -166,13 +166,16 @@ class TwoOutputs(nn.Cell):
 
     def construct(self, x, y):
         logits = self.backbone(x)
-        return self.loss(logits, y), logits
+        outputs = self.loss(logits, y), logits
+        return self.kind(outputs) if self.kind is not dict else {"loss": outputs[0]}
 
 
-def test_a_network_of_several_outputs_is_refused(mode):
+@pytest.mark.parametrize("kind", [tuple, list, dict])
+def test_a_network_of_several_outputs_is_refused(mode, kind):
     net = TwoOutputs()
+    net.kind = kind
     optimizer = nets.momentum(net.trainable_params())
     step = make_train_step(net, None, optimizer, level="O1", config=config_of(loss_scale=SECTION))
     (batch,) = nets.batches(1)
-    with pytest.raises(TypeError, match="a dynamic loss scale needs a network with one output"):
+    with pytest.raises(TypeError, match="the loss scale needs a network with one output"):
         step(*map(Tensor, batch))
