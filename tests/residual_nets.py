@@ -181,10 +181,45 @@ def rectifier(function):
     return lambda x: function(x)
 
 
+class ByKeyword(Block):
+    """Its activation is the default of an argument that has to be named."""
+
+    def activated(self, x, *, by=ops.relu):
+        return by(x)
+
+    def construct(self, x):
+        out = self.activated(self.bn1(self.conv1(x)))
+        return self.act(x + self.bn2(self.conv2(out)))
+
+
+class WithoutMore(Block):
+    """It may hold more layers behind its first half."""
+
+    def __init__(self):
+        super().__init__()
+        self.more = nn.CellList()
+
+    def construct(self, x):
+        out = self.bn1(self.conv1(x))
+        if self.more:
+            out = ops.softmax(out)
+        return self.act(x + self.bn2(self.conv2(self.act(out))))
+
+
+class OverItsWeights(Block):
+    """Goes through what a method of MindSpore's gives one after the other."""
+
+    def construct(self, x):
+        size = 0
+        for weight in self.conv1.get_parameters():
+            size = size + weight.sum()
+        return self.act(x + self.branch(x)) * size
+
+
 UNDERSTOOD = [
     *(Block, Swapped, InPlace, AddOperator, AddFunction, AddMethod, AddCell, ReLU6Block, GELUBlock),
     *(OperatorBlock, BiasBlock, InBranchOperator, LoopBlock, GateAfter, Reshaped),
-    *(Inherited, Compiled, InClosure),
+    *(Inherited, Compiled, InClosure, ByKeyword, WithoutMore, OverItsWeights),
 ]
 
 

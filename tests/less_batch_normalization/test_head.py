@@ -105,6 +105,8 @@ def test_wrong_arguments_are_named():
         CommonHeadLastFN(2, 3, Tensor(np.ones((2, 3), np.float32)))
     with pytest.raises(TypeError, match="bias_init must be a Tensor, str or number, got None"):
         CommonHeadLastFN(2, 2, bias_init=None)
+    with pytest.raises(TypeError, match="bias_init must be a Tensor, str or number, got True"):
+        CommonHeadLastFN(2, 2, bias_init=True)
 
 
 def test_it_takes_over_what_the_dense_has():
@@ -115,6 +117,12 @@ def test_it_takes_over_what_the_dense_has():
     assert layer.get_flags()["fp16"]
     assert layer.training
     assert float(layer.multiplier.asnumpy()[0]) == 3.0
+
+
+def test_its_multiplier_has_a_name_beside_that_of_the_weight():
+    net = nn.SequentialCell(nn.Dense(4, 2))
+    names = [in_place_of(one, 3.0).multiplier.name for one in (net[0], nn.Dense(4, 2))]
+    assert names == ["0.multiplier", "multiplier"]
 
 
 @pytest.mark.parametrize("dtypes", [(ms.float16, ms.float32), (ms.float32, ms.float16)], ids=str)

@@ -77,6 +77,23 @@ class Read(zoo.Block):
         return super().construct(x) * (1.0 + 0.0 * self.bn1.gamma.mean())
 
 
+class ReadStatistics(zoo.Block):
+    def construct(self, x):
+        return super().construct(x) * (1.0 + 0.0 * self.bn1.moving_mean.mean())
+
+
+SCALES = []
+
+
+class ReadFromAGlobalName(zoo.Block):
+    def __init__(self):
+        super().__init__()
+        SCALES[:] = [self.bn1.gamma]
+
+    def construct(self, x):
+        return super().construct(x) * (1.0 + 0.0 * SCALES[0].mean())
+
+
 class OtherPath(zoo.Block):
     """In training the result of the first BatchNorm goes elsewhere too."""
 
@@ -204,6 +221,8 @@ def patched_norm():
         (Fused, "FusedBatchNorm has its own construct"),
         (patched_norm, "BatchNorm2d has its own construct"),
         (Read, "other code reads its parameters"),
+        (ReadStatistics, "other code reads its parameters"),
+        (ReadFromAGlobalName, "other code reads its parameters"),
         (OtherPath, "its result is used outside of its residual branch too"),
         (Asks, "the network's code asks for its class"),
         (AsksType, "the network's code asks for its class"),
@@ -263,6 +282,23 @@ def test_a_batch_norm_stays_whose_parameters_other_cells_hold(held, of_loss):
     if not of_loss:
         net.penalty = penalty
     first, _ = less_bn(net, loss_fn=penalty if of_loss else None).changes
+    assert first.reason == "other code reads its parameters"
+
+
+class ByVars(nn.Cell):
+    """Finds its list by another way than its name."""
+
+    def __init__(self, norm):
+        super().__init__(auto_prefix=False)
+        self.scales = [norm.gamma]
+
+    def construct(self, outputs, labels):
+        return ops.cross_entropy(outputs, labels) + ops.abs(vars(self)["scales"][0]).sum()
+
+
+def test_a_batch_norm_stays_whose_scale_a_loss_may_find_in_a_list():
+    net = zoo.Block()
+    first, _ = less_bn(net, loss_fn=ByVars(net.bn1)).changes
     assert first.reason == "other code reads its parameters"
 
 
@@ -398,7 +434,23 @@ def test_a_dense_that_is_no_classifier_stays(make, reason):
     assert reason in change.reason
 
 
-@pytest.mark.parametrize("make", [Head, OpaqueClassifier, WithFeatures])
+class Similarities(Head):
+    """Multiplies what it gives by itself, and by no weights."""
+
+    def construct(self, x):
+        outputs = super().construct(x)
+        return ops.matmul(outputs, outputs.T)
+
+
+class WithPenalty(Head):
+    """Its loss has a part that is made of features."""
+
+    def construct(self, x, labels):
+        features = ops.relu(self.first(x))
+        return ops.cross_entropy(self.last(features), labels) + features.mean()
+
+
+@pytest.mark.parametrize("make", [Head, OpaqueClassifier, WithFeatures, Similarities, WithPenalty])
 def test_a_classifier_is_found(make):
     (change,) = less_bn(make(), fn_flag=True).changes
     assert (change.name, change.done) == ("last", "normalised")
@@ -543,9 +595,23 @@ class Commits(nn.Cell):
         return ops.mse_loss(self.dense(outputs), labels)
 
 
+class CommitsByShares(Commits):
+    def construct(self, outputs, labels):
+        return -(ops.log_softmax(self.dense(outputs)) * labels).sum()
+
+
+class CommitsElsewhere(Commits):
+    """What it offers beside its construct is no loss of a training that has its own."""
+
+    def entropy(self, outputs, labels):
+        return ops.cross_entropy(self.dense(outputs), labels)
+
+
 def test_a_network_is_asked_for_losses_where_it_is_given_none():
     assert no_classes(Commits(), nn.CrossEntropyLoss()) == ""
     assert no_classes(Commits(), None).startswith("no loss over classes is known: if it is one,")
+    assert no_classes(CommitsByShares(), None) == ""
+    assert no_classes(CommitsElsewhere(), nn.MSELoss()).startswith("MSELoss is not known")
     attends = nn.SequentialCell(nn.Dense(2, 2), nn.Softmax())
     assert no_classes(nn.WithLossCell(attends, Squares()), None).startswith("Squares is not known")
     assert no_classes(nn.WithLossCell(attends, ByHelper()), None) == ""
@@ -615,6 +681,25 @@ def test_a_frozen_part_keeps_its_batch_norms():
 
 
 FROZEN = "its {} not trained, as in a frozen part"
+
+
+@pytest.mark.parametrize("part", ["gamma", "beta"])
+def test_a_batch_norm_that_trains_in_part_is_no_frozen_part(part):
+    net = zoo.Block()
+    getattr(net.bn1, part).requires_grad = False
+    assert done(less_bn(net), "removed") == ["bn1"]
+
+
+def test_a_multiplier_joins_its_group_once():
+    """As when the groups of a network that was rewritten before are fitted again."""
+    net = Head()
+    parameters = net.trainable_params()
+    rewriting = less_bn(net, fn_flag=True)
+    groups = rewriting.regrouped([parameters])
+    for found in (groups, rewriting.regrouped(groups)):
+        assert [list(map(id, one)) for one in found] == [
+            [*map(id, parameters), id(net.last.multiplier)]
+        ]
 
 
 def test_what_the_optimizer_leaves_out_is_a_frozen_part():
@@ -734,6 +819,16 @@ def test_what_is_not_understood_stays_as_it_is_and_the_reason_is_given(kind):
     assert list(nets.weights(net)) == before
 
 
+def test_of_a_long_error_the_report_has_the_beginning():
+    class Raising(zoo.Block):
+        def construct(self, x):
+            raise RuntimeError("first " + "word " * 100)
+
+    first, _ = less_bn(Raising()).changes
+    assert first.reason.startswith("Raising.construct was not understood: first word")
+    assert len(first.reason) == 160
+
+
 def test_an_outer_cell_that_is_not_understood_does_not_hide_the_blocks_in_it():
     class Outer(nn.Cell):
         def __init__(self):
@@ -746,6 +841,69 @@ def test_an_outer_cell_that_is_not_understood_does_not_hide_the_blocks_in_it():
             return x
 
     assert done(less_bn(Outer()), "removed") == ["blocks.0.bn1", "blocks.1.bn1"]
+
+
+def test_the_reason_is_told_of_a_batch_norm_at_any_depth():
+    class Outer(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.stem = nn.SequentialCell(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+
+        def construct(self, x):
+            return self.stem(x) if x.shape[0] > 1 else x
+
+    (change,) = less_bn(Outer()).changes
+    assert change.reason.startswith("Outer.construct was not understood: it branches")
+
+
+def test_a_scale_that_a_kept_batch_norm_has_too_is_not_gone():
+    net = zoo.Block()
+    net.bn2.gamma = net.bn1.gamma
+    rewriting = less_bn(net)
+    assert done(rewriting, "removed") == ["bn1"]
+    gone = [one.name.rpartition(".")[2] for one in rewriting.removed_parameters]
+    assert sorted(gone) == ["beta", "moving_mean", "moving_variance"]
+
+
+class Projected(nn.Cell):
+    """A block with a projection; subclasses use it in another way."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = zoo.Block()
+        self.projection = nn.Conv2d(zoo.WIDTH, zoo.WIDTH, 1)
+        self.norm = nn.BatchNorm2d(zoo.WIDTH)
+
+    def construct(self, x):
+        return self.block.branch(x) + self.norm(self.projection(x))
+
+
+class UsedTwice(Projected):
+    def construct(self, x):
+        projected = self.projection(x)
+        return self.block.branch(x) + self.norm(projected), projected
+
+
+class BeforeActivation(Projected):
+    """Its branch begins with a BatchNorm, and ends with a convolution."""
+
+    def construct(self, x):
+        out = self.block.conv1(self.block.act(self.block.bn1(x)))
+        out = self.block.conv2(self.block.act(self.block.bn2(out)))
+        return out + self.norm(self.projection(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Projected, "on the shortcut of a residual block"),
+        (UsedTwice, "on a shortcut, but the result is used elsewhere too"),
+        (BeforeActivation, "on a shortcut, but no BatchNorm ends the other branch"),
+    ],
+)
+def test_why_a_batch_norm_on_a_shortcut_goes_or_stays(kind, reason):
+    (found,) = [one.reason for one in less_bn(kind()).changes if one.name == "norm"]
+    assert found == reason
 
 
 def test_the_block_of_a_model_zoo_with_its_shortcut():

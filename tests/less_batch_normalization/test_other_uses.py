@@ -60,11 +60,13 @@ def test_it_stays_in_evaluation_mode_in_a_network_that_trains():
     assert done(Block().set_train())["bn1"] == "removed"
 
 
-def test_one_in_evaluation_mode_does_not_end_a_branch():
+@pytest.mark.parametrize("given", [None, True, False])
+def test_one_in_evaluation_mode_does_not_end_a_branch(given):
     net = Block().set_train()
     net.bn2.set_train(False)
+    net.bn2.use_batch_statistics = given
     assert done(net) == {"bn1": "kept", "bn2": "kept"}
-    assert net.bn2.use_batch_statistics is None
+    assert net.bn2.use_batch_statistics is given
 
 
 # ---- Arguments that a call may leave out ----
@@ -561,6 +563,35 @@ def test_a_hook_on_a_part_of_a_branch():
     assert "a hook inside the branch" in [one.reason for one in less_bn(net).changes]
     handle.remove()
     assert "removed" in done(net).values()
+
+
+class RestOfABranch(nn.Cell):
+    def __init__(self, block):
+        super().__init__()
+        self.layers = nn.SequentialCell(block.act, block.conv2, block.bn2)
+
+    def construct(self, y):
+        return self.layers(y)
+
+
+class RestInACell(Block):
+    """What comes behind its first half is a Cell of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.rest = RestOfABranch(self)
+
+    def last(self, x, y):
+        return self.act(x + self.rest(y))
+
+
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "backward_hook"])
+def test_a_hook_on_the_rest_of_a_branch_sees_what_enters_it(kind):
+    assert done(RestInACell())["bn1"] == "removed"
+    net = RestInACell()
+    getattr(net.rest, f"register_{kind}")(lambda *_: None)
+    (reason,) = [one.reason for one in less_bn(net).changes if one.name == "bn1"]
+    assert reason == "a hook inside the branch"
 
 
 @pytest.mark.parametrize("name", ["act", "conv2"])
