@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from contract import switched
 from mindspore import Tensor, nn, ops
+from mindspore.experimental import optim
 from mindspore.nn.utils import no_init_parameters
 
 from mindspore_boost_ext import AutoBoost, make_train_step
@@ -117,6 +118,19 @@ def test_a_layer_set_to_evaluation_between_two_steps_is_in_evaluation():
     assert len(compiled_parts(step.train_network)) == 2
 
 
+def test_a_number_that_is_set_in_a_group_acts_in_the_next_step():
+    """With gradients of 0, the weight decay alone moves the weights."""
+    net = NotFinite(0.0)
+    optimizer = optim.SGD(net.trainable_params(), lr=0.125, weight_decay=0.0)
+    step = compiled(net, optimizer)
+    found = []
+    for decay in (0.0, 4.0, 0.0):
+        optimizer.param_groups[0]["weight_decay"] = decay
+        step(X[0, :3])
+        found.append(float(net.weight[0]))
+    assert found == [1.0, 0.5, 0.5]
+
+
 class NotFinite(nn.Cell):
     def __init__(self, value):
         super().__init__()
@@ -142,6 +156,12 @@ class Unfit(nn.Cell):
 
     def construct(self, x):
         return (self.weight * Tensor(np.sort(x.asnumpy()))).mean()
+
+
+def test_overflow_and_scale_come_out_beside_the_loss():
+    step = compiled(NotFinite(np.inf), loss_scale={"init": 4.0})
+    step(X[0, :3])
+    assert (bool(step.overflow), float(step.scale)) == (True, 4.0)
 
 
 def test_a_network_that_does_not_compile_is_refused_with_the_remedy():
@@ -380,10 +400,16 @@ class Counting(nn.Cell):
     def __init__(self, trained):
         super().__init__()
         self.dense = nn.Dense(4, 1)
+        self.dense.bias.requires_grad = not trained  # no state: a Dense leaves it as it is
         self.runs = ms.Parameter(Tensor(0.0), name="runs", requires_grad=trained)
 
     def construct(self, x, factor):
         return (self.dense(x) * factor + self.runs).mean()
+
+
+class Normalising(MeanOfSquares):
+    def construct(self, x, factor):
+        return super().construct(x) * factor
 
 
 @pytest.mark.parametrize("trained", [False, True])
@@ -395,6 +421,8 @@ def test_an_input_that_is_no_tensor_is_refused_where_state_would_move_twice(trai
         return
     with pytest.raises(ValueError, match=r"input is a float, .* would move runs twice"):
         step(X, 0.5)
+    with pytest.raises(ValueError, match=r"would move norm\.moving_mean twice"):
+        compiled(Normalising())(X, 0.5)
 
 
 @pytest.mark.parametrize("section", [{SWITCH: {}}, {"loss_scale": {"init": 1024.0}}])
