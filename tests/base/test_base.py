@@ -257,6 +257,20 @@ def test_parameters_without_decay_stay_without():
     assert optimizer.decay_flags == (True, False, True, True)
 
 
+@pytest.mark.parametrize("kind", [nn.Adam, nn.FTRL])
+def test_what_a_script_sets_for_sparse_gradients_stays(kind):
+    """MindSpore's setter chooses other kernels even if it is given the device of all."""
+    old = kind(parameters())
+    old.unique, old.target = False, "CPU"
+    new, fresh = rebuilt(old, removed=["extra"]), kind(parameters())
+    assert not new.unique
+
+    def placed(optimizer):
+        return getattr(optimizer, "_is_device", None), optimizer.sparse_opt.name
+
+    assert placed(new) == placed(old) != placed(fresh)
+
+
 # ---- Adding and removing ----
 
 
@@ -303,6 +317,12 @@ def test_unknown_removed_parameters_are_passed_over():
     assert [one.name for one in rebuilt(old, removed=["nothing"]).parameters] == NAMES
 
 
+def test_state_that_the_source_lacks_is_one_for_all_that_go_on_with_its_state():
+    old, more = PLAIN["Momentum"](parameters()), Parameter(Tensor(1.0), name="more")
+    one, two = (rebuilt(old, added=[more], carry_state=True) for _ in range(2))
+    assert [one.moments[-1] is two.moments[-1], one.moments[0] is old.moments[0]] == [True, True]
+
+
 # ---- Classes of the user's own ----
 
 
@@ -321,6 +341,15 @@ class Silent(nn.Momentum):
         self.strength = strength
 
 
+class NotedTwice(nn.Adam):
+    """Of two constructors that note their arguments, the base class writes last."""
+
+    @opt_init_args_register
+    def __init__(self, params, strength=1.0):
+        super().__init__(params, 0.1 * strength)
+        self.strength = strength
+
+
 class Inherits(nn.Momentum):
     """Has the constructor of its base class."""
 
@@ -329,6 +358,8 @@ def test_own_classes():
     new = rebuilt(Noted(parameters(), strength=3.0), removed=["extra"])
     assert (type(new), new.strength, len(new.parameters)) == (Noted, 3.0, 3)
     assert type(rebuilt(Inherits(parameters(), 0.1, 0.9))) is Inherits
+    with pytest.raises(TypeError, match=r"cannot rebuild NotedTwice, .* derive it from nn\.Opt"):
+        rebuilt(NotedTwice(parameters(), strength=3.0))
     with pytest.raises(TypeError, match="cannot rebuild Silent, as its arguments are not known"):
         rebuilt(Silent(parameters()))
 
@@ -536,6 +567,13 @@ def test_group_params_for_other_parameters():
     assert ParameterProcess.generate_group_params([weight, bias], iter([weight])) == [
         {"params": [weight, bias]}
     ]
+
+
+def test_parameters_that_do_not_decay_have_no_empty_group_beside_theirs():
+    gamma = Parameter(Tensor(np.ones(2, np.float32)), name="gamma")
+    found = ParameterProcess.generate_group_params([gamma], [gamma])
+    assert [list(group) for group in found] == [["params", "weight_decay"], ["order_params"]]
+    nn.Momentum(found, 0.1, 0.9)  # MindSpore takes them
 
 
 @pytest.mark.parametrize(

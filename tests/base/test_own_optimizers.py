@@ -23,6 +23,7 @@ from mindspore_boost_ext.base.arguments import construct_like
 from mindspore_boost_ext.base.centralization import install_centralization
 from mindspore_boost_ext.base.learning_rate import read_learning_rate
 from mindspore_boost_ext.base.rebuild import rebuilt
+from mindspore_boost_ext.base.state import list_hidden_parameters
 from mindspore_boost_ext.base.view import optimizer_view
 
 OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
@@ -110,6 +111,14 @@ def test_what_has_no_name_of_its_own_in_a_list_is_not_listed():
     optimizer.nameless = [Parameter(Tensor(1.0))]
     step = with_list({"boost": OFF}, net, optimizer).train_network
     assert [one.name for one in step.get_parameters() if "#" in one.name] == []
+
+
+def test_what_has_a_name_of_the_networks_in_a_list_is_not_listed():
+    """A checkpoint has each name once, and there it is the network's."""
+    net, optimizer = nn.Dense(2, 2), nn.Cell(auto_prefix=False)
+    optimizer.kept = [Parameter(Tensor(1.0), name=name) for name in ("weight", "slow.weight")]
+    list_hidden_parameters(optimizer, net)
+    assert [one.name for one in optimizer.get_parameters()] == ["slow.weight"]
 
 
 def test_moments_in_a_list_under_another_optimizer_are_in_the_checkpoint(tmp_path):
