@@ -18,6 +18,8 @@ def test_the_flags_of_the_network_stay():
     net = nn.SequentialCell(nn.Dense(2, 2), nn.Dropout(p=0.5)).set_train()
     copy = EvalCopy(net, [net[1]]).network
     assert [copy[1].training, copy[1].get_flags()["training"]] == [False, False]
+    copy.set_train()
+    assert [copy[1].training, copy[1].get_flags()["training"]] == [False, False]
     copy.set_train(False)
     for cell in (net, net[1]):  # the Dense is in both
         assert [cell.training, cell.get_flags()["training"]] == [True, True]
@@ -29,6 +31,14 @@ def test_a_method_of_the_network_is_one_of_the_copy_also_if_it_is_set_later():
     net.along = [net[0].construct]
     copy.follow()
     assert copy.network.along[0].__self__ is copy.network[0]
+
+
+def test_a_layer_with_weights_stays_one_layer_where_it_is_used_twice():
+    dense, dropout = nn.Dense(2, 2), nn.Dropout(p=0.5)
+    net = nn.SequentialCell(nn.SequentialCell(dense, dropout), dense, dropout).set_train()
+    copy = EvalCopy(net, [net[0]]).network
+    assert copy[0][0] is copy[1]
+    assert [copy[0][1].training, copy[2].training] == [False, True]
 
 
 class Crossed(nn.Cell):
@@ -153,3 +163,28 @@ def test_it_follows_the_precision(mode):
     net[0].to_float(ms.float16)
     copy.follow()
     assert copy.network[0](X).dtype == ms.float16
+
+
+def test_it_follows_hooks(pynative_mode):
+    net = nn.SequentialCell(nn.Dense(2, 2), nn.Dropout(p=0.5))
+    copy, seen = EvalCopy(net, [net]), []
+    handle = net[0].register_forward_pre_hook(lambda cell, inputs: seen.append(inputs))
+    copy.follow()
+    copy.network(X)
+    handle.remove()
+    copy.follow()
+    copy.network(X)
+    assert len(seen) == 1
+
+
+def test_a_graph_keeps_what_it_was_compiled_with(graph_mode):
+    """In PYNATIVE_MODE, which compiles nothing, the copy follows again."""
+    net = Branching()
+    copy = EvalCopy(net, [net])
+    copy.follow()
+    net.scale = 2.0
+    copy.follow()
+    assert copy.network.scale == 1.0
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    copy.follow()
+    assert copy.network.scale == 2.0

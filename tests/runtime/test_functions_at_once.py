@@ -161,6 +161,21 @@ def test_threads_with_a_function_each_take_turns(mode):
     assert not errors
 
 
+def test_a_thread_runs_its_own_function_where_another_has_named_one_since(monkeypatch, queues):
+    seen = []
+    monkeypatch.setattr(functions_at_once, "_NAMED", lambda self, phase: seen.append(phase))
+    monkeypatch.setattr(functions_at_once, "_HANDED_ON", lambda self: seen.append("runs"))
+    monkeypatch.setattr(functions_at_once, "_MINE", threading.local())
+    functions_at_once.put_in_place(True)
+    executor = _compat.executor_class()()
+    executor.set_jit_compile_phase("of this thread")
+    other = threading.Thread(target=executor.set_jit_compile_phase, args=("of another",))
+    other.start()
+    other.join()
+    executor.grad_jit()
+    assert seen == ["of this thread", "of another", "of this thread", "runs"]
+
+
 def test_queues_that_are_off_stay_off(queues):
     ms.set_context(mode=ms.PYNATIVE_MODE)
     functions_at_once.put_in_place(True)

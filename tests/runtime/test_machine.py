@@ -16,6 +16,7 @@ from mindspore_boost_ext import AutoBoost, _compat, tune_machine
 from mindspore_boost_ext.__main__ import main
 from mindspore_boost_ext.report import BoostWarning, NoEffectWarning
 from mindspore_boost_ext.runtime import convolutions, machine
+from mindspore_boost_ext.runtime import worker_threads as placement
 
 ALL = machine.AVX512 | {"sse", "avx2"}
 
@@ -594,6 +595,19 @@ print(json.dumps([len(workers), stay, row.status]))
 @needs_linux
 def test_worker_threads_that_are_bound_already_stay():
     assert in_new_process(BOUND_BEFORE, two_cores())[0] == [2, True, "inactive"]
+
+
+@needs_linux
+def test_more_worker_threads_than_cores_stay_where_they_are(monkeypatch):
+    """As where a script has asked MindSpore for more of them."""
+    cores, moved = os.sched_getaffinity(0), []
+    monkeypatch.setattr(placement, "worker_threads", lambda: list(range(1, len(cores) + 2)))
+    monkeypatch.setattr(placement, "_cores_of", lambda thread: set(cores))
+    monkeypatch.setattr(placement, "_move", lambda *move: moved.append(move))
+    placed = placement.Placement()
+    assert placed._place()
+    placed.undo()
+    assert moved == []
 
 
 @pytest.mark.parametrize(

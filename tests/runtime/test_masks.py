@@ -142,6 +142,13 @@ def test_a_value_with_axes_is_refused_as_by_mindspore(pynative_mode, value):
             ops.masked_fill(Tensor(normal(*shape)), Tensor(chances(128)), Tensor(value)).asnumpy()
 
 
+@pytest.mark.parametrize("value", [2, True])
+def test_a_whole_number_is_refused_as_by_mindspore(pynative_mode, value):
+    for shape in ((4, 128), SHAPE):
+        with pytest.raises(TypeError):
+            ops.masked_fill(Tensor(normal(*shape)), Tensor(chances(128)), value).asnumpy()
+
+
 def test_an_input_that_is_a_number_is_refused_as_by_mindspore(pynative_mode):
     with pytest.raises(TypeError):
         ops.masked_fill(1.5, Tensor(chances(*SHAPE)), Tensor(2.5)).asnumpy()

@@ -242,6 +242,23 @@ class PaddedWith(nn.Cell):
         return ops.pad(x, (1, 1), "constant", value)
 
 
+class SlopesByBoth(nn.Cell):
+    """The gradients by the input and by the border's value."""
+
+    def __init__(self):
+        super().__init__()
+        self.padded, self.gradient = PaddedWith(), ops.GradOperation(get_all=True)
+
+    def construct(self, x, value):
+        return self.gradient(self.padded)(x, value)
+
+
+def test_the_value_of_the_border_has_no_gradient(mode):
+    """As in MindSpore's function."""
+    slopes = SlopesByBoth()(Tensor(np.ones((1, 2), np.float32)), Tensor(2.5, ms.float32))
+    assert [one.asnumpy().tolist() for one in slopes] == [[[1, 1]], 0]
+
+
 def test_a_value_that_a_graph_does_not_know(mode):
     found = PaddedWith()(Tensor(np.ones((1, 2), np.float32)), ms.mutable(2.5)).asnumpy()
     assert found.tolist() == [[2.5, 1, 1, 2.5]]

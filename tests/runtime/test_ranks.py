@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -66,3 +67,23 @@ def test_eight_differences_are_shown(found_by, count, last):
     assert said == again
     assert [one[:2] for one in said[:8]] == [f"x{place}" for place in range(8)]
     assert said[-1].startswith(last)
+
+
+def test_of_ranks_that_do_not_come_it_is_said_who_waits_and_for_what(monkeypatch):
+    said = threading.Event()
+    monkeypatch.setattr(ranks, "_WAITING_NOTICE", 0.01)
+    monkeypatch.setattr(
+        ranks.LOGGER, "warning", lambda text, *names: said.set() if names == (0, "it") else None
+    )
+    with ranks._notice_of_waiting("it"):
+        assert said.wait(10)
+
+
+def test_once_all_ranks_are_there_nothing_is_said(monkeypatch):
+    said = []
+    monkeypatch.setattr(ranks, "_WAITING_NOTICE", 0.05)
+    monkeypatch.setattr(ranks.LOGGER, "warning", lambda *words: said.append(words))
+    with ranks._notice_of_waiting("it"):
+        pass
+    time.sleep(0.1)
+    assert said == []

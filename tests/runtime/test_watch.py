@@ -189,6 +189,37 @@ def test_a_rank_that_was_stopped_and_goes_on_is_left_alone(this_rank, other, mon
     assert process.poll() is None
 
 
+def stopped(process):
+    os.kill(process.pid, signal.SIGSTOP)
+    while not processes.is_stopped(process.pid):
+        time.sleep(0.01)
+
+
+def test_a_rank_that_is_stopped_again_is_named_again(this_rank, other, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "STOPPED_NOTICE", 0.0)
+    process = other(1)
+    look = watch.Watch({3: process.pid})
+    for _ in range(2):
+        stopped(process)
+        look.look()
+        look.look()
+        os.kill(process.pid, signal.SIGCONT)
+        while processes.is_stopped(process.pid):
+            time.sleep(0.01)
+        look.look()
+    assert capsys.readouterr().err.count(f"rank 3 (process {process.pid}) is stopped") == 2
+
+
+def test_of_a_stopped_rank_it_is_not_said_that_it_is_behind(this_rank, other, capsys, monkeypatch):
+    monkeypatch.setattr(watch, "WAITING_NOTICE", 0.0)
+    process = other(1)
+    stopped(process)
+    this_rank.begin_update()
+    this_rank.begin_update()
+    watch.Watch({3: process.pid}).look()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_rank_that_is_behind_is_named_once(this_rank, other, capsys, monkeypatch):
     monkeypatch.setattr(watch, "WAITING_NOTICE", 0.0)
     slow, level = other(1), other(2)
