@@ -27,6 +27,7 @@ from mindspore_boost_ext import (
 )
 from mindspore_boost_ext.algorithm import Algorithm
 from mindspore_boost_ext.base.learning_rate import read_learning_rate
+from mindspore_boost_ext.report import NoEffectWarning
 
 
 def make(algorithm):
@@ -324,11 +325,41 @@ def test_a_callback_may_stop_the_loop():
                 run_context.request_stop()
 
         def on_train_end(self, run_context):
-            self.ended = True
+            self.ended = run_context.original_args().stopped_in_step  # for BoostCheckpoint
 
     stop = Stop()
     assert len(loop(accumulating(), 5, [stop])) == 2
     assert stop.ended
+
+
+class Over(Algorithm):
+    switch = "over"
+
+    def end_of_training(self, step):
+        return lambda: True
+
+
+def test_where_an_algorithm_has_ended_the_training_before_nothing_is_yielded():
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    step = make_train_step(net, nets.loss_fn(), optimizer, algorithms=[Over()])
+    with pytest.warns(NoEffectWarning, match="nothing was trained"):
+        assert list(step.over([nets.batches(1)[0]], 2)) == []
+
+
+def test_callbacks_count_epochs_on_from_the_first():
+    seen = []
+
+    class Epochs(Callback):
+        def on_train_epoch_begin(self, run_context):
+            state = run_context.original_args()
+            seen.append((state.cur_epoch_num, state.epoch_num, state.cur_step_num))
+
+    step = make_train_step(net := nets.MLP(), nets.loss_fn(), nets.momentum(net.trainable_params()))
+    data = [tuple(Tensor(one) for one in pair) for pair in nets.batches(2)]
+    for batch in step.over(data, 3, Epochs(), initial_epoch=1):
+        step(*batch)
+    assert seen == [(2, 2, 0), (3, 2, 2)]
 
 
 def test_batches_may_come_from_a_list():
@@ -396,6 +427,10 @@ def test_the_level_comes_from_outside_if_the_call_gives_none(monkeypatch):
     net = nets.Deep()
     own = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()), level="O0")
     assert own.report()["grad_freeze"].status == "inactive"
+    monkeypatch.setenv("MINDSPORE_BOOST_EXT_CONFIG", '{"boost": {"mode": "disable_all"}}')
+    net = nets.Deep()
+    step = make_train_step(net, nets.loss_fn(), nets.momentum(net.trainable_params()))
+    assert step.report()["grad_freeze"].status == "inactive"
 
 
 class Pupil(nn.Cell):
@@ -423,6 +458,7 @@ def test_what_rested_in_training_rests_after_an_evaluation(mode):
     net(x)
     step(x)
     assert (net.student[1].training, net.teacher[1].training) == (True, False)
+    assert (net.student.training, net.teacher.training) == (True, False)
     for one, old in zip(net.teacher.get_parameters(), before):
         np.testing.assert_array_equal(one.asnumpy(), old)
 

@@ -17,6 +17,7 @@ import mindspore.boost
 import nets
 import numpy as np
 import pytest
+import residual_nets
 import scripts
 from mindspore import Tensor, nn
 from models import model_of
@@ -41,6 +42,7 @@ from mindspore_boost_ext.integration.patch import (
     INSTALL_VARIABLE,
     upstream_names,
 )
+from mindspore_boost_ext.runtime.machine import is_tuned
 
 MISSING = object()
 OFF = {"boost": {"mode": "disable_all"}}
@@ -110,6 +112,14 @@ def test_uninstall_restores_exactly_what_was_there():
                 assert is_installed()
             assert is_installed()
         assert not is_installed()
+
+
+def test_an_installation_tunes_again_after_two_uninstallations():
+    with uninstalled():
+        uninstall()
+        assert not is_tuned()
+        install()
+        assert is_tuned()
 
 
 def test_an_installation_that_fails_leaves_nothing(monkeypatch):
@@ -413,6 +423,20 @@ def test_a_model_without_optimizer_tells_that_boost_has_no_effect():
     with pytest.warns(NoEffectWarning, match="without an optimizer"):
         model = build(optimizer=None, metrics={"accuracy"})
     assert 0 <= model.eval(nets.dataset(2), dataset_sink_mode=False)["accuracy"] <= 1
+
+
+def test_a_class_that_builds_the_step_itself_gets_its_network_as_it_was():
+    net = residual_nets.ZooResNet()
+    optimizer, loss = nets.momentum(net.trainable_params()), nets.loss_fn()
+
+    class Own(ms.Model):
+        def _build_train_network(self):
+            return nn.TrainOneStepCell(nn.WithLossCell(net, loss), optimizer)
+
+    before = [type(one) for _, one in net.cells_and_names()]
+    with pytest.warns(NoEffectWarning, match="whose class builds the training step itself"):
+        Own(net, loss, optimizer, boost_level="O1")
+    assert [type(one) for _, one in net.cells_and_names()] == before
 
 
 @pytest.mark.parametrize("kind", MODELS)
