@@ -85,7 +85,9 @@ def by_rule(logits, labels, smoothing=0.0, reduction="mean", ignore_index=IGNORE
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (3, 5, 4), (2, 4, 3, 3)])
-@pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.2}, {"reduction": "sum"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"label_smoothing": 0.2}, {"reduction": "sum", "label_smoothing": 0.2}]
+)
 @pytest.mark.parametrize("ignored", [False, True])
 def test_values_and_gradients(mode, shape, settings, ignored):
     logits, labels = batch_of(shape, ignored)

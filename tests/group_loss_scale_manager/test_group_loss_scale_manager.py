@@ -606,6 +606,17 @@ def test_scales_are_read_and_set_by_upstreams_names():
     assert manager.group_scales() == [16.0, 16.0]
 
 
+def test_a_limit_holds_for_the_scales_that_are_there_and_for_later_ones():
+    net = nets.MLP()
+    groups = [net.first.trainable_params(), net.second.trainable_params()]
+    manager = GroupLossScaleManager([4096.0, 4.0], groups)
+    manager.limit(1024.0)
+    manager.limit(2048.0)  # no longer possible
+    assert manager.group_scales() == [1024.0, 4.0]
+    with pytest.raises(ValueError, match=r"loss_scale must be in \[1, 1024\], got 1025"):
+        manager.set_loss_scale_status(2, 1025.0)
+
+
 class Capped(GroupLossScaleManager):
     """Would cap scales in a method that upstream's step calls."""
 
