@@ -537,6 +537,7 @@ def groups(*names):
         ((4096, []), {"minimum": 0}, ValueError, "minimum must be > 0, got 0"),
         ((4096, []), {"maximum": True}, TypeError, "maximum must be a finite number, got True"),
         ((4096, []), {"minimum": 4, "maximum": 2}, ValueError, "maximum must be in"),
+        ((4096, []), {"maximum": 2.0**101}, ValueError, r"maximum must be in \[minimum, 1.2"),
     ],
 )
 def test_wrong_arguments_have_their_messages(arguments, options, error, message):

@@ -42,7 +42,7 @@ from mindspore_boost_ext.integration.patch import (
     INSTALL_VARIABLE,
     upstream_names,
 )
-from mindspore_boost_ext.runtime.machine import is_tuned
+from mindspore_boost_ext.runtime.machine import is_tuned, tune_machine
 
 MISSING = object()
 OFF = {"boost": {"mode": "disable_all"}}
@@ -120,6 +120,16 @@ def test_an_installation_tunes_again_after_two_uninstallations():
         assert not is_tuned()
         install()
         assert is_tuned()
+
+
+def test_an_installation_does_not_tune_what_the_script_has_switched_off():
+    tune_machine(False)
+    try:
+        with uninstalled():
+            install()
+            assert not is_tuned()
+    finally:
+        tune_machine()
 
 
 def test_an_installation_that_fails_leaves_nothing(monkeypatch):
