@@ -239,6 +239,7 @@ def _leave_alone(
     for held in (plain.arguments, plain.arguments.get("kwargs", {})):
         for name in _LEVELS & held.keys():
             held[name] = "O0"
+        held.pop("boost_config_dict", None)  # at O0 it would be warned of once more
     construct(*plain.args, **plain.kwargs)
     with_report(model.train_network, True)
 
