@@ -167,6 +167,19 @@ def test_every_module_has_a_docstring_and_reads_in_one_sitting(module):
     assert len(path_of(module).read_text(encoding="utf-8").splitlines()) <= 450
 
 
+# Each stood for several things: say what a function does (warn, report, raise, return).
+SEVERAL_MEANINGS = re.compile(
+    r"(?<![a-z])(tells?|told|obstacle|surplus|fresh|resting|verdict|judge|lifted|stand_ins?)"
+    r"(?![a-z])(?!.* apart)|StandIn"
+)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_word_means_one_thing(module):
+    lines = path_of(module).read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if SEVERAL_MEANINGS.search(line)] == []
+
+
 def functions():
     for module in MODULES:
         yield from (n for n in nodes_of(module) if isinstance(n, ast.FunctionDef))

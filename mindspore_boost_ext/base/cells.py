@@ -129,12 +129,12 @@ def exchanged(thing: Any, change: Callable[[Any], Any], around: tuple[int, ...] 
         return thing
     if issubclass(kind, tuple):  # a subclass's own constructor may take other arguments
         return tuple.__new__(kind, made)
-    fresh = copy.copy(thing)
+    changed = copy.copy(thing)
     if issubclass(kind, dict):
-        fresh.update(zip(thing, made))
+        changed.update(zip(thing, made))
     else:
-        fresh[:] = made
-    return fresh
+        changed[:] = made
+    return changed
 
 
 def declared_shapes(cell: nn.Cell) -> list[tuple[int | None, ...]]:

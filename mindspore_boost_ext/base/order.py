@@ -285,12 +285,12 @@ class _Reader:
     def _bound(self, targets: list[ast.expr], value: ast.expr) -> list[Use]:
         used = self._together([value])
         nodes = (node for one in targets for node in ast.walk(one))
-        fresh = {one.id for one in nodes if isinstance(one, ast.Name) and not _is_self(one)}
+        named = {one.id for one in nodes if isinstance(one, ast.Name) and not _is_self(one)}
         if self._has_value(value) or any(isinstance(one, nn.Cell) for one in used):
-            self.values |= fresh
+            self.values |= named
             return used
-        self.values -= fresh
-        self.made_of.update(dict.fromkeys(fresh, used))
+        self.values -= named
+        self.made_of.update(dict.fromkeys(named, used))
         return []
 
     def _together(self, nodes: Iterable[ast.AST]) -> list[Use]:

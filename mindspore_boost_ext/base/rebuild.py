@@ -127,10 +127,10 @@ def changed(
                 f"added must be parameters that the optimizer does not train yet, got {one.name!r}"
             )
     by_name = {one.name: one for one in added}
-    stand_in = {id(one): by_name.pop(one.name, None) for one in trained if id(one) in leaving}
+    replacements = {id(one): by_name.pop(one.name, None) for one in trained if id(one) in leaving}
 
     def edited(parameters: Iterable[Parameter]) -> list[Parameter]:
-        replaced = (stand_in.get(id(one), one) for one in parameters)
+        replaced = (replacements.get(id(one), one) for one in parameters)
         return [one for one in replaced if one is not None]
 
     last = list(by_name.values())

@@ -28,12 +28,12 @@ def in_its_place(optimizer: nn.Optimizer) -> dict[str, Any]:
     """Return the dict of what earlier Models have put in this optimizer's place; add to it.
 
     The next Model continues with what is there. An optimizer that :func:`share_state` or
-    :func:`stand_in` has connected with another one has the same dict as that one.
+    :func:`share_places` has connected with another one has the same dict as that one.
     """
     return vars(base_of(optimizer)).setdefault(_PLACES, {})
 
 
-def stand_in(new: nn.Optimizer, old: nn.Optimizer) -> None:
+def share_places(new: nn.Optimizer, old: nn.Optimizer) -> None:
     """Give ``new`` the dict that :func:`in_its_place` returns for ``old``."""
     vars(base_of(new))[_PLACES] = in_its_place(old)
 
@@ -47,15 +47,15 @@ def share_state(source: nn.Optimizer, target: nn.Optimizer) -> None:
     old, new = base_of(source), base_of(target)
     gained: dict[str, Parameter] = in_its_place(old).setdefault(_GAINED, {})
     known = {**gained, **{one.name: one for one in _state(old)}}
-    stand_ins = _rates_by_identity(old, new)
+    replacements = _rates_by_identity(old, new)
     for parameter in _state(new):
         match = known.get(parameter.name)
         if match is not None and _alike(match, parameter):
-            stand_ins[id(parameter)] = match
+            replacements[id(parameter)] = match
         else:
             gained[parameter.name] = parameter
-    stand_in(new, old)
-    exchange(target, stand_ins)
+    share_places(new, old)
+    exchange(target, replacements)
 
 
 def _rates_by_identity(old: nn.Optimizer, new: nn.Optimizer) -> dict[int, Parameter]:

@@ -165,9 +165,9 @@ class Overridable(nn.Cell):
             seen.add(id(one))
             code = getattr(one, "__code__", None)
             here = names_of(code) if isinstance(code, types.CodeType) else set[str]()
-            fresh = here - found
-            found |= fresh
-            mine = [*self.overridden(*fresh - {"construct"}), *filter(self._is_new, fresh)]
+            unseen = here - found
+            found |= unseen
+            mine = [*self.overridden(*unseen - {"construct"}), *filter(self._is_new, unseen)]
             several = [function for name in mine for function in self._above_ours(name)]
             several += _users_functions(one, here)
             asked += [each for each in several if id(inspect.unwrap(each)) not in seen]
@@ -190,13 +190,13 @@ def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Call
     near = [around.get(name) for name in names]
     cells = getattr(function, "__closure__", None) or ()
     near += [held for cell in cells for held in contents(cell)]
-    inside = [
+    members = [
         getattr(one, name, None)
         for one in near
         if inspect.ismodule(one) or inspect.isclass(one)
         for name in names
     ]
-    found: list[Any] = [getattr(one, "__func__", one) for one in (*near, *inside)]
+    found: list[Any] = [getattr(one, "__func__", one) for one in (*near, *members)]
     functions = [one for one in found if inspect.isfunction(one)]
     return [one for one in functions if not is_of_libraries(str(one.__module__))]
 

@@ -273,8 +273,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
                 algorithm.check_state(self, *inputs)
         if not self.runs_eagerly():
             warn_of_kept_graphs(self.auto_boost)
-        for told in FIRST_RUN:
-            told(self)
+        for function in FIRST_RUN:
+            function(self)
 
     def look_at_outputs(self, outputs: object, steps: int = 1) -> None:
         """Look at the outputs of the last of ``steps`` steps; sink mode runs several."""

@@ -77,10 +77,10 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
     try:
         # A folder of its own: MindSpore makes a second, temporary file beside the one it is given.
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as near:
-            fresh = os.path.join(near, os.path.basename(path))
-            ms.save_checkpoint(save_obj, fresh, **settings)
-            _flush(fresh)
-            os.replace(fresh, path)
+            written = os.path.join(near, os.path.basename(path))
+            ms.save_checkpoint(save_obj, written, **settings)
+            _flush(written)
+            os.replace(written, path)
         with contextlib.suppress(OSError):  # some file systems flush no folders
             _flush(folder)
     except Exception as error:

@@ -108,8 +108,8 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
     with contextlib.closing(make_display(options.progress)) as display:
         try:
             for racer in _race_all(options, display):
-                if not racers and (told := about_models(racer.outcome)):
-                    write(f"the script: {told}")
+                if not racers and (remarks := about_models(racer.outcome)):
+                    write(f"the script: {remarks}")
                 racers.append(racer)
                 display.line(f"{racer.name}: {_words(racer)}")
             ended = True
@@ -120,10 +120,10 @@ def recommend(argv: Sequence[str], write: Callable[[str], None]) -> int:
             if not racers:
                 raise
             display.line(f"interrupted after {len(racers)} of the runs")
-    winner, told = _winner(racers), "" if ended else "Interrupted; from these runs alone: "
+    winner, cut_short = _winner(racers), "" if ended else "Interrupted; from these runs alone: "
     caution = CAUTION if racers[0].goal != "loss" else f"{CAUTION} {_NO_ACCURACY}"
     stopped = _stopped(racers[0], options.minutes)
-    write(f"{_table(racers)}\n\n{stopped}{told}{_sentence(winner, racers[0])}\n{caution}")
+    write(f"{_table(racers)}\n\n{stopped}{cut_short}{_sentence(winner, racers[0])}\n{caution}")
     # Before the end it is not known whether plain wins.
     has_winner = ended or winner is not racers[0]
     written = has_winner and _write(winner, options.json, racers[0].steps, write)

@@ -208,18 +208,18 @@ def _last_report(history: Sequence[Record]) -> dict[str, Any]:
 
 def about_models(one: Outcome) -> str:
     """Return what to say of a script's own settings, and of several Models; empty without both."""
-    told = []
+    remarks = []
     if one.replaced:
-        told.append(
+        remarks.append(
             "its own level and settings are replaced by those of the run: remove them before you "
             "give it a file by --config, or they take precedence"
         )
     if one.models > 1:
-        told.append(
+        remarks.append(
             f"it trains {one.models} Models, whose steps are counted as one training here, so that "
             "loss, accuracy and times are those of none of them; give a script that trains one"
         )
-    return "; ".join(told)
+    return "; ".join(remarks)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

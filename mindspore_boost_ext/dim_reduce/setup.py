@@ -14,7 +14,7 @@ from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.cells import exchange
-from mindspore_boost_ext.base.state import in_its_place, stand_in
+from mindspore_boost_ext.base.state import in_its_place, share_places
 from mindspore_boost_ext.config.sections import DimReduceConfig
 from mindspore_boost_ext.dim_reduce.basis import (
     Basis,
@@ -110,7 +110,7 @@ def _taking_steps_whole(optimizer: nn.Cell, ordered: Sequence[Any]) -> nn.Optimi
     found: nn.Optimizer | None = kept.get(_SGD)
     if found is None or [id(one) for one in found.parameters] != [id(one) for one in ordered]:
         found = kept[_SGD] = nn.SGD(ordered, learning_rate=1.0)
-        stand_in(found, optimizer)
+        share_places(found, optimizer)
     return found
 
 

@@ -41,7 +41,7 @@ class AdaptiveFreezeOpt(FreezeOpt):
     Inputs and outputs are those of :class:`FreezeOpt`.
 
     Source: the relative change and its order along the network are from Liu et al., AutoFreeze,
-    2021; to judge a part by its own plasticity is from Wang et al., Egeria, 2023.
+    2021; to decide on a part by its own plasticity is from Wang et al., Egeria, 2023.
     """
 
     def __init__(

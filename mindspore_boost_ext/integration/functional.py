@@ -76,7 +76,7 @@ class TrainStep:
             train_network, "scale_part"
         )
         # What was in evaluation mode when the last step ran, or before the first.
-        self._rest = [one for one in self._all_cells if not one.training]
+        self._in_evaluation = [one for one in self._all_cells if not one.training]
         self._last: Any = None
 
     def __call__(self, *batch: Tensor) -> Tensor:
@@ -90,12 +90,12 @@ class TrainStep:
                 f"a step with a loss_fn takes one input and the label, got {len(batch)} arguments: "
                 f"{'write step(*batch)' if together else remedy}"
             )
-        if self._is_at_rest():  # an evaluation has left it so
+        if self._was_left_in_evaluation():  # an evaluation has left it so
             self.train_network.set_train()
-            for one in self._rest:
+            for one in self._in_evaluation:
                 one.add_flags(training=False)
         else:
-            self._rest = [one for one in self._all_cells if not one.training]
+            self._in_evaluation = [one for one in self._all_cells if not one.training]
         compare_on_ranks(self.train_network)
         is_first = self._last is None
         self._last = loss = self.train_network(*batch)
@@ -114,7 +114,7 @@ class TrainStep:
         self.train_network.set_train(mode)
         return self
 
-    def _is_at_rest(self) -> bool:
+    def _was_left_in_evaluation(self) -> bool:
         """Return whether the network, or every layer in it with weights, is in evaluation mode.
 
         Only the layers are, if a network that is part of one with its loss was evaluated. Only some
@@ -313,7 +313,7 @@ def make_train_step(
         )
     manager = {} if loss_scale_manager is None else {"loss_scale_manager": loss_scale_manager}
     cells = network.cells_and_names() if network.training else ()
-    resting = {name for name, one in cells if not one.training}
+    in_evaluation = {name for name, one in cells if not one.training}
     cell = boosted_build_train_network(
         ms.amp.build_train_network,
         network,
@@ -327,6 +327,6 @@ def make_train_step(
         **manager,
     )
     for name, one in network.cells_and_names():  # layers may have been replaced
-        if name in resting:
+        if name in in_evaluation:
             one.add_flags(training=False)
     return TrainStep(cell, network, loss_fn is not None)

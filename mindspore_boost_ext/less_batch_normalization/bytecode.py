@@ -27,7 +27,7 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
 
 
 @functools.lru_cache(maxsize=1024)
-def obstacle(code: CodeType) -> str:
+def unsafe_reason(code: CodeType) -> str:
     """Return what in a function proxies would get wrong unnoticed; empty if nothing."""
     if "dtype" not in names_of(code):
         return ""

@@ -46,23 +46,23 @@ class Copies:
         if isinstance(thing, GeneratorType):
             return _Undrawn()
         if id(thing) not in self._known:
-            fresh = _copy_of(thing) if _may_be_written(thing) else thing
-            self._known[id(thing)] = (thing, fresh)
-            if fresh is not thing:
-                self._fill(fresh)
+            made = _copy_of(thing) if _may_be_written(thing) else thing
+            self._known[id(thing)] = (thing, made)
+            if made is not thing:
+                self._fill(made)
         return self._known[id(thing)][1]
 
-    def _fill(self, fresh: Any) -> None:
+    def _fill(self, made: Any) -> None:
         """Replace what a new copy holds by what stands for it."""
-        if isinstance(fresh, dict):
-            for key in list(fresh):
-                dict.__setitem__(fresh, key, self._wrap(dict.__getitem__(fresh, key)))
-        elif isinstance(fresh, (list, deque)):
-            for place, one in enumerate(list(fresh)):
+        if isinstance(made, dict):
+            for key in list(made):
+                dict.__setitem__(made, key, self._wrap(dict.__getitem__(made, key)))
+        elif isinstance(made, (list, deque)):
+            for place, one in enumerate(list(made)):
                 if type(one) not in _ATOMS:
-                    fresh[place] = self._wrap(one)
-        for name, held in _attributes(fresh).items():
-            object.__setattr__(fresh, name, self._wrap(held))  # a frozen class forbids its own
+                    made[place] = self._wrap(one)
+        for name, held in _attributes(made).items():
+            object.__setattr__(made, name, self._wrap(held))  # a frozen class forbids its own
 
 
 class _Undrawn:
@@ -145,7 +145,7 @@ def _copy_of(thing: object) -> object:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python 3.12: itertools will lose its copies
             # A shallow copy of a generator draws from the same stream.
-            fresh = copy.deepcopy(thing) if isinstance(thing, _RANDOM) else copy.copy(thing)
+            made = copy.deepcopy(thing) if isinstance(thing, _RANDOM) else copy.copy(thing)
     except Exception:  # of a foreign class: anything may happen
         return thing
-    return fresh if type(fresh) is type(thing) else thing
+    return made if type(made) is type(thing) else thing

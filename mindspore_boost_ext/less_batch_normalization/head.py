@@ -225,7 +225,7 @@ _OVER_CLASSES = frozenset(
         *("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"),
     )
 )
-# These tell of classes in a loss alone: attention has them, too.
+# These are words of classes in a loss alone: attention has them, too.
 _SHARES = frozenset(("softmax", "log_softmax", "Softmax", "LogSoftmax", "logsumexp"))
 _REMEDY = "if it is one, name the Dense in less_bn.heads"
 

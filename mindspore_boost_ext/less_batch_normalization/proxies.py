@@ -16,7 +16,7 @@ from mindspore_boost_ext.base.cells import exchanged, has_replaced_construct, le
 from mindspore_boost_ext.base.order import contents, is_own
 from mindspore_boost_ext.less_batch_normalization.bytecode import (
     globals_named,
-    obstacle,
+    unsafe_reason,
     written_outside,
 )
 from mindspore_boost_ext.less_batch_normalization.copies import (
@@ -44,7 +44,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self.graph = Graph()
-        self.type_stand_in = _ClassStandIn(self, type)
+        self.type_proxy = _ClassProxy(self, type)
         # By id: a thing, which keeps its id, and what stands for it. Code compares them.
         self._known: dict[int, tuple[object, object]] = {}
         self._looked_into: dict[int, object] = {}  # by id
@@ -136,16 +136,16 @@ class Tracer:
             str(function.__globals__.get("__name__"))
         ):
             function = function.__wrapped__  # ms.jit and the like
-        if reason := obstacle(function.__code__):
+        if reason := unsafe_reason(function.__code__):
             raise NotUnderstoodError(reason)
         known = function.__globals__
         names = globals_named(function.__code__).intersection(known)
         own = {name: self._wrap_held(known[name]) for name in names}
         own["__builtins__"] = known.get("__builtins__", __builtins__)
-        own.update(type=self.type_stand_in, isinstance=_is_instance, id=_id_of)
+        own.update(type=self.type_proxy, isinstance=_is_instance, id=_id_of)
         if args and "super" in function.__code__.co_names:
             kind = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-            own["super"] = lambda *_: _SuperStandIn(kind["__class__"].cell_contents, args[0])
+            own["super"] = lambda *_: _SuperProxy(kind["__class__"].cell_contents, args[0])
         closure = tuple(self._cell(one) for one in function.__closure__ or ()) or None
         copy = FunctionType(function.__code__, own, function.__name__, None, closure)
         copy.__defaults__ = tuple(map(self._wrap_held, function.__defaults__ or ()))
@@ -177,7 +177,7 @@ class Tracer:
 
     def wrap(self, thing: Any) -> object:
         """Return what stands for ``thing`` in traced code; the same each time."""
-        if type(thing) in (Value, _CellStandIn, Recorder):
+        if type(thing) in (Value, _CellProxy, Recorder):
             return thing
         if isinstance(thing, Tensor):
             if isinstance(thing, Parameter):
@@ -185,29 +185,29 @@ class Tracer:
             return self.record("constant")
         if id(thing) in self._known:
             return self._known[id(thing)][1]
-        stand_in = self._stand_in(thing)
-        if stand_in is None:
+        proxy = self._proxy(thing)
+        if proxy is None:
             return self._copies.of(thing)
-        self._known[id(thing)] = (thing, stand_in)
-        return stand_in
+        self._known[id(thing)] = (thing, proxy)
+        return proxy
 
-    def _stand_in(self, thing: Any) -> object:
+    def _proxy(self, thing: Any) -> object:
         """Return what stands for code or a Cell; itself if it is not traced; None for data."""
         if isinstance(thing, nn.Cell):
-            return _CellStandIn(self, thing)
+            return _CellProxy(self, thing)
         if isinstance(thing, type):
             layer = issubclass(thing, (nn.Cell, ops.Primitive)) and is_own(thing.__module__)
-            return _ClassStandIn(self, thing) if layer else thing
+            return _ClassProxy(self, thing) if layer else thing
         if isinstance(thing, ModuleType):
             foreign = thing.__name__.partition(".")[0] in OPAQUE_MODULES
-            return thing if foreign else _ModuleStandIn(self, thing)
+            return thing if foreign else _ModuleProxy(self, thing)
         if isinstance(thing, MethodType) and isinstance(thing.__self__, nn.Cell):
             code: Any = thing.__func__
             cell = thing.__self__
             return lambda *args, **kwargs: self.call(code, (self.wrap(cell), *args), kwargs)
-        return self._stand_in_of_callable(thing)
+        return self._proxy_of_callable(thing)
 
-    def _stand_in_of_callable(self, thing: Any) -> object:
+    def _proxy_of_callable(self, thing: Any) -> object:
         module = getattr(thing, "__module__", None) or ""
         if isinstance(thing, (FunctionType, BuiltinFunctionType)):
             if is_replacement(thing):
@@ -237,12 +237,12 @@ def _check_written(copy: FunctionType) -> None:
 
 def _id_of(thing: object) -> int:
     """Return what ``id`` does; of what a proxy stands for, it would be another."""
-    if type(thing) in (Value, _CellStandIn, Recorder):
+    if type(thing) in (Value, _CellProxy, Recorder):
         raise NotUnderstoodError("it asks for the id of a tensor, a layer or an operator")
     return id(thing)
 
 
-class _ClassStandIn:
+class _ClassProxy:
     """Stands for ``type``, or a class of layers or operators: what it makes is recorded too."""
 
     def __init__(self, tracer: Tracer, kind: type) -> None:
@@ -262,8 +262,8 @@ class _ClassStandIn:
 
 def _is_instance(thing: object, kinds: type | tuple[Any, ...]) -> bool:
     """Return what ``isinstance`` does; note a layer whose replacement would change the answer."""
-    plain = tuple(one._kind if isinstance(one, _ClassStandIn) else one for one in leaves(kinds))
-    if type(thing) is not _CellStandIn:
+    plain = tuple(one._kind if isinstance(one, _ClassProxy) else one for one in leaves(kinds))
+    if type(thing) is not _CellProxy:
         return isinstance(thing, plain)
     answer = isinstance(thing._real, plain)
     if answer and not issubclass(nn.Cell, plain):
@@ -271,7 +271,7 @@ def _is_instance(thing: object, kinds: type | tuple[Any, ...]) -> bool:
     return answer
 
 
-class _ModuleStandIn:
+class _ModuleProxy:
     """Stands for a module, so that what is taken from it is recorded."""
 
     def __init__(self, tracer: Tracer, module: ModuleType) -> None:
@@ -281,7 +281,7 @@ class _ModuleStandIn:
         return self._tracer.wrap(getattr(self._module, name))
 
 
-class _CellStandIn:
+class _CellProxy:
     """Stands for a Cell: ``self`` in its own code, an attribute in that of others."""
 
     __slots__ = ("_real", "_tracer")
@@ -343,18 +343,18 @@ class _CellStandIn:
         return self._tracer.wrap(self._real[index])
 
 
-class _SuperStandIn:
+class _SuperProxy:
     """Stands for ``super()`` in a method of a Cell."""
 
-    def __init__(self, kind: type, stand_in: _CellStandIn) -> None:
-        self._kind, self._stand_in = kind, stand_in
+    def __init__(self, kind: type, proxy: _CellProxy) -> None:
+        self._kind, self._proxy = kind, proxy
 
     def __getattr__(self, name: str) -> object:
-        line = type(self._stand_in._real).__mro__
+        line = type(self._proxy._real).__mro__
         above = line[line.index(self._kind) + 1 :]
         held = next(vars(one)[name] for one in above if name in vars(one))
-        tracer = self._stand_in._tracer
-        return lambda *args, **kwargs: tracer.call(held, (self._stand_in, *args), kwargs)
+        tracer = self._proxy._tracer
+        return lambda *args, **kwargs: tracer.call(held, (self._proxy, *args), kwargs)
 
 
 def _listed(result: Any) -> object:

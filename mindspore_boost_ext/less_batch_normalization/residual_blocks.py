@@ -119,10 +119,8 @@ class _Block:
         reason = self._not_understood()
         if reason:
             return {node: Removal(False, reason) for node in (*in_branch, *on_shortcut)}
-        obstacles = self._obstacles({node for node, one in decided.items() if one.removable})
-        found = {
-            node: Removal(not obstacles[node], obstacles[node] or IN_BRANCH) for node in in_branch
-        }
+        reasons = self._reasons_against({node for node, one in decided.items() if one.removable})
+        found = {node: Removal(not reasons[node], reasons[node] or IN_BRANCH) for node in in_branch}
         return {**found, **{node: self._on_shortcut(node) for node in on_shortcut}}
 
     def _not_understood(self) -> str:
@@ -135,7 +133,7 @@ class _Block:
             return f"a branch of more than {LONGEST} convolutions needs BatchNorms between them"
         return ""
 
-    def _obstacles(self, gone: set[Node]) -> dict[Node, str]:
+    def _reasons_against(self, gone: set[Node]) -> dict[Node, str]:
         """Return, for each node, why the scale of its result matters; empty if it does not.
 
         It does not matter if every way to the end of the branch has a BatchNorm, and before it only
@@ -145,20 +143,20 @@ class _Block:
         followed: set[Node] = set()
         for node in reversed(self.nodes):
             users = self.graph.users[node]
-            inside = [user for user in users if user in self.branch]
-            inside.sort(key=lambda user: -len(user.data))  # a gate before what it is made from
-            if any(is_batch_norm(user) or user in followed for user in inside):
+            in_branch = [user for user in users if user in self.branch]
+            in_branch.sort(key=lambda user: -len(user.data))  # a gate before what it is made from
+            if any(is_batch_norm(user) or user in followed for user in in_branch):
                 followed.add(node)
-            obstacles = [self._obstacle(user, found, gone) for user in inside]
-            if len(inside) < len(users) or node in self.graph.outputs:
+            reasons = [self._reason_against(user, found, gone) for user in in_branch]
+            if len(in_branch) < len(users) or node in self.graph.outputs:
                 elsewhere = "its result is used outside of its residual branch too"
-                obstacles.append(LAST if node is self.main[0] else elsewhere)
-            found[node] = next(filter(None, obstacles), "")
+                reasons.append(LAST if node is self.main[0] else elsewhere)
+            found[node] = next(filter(None, reasons), "")
             if is_batch_norm(node) and node not in followed:
                 found[node] = LAST
         return found
 
-    def _obstacle(self, user: Node, found: dict[Node, str], gone: set[Node]) -> str:
+    def _reason_against(self, user: Node, found: dict[Node, str], gone: set[Node]) -> str:
         if is_batch_norm(user):
             return found[user] if user in gone else ""
         if user in self.inner:
@@ -186,9 +184,9 @@ def _made_from(ends: Iterable[Node], parts: Callable[[Node], Iterable[Node]]) ->
     """Return nodes and all nodes that they are made from."""
     pending, found = list(ends), set(ends)
     while pending:
-        fresh = set(parts(pending.pop())) - found
-        found |= fresh
-        pending += fresh
+        unseen = set(parts(pending.pop())) - found
+        found |= unseen
+        pending += unseen
     return found
 
 
@@ -205,20 +203,20 @@ def find_classifier(graph: Graph) -> tuple[list[nn.Dense], str]:
     if not nodes:
         return [], "the network has no Dense"
     node = nodes[-1]
-    inside = _dense_inside(node, graph)
+    found = _dense_inside(node, graph)
     failure = graph.failures.get(node.cell, "")
-    if len(inside) > 1:
+    if len(found) > 1:
         return [], failure or "the last Dense was not found"
-    if failure and not _is_last(inside[0], node.cell):
+    if failure and not _is_last(found[0], node.cell):
         return [], f"the last Dense is not the last layer with weights, and {failure}"
     if sum(node.cell is other.cell for other in nodes) > 1:
         return [], "the last Dense is called more than once"
-    if isinstance(inside[0], CommonHeadLastFN):
+    if isinstance(found[0], CommonHeadLastFN):
         return [], "the last Dense is normalised already"
     one_output = "the last Dense has one output, so it is no classifier"
-    is_single = inside[0].out_channels == 1
-    reason = own_construct(inside[0]) or (one_output if is_single else _joined(graph, node))
-    return ([], reason) if reason else (inside, "the last Dense in the order of execution")
+    is_single = found[0].out_channels == 1
+    reason = own_construct(found[0]) or (one_output if is_single else _joined(graph, node))
+    return ([], reason) if reason else (found, "the last Dense in the order of execution")
 
 
 def _is_last(layer: nn.Cell, network: nn.Cell) -> bool:

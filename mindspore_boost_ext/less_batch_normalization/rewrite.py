@@ -177,7 +177,7 @@ class _Plan:
             if removal.removable and id(cell) in self.fixed:
                 removal = Removal(False, self.fixed[id(cell)])
             reason = failures.get(id(cell), removal.reason)
-            if reason == OUTSIDE:  # as far as one can tell
+            if reason == OUTSIDE:  # as far as is known
                 reason = above.get(id(cell), reason)
             objection = self._objection(name, removal) if removal.removable else reason
             if objection:
@@ -216,14 +216,14 @@ class _Plan:
         if not dense_layers:
             self.changes.append(Change("head", KEPT, reason, is_head=True))
         for dense in dense_layers:
-            name, obstacle = name_of(dense.weight), self._obstacle(dense)
-            if obstacle:
-                self.changes.append(Change(name, KEPT, obstacle, is_head=True))
+            name, against = name_of(dense.weight), self._reason_against(dense)
+            if against:
+                self.changes.append(Change(name, KEPT, against, is_head=True))
                 continue
             self.exchanged.append((in_place_of(dense, self.settings.multiplier), dense))
             self.changes.append(Change(name, NORMALISED, reason, is_head=True))
 
-    def _obstacle(self, dense: nn.Dense) -> str:
+    def _reason_against(self, dense: nn.Dense) -> str:
         """Return why a Dense cannot be normalised; empty if it can."""
         if dense is self.network:
             return "the network itself is this Dense: put it into a Cell"
@@ -348,13 +348,13 @@ def _fixed_at_rest(network: nn.Cell) -> Iterator[None]:
     They do not remove the scale, which the removal of one before them would set free.
     """
     norms = layers_of(network, BATCH_NORMS) if network.training else []
-    resting = [(one, one.use_batch_statistics) for one in norms if not one.training]
-    for one, _ in resting:
+    in_evaluation = [(one, one.use_batch_statistics) for one in norms if not one.training]
+    for one, _ in in_evaluation:
         one.use_batch_statistics = False
     try:
         yield
     finally:
-        for one, before in resting:
+        for one, before in in_evaluation:
             one.use_batch_statistics = before
 
 

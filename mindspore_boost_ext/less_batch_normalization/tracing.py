@@ -28,10 +28,10 @@ def trace(network: nn.Cell) -> list[Graph]:
         for graph in _graphs(pending.pop(0)):
             graphs.append(graph)
             for failed in list(graph.failures):
-                fresh = [one for one in failed.cells() if one is not None and id(one) not in seen]
-                seen.update(id(one) for one in fresh)
-                whole = _note_reached(graph, failed, fresh) if fresh else []
-                pending += [one for one in fresh if one not in whole]
+                unseen = [one for one in failed.cells() if one is not None and id(one) not in seen]
+                seen.update(id(one) for one in unseen)
+                whole = _note_reached(graph, failed, unseen) if unseen else []
+                pending += [one for one in unseen if one not in whole]
     return graphs
 
 

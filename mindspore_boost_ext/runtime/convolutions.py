@@ -61,7 +61,7 @@ def _script() -> str:
 def watch(notice: Callable[[bool], object]) -> None:
     """Call a function before the first convolution is made, as a layer or an operator.
 
-    It is told whether that is only a graph from a file, which may hold some.
+    Its argument says whether that is only a graph from a file, which may hold some.
     """
     for kind, plain in _PLAIN.items():
         if kind.__init__ is plain:  # nobody else watches

@@ -169,9 +169,9 @@ class _Pair:
             if self.seen.get(name, _UNSEEN)[0] is not value:
                 is_child = name in children
                 copies = is_child and value is not None
-                fresh = copied(value) if copies else exchanged(value, replaced)
-                _put(self.copy, name, fresh, is_child)
-                self.seen[name] = (value, fresh)
+                made = copied(value) if copies else exchanged(value, replaced)
+                _put(self.copy, name, made, is_child)
+                self.seen[name] = (value, made)
         vars(self.copy).update(_compat.hooks(self.original))
         flags = {name: on for name, on in self.original.get_flags().items() if name != "training"}
         if flags != self.flags:
@@ -183,9 +183,9 @@ class _Pair:
         self._forget(now, self.original)
         for name, value in now.items():
             if self.seen.get(name, _UNSEEN)[1] is not value:
-                fresh = exchanged(value, original)
-                _put(self.original, name, fresh, name in children)
-                self.seen[name] = (fresh, value)
+                made = exchanged(value, original)
+                _put(self.original, name, made, name in children)
+                self.seen[name] = (made, value)
 
     def _forget(self, now: Container[str], other: nn.Cell) -> None:
         """Delete from the other Cell what has gone from one."""

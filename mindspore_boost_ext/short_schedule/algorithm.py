@@ -231,7 +231,7 @@ class ShortScheduleAlgorithm(Algorithm):
         return self._updates(step) if self._is_applied(step) else None
 
     def end_of_training(self, step: StepCell) -> Callable[[], bool] | None:
-        """Return a function that tells whether the schedule has ended."""
+        """Return a function that returns whether the schedule has ended."""
         if not self._is_applied(step):
             return None
         position, last = innermost(step.optimizer).global_step, self.settings.total_steps - 1

@@ -202,8 +202,8 @@ class _Tap(nn.Cell):
         activations, gradients = self.columns(x, _CAST(dout, ms.float32))
         samples, positions = self.samples(x), self.positions(dout)
         for_a, for_g = _factors_scales(samples, gradients.shape[1], positions)
-        note_a = _MUL(self.a_product(activations), for_a)
-        return dout, _ZEROS_LIKE(x), note_a, _MUL(gram(gradients, self.block), for_g)
+        gradient_by_a = _MUL(self.a_product(activations), for_a)
+        return dout, _ZEROS_LIKE(x), gradient_by_a, _MUL(gram(gradients, self.block), for_g)
 
     def positions(self, dout: Tensor) -> int:
         """Return at how many positions of a sample's output the weight is used."""

@@ -8,7 +8,7 @@ import pytest
 
 from mindspore_boost_ext.less_batch_normalization.bytecode import (
     globals_named,
-    obstacle,
+    unsafe_reason,
     uses_of,
     written_outside,
 )
@@ -129,4 +129,4 @@ COMPARISONS = {
 @pytest.mark.parametrize("code", COMPARISONS)
 def test_comparisons_that_proxies_get_wrong(code):
     function = eval(f"lambda x, y, kinds: {code}")
-    assert obstacle(function.__code__) == COMPARISONS[code]
+    assert unsafe_reason(function.__code__) == COMPARISONS[code]
