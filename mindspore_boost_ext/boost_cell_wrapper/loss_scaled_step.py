@@ -161,10 +161,10 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
 
     def _parts(self, rest: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
         """Split a flat list into gradients, captures, what the scale needs, and inputs."""
-        captures = len(self.weights)
-        extra = captures + self._captured
-        batch = extra + len(self._extra)
-        return rest[:captures], rest[captures:extra], rest[extra:batch], rest[batch:]
+        weights = len(self.weights)
+        captures = weights + self._captured
+        batch = captures + len(self._extra)  # where each of them ends, and the batch begins
+        return rest[:weights], rest[weights:captures], rest[captures:batch], rest[batch:]
 
     def _update_unless(
         self,

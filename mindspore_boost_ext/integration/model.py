@@ -27,7 +27,7 @@ from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
 from mindspore_boost_ext.integration.outside import (
     construct_model,
     level_and_settings,
-    take_down,
+    record_step,
     with_report,
 )
 from mindspore_boost_ext.integration.training import fit_model, train_model
@@ -207,7 +207,7 @@ def boosted_build_train_network(
     refused = any_optimizer and is_experimental  # by MindSpore's function
     if boost.level == "O0" and not (algorithms or refused) and thor_of(optimizer) is None:
         plain = original(network, optimizer, loss_fn, level, boost.level, **kwargs)
-        return take_down(network, with_report(plain), boost.level)
+        return record_step(network, with_report(plain), boost.level)
     is_own = "loss_scale_manager" in kwargs
     own = kwargs.pop("loss_scale_manager", None)
     manager: Any = own if is_own else _compat.default_loss_scale_manager(level)
@@ -220,7 +220,7 @@ def boosted_build_train_network(
         kwargs["loss_scale_manager"] = None
         accepted = nn.SGD(optimizer.parameters) if refused else optimizer
         plain = original(network, accepted, loss_fn, level, "O0", **kwargs)
-    return take_down(given, boosted_step(plain, optimizer, manager, boost), boost.level)
+    return record_step(given, boosted_step(plain, optimizer, manager, boost), boost.level)
 
 
 def open_data(

@@ -205,7 +205,7 @@ def construct_model(
     level, unused = parts.boost_level or "O0", parts.boost
     if unused is not None and not isinstance(model.train_network, BoostTrainOneStepCell):
         parts.boost = None
-        _leave_alone(unused, construct, signature.bind_partial(model, *args, **kwargs), model)
+        _construct_at_o0(unused, construct, signature.bind_partial(model, *args, **kwargs), model)
     network = given["network"]
     if not (BUILT or own):  # else the launcher's summary says it, or the Model's own level counts
         _warn_of_own_step(network)
@@ -223,7 +223,7 @@ def _warn_of_own_step(network: nn.Cell) -> None:
         warn(words + own_step(type(network).__name__), NoEffectWarning)
 
 
-def _leave_alone(
+def _construct_at_o0(
     boost: AutoBoost, construct: Callable[..., None], plain: inspect.BoundArguments, model: ms.Model
 ) -> None:
     """Construct a Model again, at level O0: its class builds the training step itself.
@@ -244,7 +244,7 @@ def _leave_alone(
     with_report(model.train_network, True)
 
 
-def take_down(network: nn.Cell, step: nn.Cell, level: str) -> nn.Cell:
+def record_step(network: nn.Cell, step: nn.Cell, level: str) -> nn.Cell:
     """Record a step that was built without a Model, and return it."""
     for built in BUILT:
         built.add(network, step, True, level)
