@@ -45,7 +45,7 @@ class Overridable(nn.Cell):
         A direct call of ``update_part`` counts, too, unless ``clips`` is True.
         """
         ends = {"update"} if clips else {"update", "update_part"}
-        if self.overridden("update") and not ends & self._names_used(type(self).update):
+        if not self._leads_to("update", ends):
             return False
         ends.add("close_window")
         ends |= set() if self.window_part is None else {"gradient_accumulation_process"}
@@ -77,10 +77,13 @@ class Overridable(nn.Cell):
 
     def closes_windows(self) -> bool:
         """Return whether the step ends in our code that closes an accumulation window."""
-        used = ends = {"gradient_accumulation_process", "close_window", "window_part"}
-        if self.overridden("gradient_accumulation_process"):
-            used = self._names_used(type(self).gradient_accumulation_process)
-        return (not used or bool(ends & used)) and self.reaches(*ends)
+        ends = {"gradient_accumulation_process", "close_window", "window_part"}
+        return self._leads_to("gradient_accumulation_process", ends) and self.reaches(*ends)
+
+    def _leads_to(self, method: str, ends: set[str]) -> bool:
+        """Return whether a method, if a subclass overrides it, uses one of the names."""
+        own = self.overridden(method)
+        return not own or bool(ends & self._names_used(getattr(type(self), method)))
 
     def updates_past(self, method: str) -> bool:
         """Return whether the step calls the optimizer, and neither ``update`` nor ``method``."""
