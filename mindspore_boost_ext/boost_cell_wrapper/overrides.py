@@ -45,7 +45,7 @@ class Overridable(nn.Cell):
         A direct call of ``update_part`` counts, too, unless ``clips`` is True.
         """
         ends = {"update"} if clips else {"update", "update_part"}
-        if not self._leads_to("update", ends):
+        if self.overridden("update") and not ends & self._names_used(type(self).update):
             return False
         ends.add("close_window")
         ends |= set() if self.window_part is None else {"gradient_accumulation_process"}
@@ -75,15 +75,15 @@ class Overridable(nn.Cell):
             return True
         return True
 
-    def closes_windows(self) -> bool:
-        """Return whether the step ends in our code that closes an accumulation window."""
-        ends = {"gradient_accumulation_process", "close_window", "window_part"}
-        return self._leads_to("gradient_accumulation_process", ends) and self.reaches(*ends)
-
-    def _leads_to(self, method: str, ends: set[str]) -> bool:
-        """Return whether a method, if a subclass overrides it, uses one of the names."""
-        own = self.overridden(method)
-        return not own or bool(ends & self._names_used(getattr(type(self), method)))
+    def reduces_each_batch(self) -> bool:
+        """Return whether a subclass's code reduces gradients over ranks, or updates, by itself."""
+        held = [
+            (name, one) for kind in self._kinds_above_ours() for name, one in vars(kind).items()
+        ]
+        methods = [getattr(one, "func", one) for name, one in held if name != "__init__"]
+        used = set[str]().union(*map(self._names_used, methods))
+        # A construct of its own that never reduces leaves that to the window.
+        return "grad_reducer" in used or ("optimizer" in used and self.runs_our_construct())
 
     def updates_past(self, method: str) -> bool:
         """Return whether the step calls the optimizer, and neither ``update`` nor ``method``."""
@@ -156,8 +156,10 @@ class Overridable(nn.Cell):
             )
 
     def _above_ours(self, way: str) -> list[Callable[..., object]]:
-        kinds = type(self).__mro__[: type(self).__mro__.index(self._library_class())]
-        return [vars(one)[way] for one in kinds if way in vars(one)]
+        return [vars(one)[way] for one in self._kinds_above_ours() if way in vars(one)]
+
+    def _kinds_above_ours(self) -> tuple[type, ...]:
+        return type(self).__mro__[: type(self).__mro__.index(self._library_class())]
 
     def _names_used(self, function: Callable[..., object]) -> set[str]:
         """Return the names that a function uses, also through the user's methods and functions."""

@@ -422,10 +422,11 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     def _use_reducer(self, reducer: nn.Cell) -> None:
         """Set the reductions over ranks: of each batch, or of a window when it is full."""
-        self.window_reducer = reducer
-        # Subclasses call grad_reducer on every micro-batch, as upstream does.
-        self._reduces_at_end = self.window_part is not None and self.closes_windows()
-        self.grad_reducer = asking(self, nn.Identity() if self._reduces_at_end else reducer)
+        # A subclass that reduces by itself does so in every batch, as in mindspore.boost.
+        self._reduces_at_end = self.window_part is not None and not self.reduces_each_batch()
+        none = nn.Identity()
+        of_batch, of_window = (none, reducer) if self._reduces_at_end else (reducer, none)
+        self.grad_reducer, self.window_reducer = asking(self, of_batch), of_window
         self.__dict__["_our_reducer"] = self.grad_reducer  # not as a second child
 
     def _use_clipping(self) -> None:

@@ -485,6 +485,21 @@ class Halving(Algorithm):
         step.reducer_of = lambda weights: Halves()
 
 
+def assert_reduced_once(kind, batches):
+    """The way of some batches is half as long with a reducer that halves."""
+    ways = []
+    for algorithms in ((), (Halving(),)):
+        step = made(kind, WINDOW, algorithms)
+        before = nets.weights(step.network)
+        for x, y in nets.batches(batches):
+            step(Tensor(x), Tensor(y))
+        ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
+    for name, way in ways[0].items():
+        assert np.any(way)
+        # A way is a difference of two weights of up to 1, each rounded to 6e-8.
+        np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
+
+
 class OwnSums(BoostTrainOneStepCell):
     """Adds gradients up by itself, and so never comes to the library's window."""
 
@@ -497,19 +512,78 @@ class OwnSums(BoostTrainOneStepCell):
         return ops.depend(loss, self.optimizer(self.sums))
 
 
+def own_way(self, *inputs):
+    return OwnConstruct.construct(self, *inputs)
+
+
+class OwnCall(BoostTrainOneStepCell):
+    def __call__(self, *inputs):
+        return own_way(self, *inputs)
+
+
+class OwnPartial(BoostTrainOneStepCell):
+    construct = functools.partialmethod(own_way)
+
+
+class Branch(BoostTrainOneStepCell):
+    """Names the window's way, and does not take it."""
+
+    def construct(self, *inputs):
+        if self.training:
+            return own_way(self, *inputs)
+        return super().construct(*inputs)
+
+
+class BranchOfWindow(BoostTrainOneStepCell):
+    def gradient_accumulation_process(self, loss, grads, sens, *inputs):
+        if self.training:
+            return ops.depend(loss, self.optimizer(grads))
+        return super().gradient_accumulation_process(loss, grads, sens, *inputs)
+
+
+class SecondUpdate(BoostTrainOneStepCell):
+    """After the library's step, one of its own, as for a penalty."""
+
+    def construct(self, *inputs):
+        return ops.depend(super().construct(*inputs), own_way(self, *inputs))
+
+
+WAYS_OF_THEIR_OWN = [OwnConstruct, OwnSums, Branch, BranchOfWindow, SecondUpdate]
+
+
 @pytest.mark.filterwarnings("ignore:grad_accumulation has no effect")
-@pytest.mark.parametrize("kind", [OwnConstruct, OwnSums])
+@pytest.mark.parametrize("kind", WAYS_OF_THEIR_OWN)
 def test_a_step_that_passes_the_window_by_reduces_each_batch(mode, kind):
     """On ranks, each would go its own way."""
-    ways = []
-    for algorithms in ((), (Halving(),)):
-        step = made(kind, WINDOW, algorithms)
-        before = nets.weights(step.network)
-        step(*map(Tensor, nets.batches(1)[0]))
-        ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
-    for name, way in ways[0].items():
-        # A way is a difference of two weights of up to 1, each rounded to 6e-8.
-        np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
+    assert_reduced_once(kind, 1)
+
+
+@pytest.mark.parametrize("kind", [OwnCall, OwnPartial])
+def test_a_step_that_python_alone_can_run_reduces_each_batch(pynative_mode, kind):
+    assert_reduced_once(kind, 1)
+
+
+class ReducesAndHandsOn(BoostTrainOneStepCell):
+    """The text of mindspore.boost: it reduces, and hands on what is reduced."""
+
+    def construct(self, *inputs):
+        loss = self.network(*inputs)
+        sens = ops.fill(loss.dtype, loss.shape, self.sens)
+        grads = self.grad_reducer(self.grad(self.network, self.weights)(*inputs, sens))
+        return self.gradient_accumulation_process(loss, grads, sens, *inputs)
+
+
+class HandsOn(BoostTrainOneStepCell):
+    """Leaves the reduction to the window."""
+
+    def construct(self, *inputs):
+        return override_helpers.through_the_window(self, *inputs)
+
+
+@pytest.mark.parametrize("kind", [BoostTrainOneStepCell, ReducesAndHandsOn, HandsOn])
+def test_what_comes_into_the_window_is_reduced_once(mode, kind):
+    """Sums over ranks would grow with each reduction."""
+    assert_reduced_once(kind, 2)
 
 
 class OwnScaledWindow(BoostTrainOneStepWithLossScaleCell):
