@@ -10,7 +10,7 @@ import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext import (
     Algorithm,
@@ -30,6 +30,7 @@ import lookahead
 RATE, MOMENTUM, K, ALPHA = 0.1, 0.9, 2, 0.5
 WINDOW, STEPS, OVERFLOW_AT = 2, 12, 5
 SCHEDULE = [0, 1, 0, 0, 1]
+OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
 
 
 class Linear(nn.Cell):
@@ -244,6 +245,59 @@ def test_a_part_is_not_compiled_in_pynative_mode_and_gets_the_batch(features):
     finally:
         ms.set_context(mode=before)
     assert [count for _, count in Seeing.seen] == [3] * (2 if "accumulation" in features else 4)
+
+
+class SignUpdate(UpdateAround):
+    def construct(self, loss, gradients, *inputs):
+        return self.inner(loss, tuple([ops.sign(one) for one in gradients]), *inputs)
+
+
+class Signs(Algorithm):
+    switch = "signs"
+
+    def join(self, step):
+        step.update_part = SignUpdate(step.update_part)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_a_part_of_the_users_sees_gradients_without_the_scale(mode, scale):
+    """The optimizer, which divides by its loss_scale, gets them with it."""
+    net = Linear()
+    optimizer = nn.SGD(net.trainable_params(), 0.5, loss_scale=scale)
+    boost = AutoBoost("O1", {"boost": OFF}, algorithms=[Signs()])
+    step = BoostTrainOneStepCell(*boost.network_auto_process_train(net, optimizer), scale)
+    before = nets.weights(net)
+    step(*map(Tensor, batches()[0]))
+    for name, value in nets.weights(net).items():
+        # 0.5, to the rounding of weights of up to 1.
+        np.testing.assert_allclose(np.abs(value - before[name]), 0.5, rtol=0, atol=2e-7)
+
+
+class Again(UpdateAround):
+    takes_inputs = True
+
+
+class SecondRun(Algorithm):
+    switch = "second_run"
+
+    def join(self, step):
+        step.update_part = Again(step.update_part)
+
+
+def test_a_second_run_of_the_network_beside_layers_in_evaluation_mode_is_refused(pynative_mode):
+    for eval_frozen in (False, True):
+        net = nets.Deep()
+        section = {"param_groups": 2, "total_steps": 4, "eval_frozen": eval_frozen}
+        settings = {"boost": {**OFF, "grad_freeze": True}, "grad_freeze": section}
+        boost = AutoBoost("O1", settings, algorithms=[SecondRun()])
+        parts = nn.WithLossCell(net, nets.loss_fn()), nets.momentum(net.trainable_params())
+        step = BoostTrainOneStepCell(*boost.network_auto_process_train(*parts))
+        batch = [Tensor(one) for one in nets.batches(1)[0]]
+        if eval_frozen:
+            with pytest.raises(ValueError, match=r"grad_freeze\.eval_frozen must be false where"):
+                step.set_train()(*batch)
+        else:
+            step.set_train()(*batch)
 
 
 class Nameless(Algorithm):

@@ -12,10 +12,11 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.mapping import call, gradients_of
 from mindspore_boost_ext.base.order import is_of_libraries
 from mindspore_boost_ext.base.state import state
+from mindspore_boost_ext.boost_cell_wrapper.overrides import OWN_RULE
 from mindspore_boost_ext.boost_cell_wrapper.train_step import BoostTrainOneStepCell
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import OverflowNames, add_overflow_names
 from mindspore_boost_ext.config.rules import shown
-from mindspore_boost_ext.report import APPLIED, Row, warn
+from mindspore_boost_ext.report import APPLIED, NoEffectWarning, Row, warn
 from mindspore_boost_ext.stages.gradients import filled_like
 from mindspore_boost_ext.stages.loss_scale import (
     LARGEST_SCALE,
@@ -101,8 +102,10 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
         self.compiles_end = self.compiles_end and self.graph_part is None
         self._has_own_window = bool(self.overridden("gradient_accumulation_process"))
-        own_rule = self.overridden("_get_overflow_status", "_process_loss_scale")
+        own_rule = self.overridden(*OWN_RULE)
         self._has_own_rule = bool(own_rule) and self.scale_part.can_be_set
+        lost = self.overridden("start_overflow_check", "_start_overflow_check")
+        self.warn_of_lost(lost if self._has_own_rule else lost + own_rule)
         self._extra = self.scale_part.extra
         self._differentiate()
         reason = f"{self.detector.name}: {self.detector.why}"
@@ -117,6 +120,15 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             return make(self.detector, self.weights, layers)
         largest = LARGEST_WITH_FACTORS if layers else LARGEST_SCALE
         return OneScale(scale_sense, self.detector, largest)
+
+    def warn_of_lost(self, methods: list[str]) -> None:
+        """Warn of methods of a subclass that nothing calls."""
+        if methods and self.runs_our_construct():
+            warn(
+                f"{type(self).__name__} overrides methods that are not called, "
+                f"{', '.join(methods)}: call them in a construct of its own",
+                NoEffectWarning,
+            )
 
     def construct(self, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Train one step, or skip it, and return the loss, the overflow and the scale used."""

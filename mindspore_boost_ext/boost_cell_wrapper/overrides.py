@@ -13,13 +13,18 @@ from mindspore import nn
 from mindspore_boost_ext.base.order import contents, is_of_libraries, names_of
 from mindspore_boost_ext.report import INACTIVE, NoEffectWarning, warn
 
+# Methods that decide on the overflow of a step, and on the next scale.
+OWN_RULE = (
+    *("_get_overflow_status", "get_overflow_status"),
+    *("_process_loss_scale", "process_loss_scale"),
+)
 # Methods that a step with variants does not call: the variants are the library's steps.
 _NOT_IN_VARIANTS = (
     "gradient_accumulation_process",
     "adasum_process",
     "update",
-    "_get_overflow_status",
-    "_process_loss_scale",
+    "close_window",
+    *OWN_RULE,
     "_no_sens_impl",
 )
 
@@ -31,7 +36,7 @@ class Overridable(nn.Cell):
 
     def runs_our_construct(self) -> bool:
         """Return whether no subclass has put a ``construct`` of its own in place of ours."""
-        return not self.overridden("construct")
+        return not self.overridden("construct") and self.reaches("construct")
 
     def overridden(self, *names: str) -> list[str]:
         """Return those of the names whose methods a subclass overrides."""
@@ -58,6 +63,10 @@ class Overridable(nn.Cell):
         A step that calls the library's uses all of them. A callable that is no Python function has
         no code to look at, and counts as one that uses them.
         """
+        for method in self._above_ours("__call__"):
+            used = self._names_used(method)
+            if used and not {*names, "__call__", "construct"} & used:
+                return False
         own = self.overridden("construct", "_no_sens_impl")
         if "construct" not in own and "gradient_freeze_process" in names:
             return True
@@ -80,14 +89,14 @@ class Overridable(nn.Cell):
         held = [
             (name, one) for kind in self._kinds_above_ours() for name, one in vars(kind).items()
         ]
-        methods = [getattr(one, "func", one) for name, one in held if name != "__init__"]
+        methods = [one for name, one in held if name != "__init__"]
         used = set[str]().union(*map(self._names_used, methods))
         # A construct of its own that never reduces leaves that to the window.
         return "grad_reducer" in used or ("optimizer" in used and self.runs_our_construct())
 
     def updates_past(self, method: str) -> bool:
         """Return whether the step calls the optimizer, and neither ``update`` nor ``method``."""
-        ways = self.overridden("construct", "_no_sens_impl", "update")
+        ways = self.overridden("__call__", "construct", "_no_sens_impl", "update")
         calls = any("optimizer" in self._names_used(getattr(type(self), way)) for way in ways)
         return calls and not (self.calls_update() or self.reaches(method))
 
@@ -166,7 +175,8 @@ class Overridable(nn.Cell):
         found: set[str] = set()
         asked, seen = [function], set[int]()
         while asked:
-            one = inspect.unwrap(asked.pop())
+            one = asked.pop()
+            one = inspect.unwrap(getattr(one, "func", one))  # of functools.partialmethod
             seen.add(id(one))
             code = getattr(one, "__code__", None)
             here = names_of(code) if isinstance(code, types.CodeType) else set[str]()
@@ -186,7 +196,7 @@ class Overridable(nn.Cell):
     def _library_class(self) -> type[nn.Cell]:
         """Return the object's nearest class of this package, not the user's subclass."""
         own = __name__.partition(".")[0]
-        return next(kind for kind in type(self).__mro__ if kind.__module__.startswith(own))
+        return next(one for one in type(self).__mro__ if one.__module__.partition(".")[0] == own)
 
 
 def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Callable[..., Any]]:

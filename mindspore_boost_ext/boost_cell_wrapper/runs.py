@@ -13,6 +13,7 @@ from mindspore import nn
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.report import APPLIED, Row, warn
+from mindspore_boost_ext.stages.update import warn_of_idle_optimizer
 
 FIRST_RUN: list[Callable[[Any], None]] = []  # called with a step that runs for the first time
 
@@ -83,7 +84,15 @@ def _modules(cell: nn.Cell) -> set[str]:
     return {kind.__module__ for kind in kinds}
 
 
-def warn_of_kept_graphs(boost: AutoBoost) -> None:
+def warn_of_mode(step: nn.Cell) -> None:
+    """Warn of what does not go with the way in which a step runs."""
+    if not step.runs_eagerly():
+        _warn_of_kept_graphs(step.auto_boost)
+    elif not step.compiles_end:
+        warn_of_idle_optimizer(step.optimizer)
+
+
+def _warn_of_kept_graphs(boost: AutoBoost) -> None:
     """Warn if MindSpore may load the graph of a run with other settings from its cache.
 
     MindSpore finds a graph by the text of the script, which settings from outside do not change.
@@ -95,6 +104,11 @@ def warn_of_kept_graphs(boost: AutoBoost) -> None:
             "mindspore_boost_ext were different. After a change of settings delete the cache, or "
             "switch it off"
         )
+
+
+def in_graph_mode() -> bool:
+    """Return whether a Cell is compiled as a whole."""
+    return bool(ms.get_context("mode") == ms.GRAPH_MODE)
 
 
 def follow_mode(step: nn.Cell) -> None:

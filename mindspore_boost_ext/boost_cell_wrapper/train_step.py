@@ -11,7 +11,6 @@ import numbers
 from collections.abc import Callable
 from typing import Any
 
-import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
@@ -30,10 +29,12 @@ from mindspore_boost_ext.boost_cell_wrapper.runs import (
     FIRST_RUN,
     explaining_failures,
     follow_mode,
+    in_graph_mode,
     refusing_what_is_forgotten,
     timing_the_first,
-    warn_of_kept_graphs,
+    warn_of_mode,
 )
+from mindspore_boost_ext.boost_cell_wrapper.set_later import follow_parts, remember_parts
 from mindspore_boost_ext.boost_cell_wrapper.upstream_names import StepNames
 from mindspore_boost_ext.report import APPLIED, Report, Row
 from mindspore_boost_ext.runtime.processes import PROGRESS
@@ -47,7 +48,7 @@ from mindspore_boost_ext.stages.loss_scale import (
 )
 from mindspore_boost_ext.stages.parts import joined_losses
 from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
-from mindspore_boost_ext.stages.update import Update, look_at_optimizer, warn_of_idle_optimizer
+from mindspore_boost_ext.stages.update import Update, hiding_sens, look_at_optimizer
 
 MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
 
@@ -101,6 +102,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
     is_complete_at_once = True
     compiles_end = False  # whether what follows the backward pass is one graph in PYNATIVE_MODE
     grad_reducer: nn.Cell
+    update_part: Any
 
     def __init__(
         self, network: nn.Cell, optimizer: nn.Cell, sens: numbers.Number | None = None
@@ -115,6 +117,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._use_clipping()
         self.auto_boost.look_for_unavailable(own_only=True)
         self._own_updates = self.auto_boost.join(self)
+        if self._own_updates:
+            self.update_part = hiding_sens(self.update_part, self.sens)
         if self.reducer_of is not None:
             self.grad_reducer = self.reducer_of(self.weights)
         self._use_reducer(self.grad_reducer)
@@ -125,12 +129,9 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             self._complete()
 
     def _empty_places(self) -> None:
-        """Begin without parts, and set the names of ``mindspore.boost``.
-
-        The names of the places end in ``_part``: weights are attributes of a Cell, too, and a
-        network may call one of them "scale" or "batch".
-        """
-        self.update_part: Any = Update(self.optimizer)
+        """Begin without parts, and set the names of ``mindspore.boost``."""
+        # Places end in "_part": weights are attributes, too, and may be called "scale" or "batch".
+        self.update_part = Update(self.optimizer)
         self.batch_part: Any = None
         self.choice_part: Any = None
         self.captures_part: Any = None
@@ -263,16 +264,14 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
     def look_before_first(self, *inputs: Tensor) -> None:
         """Make the checks before the first step, on its batch; in sink mode there is none."""
         self._settle()
+        follow_parts(self)
         check_first_run_on_ranks(self)
         self.warn_of_own_reducer(self._our_reducer)
         self.check_update(inputs)
-        if self.runs_eagerly() and not self.compiles_end:
-            warn_of_idle_optimizer(self.optimizer)
         with deciding(self):
             for algorithm in self.auto_boost.algorithms:
                 algorithm.check_state(self, *inputs)
-        if not self.runs_eagerly():
-            warn_of_kept_graphs(self.auto_boost)
+        warn_of_mode(self)
         for function in FIRST_RUN:
             function(self)
 
@@ -289,7 +288,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             if self.reducer_flag:
                 self._count_batch()
             with refusing_what_is_forgotten(self), timing_the_first(self), explaining_failures():
-                compiled = self.graph_part is not None and not _graph_mode()
+                compiled = self.graph_part is not None and not in_graph_mode()
                 run = self.graph_part if compiled else super().__call__
                 return run(*inputs, **kwargs)
         index = self.choice_part.chooser.now()
@@ -367,6 +366,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             step._asks_for_less = len(step._differentiated) < most
             step._has_run = step is not self  # this step checks the state of all, once
             step._host_writes = HostWrites(self._state if step is self else ())
+        remember_parts(self)
         self.warn_of_what_does_not_run()
         if self.clip_norm is not None and not self.calls_update(clips=True):
             self.leave_out("gradient clipping", "gradients.clip_norm")
@@ -418,7 +418,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     def runs_eagerly(self) -> bool:
         """Return whether Python runs the step, operator by operator."""
-        return self.graph_part is None and not _graph_mode()
+        return self.graph_part is None and not in_graph_mode()
 
     def _use_reducer(self, reducer: nn.Cell) -> None:
         """Set the reductions over ranks: of each batch, or of a window when it is full."""
@@ -444,7 +444,3 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         """Return what the active algorithms report of the last step: name -> number or bool."""
         observed = (one.observations(self) for one in self.auto_boost.algorithms)
         return {name: value for found in observed for name, value in found.items()}
-
-
-def _graph_mode() -> bool:
-    return bool(ms.get_context("mode") == ms.GRAPH_MODE)

@@ -83,6 +83,15 @@ class FreezeAlgorithm(Algorithm):
                 one.surrounding_part = functools.partial(copy.followed, one.surrounding_part)
         return variant
 
+    def check_state(self, step: StepCell, *inputs: object) -> None:
+        """Refuse parts that run the network again where some of it is in evaluation mode."""
+        rests = step.freeze and step.auto_boost.config.grad_freeze.eval_frozen
+        if rests and step.update_part.takes_inputs:
+            raise ValueError(
+                "grad_freeze.eval_frozen must be false where an algorithm runs the network again "
+                "(takes_inputs): it would run the layers that are frozen in training mode"
+            )
+
     def observations(self, step: StepCell) -> dict[str, Any]:
         """Return the present group if the schedule is adaptive."""
         optimizer = step.optimizer

@@ -11,7 +11,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.cells import check_cells
 from mindspore_boost_ext.base.learning_rate import take_in_rates
-from mindspore_boost_ext.base.mapping import call
+from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.base.state import list_hidden_parameters
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import NoEffectWarning, warn
@@ -25,7 +25,8 @@ class Update(nn.Cell):
 
     Inputs:
         - **loss** (Tensor) - the loss; it is returned when the weights are written.
-        - **gradients** (tuple(Tensor)) - one for each weight, reduced over ranks.
+        - **gradients** (tuple(Tensor)) - one for each weight, reduced over ranks, without the
+          loss scale.
         - **\*inputs** (tuple(Tensor)) - the batch.
 
     Outputs:
@@ -36,6 +37,7 @@ class Update(nn.Cell):
     takes_inputs = False
     # Whether it divides the step's ``sens`` out of the gradients itself.
     divides_sens = False
+    factor = 1.0  # on the gradients that the optimizer gets
 
     def __init__(self, optimizer: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -43,6 +45,8 @@ class Update(nn.Cell):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update the weights."""
+        if self.factor != 1.0:
+            gradients = each(ops.partial(_times, self.factor), gradients)
         return ops.depend(loss, self.optimizer(gradients))
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> Update:
@@ -67,6 +71,10 @@ class Update(nn.Cell):
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of the batch ``inputs``, shape (); 0 if the part runs no network."""
         return Tensor(0.0)
+
+
+def _times(factor: float, gradient: Tensor) -> Tensor:
+    return gradient * factor
 
 
 class UpdateAround(Update):
@@ -106,6 +114,36 @@ class UpdateAround(Update):
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss that :attr:`inner` returns."""
         return call(self.inner.loss_of, inputs)
+
+
+class HidesSens(UpdateAround):
+    """Divides gradients by ``sens`` for the user's parts in it."""
+
+    def __init__(self, inner: Update, sens: float) -> None:
+        super().__init__(inner)
+        self.inverse = 1.0 / sens
+
+    def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        """Divide, and run :attr:`inner`."""
+        divided = each(ops.partial(_times, self.inverse), gradients)
+        return call(self.inner, (loss, divided, *inputs))
+
+
+def innermost_part(part: Update) -> Update:
+    """Return the part that runs the optimizer."""
+    return innermost_part(part.inner) if isinstance(part, UpdateAround) else part
+
+
+def hiding_sens(part: Update, sens: float) -> Update:
+    """Return parts for gradients times ``sens``, of which the user's see nothing.
+
+    The optimizer gets it back, and divides by its own ``loss_scale``.
+    """
+    last = innermost_part(part)
+    if sens == 1 or type(last) is not Update:
+        return part
+    last.factor = float(sens)
+    return HidesSens(part, last.factor)
 
 
 # Attributes of steps, not of their classes; and of those that scale the loss.

@@ -2,6 +2,7 @@
 
 import functools
 import types
+import warnings
 
 import mindspore as ms
 import nets
@@ -16,6 +17,7 @@ from mindspore_boost_ext import (
     BoostTrainOneStepCell,
     BoostTrainOneStepWithLossScaleCell,
     FreezeOpt,
+    GroupLossScaleManager,
     NoEffectWarning,
 )
 from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
@@ -513,7 +515,10 @@ class OwnSums(BoostTrainOneStepCell):
 
 
 def own_way(self, *inputs):
-    return OwnConstruct.construct(self, *inputs)
+    loss = self.network(*inputs)
+    sens = ops.fill(loss.dtype, loss.shape, self.sens)
+    gradients = self.grad_reducer(self.grad(self.network, self.weights)(*inputs, sens))
+    return ops.depend(loss, self.optimizer(gradients))
 
 
 class OwnCall(BoostTrainOneStepCell):
@@ -558,6 +563,7 @@ def test_a_step_that_passes_the_window_by_reduces_each_batch(mode, kind):
     assert_reduced_once(kind, 1)
 
 
+@pytest.mark.filterwarnings("ignore:grad_accumulation has no effect")
 @pytest.mark.parametrize("kind", [OwnCall, OwnPartial])
 def test_a_step_that_python_alone_can_run_reduces_each_batch(pynative_mode, kind):
     assert_reduced_once(kind, 1)
@@ -684,3 +690,124 @@ def test_a_setting_that_is_read_when_a_step_is_made_is_warned_of_later():
     step.train_strategy = getattr(step.optimizer, "train_strategy", None)
     with pytest.warns(NoEffectWarning, match="setting max_accumulation_step has no effect after"):
         step.max_accumulation_step = 4
+
+
+# ---- What is set after the step is made ----
+
+
+class Still(nn.Cell):
+    """Hands an optimizer gradients of zero."""
+
+    def __init__(self, inner):
+        super().__init__(auto_prefix=False)
+        self.inner, self.parameters = inner, inner.parameters
+
+    def construct(self, gradients):
+        return self.inner(tuple([ops.zeros_like(one) for one in gradients]))
+
+
+class SetsOptimizer:
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.optimizer = Still(self.optimizer)
+
+
+class StillStep(SetsOptimizer, BoostTrainOneStepCell):
+    pass
+
+
+class StillScaledStep(SetsOptimizer, BoostTrainOneStepWithLossScaleCell):
+    pass
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gradients": {"clip_norm": 1.0}},
+        {**WINDOW, "gradients": {"clip_norm": 1.0}},
+        {"short_schedule": {"total_steps": 20}},
+    ],
+    ids=["nothing", "clip", "window", "schedule"],
+)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_optimizer_that_a_subclass_sets_is_used(mode, scaled, settings):
+    kind = (lambda *parts: StillScaledStep(*parts, Tensor(8.0))) if scaled else StillStep
+    step = made(kind, settings)
+    before = nets.weights(step.network)
+    for x, y in nets.batches(2):
+        step(Tensor(x), Tensor(y))
+    assert int(step.optimizer.inner.global_step.asnumpy()[0]) > 0
+    for name, value in nets.weights(step.network).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_what_is_set_too_late_for_the_variants_is_told(pynative_mode):
+    step = made(StillStep, {"boost": {**OFF, "thor": True}})
+    step.network = nn.WithLossCell(step.network.backbone_network, nets.loss_fn())
+    with pytest.warns(NoEffectWarning, match=r"^network, optimizer of the training step was set a"):
+        step(*map(Tensor, nets.batches(1)[0]))
+
+
+def test_a_method_that_is_set_on_the_object_is_told(pynative_mode):
+    for settings in ({}, {"gradients": {"clip_norm": 1.0}}):
+        step = made(BoostTrainOneStepCell, settings)
+        step.update = types.MethodType(BoostTrainOneStepCell.update, step)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            step(*map(Tensor, nets.batches(1)[0]))
+        assert [str(one.message)[:10] for one in seen] == ["update was"] * bool(settings)
+
+
+@pytest.mark.parametrize("kind", [OwnCall, OwnPartial])
+def test_clipping_that_another_way_leaves_out_is_told(kind):
+    with pytest.warns(NoEffectWarning, match=r"clip_norm has no effect"):
+        step = made(kind, {"gradients": {"clip_norm": 0.01}})
+    assert step.report()["gradient clipping"].status == "inactive"
+
+
+def test_servers_that_a_call_of_a_subclass_never_combines_are_refused():
+    step = made(OwnCall, {})
+    assert step.updates_past("adasum_process")
+    assert not step.runs_our_construct()
+
+
+class PublicRule(BoostTrainOneStepWithLossScaleCell):
+    """Every batch counts as an overflow."""
+
+    def get_overflow_status(self, status, compute_output):
+        return ops.logical_not(super().get_overflow_status(status, compute_output))
+
+
+def test_an_overflow_rule_under_the_public_name_decides(mode):
+    step = made(lambda *parts: PublicRule(*parts, Tensor(8.0)), {})
+    _, overflow, _ = step(*map(Tensor, nets.batches(1)[0]))
+    assert bool(overflow.asnumpy())
+
+
+class OwnStart(BoostTrainOneStepWithLossScaleCell):
+    def start_overflow_check(self, pre_cond, compute_input):
+        return super().start_overflow_check(pre_cond, compute_input)
+
+
+class OwnConstructToo(OwnStart):
+    def construct(self, *inputs):
+        return super().construct(*inputs)
+
+
+def test_rules_that_are_not_called_are_told(recwarn):
+    with pytest.warns(NoEffectWarning, match="methods that are not called, start_overflow_check:"):
+        made(lambda *parts: OwnStart(*parts, Tensor(8.0)), {})
+    net = nets.MLP()
+    manager = GroupLossScaleManager(8.0, [net.trainable_params()])
+    network, optimizer = nn.WithLossCell(net, nets.loss_fn()), nets.momentum(net.trainable_params())
+    with pytest.warns(NoEffectWarning, match="methods that are not called, _get_overflow_status:"):
+        OwnRule(network, optimizer, manager)
+    recwarn.clear()
+    made(lambda *parts: OwnConstructToo(*parts, Tensor(8.0)), {})
+    assert list(recwarn) == []
+
+
+def test_a_module_of_a_name_that_begins_like_this_package_is_the_users(monkeypatch):
+    monkeypatch.setattr(OwnUpdate, "__module__", "mindspore_boost_ext_plus")
+    assert made(OwnUpdate, {}).overridden("update") == ["update"]
