@@ -273,6 +273,35 @@ def test_a_part_of_the_users_sees_gradients_without_the_scale(mode, scale):
         np.testing.assert_allclose(np.abs(value - before[name]), 0.5, rtol=0, atol=2e-7)
 
 
+class DividesItself(SignUpdate):
+    divides_sens = True
+
+    def construct(self, loss, gradients, *inputs):
+        bounded = tuple([ops.clamp(one / 1024.0, -0.25, 0.25) for one in gradients])
+        return self.inner(loss, bounded, *inputs)
+
+
+class Bounds(Algorithm):
+    switch = "bounds"
+
+    def join(self, step):
+        step.update_part = DividesItself(step.update_part)
+
+
+def test_a_part_that_divides_the_scale_itself_sees_it(mode):
+    ways = []
+    for scale in (1.0, 1024.0):
+        net = Linear()
+        boost = AutoBoost("O1", {"boost": OFF}, algorithms=[Bounds()] if scale > 1 else ())
+        parts = boost.network_auto_process_train(net, nn.SGD(net.trainable_params(), 1.0))
+        before = nets.weights(net)
+        BoostTrainOneStepCell(*parts, scale)(*map(Tensor, batches()[0]))
+        ways.append({name: one - before[name] for name, one in nets.weights(net).items()})
+    for name, way in ways[0].items():
+        # Differences of weights of up to 1, each rounded to 6e-8.
+        np.testing.assert_allclose(ways[1][name], np.clip(way, -0.25, 0.25), rtol=0, atol=2e-7)
+
+
 class Again(UpdateAround):
     takes_inputs = True
 

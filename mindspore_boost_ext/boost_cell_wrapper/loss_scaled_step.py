@@ -104,6 +104,9 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         self._has_own_window = bool(self.overridden("gradient_accumulation_process"))
         own_rule = self.overridden(*OWN_RULE)
         self._has_own_rule = bool(own_rule) and self.scale_part.can_be_set
+        # Subclasses may override MindSpore's name of a method, or that of mindspore.boost.
+        names = ("get_overflow_status", "process_loss_scale")
+        self._public = tuple([one in own_rule and f"_{one}" not in own_rule for one in names])
         lost = self.overridden("start_overflow_check", "_start_overflow_check")
         self.warn_of_lost(lost if self._has_own_rule else lost + own_rule)
         self._extra = self.scale_part.extra
@@ -160,8 +163,9 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
             status = ops.depend(status, captured)  # a register is read after these products, too
         gradients = self.grad_reducer(self.scale_part.divided(gradients, scale))
         if self._has_own_rule:  # of a subclass, under the names of mindspore.boost
-            overflow = self._get_overflow_status(status, gradients)
-            skips = self._process_loss_scale(overflow)
+            check, scaled = self._get_overflow_status, self._process_loss_scale
+            overflow = (self.get_overflow_status if self._public[0] else check)(status, gradients)
+            skips = (self.process_loss_scale if self._public[1] else scaled)(overflow)
         else:
             gradients, overflow = self.scale_part.finish(status, scale, gradients, extra)
             skips = overflow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -50,7 +51,7 @@ class Overridable(nn.Cell):
         A direct call of ``update_part`` counts, too, unless ``clips`` is True.
         """
         ends = {"update"} if clips else {"update", "update_part"}
-        if self.overridden("update") and not ends & self._names_used(type(self).update):
+        if not self._leads_to("update", ends):
             return False
         ends.add("close_window")
         ends |= set() if self.window_part is None else {"gradient_accumulation_process"}
@@ -86,13 +87,26 @@ class Overridable(nn.Cell):
 
     def reduces_each_batch(self) -> bool:
         """Return whether a subclass's code reduces gradients over ranks, or updates, by itself."""
-        held = [
-            (name, one) for kind in self._kinds_above_ours() for name, one in vars(kind).items()
-        ]
-        methods = [one for name, one in held if name != "__init__"]
-        used = set[str]().union(*map(self._names_used, methods))
-        # A construct of its own that never reduces leaves that to the window.
-        return "grad_reducer" in used or ("optimizer" in used and self.runs_our_construct())
+        ends = {"gradient_accumulation_process", "close_window", "window_part"}
+        # Each rank divides a weighted window by weights of its own: that must come before.
+        if getattr(self.window_part, "is_weighted", False) and self.reaches(*ends):
+            return not self._leads_to("gradient_accumulation_process", ends)
+        used = set[str]().union(*map(self._names_used, self._own_methods()))
+        if "grad_reducer" in used:
+            return True
+        # A construct of its own that never reduces, and runs not ours, leaves that to the window.
+        ways = map(self._names_used, self._above_ours("construct"))
+        return "optimizer" in used and all("construct" in way for way in ways)
+
+    def _own_methods(self) -> list[Callable[..., object]]:
+        held = [item for kind in self._kinds_above_ours() for item in vars(kind).items()]
+        functions = [_function_of(one) for name, one in held if name != "__init__"]
+        return [one for one in functions if inspect.isroutine(one)]
+
+    def _leads_to(self, method: str, ends: set[str]) -> bool:
+        """Return whether a method, if a subclass overrides it, uses one of the names."""
+        own = self.overridden(method)
+        return not own or bool(ends & self._names_used(getattr(type(self), method)))
 
     def updates_past(self, method: str) -> bool:
         """Return whether the step calls the optimizer, and neither ``update`` nor ``method``."""
@@ -175,8 +189,7 @@ class Overridable(nn.Cell):
         found: set[str] = set()
         asked, seen = [function], set[int]()
         while asked:
-            one = asked.pop()
-            one = inspect.unwrap(getattr(one, "func", one))  # of functools.partialmethod
+            one = inspect.unwrap(_function_of(asked.pop()))
             seen.add(id(one))
             code = getattr(one, "__code__", None)
             here = names_of(code) if isinstance(code, types.CodeType) else set[str]()
@@ -214,6 +227,15 @@ def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Call
     found: list[Any] = [getattr(one, "__func__", one) for one in (*near, *members)]
     functions = [one for one in found if inspect.isfunction(one)]
     return [one for one in functions if not is_of_libraries(str(one.__module__))]
+
+
+def _function_of(held: Callable[..., object]) -> Callable[..., object]:
+    """Return the function in what a class holds under the name of a method."""
+    if isinstance(held, property):
+        return held.fget
+    if isinstance(held, functools.partialmethod):
+        return held.func
+    return held.__func__ if isinstance(held, (staticmethod, classmethod)) else held
 
 
 def touches_own(code: types.CodeType, name: str, how: str = "STORE_ATTR") -> bool:

@@ -8,8 +8,9 @@ from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import StepCell
+from mindspore_boost_ext.base.order import is_of_libraries
 from mindspore_boost_ext.report import NoEffectWarning, warn
-from mindspore_boost_ext.stages.update import Update, innermost_part
+from mindspore_boost_ext.stages.update import HidesSens, Update, UpdateAround
 
 _COPIED = ("network", "grad", "grad_no_sens", "optimizer")  # by what a step is made of
 
@@ -21,7 +22,8 @@ def remember_parts(step: StepCell) -> None:
 
 def follow_parts(step: StepCell) -> None:
     """Before the first step, use another optimizer; warn of what would be left out."""
-    later = [name for name, one in step._made_with.items() if getattr(step, name) is not one]
+    made_with = step.__dict__.pop("_made_with", {})  # else what was replaced would be kept
+    later = [name for name, one in made_with.items() if getattr(step, name) is not one]
     if "optimizer" in later and _use_optimizer(step):
         later.remove("optimizer")
     if step.choice_part is None:  # the step itself runs, and looks at these
@@ -29,7 +31,7 @@ def follow_parts(step: StepCell) -> None:
     if later:
         warn(
             f"{', '.join(later)} of the training step was set after the step was made, and has no "
-            "effect on parts that are made by then: give it to the constructor",
+            "effect on the parts that were made before: give it to the constructor",
             NoEffectWarning,
         )
     _warn_of_own_methods(step)
@@ -37,10 +39,14 @@ def follow_parts(step: StepCell) -> None:
 
 def _use_optimizer(step: StepCell) -> bool:
     """Let the parts of a step use the optimizer that it has now; return whether they do."""
-    last = innermost_part(step.update_part)
-    if step.choice_part is not None or type(last) is not Update:
+    parts = [step.update_part]
+    while isinstance(parts[-1], UpdateAround):
+        parts.append(parts[-1].inner)
+    ours = {type(one) for one in parts if is_of_libraries(type(one).__module__)}
+    # Others of this package's parts use the state of the optimizer that they were made with.
+    if step.choice_part is not None or not ours <= {Update, HidesSens}:
         return False
-    for part in (last, *filter(None, [step.window_part])):
+    for part in (*parts, *filter(None, [step.window_part])):
         _compat.set_child(part, "optimizer", step.optimizer)
     step.compiles_end = False  # it may be a Cell that does not compile
     return True

@@ -263,8 +263,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     def look_before_first(self, *inputs: Tensor) -> None:
         """Make the checks before the first step, on its batch; in sink mode there is none."""
-        self._settle()
         follow_parts(self)
+        self._settle()
         check_first_run_on_ranks(self)
         self.warn_of_own_reducer(self._our_reducer)
         self.check_update(inputs)
@@ -302,7 +302,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
     def _count_batch(self) -> None:
         """Show the other ranks if this batch is followed by a reduction, in which all take part."""
         # The window is asked each time: flushes, overflows and restored files change its count.
-        if not self._reduces_at_end or self.window_part.micro_steps() + 1 == self.window():
+        if not self._reduces_at_end or self.window_part.micro_steps() + 1 >= self.window():
             PROGRESS.begin_update()
 
     def window(self) -> int:

@@ -109,13 +109,8 @@ class OverflowNames(nn.Cell):
         """Let the Cell that updates the scale set the next one; return the overflow."""
         return self.scale_part.update(overflow)
 
-    def _get_overflow_status(self, status: Tensor, compute_output: tuple[Tensor, ...]) -> Tensor:
-        return self.get_overflow_status(status, compute_output)
-
-    def _process_loss_scale(self, overflow: Tensor) -> Tensor:
-        return self.process_loss_scale(overflow)
-
-    _start_overflow_check = start_overflow_check
+    _start_overflow_check, _get_overflow_status = start_overflow_check, get_overflow_status
+    _process_loss_scale = process_loss_scale
 
 
 def add_overflow_names(step: nn.Cell, distributed: bool) -> None:

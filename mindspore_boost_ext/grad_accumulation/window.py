@@ -37,12 +37,12 @@ def gradient_clear_op(cumulative: Parameter) -> Tensor:
 
 
 def warn_of_sum() -> bool:
-    """Warn of a loss for each sample; return True, which a graph can hold."""
+    """Warn of several losses; return True, which a graph can hold."""
     warn(
-        "gradients of micro-batches do not add up to those of the big batch: the network returns "
-        "a loss for each sample, whose sum is minimised, while the window takes the mean over its "
-        "micro-batches, with weighting 'samples' of sums times samples: return the mean of the "
-        "losses"
+        "the network returns several losses, whose sum is minimised. If there is one for each "
+        "sample, gradients of micro-batches do not add up to those of the big batch: the window "
+        "takes the mean over its micro-batches, with weighting 'samples' of sums times samples. "
+        "Return the mean of such losses"
     )
     return True
 

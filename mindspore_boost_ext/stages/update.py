@@ -15,6 +15,7 @@ from mindspore_boost_ext.base.mapping import call, each
 from mindspore_boost_ext.base.state import list_hidden_parameters
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import NoEffectWarning, warn
+from mindspore_boost_ext.stages.gradients import multiplied
 
 
 class Update(nn.Cell):
@@ -46,7 +47,7 @@ class Update(nn.Cell):
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update the weights."""
         if self.factor != 1.0:
-            gradients = each(ops.partial(_times, self.factor), gradients)
+            gradients = each(ops.partial(multiplied, self.factor), gradients)
         return ops.depend(loss, self.optimizer(gradients))
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> Update:
@@ -71,10 +72,6 @@ class Update(nn.Cell):
     def loss_of(self, *inputs: Tensor) -> Tensor:
         """Return the loss of the batch ``inputs``, shape (); 0 if the part runs no network."""
         return Tensor(0.0)
-
-
-def _times(factor: float, gradient: Tensor) -> Tensor:
-    return gradient * factor
 
 
 class UpdateAround(Update):
@@ -125,7 +122,7 @@ class HidesSens(UpdateAround):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Divide, and run :attr:`inner`."""
-        divided = each(ops.partial(_times, self.inverse), gradients)
+        divided = each(ops.partial(multiplied, self.inverse), gradients)
         return call(self.inner, (loss, divided, *inputs))
 
 
@@ -140,7 +137,7 @@ def hiding_sens(part: Update, sens: float) -> Update:
     The optimizer gets it back, and divides by its own ``loss_scale``.
     """
     last = innermost_part(part)
-    if sens == 1 or type(last) is not Update:
+    if sens == 1 or part.divides_sens or type(last) is not Update:
         return part
     last.factor = float(sens)
     return HidesSens(part, last.factor)
@@ -189,7 +186,8 @@ def _warn_of_second_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
     trained = {id(one) for one in optimizer.parameters}
     for name, cell in network.cells_and_names():
         trains = isinstance(cell, nn.Optimizer) or hasattr(cell, "param_groups")
-        if trains and not trained.isdisjoint(map(id, cell.parameters)):
+        held = getattr(cell, "parameters", ()) if trains else ()
+        if isinstance(held, (tuple, list)) and not trained.isdisjoint(map(id, held)):
             warn(
                 f"the network holds an optimizer, {name!r}, over weights that this step trains: if "
                 "it is a training step, each batch updates them twice; give the network with its "

@@ -1,8 +1,10 @@
 """Methods that a subclass of a step cell has of its own: called as upstream calls them, or told."""
 
 import functools
+import gc
 import types
 import warnings
+import weakref
 
 import mindspore as ms
 import nets
@@ -553,7 +555,21 @@ class SecondUpdate(BoostTrainOneStepCell):
         return ops.depend(super().construct(*inputs), own_way(self, *inputs))
 
 
-WAYS_OF_THEIR_OWN = [OwnConstruct, OwnSums, Branch, BranchOfWindow, SecondUpdate]
+class WrappedSums(OwnSums):
+    def construct(self, *inputs):
+        return super().construct(*inputs) * 1.0
+
+
+class SumsByProperty(BoostTrainOneStepCell):
+    @property
+    def chosen(self):
+        return self.optimizer
+
+    def gradient_accumulation_process(self, loss, grads, sens, *inputs):
+        return ops.depend(loss, self.chosen(grads))
+
+
+WAYS_OF_THEIR_OWN = [OwnConstruct, OwnSums, Branch, BranchOfWindow, SecondUpdate, WrappedSums]
 
 
 @pytest.mark.filterwarnings("ignore:grad_accumulation has no effect")
@@ -564,7 +580,7 @@ def test_a_step_that_passes_the_window_by_reduces_each_batch(mode, kind):
 
 
 @pytest.mark.filterwarnings("ignore:grad_accumulation has no effect")
-@pytest.mark.parametrize("kind", [OwnCall, OwnPartial])
+@pytest.mark.parametrize("kind", [OwnCall, OwnPartial, SumsByProperty])
 def test_a_step_that_python_alone_can_run_reduces_each_batch(pynative_mode, kind):
     assert_reduced_once(kind, 1)
 
@@ -590,6 +606,22 @@ class HandsOn(BoostTrainOneStepCell):
 def test_what_comes_into_the_window_is_reduced_once(mode, kind):
     """Sums over ranks would grow with each reduction."""
     assert_reduced_once(kind, 2)
+
+
+class ReadsRate(BoostTrainOneStepCell):
+    def rate(self):
+        return self.optimizer.get_lr()
+
+
+@pytest.mark.parametrize("weighting", ["equal", "samples"])
+@pytest.mark.parametrize("kind", [ReducesAndHandsOn, ReadsRate, OwnSums])
+def test_a_weighted_window_is_reduced_when_it_is_full(kind, weighting):
+    """Each rank divides by its own weights, so that what is divided must be its own, too."""
+    section = {"grad_accumulation_step": 2, "weighting": weighting}
+    step = made(kind, {**WINDOW, "grad_accumulation": section}, [Halving()])
+    at_end = weighting == "samples" and kind is not OwnSums
+    expected = (nn.Identity, Halves) if at_end else (Halves, nn.Identity)
+    assert (type(step.grad_reducer), type(step.window_reducer)) == expected
 
 
 class OwnScaledWindow(BoostTrainOneStepWithLossScaleCell):
@@ -720,16 +752,14 @@ class StillScaledStep(SetsOptimizer, BoostTrainOneStepWithLossScaleCell):
     pass
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"gradients": {"clip_norm": 1.0}},
-        {**WINDOW, "gradients": {"clip_norm": 1.0}},
-        {"short_schedule": {"total_steps": 20}},
-    ],
-    ids=["nothing", "clip", "window", "schedule"],
-)
+LATE = {
+    "nothing": {},
+    "clip": {"gradients": {"clip_norm": 1.0}},
+    "window": {**WINDOW, "gradients": {"clip_norm": 1.0}},
+}
+
+
+@pytest.mark.parametrize("settings", LATE.values(), ids=LATE)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_an_optimizer_that_a_subclass_sets_is_used(mode, scaled, settings):
     kind = (lambda *parts: StillScaledStep(*parts, Tensor(8.0))) if scaled else StillStep
@@ -740,6 +770,27 @@ def test_an_optimizer_that_a_subclass_sets_is_used(mode, scaled, settings):
     assert int(step.optimizer.inner.global_step.asnumpy()[0]) > 0
     for name, value in nets.weights(step.network).items():
         np.testing.assert_array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("settings", LATE.values(), ids=LATE)
+def test_an_optimizer_with_state_of_its_own_is_used_and_the_first_one_is_gone(mode, settings):
+    step = made(BoostTrainOneStepCell, settings)
+    first = weakref.ref(step.optimizer)
+    step.optimizer = nn.SGD(step.optimizer.parameters, 0.0)
+    before = nets.weights(step.network)
+    for x, y in nets.batches(2):
+        step(Tensor(x), Tensor(y))
+    gc.collect()
+    assert first() is None
+    assert int(step.optimizer.global_step.asnumpy()[0]) > 0
+    for name, value in nets.weights(step.network).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_a_schedule_that_counts_the_first_optimizers_updates_is_told_of(pynative_mode):
+    step = made(StillStep, {"short_schedule": {"total_steps": 20}})
+    with pytest.warns(NoEffectWarning, match="^optimizer of the training step was set after"):
+        step(*map(Tensor, nets.batches(1)[0]))
 
 
 def test_what_is_set_too_late_for_the_variants_is_told(pynative_mode):
@@ -783,6 +834,23 @@ def test_an_overflow_rule_under_the_public_name_decides(mode):
     step = made(lambda *parts: PublicRule(*parts, Tensor(8.0)), {})
     _, overflow, _ = step(*map(Tensor, nets.batches(1)[0]))
     assert bool(overflow.asnumpy())
+
+
+class Adapter(BoostTrainOneStepWithLossScaleCell):
+    """Names a rule of mindspore.boost as MindSpore does."""
+
+    def get_overflow_status(self, status, compute_output):
+        return self._get_overflow_status(status, compute_output)
+
+    def process_loss_scale(self, overflow):
+        return self._process_loss_scale(overflow)
+
+
+def test_a_rule_may_call_that_of_the_other_name(mode):
+    step = made(lambda *parts: Adapter(*parts, nn.DynamicLossScaleUpdateCell(8, 2, 1)), {})
+    _, overflow, _ = step(*map(Tensor, nets.batches(1)[0]))
+    assert not bool(overflow.asnumpy())
+    assert float(step.scale_sense.asnumpy()) == 16
 
 
 class OwnStart(BoostTrainOneStepWithLossScaleCell):

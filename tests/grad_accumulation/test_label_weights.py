@@ -158,7 +158,7 @@ def test_shares_of_classes_count_as_the_loss_divides(mode, shape):
         (nn.CrossEntropyLoss(), r"labels to ignore \(-100\).*set weighting 'labels'"),
         (nn.CrossEntropyLoss(WEIGHTS, -1), "by the weights of the classes.*weighting 'labels'"),
         (nn.CrossEntropyLoss(reduction="sum"), "1/3 of the big batch's gradient"),
-        (nn.SoftmaxCrossEntropyWithLogits(sparse=True), "returns a loss for each sample"),
+        (nn.SoftmaxCrossEntropyWithLogits(sparse=True), "returns several losses"),
     ],
     ids=["ignored", "class weights", "sum", "none"],
 )

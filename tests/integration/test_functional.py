@@ -606,6 +606,30 @@ def test_a_step_around_another_step_is_warned_of(mode):
         make_train_step(inner, None, optimizer, level="O1", config=OFF)
 
 
+class Grouped(nn.Cell):
+    """Has a method of the name by which optimizers of mindspore.experimental are known."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.WithLossCell(nets.MLP(), nets.loss_fn())
+
+    def param_groups(self):
+        return [{"params": self.trainable_params()}]
+
+    def parameters(self):
+        return self.trainable_params()
+
+    def construct(self, x, y):
+        return self.net(x, y)
+
+
+def test_a_network_with_groups_is_no_optimizer(pynative_mode):
+    net = Grouped()
+    optimizer = nets.momentum(net.param_groups())
+    step = make_train_step(net, None, optimizer, level="O1", config=OFF)
+    step(*map(Tensor, nets.batches(1)[0]))
+
+
 def test_an_optimizer_over_another_network_of_the_same_names_is_refused(pynative_mode):
     optimizer = nets.momentum(nets.MLP().trainable_params())
     with (
