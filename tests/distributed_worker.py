@@ -24,12 +24,12 @@ import numpy as np
 import overflow_cases
 import thor_worker
 import unequal_worker
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 from models import model_of
 
 import mindspore_boost_ext
-from mindspore_boost_ext import AdaSum, GroupLossScaleManager, _compat
+from mindspore_boost_ext import AdaSum, BoostTrainOneStepCell, GroupLossScaleManager, _compat
 from mindspore_boost_ext.adasum import cell as adasum
 
 STEPS, OVERFLOW_AT, SAVED_AT = 6, 2, 3
@@ -57,9 +57,18 @@ FURTHER: dict[str, dict[str, Any]] = {
 CASES = {
     (2, "graph"): (
         *("plain", "accumulation", "freezing", "grouped", "sum", "adasum adam", "in parts"),
+        "accumulation own",
     ),
     (2, "pynative"): (
-        *("plain", "accumulation", "freezing", "dynamic", "grouped", "compiled dynamic"),
+        *(
+            "accumulation own",
+            "plain",
+            "accumulation",
+            "freezing",
+            "dynamic",
+            "grouped",
+            "compiled dynamic",
+        ),
         *("adasum compiled freezing", "adasum resumed", *FURTHER),
     ),
     (3, "graph"): ("adasum",),
@@ -87,6 +96,13 @@ class CountingReducer(nn.Cell):
     def construct(self, gradients):
         self.calls.append(1)
         return self.reducer(gradients)
+
+
+class OwnWindow(BoostTrainOneStepCell):
+    """Updates with each micro-batch, and so never comes to the library's reduction."""
+
+    def gradient_accumulation_process(self, loss, grads, sens, *inputs):
+        return ops.depend(loss, self.optimizer(grads))
 
 
 class NormNet(nn.Cell):
@@ -149,6 +165,10 @@ def case(name, with_adasum=True):
         config["gradients"] = {"clip_norm": 0.1}
     settings = {} if manager is None else {"loss_scale_manager": manager}
     own = optimizer(name, net.trainable_params())
+    if name.endswith("own"):
+        boost = mindspore_boost_ext.AutoBoost("O1", config)
+        loss_net = nn.WithLossCell(net, nets.loss_fn())
+        return net, OwnWindow(*boost.network_auto_process_train(loss_net, own)).set_train()
     return net, model_of(net, config, own, **settings).train_network
 
 

@@ -101,7 +101,8 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
         self.compiles_end = self.compiles_end and self.graph_part is None
-        self._has_own_window = bool(self.overridden("gradient_accumulation_process"))
+        own_window = self.overridden("gradient_accumulation_process")
+        self._has_own_window = self.window_part is not None and bool(own_window)
         own_rule = self.overridden(*OWN_RULE)
         self._has_own_rule = bool(own_rule) and self.scale_part.can_be_set
         # Subclasses may override MindSpore's name of a method, or that of mindspore.boost.
@@ -199,7 +200,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         else:
             if self.capturing:
                 loss = ops.depend(loss, self.captures_part.use(captured))
-            if self.window_part is not None and self._has_own_window:
+            if self._has_own_window:
                 carried = filled_like(loss, 1.0)  # the scale is divided out
                 loss = call(self.gradient_accumulation_process, (loss, gradients, carried, *inputs))
             elif self.window_part is not None:

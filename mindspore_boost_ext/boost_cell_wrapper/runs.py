@@ -1,4 +1,4 @@
-"""What surrounds the runs of a step: what is called at the first, what MindSpore keeps of them."""
+"""What surrounds the runs of a step: what comes before the first, what MindSpore keeps of them."""
 
 from __future__ import annotations
 

@@ -44,6 +44,8 @@ _PROCESSES = ("gradient_accumulation_process", "gradient_freeze_process", "adasu
 class StepNames(nn.Cell):
     """What mindspore.boost's step has and this one keeps elsewhere, unless a subclass sets it."""
 
+    kept_elsewhere = frozenset(_ELSEWHERE)
+
     def __getattr__(self, name: str) -> Any:
         """Read what is kept elsewhere."""
         if name in _ELSEWHERE and name not in vars(self).get("_set_here", ()):

@@ -146,8 +146,6 @@ def hiding_sens(part: Update, sens: float) -> Update:
 # Attributes of steps, not of their classes; and of those that scale the loss.
 _TAKEN = frozenset(("clip_norm", "auto_boost", "update_part", "batch_part", "choice_part"))
 _TAKEN |= {"captures_part", "window_part", "graph_part"}
-# What mindspore.boost's step has, and this one reads elsewhere.
-_TAKEN |= {"accumulation", "accumulation_step", "grad_accumulation", "step", "train_strategy"}
 _TAKEN_BY_SCALES = frozenset(("base", "base0", "scale_part", "scale_sense", "detector"))
 
 
@@ -162,6 +160,7 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell, step_class: type) ->
         raise TypeError(f"optimizer must be a MindSpore optimizer, got {shown(optimizer)}")
     # Weights become attributes of the step, by their names.
     taken = _TAKEN.union(set(dir(step_class)).difference(dir(nn.TrainOneStepCell)))
+    taken |= getattr(step_class, "kept_elsewhere", frozenset())
     taken |= _TAKEN_BY_SCALES if getattr(step_class, "scales_loss", False) else frozenset()
     if found := sorted(taken.intersection(one.name for one in optimizer.parameters)):
         raise ValueError(

@@ -89,12 +89,16 @@ def test_freezing_goes_through_the_method_of_a_subclass(mode):
         np.testing.assert_array_equal(value, trained[BoostTrainOneStepCell][name])
 
 
+def own_way(self, *inputs):
+    loss = self.network(*inputs)
+    sens = ops.fill(loss.dtype, loss.shape, self.sens)
+    gradients = self.grad_reducer(self.grad(self.network, self.weights)(*inputs, sens))
+    return ops.depend(loss, self.optimizer(gradients))
+
+
 class OwnConstruct(BoostTrainOneStepCell):
     def construct(self, *inputs):
-        loss = self.network(*inputs)
-        sens = ops.fill(loss.dtype, loss.shape, self.sens)
-        gradients = self.grad_reducer(self.grad(self.network, self.weights)(*inputs, sens))
-        return ops.depend(loss, self.optimizer(gradients))
+        return own_way(self, *inputs)
 
 
 class Updates(OwnConstruct):
@@ -471,15 +475,22 @@ def test_a_reducer_that_is_not_all_that_reduces_is_told(step, who):
         step()(*map(Tensor, nets.batches(1)[0]))
 
 
-def test_a_reducer_of_a_step_without_variants_is_used(pynative_mode):
+def assert_half_the_way(whole, half, batches):
+    """The weights move half as far in one step as in another."""
     ways = []
-    for step in (made(BoostTrainOneStepCell, {}), with_own_reducer()):
+    for step in (whole, half):
         before = nets.weights(step.network)
-        step(*map(Tensor, nets.batches(1)[0]))
+        for x, y in nets.batches(batches):
+            step(Tensor(x), Tensor(y))
         ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
     for name, way in ways[0].items():
+        assert np.any(way)
         # A way is a difference of two weights of up to 1, each rounded to 6e-8.
         np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
+
+
+def test_a_reducer_of_a_step_without_variants_is_used(pynative_mode):
+    assert_half_the_way(made(BoostTrainOneStepCell, {}), with_own_reducer(), 1)
 
 
 class Halving(Algorithm):
@@ -491,17 +502,7 @@ class Halving(Algorithm):
 
 def assert_reduced_once(kind, batches):
     """The way of some batches is half as long with a reducer that halves."""
-    ways = []
-    for algorithms in ((), (Halving(),)):
-        step = made(kind, WINDOW, algorithms)
-        before = nets.weights(step.network)
-        for x, y in nets.batches(batches):
-            step(Tensor(x), Tensor(y))
-        ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
-    for name, way in ways[0].items():
-        assert np.any(way)
-        # A way is a difference of two weights of up to 1, each rounded to 6e-8.
-        np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
+    assert_half_the_way(made(kind, WINDOW), made(kind, WINDOW, [Halving()]), batches)
 
 
 class OwnSums(BoostTrainOneStepCell):
@@ -514,13 +515,6 @@ class OwnSums(BoostTrainOneStepCell):
     def gradient_accumulation_process(self, loss, grads, sens, *inputs):
         loss = ops.depend(loss, self.hyper_map(ops.assign_add, self.sums, grads))
         return ops.depend(loss, self.optimizer(self.sums))
-
-
-def own_way(self, *inputs):
-    loss = self.network(*inputs)
-    sens = ops.fill(loss.dtype, loss.shape, self.sens)
-    gradients = self.grad_reducer(self.grad(self.network, self.weights)(*inputs, sens))
-    return ops.depend(loss, self.optimizer(gradients))
 
 
 class OwnCall(BoostTrainOneStepCell):
@@ -632,19 +626,13 @@ class OwnScaledWindow(BoostTrainOneStepWithLossScaleCell):
 
 @pytest.mark.parametrize("weighting", ["equal", "samples"])
 def test_a_window_of_a_subclass_is_called_by_a_scaled_step(mode, weighting):
-    ways = []
     section = {"grad_accumulation_step": 2, "weighting": weighting}
     settings = {**WINDOW, "grad_accumulation": section}
-    for kind in (BoostTrainOneStepWithLossScaleCell, OwnScaledWindow):
-        step = made(lambda *parts, kind=kind: kind(*parts, Tensor(1024.0)), settings)
-        before = nets.weights(step.network)
-        for x, y in nets.batches(2):
-            step(Tensor(x), Tensor(y))
-        ways.append({name: one - before[name] for name, one in nets.weights(step.network).items()})
-    for name, way in ways[0].items():
-        assert np.any(way)
-        # A way is a difference of two weights of up to 1, each rounded to 6e-8.
-        np.testing.assert_allclose(ways[1][name], 0.5 * way, rtol=1e-5, atol=1e-7)
+    whole, half = (
+        made(lambda *parts, kind=kind: kind(*parts, Tensor(1024.0)), settings)
+        for kind in (BoostTrainOneStepWithLossScaleCell, OwnScaledWindow)
+    )
+    assert_half_the_way(whole, half, 2)
 
 
 class Sums(BoostTrainOneStepCell):
