@@ -22,6 +22,8 @@ from mindspore_boost_ext.stages.update import Update
 class AdaSumUpdate(Update):
     """Takes the optimizer's step of this server, and combines it with those of the others."""
 
+    calls_optimize = True
+
     def __init__(self, optimizer: nn.Cell, device_number: int) -> None:
         super().__init__(optimizer)
         self.device_number = device_number
@@ -32,12 +34,14 @@ class AdaSumUpdate(Update):
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Take the step, and combine it."""
         old = self.adasum.snapshot()
-        loss = ops.depend(loss, self.optimizer(ops.depend(gradients, old)))
+        loss = ops.depend(loss, self.optimize(ops.depend(gradients, old)))
         return ops.depend(loss, self.adasum.update_since(ops.depend(old, loss)))
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> AdaSumUpdate:
         """Return this part for some of the weights."""
-        return AdaSumUpdate(optimizer, self.device_number)
+        part = AdaSumUpdate(optimizer, self.device_number)
+        part.factor = self.factor
+        return part
 
 
 class AdaSumAlgorithm(Algorithm):

@@ -38,7 +38,9 @@ class Update(nn.Cell):
     takes_inputs = False
     # Whether it divides the step's ``sens`` out of the gradients itself.
     divides_sens = False
-    factor = 1.0  # on the gradients that the optimizer gets
+    factor = 1.0  # on the gradients that the optimizer gets from ``optimize``
+    # Whether a construct of its own hands all gradients to ``optimize``.
+    calls_optimize = False
 
     def __init__(self, optimizer: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -46,9 +48,13 @@ class Update(nn.Cell):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update the weights."""
+        return ops.depend(loss, self.optimize(gradients))
+
+    def optimize(self, gradients: tuple[Tensor, ...]) -> Any:
+        """Run the optimizer on the gradients times ``factor``; return what it returns."""
         if self.factor != 1.0:
             gradients = each(ops.partial(multiplied, self.factor), gradients)
-        return ops.depend(loss, self.optimizer(gradients))
+        return self.optimizer(gradients)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> Update:
         """Return this part for some of the weights: a copy with the same attributes and state.
@@ -137,7 +143,8 @@ def hiding_sens(part: Update, sens: float) -> Update:
     The optimizer gets it back, and divides by its own ``loss_scale``.
     """
     last = innermost_part(part)
-    if sens == 1 or part.divides_sens or type(last) is not Update:
+    optimizes = type(last) is Update or last.calls_optimize
+    if sens == 1 or part.divides_sens or not optimizes:
         return part
     last.factor = float(sens)
     return HidesSens(part, last.factor)

@@ -10,14 +10,21 @@ import nets
 import numpy as np
 import oracles
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from models import model_of
 
-from mindspore_boost_ext import AdaSum, AutoBoost, BoostTrainOneStepCell
+from mindspore_boost_ext import (
+    AdaSum,
+    Algorithm,
+    AutoBoost,
+    BoostModel,
+    BoostTrainOneStepCell,
+    UpdateAround,
+)
 from mindspore_boost_ext.adasum import algorithm
 from mindspore_boost_ext.adasum import cell as adasum
 from mindspore_boost_ext.adasum import collectives as exchange
-from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
+from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm, AdaSumUpdate
 from mindspore_boost_ext.adasum.packing import Packing, block_width
 from mindspore_boost_ext.adasum.rule import (
     PairRule,
@@ -27,6 +34,7 @@ from mindspore_boost_ext.adasum.rule import (
     owners_of_slices,
     tree,
 )
+from mindspore_boost_ext.stages.update import innermost_part
 
 wide = pytest.mark.parametrize("wide", [True, False], ids=["float64", "scaled float32"])
 GENERATOR = np.random.default_rng(5)
@@ -375,3 +383,48 @@ def test_a_subclass_is_asked_and_may_decline(monkeypatch):
     row = step.report()["adasum"]
     assert (row.status, row.reason) == ("skipped", "check_adasum_enable of Declines returned False")
     assert (step.asked, step.enable_adasum, step.adasum) == (True, False, None)
+
+
+class Seen(UpdateAround):
+    """Keeps the size of the last gradient, which every variant has."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.seen = Parameter(Tensor(0.0), name="boost.seeing.size", requires_grad=False)
+
+    def construct(self, loss, gradients, *inputs):
+        loss = ops.depend(loss, ops.assign(self.seen, ops.abs(gradients[-1]).sum()))
+        return super().construct(loss, gradients, *inputs)
+
+
+class Seeing(Algorithm):
+    switch = "seeing"
+
+    def join(self, step):
+        step.update_part = Seen(step.update_part)
+
+
+@pytest.mark.parametrize("freezes", [False, True])
+def test_a_part_of_ones_own_sees_no_loss_scale_and_the_optimizer_gets_it(
+    mode, monkeypatch, freezes
+):
+    """On one rank AdaSum leaves the optimizer's step as it is. A scale of 8 rounds nothing."""
+    monkeypatch.setattr(algorithm, "unavailable_reason", lambda devices: "")
+    boost = {"mode": "manual", "less_bn": False, "adasum": True, "grad_freeze": freezes}
+    config = {"boost": boost, "common": {"device_number": 1}}
+    if freezes:
+        config["grad_freeze"] = {"param_groups": 2, "schedule": [0, 1], "total_steps": 2}
+    found = []
+    for scale in (1.0, 8.0):
+        net = nets.Deep()
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=scale)
+        manager = ms.FixedLossScaleManager(scale, drop_overflow_update=False)
+        settings = {"algorithms": [Seeing()], "loss_scale_manager": manager}
+        step = model_of(net, config, optimizer, BoostModel, **settings).train_network
+        assert type(innermost_part(step.update_part)) is AdaSumUpdate
+        for x, y in nets.batches(2):
+            step(Tensor(x), Tensor(y))
+        seen = step.parameters_dict()["boost.seeing.size"]
+        found.append([seen.asnumpy(), *(one.asnumpy() for one in net.trainable_params())])
+    assert all(map(np.array_equal, *found))
+    assert found[0][0].any()
