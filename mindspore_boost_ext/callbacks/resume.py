@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -155,8 +156,11 @@ class BoostCheckpoint(Callback):
         try:
             if os.path.exists(link):  # a process was killed here
                 os.remove(link)
-            # No copy: save_checkpoint writes a new file, to which a symbolic link leads then.
-            os.link(os.path.realpath(path), link)
+            # No symbolic link: save_checkpoint writes a new file, to which it would lead then.
+            try:
+                os.link(os.path.realpath(path), link)
+            except OSError:  # a file system without hard links, such as a mounted bucket
+                shutil.copyfile(path, link)
             os.replace(link, kept)
         except OSError as error:
             self._warn(f"cannot keep {path!r} as {kept!r} ({error.strerror}); the new one is saved")
