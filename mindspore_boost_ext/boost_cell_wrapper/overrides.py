@@ -50,47 +50,49 @@ class Overridable(nn.Cell):
 
         A direct call of ``update_part`` counts, too, unless ``clips`` is True.
         """
-        ends = {"update"} if clips else {"update", "update_part"}
-        if not self._leads_to("update", ends):
+        ends = [] if clips else ["update_part"]
+        if not self._leads_to("update", *ends):
             return False
-        ends.add("close_window")
-        ends |= set() if self.window_part is None else {"gradient_accumulation_process"}
-        ends |= set() if self.choice_part is None else {"gradient_freeze_process"}
-        return self.reaches(*ends)
+        ends += [] if self.window_part is None else ["gradient_accumulation_process"]
+        ends += [] if self.choice_part is None else ["gradient_freeze_process"]
+        return self.reaches("update", "close_window", *ends)
 
     def reaches(self, *names: str) -> bool:
         """Return whether the code of a subclass's step uses one of the names.
 
-        A step that calls the library's uses all of them. A callable that is no Python function has
-        no code to look at, and counts as one that uses them.
+        A step that calls the library's uses all of them.
         """
-        for method in self._above_ours("__call__"):
-            used = self._names_used(method)
-            if used and not {*names, "__call__", "construct"} & used:
-                return False
+        if not self._leads_to("__call__", "construct", *names):
+            return False
         own = self.overridden("construct", "_no_sens_impl")
         if "construct" not in own and "gradient_freeze_process" in names:
             return True
         without_sens = not (self.sense_flag or self.scales_loss)
         way = "_no_sens_impl" if own == ["_no_sens_impl"] and without_sens else "construct"
         handed_on = without_sens and "_no_sens_impl" not in own
-        ends = {*names, "_no_sens_impl"} if handed_on else {*names}
+        return self._leads_to(way, *names, *(["_no_sens_impl"] if handed_on else []))
+
+    def _leads_to(self, way: str, *names: str) -> bool:
+        """Return whether a method ends in the library's, or its code uses one of the names.
+
+        A callable that is no Python function has no code to look at, and counts as one that does.
+        """
         for method in self._above_ours(way):
             used = self._names_used(method)
-            if used and not ends & used:
-                if way not in used:
-                    return False
-                if not any(one.__name__ in used for one in self._library_class().__mro__):
-                    continue  # it calls the method of the class below
-            return True
+            if _code_of(method) is None or not used.isdisjoint(names):
+                return True
+            if way not in used:
+                return False
+            if any(kind.__name__ in used for kind in self._library_class().__mro__):
+                return True  # by the name of the class; else it calls the class below
         return True
 
     def reduces_each_batch(self) -> bool:
         """Return whether a subclass's code reduces gradients over ranks, or updates, by itself."""
-        ends = {"gradient_accumulation_process", "close_window", "window_part"}
+        process, ends = "gradient_accumulation_process", ("close_window", "window_part")
         # Each rank divides a weighted window by weights of its own: that must come before.
-        if getattr(self.window_part, "is_weighted", False) and self.reaches(*ends):
-            return not self._leads_to("gradient_accumulation_process", ends)
+        if getattr(self.window_part, "is_weighted", False) and self.reaches(process, *ends):
+            return not self._leads_to(process, *ends)
         used = set[str]().union(*map(self._names_used, self._own_methods()))
         if "grad_reducer" in used:
             return True
@@ -103,24 +105,31 @@ class Overridable(nn.Cell):
         functions = [_function_of(one) for name, one in held if name != "__init__"]
         return [one for one in functions if inspect.isroutine(one)]
 
-    def _leads_to(self, method: str, ends: set[str]) -> bool:
-        """Return whether a method, if a subclass overrides it, uses one of the names."""
-        own = self.overridden(method)
-        return not own or bool(ends & self._names_used(getattr(type(self), method)))
-
     def updates_past(self, method: str) -> bool:
         """Return whether the step calls the optimizer, and neither ``update`` nor ``method``."""
-        ways = self.overridden("__call__", "construct", "_no_sens_impl", "update")
-        calls = any("optimizer" in self._names_used(getattr(type(self), way)) for way in ways)
-        return calls and not (self.calls_update() or self.reaches(method))
+        used = self.used_in("__call__", "construct", "_no_sens_impl", "update")
+        return "optimizer" in used and not (self.calls_update() or self.reaches(method))
 
     def moves_schedule(self) -> bool:
         """Return whether a subclass's code advances ``step``, as mindspore.boost's step does."""
-        for name in self.overridden("construct", "gradient_freeze_process"):
-            code = getattr(inspect.unwrap(getattr(type(self), name)), "__code__", None)
-            if code is not None and "freeze_nets" in code.co_names and touches_own(code, "step"):
-                return True
-        return False
+        ways = ("construct", "gradient_freeze_process")
+        return any("freeze_nets" in self.used_in(way) and self.touches(way, "step") for way in ways)
+
+    def touches(self, way: str, name: str, how: str = "STORE_ATTR") -> bool:
+        """Return whether a subclass's method sets an attribute of the step; or reads, LOAD_ATTR."""
+        code = _code_of(getattr(type(self), way)) if self.overridden(way) else None
+        if code is None:
+            return False
+        steps = list(dis.get_instructions(code))
+        return any(
+            step.opname == how and step.argval == name and before.argval == code.co_varnames[0]
+            for before, step in zip(steps, steps[1:])
+        )
+
+    def used_in(self, *ways: str) -> set[str]:
+        """Return the names that the code of some methods uses, where a subclass overrides them."""
+        methods = (getattr(type(self), way) for way in self.overridden(*ways))
+        return set[str]().union(*map(self._names_used, methods))
 
     def declines(self, method: str) -> bool:
         """Return whether a method that a subclass overrides says no."""
@@ -142,9 +151,8 @@ class Overridable(nn.Cell):
     def warn_of_what_does_not_run(self) -> None:
         """Warn of methods of a subclass that the step does not call."""
         lost = self.overridden(*_NOT_IN_VARIANTS) if self.choice_part is not None else []
-        for way in self.overridden("construct", "gradient_freeze_process"):
-            lost = [one for one in lost if one not in self._names_used(getattr(type(self), way))]
-        if lost:
+        used = self.used_in("construct", "gradient_freeze_process")
+        if lost := [method for method in lost if method not in used]:
             warn(
                 f"{type(self).__name__} overrides methods that are not called, "
                 f"{', '.join(lost)}: with these settings the library's own variants of the step "
@@ -189,16 +197,16 @@ class Overridable(nn.Cell):
         found: set[str] = set()
         asked, seen = [function], set[int]()
         while asked:
-            one = inspect.unwrap(_function_of(asked.pop()))
-            seen.add(id(one))
-            code = getattr(one, "__code__", None)
-            here = names_of(code) if isinstance(code, types.CodeType) else set[str]()
+            function = _function_of(asked.pop())
+            seen.add(id(function))
+            code = _code_of(function)
+            here = set[str]() if code is None else names_of(code)
             unseen = here - found
             found |= unseen
             mine = [*self.overridden(*unseen - {"construct"}), *filter(self._is_new, unseen)]
-            several = [function for name in mine for function in self._above_ours(name)]
-            several += _users_functions(one, here)
-            asked += [each for each in several if id(inspect.unwrap(each)) not in seen]
+            called = [method for name in mine for method in self._above_ours(name)]
+            called += _users_functions(function, here)
+            asked += [each for each in called if id(_function_of(each)) not in seen]
         return found
 
     def _is_new(self, name: str) -> bool:
@@ -231,17 +239,17 @@ def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Call
 
 def _function_of(held: Callable[..., object]) -> Callable[..., object]:
     """Return the function in what a class holds under the name of a method."""
+    function: Any = held
     if isinstance(held, property):
-        return held.fget
-    if isinstance(held, functools.partialmethod):
-        return held.func
-    return held.__func__ if isinstance(held, (staticmethod, classmethod)) else held
+        function = held.fget
+    elif isinstance(held, functools.partialmethod):
+        function = held.func
+    elif isinstance(held, (staticmethod, classmethod)):
+        function = held.__func__
+    return inspect.unwrap(function)
 
 
-def touches_own(code: types.CodeType, name: str, how: str = "STORE_ATTR") -> bool:
-    """Return whether a method assigns to an attribute of its object; or reads it, LOAD_ATTR."""
-    steps = list(dis.get_instructions(code))
-    return any(
-        one.opname == how and one.argval == name and before.argval == code.co_varnames[0]
-        for before, one in zip(steps, steps[1:])
-    )
+def _code_of(held: Callable[..., object]) -> types.CodeType | None:
+    """Return the code of what a class holds as a method; None if it is no Python function."""
+    code = getattr(_function_of(held), "__code__", None)
+    return code if isinstance(code, types.CodeType) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import mindspore as ms
 from mindspore import Tensor, nn, ops
 
 from mindspore_boost_ext.base.mapping import call
-from mindspore_boost_ext.boost_cell_wrapper.overrides import touches_own
 from mindspore_boost_ext.report import NoEffectWarning, warn
 
 
@@ -64,8 +62,7 @@ class StepNames(nn.Cell):
 
     def _warn_if_idle(self, name: str, value: object) -> None:
         """Warn if a setting changes that was read when the step was made."""
-        ways = self.overridden("construct", "update", *_PROCESSES)
-        reads = any(name in self._names_used(getattr(type(self), way)) for way in ways)
+        reads = name in self.used_in("construct", "update", *_PROCESSES)
         now = getattr(self, name, None)
         same = now is value or (isinstance(now, (bool, int)) and now == value)
         if not (reads or same):
@@ -76,9 +73,8 @@ class StepNames(nn.Cell):
 
     def check_sums(self, method: str) -> None:
         """Raise if a method of a subclass reads sums of the window: a graph would not say why."""
-        code = getattr(inspect.unwrap(getattr(type(self), method)), "__code__", None)
-        asks = bool(self.overridden(method)) and "_set_here" not in self.__dict__
-        if asks and code is not None and touches_own(code, "grad_accumulation", "LOAD_ATTR"):
+        reads = self.touches(method, "grad_accumulation", "LOAD_ATTR")
+        if reads and "_set_here" not in self.__dict__:
             _buffers(self)
 
     def _no_sens_impl(self, *inputs: Tensor) -> object:
