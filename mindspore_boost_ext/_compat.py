@@ -47,7 +47,9 @@ VERSION = tuple(int(part) for part in re.findall(r"\d+", ms.__version__)[:2])
 # Whether a step of PYNATIVE_MODE may end in a function of ms.jit. In 2.7 such a function sometimes
 # reads a Parameter before an operator that ran earlier has written it.
 COMPILES_END_OF_STEP = VERSION >= (2, 8)
-_THOR_MODULE = "mindspore.nn.optim.thor"
+# The classes of MindSpore's own THOR; their module has the name of the function that makes them.
+_thor: Any = sys.modules["mindspore.nn.optim.thor"]
+BUILT_IN_THORS = (_thor.ThorGpu, _thor.ThorAscend)
 _STATE = "_mindspore_boost_ext"
 
 # The Cells that run the steps of a recurrent layer on CPU.
@@ -102,14 +104,6 @@ class ModelUnderConstruction:
 def default_loss_scale_manager(amp_level: str) -> LossScaleManager | None:
     """Return the loss-scale manager that MindSpore uses at an amp level when none is given."""
     return ms.amp.DynamicLossScaleManager() if amp_level == "O2" else None
-
-
-def built_in_thor(optimizer: nn.Cell) -> nn.Cell | None:
-    """Return MindSpore's own THOR: the optimizer itself, or the one it wraps; None if neither."""
-    module = sys.modules[_THOR_MODULE]
-    while optimizer is not None and not isinstance(optimizer, (module.ThorGpu, module.ThorAscend)):
-        optimizer = wrapped_optimizer(optimizer)
-    return optimizer
 
 
 # ---- Overflow detection: what the device can do, and the operators that have no public name ----
@@ -214,6 +208,13 @@ def set_child(cell: nn.Cell, name: str, child: Any) -> None:
 def wrapped_optimizer(optimizer: nn.Cell) -> nn.Cell | None:
     """Return the optimizer inside a wrapper (``FreezeOpt``, ``nn.LARS``); None for others."""
     return vars(optimizer).get("_cells", {}).get("opt")
+
+
+def with_wrapped(optimizer: nn.Cell | None) -> Iterator[nn.Cell]:
+    """Yield an optimizer, then the one that it wraps, and so on."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = wrapped_optimizer(optimizer)
 
 
 def lists_of_rates(optimizer: nn.Cell) -> list[Tensor]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from mindspore import nn
 
+from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import Algorithm, Build
 from mindspore_boost_ext.algorithms import ALGORITHMS
 from mindspore_boost_ext.base.arguments import check_groups, needed_optimizer
@@ -102,11 +103,8 @@ class AutoBoost:
     @staticmethod
     def current(optimizer: nn.Cell | None = None) -> AutoBoost:
         """Return the configuration being built, else that of ``optimizer``, else level O0."""
-        building = _BUILDING.get()
-        while building is None and optimizer is not None:
-            building = getattr(optimizer, _TAG, None)
-            optimizer = getattr(optimizer, "opt", None)  # LARS and FreezeOpt wrap an optimizer
-        return building or AutoBoost()
+        tags = (getattr(one, _TAG, None) for one in _compat.with_wrapped(optimizer))
+        return _BUILDING.get() or next(filter(None, tags), None) or AutoBoost()
 
     @staticmethod
     def is_building() -> bool:

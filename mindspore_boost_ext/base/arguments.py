@@ -71,9 +71,13 @@ def base_of(optimizer: nn.Optimizer) -> nn.Optimizer:
 
 def innermost(optimizer: nn.Cell) -> nn.Cell:
     """Return the optimizer inside FreezeOpt, LARS and other wrappers; without one, itself."""
-    while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
-        optimizer = inner
-    return optimizer
+    *_, last = _compat.with_wrapped(optimizer)
+    return last
+
+
+def of_kind(optimizer: nn.Cell | None, *kinds: type) -> nn.Cell | None:
+    """Return the optimizer of one of some classes: the given one, or one inside it; else None."""
+    return next((one for one in _compat.with_wrapped(optimizer) if isinstance(one, kinds)), None)
 
 
 def check_groups(optimizer: nn.Cell) -> None:

@@ -189,9 +189,9 @@ def _values(step: nn.TrainOneStepCell) -> dict[str, str]:
 def _settings(optimizer: nn.Cell) -> dict[str, str]:
     """Return the settings of an optimizer, and those that its wrappers add, as text."""
     found: dict[str, object] = {}
-    while (inner := _compat.wrapped_optimizer(optimizer)) is not None:
-        found |= getattr(optimizer, "common_to_ranks", dict)()
-        optimizer = inner
+    *wrappers, optimizer = _compat.with_wrapped(optimizer)
+    for wrapper in wrappers:
+        found |= getattr(wrapper, "common_to_ranks", dict)()
     names = (*_SETTINGS, *_known(optimizer, _OWN_SETTINGS))
     found |= {name: getattr(optimizer, name, None) for name in names}
     found["loss_scale of the optimizer"] = getattr(optimizer, "loss_scale", None)

@@ -10,7 +10,7 @@ from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import StepCell
 from mindspore_boost_ext.base.order import is_of_libraries
 from mindspore_boost_ext.report import NoEffectWarning, warn
-from mindspore_boost_ext.stages.update import HidesSens, Update, UpdateAround
+from mindspore_boost_ext.stages.update import HidesSens, Update, parts_within
 
 _COPIED = ("network", "grad", "grad_no_sens", "optimizer")  # by what a step is made of
 
@@ -39,9 +39,7 @@ def follow_parts(step: StepCell) -> None:
 
 def _use_optimizer(step: StepCell) -> bool:
     """Let the parts of a step use the optimizer that it has now; return whether they do."""
-    parts = [step.update_part]
-    while isinstance(parts[-1], UpdateAround):
-        parts.append(parts[-1].inner)
+    parts = parts_within(step.update_part)
     ours = {type(one) for one in parts if is_of_libraries(type(one).__module__)}
     # Others of this package's parts use the state of the optimizer that they were made with.
     if step.choice_part is not None or not ours <= {Update, HidesSens}:

@@ -8,7 +8,8 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.amp import LossScaleManager
 
-from mindspore_boost_ext._compat import built_in_thor
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.arguments import of_kind
 from mindspore_boost_ext.boost_cell_wrapper.loss_scaled_step import BoostTrainOneStepCell
 from mindspore_boost_ext.config.rules import integer, optional
 from mindspore_boost_ext.integration.model import BoostModel
@@ -66,7 +67,7 @@ class ConvertModelUtils:
         optional(integer(1)).read("frequency", frequency)
         is_step = isinstance(network, nn.TrainOneStepCell)
         given = network.optimizer if is_step and optimizer is None else optimizer
-        found, built_in = thor_of(given), built_in_thor(given)
+        found, built_in = thor_of(given), of_kind(given, *_compat.BUILT_IN_THORS)
         if built_in is not None:
             raise ValueError(
                 "optimizer must be the THOR of this package, got MindSpore's own "

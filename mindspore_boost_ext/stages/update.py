@@ -132,9 +132,9 @@ class HidesSens(UpdateAround):
         return call(self.inner, (loss, divided, *inputs))
 
 
-def innermost_part(part: Update) -> Update:
-    """Return the part that runs the optimizer."""
-    return innermost_part(part.inner) if isinstance(part, UpdateAround) else part
+def parts_within(part: Update) -> list[Update]:
+    """Return a part, then the one that it runs, and so on; the last one runs the optimizer."""
+    return [part, *(parts_within(part.inner) if isinstance(part, UpdateAround) else ())]
 
 
 def hiding_sens(part: Update, sens: float) -> Update:
@@ -142,7 +142,7 @@ def hiding_sens(part: Update, sens: float) -> Update:
 
     The optimizer gets it back, and divides by its own ``loss_scale``.
     """
-    last = innermost_part(part)
+    last = parts_within(part)[-1]
     optimizes = type(last) is Update or last.calls_optimize
     if sens == 1 or part.divides_sens or not optimizes:
         return part

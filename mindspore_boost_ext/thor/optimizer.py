@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.arguments import of_kind
 from mindspore_boost_ext.base.mapping import Tensors, call, each
 from mindspore_boost_ext.base.state import state
 from mindspore_boost_ext.base.sums import DIVIDE
@@ -411,9 +411,7 @@ def _bytes(cell: nn.Cell) -> int:
 
 def thor_of(optimizer: nn.Cell) -> THOR | None:
     """Return the THOR in an optimizer: itself, or the one that FreezeOpt or LARS wraps."""
-    while optimizer is not None and not isinstance(optimizer, THOR):
-        optimizer = _compat.wrapped_optimizer(optimizer)
-    return optimizer
+    return of_kind(optimizer, THOR)
 
 
 thor = THOR
