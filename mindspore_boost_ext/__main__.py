@@ -33,14 +33,13 @@ from mindspore_boost_ext.config.page import page
 from mindspore_boost_ext.config.parse import LEVELS, SECTIONS, BoostConfig
 from mindspore_boost_ext.integration import install
 from mindspore_boost_ext.integration.outside import (
-    BUILT,
     CONFIG_VARIABLE,
     LEVEL_VARIABLE,
-    Built,
     keep_path,
     settings_from_outside,
     settings_in,
 )
+from mindspore_boost_ext.integration.record import BUILT, Built
 from mindspore_boost_ext.recipes import NAMES, recipe
 from mindspore_boost_ext.report import Report, is_main_process
 from mindspore_boost_ext.runtime.machine import tuning

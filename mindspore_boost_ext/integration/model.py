@@ -5,6 +5,7 @@ At boost level O0, without a THOR or algorithms of the user's own, MindSpore's o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,15 +25,12 @@ from mindspore_boost_ext.boost_cell_wrapper import (
 from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
-from mindspore_boost_ext.integration.outside import (
-    construct_model,
-    level_and_settings,
-    record_step,
-    with_report,
-)
+from mindspore_boost_ext.integration.outside import level_and_settings, settings_from_outside
+from mindspore_boost_ext.integration.record import BUILT, own_step, record_step
 from mindspore_boost_ext.integration.training import fit_model, train_model
 from mindspore_boost_ext.report import (
     APPLIED,
+    INACTIVE,
     LOGGER,
     SKIPPED,
     NoEffectWarning,
@@ -47,6 +45,9 @@ from mindspore_boost_ext.runtime.threads import (
 )
 from mindspore_boost_ext.stages.loss_scale import SECTION
 from mindspore_boost_ext.thor.optimizer import thor_of
+
+# The arguments of ms.Model that give its level; the second is the old name.
+_LEVELS = {"boost_level", "acc_level"}
 
 
 def make_step_cell(
@@ -91,6 +92,76 @@ def manager_of(
         return given
     boost.report().put(Row(SECTION, asked_by, APPLIED, f"dynamic, from {section.init:g} on"))
     return ms.amp.DynamicLossScaleManager(section.init, section.factor, section.window)
+
+
+def with_report(plain: nn.Cell, brought: bool = False) -> nn.Cell:
+    """Give MindSpore's own step an empty report, so that scripts which read it run at O0, too.
+
+    If the script made the step (``brought``), the report says so. Other Cells stay as they are.
+    """
+    if isinstance(plain, nn.TrainOneStepCell) and not hasattr(plain, "report"):
+        boost = AutoBoost()
+        if brought:
+            boost.report().put(Row("step", "-", INACTIVE, own_step(type(plain).__name__)))
+        plain.report = boost.report
+    return plain
+
+
+def construct_model(
+    construct: Callable[..., None], model: ms.Model, *args: object, **kwargs: object
+) -> None:
+    """Construct a Model as ``construct`` does; without a level, it gets the one from outside.
+
+    It keeps its own settings if there are none outside.
+    """
+    signature = inspect.signature(construct)
+    given = signature.bind_partial(model, *args, **kwargs).arguments
+    trains = given.get("optimizer") is not None
+    own = bool(_LEVELS & {*given, *given.get("kwargs", ())})
+    if trains and not own:
+        kwargs.update({name: value for name, value in settings_from_outside().items() if value})
+    construct(model, *args, **kwargs)
+    parts = _compat.ModelUnderConstruction(model)
+    level, unused = parts.boost_level or "O0", parts.boost
+    if unused is not None and not isinstance(model.train_network, BoostTrainOneStepCell):
+        parts.boost = None
+        _construct_at_o0(unused, construct, signature.bind_partial(model, *args, **kwargs), model)
+    network = given["network"]
+    if not (BUILT or own):  # else the launcher's summary says it, or the Model's own level counts
+        _warn_of_own_step(network)
+    for built in BUILT:
+        built.add(network, model.train_network, trains, level)
+        if trains and own and isinstance(model.train_network, BoostTrainOneStepCell):
+            built.own_levels.append(type(network).__name__)
+
+
+def _warn_of_own_step(network: nn.Cell) -> None:
+    """Warn if level and settings from the environment reach a step cell of the script's own."""
+    brought = isinstance(network, nn.TrainOneStepCell) and not hasattr(network, "auto_boost")
+    if brought and settings_from_outside().get("boost_level", "O0") != "O0":
+        words = "level and settings from the environment have no effect on this Model: "
+        warn(words + own_step(type(network).__name__), NoEffectWarning)
+
+
+def _construct_at_o0(
+    boost: AutoBoost, construct: Callable[..., None], plain: inspect.BoundArguments, model: ms.Model
+) -> None:
+    """Construct a Model again, at level O0: its class builds the training step itself.
+
+    The changes to its network are undone, because they are for a step of this package.
+    """
+    boost.undo()
+    warn(
+        f"boost_level {boost.level} has no effect on this {type(model).__name__}, whose class "
+        "builds the training step itself: give network, loss and optimizer to ms.Model",
+        NoEffectWarning,
+    )
+    for held in (plain.arguments, plain.arguments.get("kwargs", {})):
+        for name in _LEVELS & held.keys():
+            held[name] = "O0"
+        held.pop("boost_config_dict", None)  # at O0 it would be warned of once more
+    construct(*plain.args, **plain.kwargs)
+    with_report(model.train_network, True)
 
 
 def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:

@@ -25,10 +25,11 @@ from mindspore_boost_ext.integration.convert import ConvertModelUtils
 from mindspore_boost_ext.integration.model import (
     boosted_build_train_network,
     build_model,
+    construct_model,
     open_data,
     prepare_model,
 )
-from mindspore_boost_ext.integration.outside import construct_model, keep_path
+from mindspore_boost_ext.integration.outside import keep_path
 from mindspore_boost_ext.integration.training import fit_model, train_model
 from mindspore_boost_ext.runtime.machine import is_tuned, tune_machine
 
