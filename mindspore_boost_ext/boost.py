@@ -131,10 +131,10 @@ class AutoBoost:
             if kind.for_every_step or any(switches[one] for one in readers):
                 for key, value in vars(getattr(self.config, name)).items():
                     if key not in kind.of_one_host:
-                        found[f"{name}.{key}"] = _in_words(value)
+                        found[f"{name}.{key}"] = _as_text(value)
         for own in self.algorithms[len(ALGORITHMS) :]:
             given = own.compared_settings().items()
-            found.update({f"{own.switch}.{name}": _in_words(value) for name, value in given})
+            found.update({f"{own.switch}.{name}": _as_text(value) for name, value in given})
         return found
 
     @property
@@ -286,7 +286,7 @@ class AutoBoost:
             _BUILDING.reset(token)
 
 
-def _in_words(value: object) -> str:
+def _as_text(value: object) -> str:
     """Return a setting as text that is the same in every process."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
 

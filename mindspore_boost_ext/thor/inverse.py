@@ -11,8 +11,11 @@ from mindspore import Tensor, mint, nn, ops
 from mindspore_boost_ext.base.sums import chosen
 
 _EPS = float(np.finfo(np.float32).eps)
-_FLOOR, _MINOR, _RESIDUAL = 16.0, 1.01, 0.1
-_RAISE = 10.0
+# The damping is at least 16 rounding errors of the norm. So the condition is at most 1 / (16 eps),
+# and an inverse that float32 can compute is off by up to about 1/16, which is below the bound.
+_FLOOR, _RESIDUAL = 16.0, 0.1
+_MINOR = 1.01  # in a minor of equal rows, which is 0, rounding may make the square the larger part
+_RAISE = 10.0  # from 16 eps to the whole norm in at most six trials
 _SMALL = 64  # up to this size, a triangular matrix is inverted like any other
 
 

@@ -112,6 +112,8 @@ class THOR(nn.Optimizer):
         1
     """
 
+    # For base.entries, which divides optimizers: entries for each parameter; and those for layers
+    # and for updates, whose number may be that of the parameters by chance.
     parameter_aligned = ("layer_of", "normed")
     parameter_free = ("split_indices", "damping")
 
