@@ -37,7 +37,7 @@ def max_pool2d(
     return out.reshape((*out.shape[:2], *out.shape[3:]))  # of open sizes, squeeze forgets the axes
 
 
-@ops.constexpr(reuse_result=False)  # 2.0 is not 2 here
+@ops.constexpr
 def _of_volumes(ceil_mode: object, *sizes: Any) -> tuple[tuple[int, ...], ...] | None:
     """Return kernel, strides, dilation and padding for an image as a volume of depth 1.
 
