@@ -166,25 +166,28 @@ class _Plan:
                 continue
             name = name_of(cell.gamma)
             removal = removals.get(id(cell), Removal(False, does_else(cell) or "never called"))
-            if not (self._trains(cell.gamma) or self._trains(cell.beta)):
-                removal = Removal(False, "its scale and shift are not trained, as in a frozen part")
-            if self.network.training and not cell.training:
-                removal = Removal(False, "it is in evaluation mode while the network trains")
-            if _compat.has_hooks(cell):
-                removal = Removal(False, _HOOKED)
-            if {id(cell), id(cell.gamma), id(cell.beta)} & elsewhere:
-                removal = Removal(False, "other code reads its parameters")
-            if removal.removable and id(cell) in self.fixed:
-                removal = Removal(False, self.fixed[id(cell)])
-            reason = failures.get(id(cell), removal.reason)
-            if reason == OUTSIDE:  # as far as is known
-                reason = above.get(id(cell), reason)
-            objection = self._objection(name, removal) if removal.removable else reason
-            if objection:
-                self.changes.append(Change(name, KEPT, objection))
+            against = self._against_removal(cell, removal, elsewhere)
+            if against == OUTSIDE:  # as far as is known
+                against = above.get(id(cell), against)
+            # Code that was not understood explains more than what was seen without it.
+            against = failures.get(id(cell), against) if against else self._objection(name, removal)
+            if against:
+                self.changes.append(Change(name, KEPT, against))
                 continue
             self.exchanged.append((RemovedBatchNorm(cell), cell))
             self.changes.append(Change(name, REMOVED, removal.reason))
+
+    def _against_removal(self, norm: nn.Cell, removal: Removal, elsewhere: set[int]) -> str:
+        """Return why a BatchNorm cannot go; empty if it can."""
+        if any(id(one) in elsewhere for one in (norm, norm.gamma, norm.beta)):
+            return "other code reads its parameters"
+        if _compat.has_hooks(norm):
+            return _HOOKED
+        if self.network.training and not norm.training:
+            return "it is in evaluation mode while the network trains"
+        if not (self._trains(norm.gamma) or self._trains(norm.beta)):
+            return "its scale and shift are not trained, as in a frozen part"
+        return self.fixed.get(id(norm), "") if removal.removable else removal.reason
 
     def _trains(self, parameter: Parameter) -> bool:
         return bool(parameter.requires_grad) and parameter.name not in self.frozen
@@ -216,14 +219,14 @@ class _Plan:
         if not dense_layers:
             self.changes.append(Change("head", KEPT, reason, is_head=True))
         for dense in dense_layers:
-            name, against = name_of(dense.weight), self._reason_against(dense)
+            name, against = name_of(dense.weight), self._against_head(dense)
             if against:
                 self.changes.append(Change(name, KEPT, against, is_head=True))
                 continue
             self.exchanged.append((in_place_of(dense, self.settings.multiplier), dense))
             self.changes.append(Change(name, NORMALISED, reason, is_head=True))
 
-    def _reason_against(self, dense: nn.Dense) -> str:
+    def _against_head(self, dense: nn.Dense) -> str:
         """Return why a Dense cannot be normalised; empty if it can."""
         if dense is self.network:
             return "the network itself is this Dense: put it into a Cell"
