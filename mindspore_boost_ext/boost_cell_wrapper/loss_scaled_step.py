@@ -94,13 +94,11 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         self.skipped_steps = state("loss_scale.skipped_steps", 0, np.int32)
         self._look_every = _LOOK_EVERY.get(ms.get_context("device_target"), 100)
         self._steps_run = self._overflows_in_a_row = 0
-        ours = type(self) is self._library_class() and _compiles(optimizer)
-        ours = ours and _compiles(self.update_part, "inner")
-        ours = ours and (self.loss_scaling_manager is None or _compiles(self.loss_scaling_manager))
+        ours = type(self) is self._library_class() and self.graph_part is None
+        ours = ours and all(map(_compiles, (optimizer, self.update_part, scale_sense)))
         # An update that runs the network again is not compiled: not every network compiles.
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
-        self.compiles_end = self.compiles_end and self.graph_part is None
         own_window = self.overridden("gradient_accumulation_process")
         self._has_own_window = self.window_part is not None and bool(own_window)
         own_rule = self.overridden(*OWN_RULE)
@@ -299,13 +297,13 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         )
 
 
-def _compiles(cell: nn.Cell, inner: str = "opt") -> bool:
-    """Return whether a Cell and those in it are MindSpore's or ours, and so known to compile.
+def _compiles(part: object) -> bool:
+    """Return whether a part and those in it are MindSpore's or ours, and so known to compile.
 
-    In PYNATIVE_MODE, a Cell of the user's own need not. LARS and FreezeOpt, or a part of the step,
-    hold another Cell under the name ``inner``.
+    In PYNATIVE_MODE, a Cell of the user's own need not.
     """
-    module = type(cell).__module__
+    module = type(part).__module__
     known = is_of_libraries(module) and not module.startswith(_CHANGE)
-    wrapped = getattr(cell, inner, None)
-    return known and (not isinstance(wrapped, nn.Cell) or _compiles(wrapped, inner))
+    # So LARS and FreezeOpt hold an optimizer, and parts of the step another part.
+    held = (getattr(part, name, None) for name in ("opt", "inner"))
+    return known and all(_compiles(one) for one in held if isinstance(one, nn.Cell))
