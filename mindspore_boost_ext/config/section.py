@@ -51,13 +51,15 @@ class Section:
 
     @classmethod
     def check(cls, prefix: str, **values: object) -> dict[str, Any]:
-        """Check settings given elsewhere, such as to a constructor; return their stored forms.
+        """Check the settings among values given elsewhere; return the stored forms of these.
+
+        A constructor gives all its arguments, by ``locals()``: what is no setting is left out.
 
         Raises:
             ValueError: naming every setting that breaks its rule, with the prefix in front.
         """
-        rules = cls.rules()
-        return check_all(prefix, **{name: (value, rules[name]) for name, value in values.items()})
+        rules = {name: rule for name, rule in cls.rules().items() if name in values}
+        return check_all(prefix, **{name: (values[name], rule) for name, rule in rules.items()})
 
     def nothing_to_do(self) -> str:
         """Return why the algorithm has no effect with these settings; empty if it has one."""

@@ -109,8 +109,7 @@ class DimReduce(Subspace):
         stall_limit: int | None = 3,
         gradients_mean: bool = True,
     ) -> None:
-        given = locals()
-        DimReduceConfig.check("DimReduce", **{name: given[name] for name in SEARCH_SETTINGS})
+        DimReduceConfig.check("DimReduce", **locals())
         super().__init__(tuple(weight), pca_mat_local, n_components, rank, rank_size)
         self.network = network
         self.optimizer = optimizer

@@ -154,9 +154,8 @@ class GradientFreeze:
         adaptive_window: int = 50,
         adaptive_tolerance: float = 0.3,
     ) -> None:
-        given = dict(locals(), schedule=None if isinstance(schedule, FreezeSchedule) else schedule)
-        alike = [name for name in GradFreezeConfig.rules() if name in given]
-        GradFreezeConfig.check("grad_freeze", **{name: given[name] for name in alike})
+        own = None if isinstance(schedule, FreezeSchedule) else schedule
+        GradFreezeConfig.check("grad_freeze", **dict(locals(), schedule=own))
         self._param_groups = int(param_groups)
         self._freeze_type = freeze_type
         self._freeze_p = float(freeze_p)

@@ -324,10 +324,8 @@ def less_bn(
         bn1 removed
         bn2 kept
     """
-    given = locals()
     check_cells(network=network)
-    alike = [name for name in LessBNConfig.rules() if name in given]
-    settings = LessBNConfig(**{name: given[name] for name in alike})
+    settings = LessBNConfig(**LessBNConfig.check(LessBNConfig.path, **locals()))
     with kept_random_numbers():
         graphs = trace_both(network)
     plan = _Plan(network, settings, head_alone, frozen, loss_fn, graphs)

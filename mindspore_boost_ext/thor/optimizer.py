@@ -145,9 +145,7 @@ class THOR(nn.Optimizer):
             raise TypeError(f"THOR: decay_filter must be a function, got {shown(decay_filter)}")
         # Only the section may have None as its momentum, and only THOR a schedule as its damping.
         real("[0, inf)").read("THOR.momentum", momentum)
-        given = locals()
-        alike = [name for name in ThorConfig.rules() if name not in ("momentum", "damping")]
-        stored = ThorConfig.check("THOR", **{name: given[name] for name in alike})
+        stored = ThorConfig.check("THOR", **dict(locals(), damping=0.0))
         trained = list(net.trainable_params() if params is None else params)
         super().__init__(learning_rate, trained, weight_decay, loss_scale)
         if not self.is_group:
