@@ -80,6 +80,9 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     """
 
     scales_loss = True
+    own_names = BoostTrainOneStepCell.own_names.union(
+        ("base", "base0", "scale_part", "scale_sense", "detector")
+    )
     is_complete_at_once = False  # the variants need what is set up here
 
     def __init__(self, network: nn.Cell, optimizer: nn.Cell, scale_sense: Tensor | nn.Cell) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mindspore import ParameterTuple, Tensor, nn, ops
@@ -51,6 +51,16 @@ from mindspore_boost_ext.stages.state import HostWrites, connected, state_of
 from mindspore_boost_ext.stages.update import Update, hiding_sens, look_at_optimizer
 
 MakeChoice = Callable[["BoostTrainOneStepCell"], StepChoice]
+
+_AT_FIRST: Mapping[str, Any] = {
+    # Places end in "_part": weights are attributes, too, and may be called "scale" or "batch".
+    **dict.fromkeys(("batch_part", "choice_part", "captures_part", "window_part", "graph_part")),
+    "surrounding_part": contextlib.nullcontext,
+    "capturing": False,
+    "reducer_of": None,  # or a function from weights to a Cell
+    "updates_per_batch": 1,
+    **StepNames.at_first,
+}
 
 
 class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainOneStepCell):
@@ -99,6 +109,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         16.0
     """
 
+    # Those of objects, not of the class, that no weight may have.
+    own_names = StepNames.own_names.union(_AT_FIRST, ("update_part", "clip_norm", "auto_boost"))
     is_complete_at_once = True
     compiles_end = False  # whether what follows the backward pass is one graph in PYNATIVE_MODE
     grad_reducer: nn.Cell
@@ -130,17 +142,10 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     def _empty_places(self) -> None:
         """Begin without parts, and set the names of ``mindspore.boost``."""
-        # Places end in "_part": weights are attributes, too, and may be called "scale" or "batch".
         self.update_part = Update(self.optimizer)
-        self.batch_part: Any = None
-        self.choice_part: Any = None
-        self.captures_part: Any = None
-        self.window_part: Any = None
-        self.graph_part: Any = None
-        self.surrounding_part: Callable[[], Any] = contextlib.nullcontext
-        self.capturing = False
+        for name, value in _AT_FIRST.items():
+            setattr(self, name, value)
         self._extra: tuple[Any, ...] = ()
-        self.reducer_of: Callable[..., nn.Cell] | None = None
         self._make_choices: list[MakeChoice] = []
         self._prepared: set[int] = set()
         self._flushes: dict[int, Flush] = {}
@@ -151,14 +156,6 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         self._first_runs: list[str] = []
         self._has_begun: list[bool] = []
         self._host_writes = HostWrites(())  # a variant has none: the step that runs it follows
-        # The names under which subclasses written for mindspore.boost look for algorithms.
-        self.freeze = self.use_grad_accumulation = False
-        self.enable_adasum = self.enable_dim_reduce = False
-        self.freeze_nets: tuple[nn.Cell, ...] = ()
-        self.adasum: Any = None
-        self.dim_reduce: Any = None
-        self.weights_clone: Any = None
-        self.max_accumulation_step = self.updates_per_batch = 1
         self.hyper_map = ops.HyperMap()
 
     def construct(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:

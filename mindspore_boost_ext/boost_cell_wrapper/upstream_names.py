@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
@@ -42,7 +42,16 @@ _PROCESSES = ("gradient_accumulation_process", "gradient_freeze_process", "adasu
 class StepNames(nn.Cell):
     """What mindspore.boost's step has and this one keeps elsewhere, unless a subclass sets it."""
 
-    kept_elsewhere = frozenset(_ELSEWHERE)
+    # The names under which subclasses look for algorithms, and what they find without one.
+    at_first: ClassVar[dict[str, Any]] = {
+        **dict.fromkeys(("freeze", "use_grad_accumulation"), False),
+        **dict.fromkeys(("enable_adasum", "enable_dim_reduce"), False),
+        **dict.fromkeys(("adasum", "dim_reduce", "weights_clone")),
+        "freeze_nets": (),
+        "max_accumulation_step": 1,
+    }
+    own_names = frozenset((*_ELSEWHERE, *at_first))
+    freeze_nets: tuple[nn.Cell, ...]
 
     def __getattr__(self, name: str) -> Any:
         """Read what is kept elsewhere."""

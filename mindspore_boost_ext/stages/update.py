@@ -150,12 +150,6 @@ def hiding_sens(part: Update, sens: float) -> Update:
     return HidesSens(part, last.factor)
 
 
-# Attributes of steps, not of their classes; and of those that scale the loss.
-_TAKEN = frozenset(("clip_norm", "auto_boost", "update_part", "batch_part", "choice_part"))
-_TAKEN |= {"captures_part", "window_part", "graph_part"}
-_TAKEN_BY_SCALES = frozenset(("base", "base0", "scale_part", "scale_sense", "detector"))
-
-
 def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell, step_class: type) -> None:
     """Let an optimizer list all its state, and warn if it seems to train nothing of a network.
 
@@ -166,9 +160,8 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell, step_class: type) ->
     if not hasattr(optimizer, "parameters"):
         raise TypeError(f"optimizer must be a MindSpore optimizer, got {shown(optimizer)}")
     # Weights become attributes of the step, by their names.
-    taken = _TAKEN.union(set(dir(step_class)).difference(dir(nn.TrainOneStepCell)))
-    taken |= getattr(step_class, "kept_elsewhere", frozenset())
-    taken |= _TAKEN_BY_SCALES if getattr(step_class, "scales_loss", False) else frozenset()
+    taken = set(dir(step_class)).difference(dir(nn.TrainOneStepCell))
+    taken |= getattr(step_class, "own_names", frozenset())
     if found := sorted(taken.intersection(one.name for one in optimizer.parameters)):
         raise ValueError(
             f"the Parameter {found[0]!r} has a name that the training step uses itself: give it "
