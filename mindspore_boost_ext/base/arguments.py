@@ -103,8 +103,8 @@ def check_groups(optimizer: nn.Cell) -> None:
 def members_of(params: Iterable[Any]) -> list[Parameter]:
     """Return all parameters of a list of Parameters or groups."""
     members: list[Parameter] = []
-    for one in params:
-        members.extend(one.get("params", ()) if isinstance(one, dict) else (one,))
+    for entry in params:
+        members.extend(entry.get("params", ()) if isinstance(entry, dict) else (entry,))
     return members
 
 
@@ -178,7 +178,7 @@ def _given_decay(held: Any, optimizer: nn.Optimizer) -> Any:
 
 def _settings_of(params: Sequence[Any]) -> list[Group]:
     """Return the groups, without the entry for their order; empty if there are no groups."""
-    return [one for one in params if isinstance(one, dict) and ORDER not in one]
+    return [entry for entry in params if isinstance(entry, dict) and ORDER not in entry]
 
 
 def _default_rate(optimizer: nn.Optimizer) -> tuple[Any, bool]:
@@ -289,9 +289,9 @@ def construct_like(optimizer: nn.Optimizer, params: Sequence[Any]) -> nn.Optimiz
 
 def _cut_to(params: Sequence[Any], arguments: dict[str, Any], old: nn.Optimizer) -> None:
     """Cut arguments that have one entry for each parameter to the parameters that are left."""
-    orders = [one[ORDER] for one in params if isinstance(one, dict) and ORDER in one]
+    orders = [entry[ORDER] for entry in params if isinstance(entry, dict) and ORDER in entry]
     wanted = orders[0] if orders else members_of(params)
-    if [id(one) for one in wanted] == [id(one) for one in old.parameters]:
+    if [id(one) for one in wanted] == [id(parameter) for parameter in old.parameters]:
         return
     places = {one.name: place for place, one in enumerate(old.parameters)}
     for name, value in arguments.items():
@@ -320,7 +320,7 @@ def _decays(optimizer: nn.Optimizer) -> list[bool]:
     """Return for each parameter whether MindSpore's constructor lets it decay."""
     if optimizer.is_group:
         return [isinstance(one, nn.Cell) or one > 0 for one in optimizer.group_weight_decay]
-    names = [one.name for one in optimizer.parameters]
+    names = [parameter.name for parameter in optimizer.parameters]
     return ["beta" not in name and "gamma" not in name for name in names]
 
 

@@ -53,8 +53,8 @@ def is_a(cell: nn.Cell, kinds: tuple[type, ...]) -> bool:
 
     From its second use in a process on, O1 derives layers from copies of MindSpore's classes.
     """
-    names = {one.__name__ for one in kinds} if is_rewritten(cell) else ()
-    return isinstance(cell, kinds) or any(one.__name__ in names for one in type(cell).__mro__)
+    names = {kind.__name__ for kind in kinds} if is_rewritten(cell) else ()
+    return isinstance(cell, kinds) or any(kind.__name__ in names for kind in type(cell).__mro__)
 
 
 def is_rewritten(cell: nn.Cell) -> bool:

@@ -271,7 +271,7 @@ def place_of_rule(optimizer: nn.Optimizer) -> str:
     construct = inspect.unwrap(type(optimizer).construct)
     # Only attributes: MindCV's AdamW and Lion call a function of the name ``scale_grad``.
     loads = ("LOAD_ATTR", "LOAD_METHOD")
-    names = {one.argval for one in dis.get_instructions(construct) if one.opname in loads}
+    names = {step.argval for step in dis.get_instructions(construct) if step.opname in loads}
     if _HOOK in names and not getattr(optimizer, "use_offload", False):
         return _HOOK
     if _SCALING in names:

@@ -60,7 +60,7 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
 
 def _check_dict(name: str, held: dict[Any, object], optimizer: nn.Optimizer) -> None:
     """Raise a ``ValueError`` if a dict has a list of state with one Parameter for each weight."""
-    kind, trained = type(optimizer), {id(one) for one in optimizer.parameters}
+    kind, trained = type(optimizer), {id(parameter) for parameter in optimizer.parameters}
     if len(trained) == 1 or name in getattr(kind, "parameter_free", ()):
         return
     for key, value in held.items():

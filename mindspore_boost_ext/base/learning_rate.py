@@ -42,7 +42,7 @@ def read_learning_rate(
             return read_learning_rate(inner, step)
     groups = getattr(optimizer, "param_groups", ())  # of mindspore.experimental.optim
     # mint's SGD updates by the second one, and no scheduler changes it.
-    held = [one for one in groups if isinstance(one, dict) and "lr" in one]
+    held = [group for group in groups if isinstance(group, dict) and "lr" in group]
     rate: Any = [one.get("lr_float", one["lr"]) for one in held]
     rate = rate[0] if len(rate) == 1 else rate or getattr(optimizer, "learning_rate", None)
     if rate is None or getattr(optimizer, "relative_step", False):
@@ -60,7 +60,7 @@ def _rate_at(rate: Any, optimizer: nn.Optimizer, step: int | None) -> float:
         # second graph for it. A copy of the step keeps the optimizer's own Parameter out of it.
         place = Tensor(optimizer.global_step.asnumpy() if step is None else [step], ms.int32)
         counts = [*rate.get_parameters(), *parameters_in_lists(rate)]  # they may count calls
-        before = [host_array(one).copy() for one in counts]
+        before = [host_array(count).copy() for count in counts]
         rate = np.copy(host_array(rate.construct(place)))
         for one, value in zip(counts, before):
             if not np.array_equal(value, host_array(one)):

@@ -110,15 +110,15 @@ def _values_read(kind: type) -> list[tuple[ast.expr, Bindings]]:
     for function in functions:
         inside = () if function.name in filling else ast.walk(function)
         nodes = [one for one in inside if isinstance(one, (ast.Attribute, ast.Subscript))]
-        aside = {id(one.value) for one in nodes if getattr(one, "attr", "") in _NO_VALUE}
+        aside = {id(node.value) for node in nodes if getattr(node, "attr", "") in _NO_VALUE}
         names = _bindings(function) if nodes else {}
-        found += [(one, names) for one in nodes if id(one) not in aside]
+        found += [(node, names) for node in nodes if id(node) not in aside]
     return found
 
 
 def _called_from(name: str, functions: Sequence[ast.FunctionDef]) -> set[str]:
     """Return the names of a method and of the methods of its class that it calls, at any depth."""
-    names, found, asked = {one.name for one in functions}, set[str](), {name}
+    names, found, asked = {function.name for function in functions}, set[str](), {name}
     while asked:
         found |= asked
         inside = (node for one in functions if one.name in asked for node in ast.walk(one))
@@ -189,7 +189,7 @@ def _reached(cell: nn.Cell, node: ast.expr, names: Bindings, seen: tuple[str, ..
         return []
     held = _reached(cell, node.value, names, seen)
     if isinstance(node, ast.Subscript):
-        return [one for thing in held for one in _elements(thing, node.slice)]
+        return [element for thing in held for element in _elements(thing, node.slice)]
     found = []
     for thing in held:
         with contextlib.suppress(Exception):  # the user's property may raise any
@@ -254,8 +254,8 @@ class _Reader:
         return [*self._block(node.body), *self.at_the_end]
 
     def _block(self, statements: Iterable[ast.AST]) -> Iterator[Use]:
-        for one in statements:
-            yield from self._statement(one)
+        for statement in statements:
+            yield from self._statement(statement)
 
     def _statement(self, node: ast.AST) -> list[Use]:
         parts = ("body", "handlers", "orelse", "finalbody")
@@ -284,7 +284,7 @@ class _Reader:
 
     def _bound(self, targets: list[ast.expr], value: ast.expr) -> list[Use]:
         used = self._together([value])
-        nodes = (node for one in targets for node in ast.walk(one))
+        nodes = (node for target in targets for node in ast.walk(target))
         named = {one.id for one in nodes if isinstance(one, ast.Name) and not _is_self(one)}
         if self._has_value(value) or any(isinstance(one, nn.Cell) for one in used):
             self.values |= named
@@ -296,7 +296,7 @@ class _Reader:
     def _together(self, nodes: Iterable[ast.AST]) -> list[Use]:
         """Return what expressions use: first Cells and the Cell's own methods, then parameters."""
         parameters: list[Use] = []
-        used = [use for one in nodes for use in self._uses(one, parameters)]
+        used = [use for node in nodes for use in self._uses(node, parameters)]
         return [*used, *parameters]
 
     def _uses(self, node: ast.AST, parameters: list[Use]) -> Iterator[Use]:
@@ -315,8 +315,8 @@ class _Reader:
         else:
             parts = list(ast.iter_child_nodes(node))
             # The arguments of a call are computed before it.
-            for one in parts[::-1] if isinstance(node, ast.Call) else parts:
-                yield from self._uses(one, parameters)
+            for part in parts[::-1] if isinstance(node, ast.Call) else parts:
+                yield from self._uses(part, parameters)
 
     def _uses_of_attribute(self, node: ast.Attribute, parameters: list[Use]) -> Iterator[Use]:
         if node.attr in _NO_VALUE and self._parameters(node.value):

@@ -130,7 +130,7 @@ def changed(
     replacements = {id(one): by_name.pop(one.name, None) for one in trained if id(one) in leaving}
 
     def edited(parameters: Iterable[Parameter]) -> list[Parameter]:
-        replaced = (replacements.get(id(one), one) for one in parameters)
+        replaced = (replacements.get(id(parameter), parameter) for parameter in parameters)
         return [one for one in replaced if one is not None]
 
     last = list(by_name.values())
@@ -153,7 +153,7 @@ def is_grouped(params: Sequence[Any]) -> bool:
     if not params:
         raise ValueError("the optimizer must have at least one parameter, got an empty list")
     for kind in (Parameter, dict):
-        if all(isinstance(one, kind) for one in params):
+        if all(isinstance(entry, kind) for entry in params):
             return kind is dict
     raise TypeError(
         f"parameters must be a list of Parameters, or a list of dicts, got {shown(params)}"
@@ -386,7 +386,7 @@ def _marked(groups: Sequence[Group], is_chosen: Callable[[Parameter], bool]) -> 
             continue
         members = list(group["params"])
         for mark in ({"grad_centralization": True}, {}):
-            part = [one for one in members if is_chosen(one) == bool(mark)]
+            part = [member for member in members if is_chosen(member) == bool(mark)]
             if part:
                 result.append({**group, "params": part, **mark})
     return result
@@ -408,7 +408,7 @@ def _grouped(parameters: list[Parameter]) -> list[Group]:
     """Return groups for ungrouped parameters, without decay for those MindSpore does not decay."""
     is_grouped(parameters)
     whole = [one for one in parameters if "gamma" in one.name or "beta" in one.name]
-    decayed = [one for one in parameters if not _holds(whole, one)]
+    decayed = [parameter for parameter in parameters if not _holds(whole, parameter)]
     if not whole:
         return [{"params": parameters}]
     groups: list[Group] = [{"params": decayed}] if decayed else []

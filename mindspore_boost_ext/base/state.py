@@ -75,7 +75,7 @@ def _alike(one: Parameter, two: Parameter) -> bool:
 
 def _state(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the Parameters of an optimizer, without those that it trains and without rates."""
-    trained = {id(one) for one in optimizer.parameters}
+    trained = {id(parameter) for parameter in optimizer.parameters}
     held = [*optimizer.get_parameters(), *_hidden_in(optimizer).values()]
     untrained = [one for one in held if id(one) not in trained]
     return [one for one in untrained if not one.name.startswith("learning_rate")]
@@ -87,7 +87,7 @@ def list_hidden_parameters(optimizer: nn.Cell, network: nn.Cell) -> None:
     A name that the network uses is left out: a checkpoint holds each name only once.
     """
     own = _compat.own_parameters(optimizer)
-    taken = {one.name for one in network.get_parameters()}.union(own)
+    taken = {parameter.name for parameter in network.get_parameters()}.union(own)
     hidden = {name: one for name, one in _hidden_in(optimizer).items() if name not in taken}
     if hidden:
         _compat.set_own_parameters(optimizer, type(own)({**own, **hidden}))
@@ -101,7 +101,7 @@ def _hidden_in(optimizer: nn.Cell) -> dict[str, Parameter]:
     """
     if isinstance(optimizer, nn.Optimizer) and type(optimizer).__module__.startswith(_LISTING):
         return {}
-    listed = {one.name for one in optimizer.get_parameters()}
+    listed = {parameter.name for parameter in optimizer.get_parameters()}
     held = leaves(_compat.own_attributes(optimizer))
     # In a file, two Parameters of one name cannot be told apart. The name of an unnamed one has a
     # number that differs from run to run.

@@ -119,7 +119,7 @@ def _kept_parameters(
     """Return the Parameters that the view lists as its own: all but those cut away."""
 
     def members(holders: Iterable[Any]) -> set[int]:
-        groups = (one for one in holders if isinstance(one, (tuple, list)))
+        groups = (holder for holder in holders if isinstance(holder, (tuple, list)))
         return {id(item) for group in groups for item in group if isinstance(item, Parameter)}
 
     cut = members(vars(optimizer).values()) - members(attributes.values())

@@ -42,7 +42,7 @@ python -m mindspore_boost_ext --env
 
 def page() -> str:
     """Return the page in Markdown."""
-    sections = [line for one in SECTIONS.values() for line in _of(one)]
+    sections = [line for section in SECTIONS.values() for line in _of(section)]
     return "\n".join([_HEAD, *_boost(), *sections]).rstrip()
 
 
@@ -70,12 +70,12 @@ def _of(section: type[Section]) -> list[str]:
     title = " ".join(words[0].split()).partition(": ")[2]
     rows = [
         [
-            f"`{one.name}`",
-            f"`{json.dumps(one.default)}`",
-            one.metadata["rule"].text,
-            one.metadata["meaning"],
+            f"`{field.name}`",
+            f"`{json.dumps(field.default)}`",
+            field.metadata["rule"].text,
+            field.metadata["meaning"],
         ]
-        for one in dataclasses.fields(section)
+        for field in dataclasses.fields(section)
     ]
     settings = markdown(["setting", "default", "must be", "meaning"], rows)
     return [

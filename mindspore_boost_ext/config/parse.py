@@ -168,10 +168,10 @@ class BoostConfig:
                 Mode ``enable_all`` leaves these out; the other modes do not read it.
         """
         decisions = [self._with_effect(self._decide(one, missing or {})) for one in ALGORITHMS]
-        for one in decisions:
-            allowed = self.section(one.algorithm).goes_with
-            if one.wanted and allowed is not None:
-                decisions = [_excluded(other, one.algorithm, allowed) for other in decisions]
+        for decision in decisions:
+            allowed = self.section(decision.algorithm).goes_with
+            if decision.wanted and allowed is not None:
+                decisions = [_excluded(other, decision.algorithm, allowed) for other in decisions]
         return tuple(decisions)
 
     def section(self, algorithm: str) -> Section:
@@ -210,7 +210,7 @@ class BoostConfig:
 
     def notices(self) -> tuple[str, ...]:
         """Return one sentence for each given switch, section or setting that has no effect."""
-        plan = {one.algorithm: one for one in self.plan()}
+        plan = {decision.algorithm: decision for decision in self.plan()}
         wanted = {algorithm for algorithm, one in plan.items() if one.wanted}
         overruler = f"mode {self.mode!r} decides; use mode 'manual' to set switches"
         if self.level == "O0":
@@ -230,7 +230,7 @@ class BoostConfig:
             if kind.for_every_step:
                 reason = "" if self.level != "O0" else "level O0 trains with MindSpore's own step"
             else:  # asked for, and then left out; or off
-                known = [plan[one] for one in readers if one in plan]
+                known = [plan[reader] for reader in readers if reader in plan]
                 asked = [one.reason for one in known if one.asked_by != "-"]
                 mode = "" if self.mode == "manual" else "boost.mode to 'manual' and "
                 off = f"{' or '.join(readers)} is not switched on: set {mode}its switch to True"
@@ -264,9 +264,9 @@ def _excluded(decision: Decision, by: str, allowed: Collection[str]) -> Decision
 
 SECTIONS: Mapping[str, type[Section]] = MappingProxyType(
     {
-        one.name: type(one.default)
-        for one in dataclasses.fields(BoostConfig)
-        if isinstance(one.default, Section)
+        field.name: type(field.default)
+        for field in dataclasses.fields(BoostConfig)
+        if isinstance(field.default, Section)
     }
 )
 _NAMES = ("boost", *SECTIONS)
@@ -423,9 +423,9 @@ class _Parser:
 
     def _relations(self, config: BoostConfig, read: Collection[str]) -> None:
         """Check that algorithms that are on, and whose sections are valid, have what they need."""
-        for one in config.plan():
-            known = one.wanted and one.algorithm in read
-            missing = config.section(one.algorithm).missing() if known else ""
+        for decision in config.plan():
+            known = decision.wanted and decision.algorithm in read
+            missing = config.section(decision.algorithm).missing() if known else ""
             self.problems += [missing] if missing else []
 
 

@@ -244,11 +244,11 @@ def phases(most: float) -> Rule:
     """
 
     def fits(pairs: Sequence[Any]) -> bool:
-        if not pairs or any(len(one) != 2 for one in pairs):
+        if not pairs or any(len(pair) != 2 for pair in pairs):
             return False
         shares, scales = zip(*pairs)
         return (
-            _rises([float(one) for one in scales])
+            _rises([float(scale) for scale in scales])
             and math.fsum(map(float, shares)) <= most + _ROUNDING
         )
 

@@ -32,9 +32,9 @@ def clip_by_global_norm(
 def _are_dense(gradients: Sequence[Tensor]) -> bool:
     """Return whether all are float32 Tensors of known shapes."""
     dense = True
-    for one in gradients:
-        dense = dense and isinstance(one, Tensor) and one.dtype == mstype.float32
-        dense = dense and is_known(one.shape)
+    for gradient in gradients:
+        dense = dense and isinstance(gradient, Tensor) and gradient.dtype == mstype.float32
+        dense = dense and is_known(gradient.shape)
     return dense
 
 

@@ -42,7 +42,7 @@ def are_expected() -> bool:
 
 def are_made() -> bool:
     """Return whether there is a convolution already. This takes 0.01 to 0.02 seconds."""
-    return any(type(one) in _KINDS for one in gc.get_referrers(*_KINDS))
+    return any(type(referrer) in _KINDS for referrer in gc.get_referrers(*_KINDS))
 
 
 def _script() -> str:
@@ -53,7 +53,7 @@ def _script() -> str:
     words = getattr(sys, "orig_argv", [])
     at = words.index("-m") if "-m" in words[:-1] else None
     if at is not None and words[at + 1].split(".")[0] == _PACKAGE.name:
-        return next((one for one in words[at + 2 :] if one.endswith(".py")), "")
+        return next((word for word in words[at + 2 :] if word.endswith(".py")), "")
     first = os.path.abspath(sys.argv[0]) if sys.argv else ""
     return first if first.endswith(".py") and not _INSTALLED.search(first) else ""
 

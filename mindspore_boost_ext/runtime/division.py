@@ -65,5 +65,5 @@ def put_in_place(ours: bool) -> None:
     for types, rule in (OWN if ours else PLAIN).items():
         known = (OWN[types], PLAIN[types])
         if rule_in_force(types) in known:
-            SIGN.entries[:] = [one for one in SIGN.entries if one[1] not in known]
+            SIGN.entries[:] = [entry for entry in SIGN.entries if entry[1] not in known]
             SIGN.register(*types)(rule)

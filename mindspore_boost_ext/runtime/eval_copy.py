@@ -123,7 +123,7 @@ def _reaching(network: nn.Cell, targets: Container[int]) -> set[int]:
     They may hold it as a layer, in a list or dict, by a method of it, or by a Cell that does so.
     """
     cells = [cell for _, cell in network.cells_and_names()]
-    held = {id(cell): {id(one) for one in _parts(cell)} for cell in cells}
+    held = {id(cell): {id(part) for part in _parts(cell)} for cell in cells}
     found = {id(cell) for cell in cells if id(cell) in targets}
     before = 0
     while before != len(found):

@@ -45,7 +45,7 @@ def _of_volumes(ceil_mode: object, *sizes: Any) -> tuple[tuple[int, ...], ...] |
     """
     pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
     numbers = [one for pair in pairs for one in pair]
-    if {len(pair) for pair in pairs} != {2} or {type(one) for one in numbers} != {int}:
+    if {len(pair) for pair in pairs} != {2} or {type(number) for number in numbers} != {int}:
         return None
     fits = all(0 <= 2 * pad <= size for pad, size in zip(pairs[3], pairs[0]))
     if not isinstance(ceil_mode, bool) or not fits or min(numbers[:6]) <= 0:

@@ -45,7 +45,7 @@ class Placement:
             workers = worker_threads()
             if self._ended.is_set() or len(workers) < len(self.cores):
                 return self._ended.is_set()
-            self._bound = any(_cores_of(one) != set(self.cores) for one in workers)
+            self._bound = any(_cores_of(worker) != set(self.cores) for worker in workers)
             if not self._bound and len(workers) == len(self.cores):
                 self.placed = dict(zip(workers, self.cores))
             for thread, core in self.placed.items():

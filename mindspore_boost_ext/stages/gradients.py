@@ -73,7 +73,7 @@ def check_dense(network: nn.Cell, asked_by: str) -> None:
     The message names ``asked_by``, the settings that need dense ones.
     """
     for name, cell in network.cells_and_names():
-        if any(one.name == "SparseGatherV2" for one in _compat.primitives(cell).values()):
+        if any(operator.name == "SparseGatherV2" for operator in _compat.primitives(cell).values()):
             raise ValueError(
                 f"{asked_by} needs dense gradients, but {name or 'the network'} "
                 f"({type(cell).__name__}) uses a sparse lookup, whose gradient is sparse: switch "

@@ -66,11 +66,11 @@ def joined_losses(losses: tuple[Any, ...], samples: int) -> Any:
     """
     if isinstance(losses[0], tuple):
         places = range(len(losses[0]))
-        of_places = [tuple([one[place] for one in losses]) for place in places]
+        of_places = [tuple([loss[place] for loss in losses]) for place in places]
         return tuple([joined_losses(one, samples) for one in of_places])
     if losses[0].ndim > 0:
         # There is a loss for each sample, or each place in it; else one for each of several tasks.
-        are_of_samples = sum([one.shape[0] for one in losses]) % samples == 0
+        are_of_samples = sum([loss.shape[0] for loss in losses]) % samples == 0
         if are_of_samples or losses[0].shape != losses[-1].shape:
             return ops.cat(losses)
     return sum(losses[1:], losses[0]) / len(losses)

@@ -11,7 +11,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 def state_of(cell: nn.Cell) -> ParameterTuple:
     """Return every Parameter of a Cell and of those in it, each once."""
-    every = list({id(one): one for one in cell.get_parameters()}.values())
+    every = list({id(parameter): parameter for parameter in cell.get_parameters()}.values())
     first: dict[str, Parameter] = {}
     for one in every:
         if first.setdefault(one.name, one) is not one:

@@ -87,7 +87,7 @@ def _outcome(outputs: object) -> Outcome:
     loss = float(values[0].astype(np.float64).sum()) if values else None
     is_real = bool(values) and np.issubdtype(values[0].dtype, np.floating)
     rounding = float(np.finfo(values[0].dtype).eps) if is_real else 0.0
-    return Outcome([one.shape for one in values], finite, loss, rounding)
+    return Outcome([value.shape for value in values], finite, loss, rounding)
 
 
 def mixes_samples(run: Run, first: Tensor, *others: object, may_add_up: bool = True) -> bool:

@@ -162,15 +162,15 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell, step_class: type) ->
     # Weights become attributes of the step, by their names.
     taken = set(dir(step_class)).difference(dir(nn.TrainOneStepCell))
     taken |= getattr(step_class, "own_names", frozenset())
-    if found := sorted(taken.intersection(one.name for one in optimizer.parameters)):
+    if found := sorted(taken.intersection(parameter.name for parameter in optimizer.parameters)):
         raise ValueError(
             f"the Parameter {found[0]!r} has a name that the training step uses itself: give it "
             "another name, or hold it in a layer"
         )
     for one in (optimizer, innermost(optimizer)):
         list_hidden_parameters(one, network)
-    own = {id(one) for one in network.get_parameters()}
-    if not any(id(one) in own for one in optimizer.parameters):
+    own = {id(parameter) for parameter in network.get_parameters()}
+    if not any(id(parameter) in own for parameter in optimizer.parameters):
         warn(
             "the network has none of the optimizer's Parameters, so it is not trained, unless it "
             "holds Cells in Python lists: give the optimizer the trainable_params() of this same "
@@ -182,7 +182,7 @@ def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell, step_class: type) ->
 
 def _warn_of_second_optimizer(optimizer: nn.Cell, network: nn.Cell) -> None:
     """Warn of a network that is a training step itself."""
-    trained = {id(one) for one in optimizer.parameters}
+    trained = {id(parameter) for parameter in optimizer.parameters}
     for name, cell in network.cells_and_names():
         trains = isinstance(cell, nn.Optimizer) or hasattr(cell, "param_groups")
         held = getattr(cell, "parameters", ()) if trains else ()
