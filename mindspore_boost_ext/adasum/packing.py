@@ -25,8 +25,8 @@ class Packing(nn.Cell):
 
     def __init__(self, tensors: Sequence[Any], multiple: int = 1) -> None:
         super().__init__(auto_prefix=False)
-        self.shapes = tuple(tuple(one.shape) for one in tensors)
-        self.dtypes = tuple(one.dtype for one in tensors)
+        self.shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        self.dtypes = tuple(tensor.dtype for tensor in tensors)
         self.count = len(tensors)
         self.sizes = tuple(int(np.prod(shape)) for shape in self.shapes)
         self.width = block_width(self.sizes)

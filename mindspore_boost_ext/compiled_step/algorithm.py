@@ -111,7 +111,7 @@ class StepGraph:
 
     def _check_weights(self) -> None:
         """Raise a ``ValueError`` for a frozen weight, which a graph of MindSpore would train."""
-        frozen = [one for one in self.step.weights if not one.requires_grad]
+        frozen = [weight for weight in self.step.weights if not weight.requires_grad]
         if frozen:  # an optimizer of get_parameters() has statistics, too, which get no gradient
             statistics = _statistics(self.step.network)
             frozen = [one for one in frozen if id(one) not in statistics]

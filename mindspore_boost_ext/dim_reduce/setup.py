@@ -56,10 +56,10 @@ def prepare(
             "dim_reduce trains all weights in every step, but the optimizer is a FreezeOpt: give "
             "the optimizer that it wraps"
         )
-    trained = {id(one) for one in optimizer.parameters}
-    ordered = [one for one in network.trainable_params() if id(one) in trained]
+    trained = {id(parameter) for parameter in optimizer.parameters}
+    ordered = [parameter for parameter in network.trainable_params() if id(parameter) in trained]
     known = {id(one) for one in ordered}
-    ordered += [one for one in optimizer.parameters if id(one) not in known]
+    ordered += [parameter for parameter in optimizer.parameters if id(parameter) not in known]
     read = _from_file if settings.pca_mat_path else _from_folder
     layout, (rank, rank_size) = layout_of(ordered), _ranks()
     own, source, snapshots = read(layout, settings, rank, rank_size)

@@ -107,7 +107,7 @@ class GradientAccumulation(nn.Cell):
         self.optimizer = optimizer
         self.weights = optimizer.parameters
         self.hyper_map = ops.HyperMap()
-        zeros = ((one.name, np.zeros(one.shape, np.float32)) for one in self.weights)
+        zeros = ((weight.name, np.zeros(weight.shape, np.float32)) for weight in self.weights)
         buffers = [state(f"grad_accumulation.gradients.{name}", one) for name, one in zeros]
         self._grad_accumulation = ParameterTuple(buffers)
         self._accumulation_step = state("grad_accumulation.micro_steps", 0, np.int32)

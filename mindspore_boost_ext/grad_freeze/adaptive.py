@@ -132,12 +132,12 @@ class AdaptiveFreezeOpt(FreezeOpt):
 
 def _copies(name: str, parameters: Sequence[Parameter]) -> ParameterTuple:
     """Return zeros of the shapes of parameters, as state."""
-    zeros = ((one.name, np.zeros_like(one.asnumpy())) for one in parameters)
+    zeros = ((parameter.name, np.zeros_like(parameter.asnumpy())) for parameter in parameters)
     return ParameterTuple([state(f"grad_freeze.{name}.{of}", one, one.dtype) for of, one in zeros])
 
 
 def _joined(values: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0), *(np.float64(one).reshape(-1) for one in values)])
+    return np.concatenate([np.zeros(0), *(np.float64(value).reshape(-1) for value in values)])
 
 
 def _norm(values: np.ndarray) -> float:

@@ -69,7 +69,7 @@ class FreezeAlgorithm(Algorithm):
         variant = step.restricted(optimizer, positions)
         variant.freeze = False
         if step.auto_boost.config.grad_freeze.eval_frozen:
-            trained = {id(one) for one in step.optimizer.parameters}
+            trained = {id(parameter) for parameter in step.optimizer.parameters}
             others = [one for one in step.network.trainable_params() if id(one) not in trained]
             frozen = frozen_cells(step.network, [*variant.weights, *others])
             # No copies of layers that capture. They act alike in training and evaluation.

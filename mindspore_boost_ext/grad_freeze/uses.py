@@ -44,5 +44,5 @@ def _uses(cell: nn.Cell) -> Iterator[Parameter]:
                     yield read.pop(id(one))
             yield from _uses(child)
     # In the order in which the Cell holds them: its code may read a bias before its weight.
-    held = [read.pop(id(one)) for one in cell.get_parameters() if id(one) in read]
+    held = [read.pop(id(parameter)) for parameter in cell.get_parameters() if id(parameter) in read]
     yield from (*held, *read.values())

@@ -41,10 +41,10 @@ class GroupedScaleAlgorithm(Algorithm):
             )
         if grouped and not wanted:
             remedy = "set it to True, in mode 'manual'"
-            for one in boost.plan():
-                allowed = boost.config.section(one.algorithm).goes_with
-                if one.wanted and allowed is not None and self.switch not in allowed:
-                    remedy = f"{one.algorithm} excludes it, so give another manager"
+            for decision in boost.plan():
+                allowed = boost.config.section(decision.algorithm).goes_with
+                if decision.wanted and allowed is not None and self.switch not in allowed:
+                    remedy = f"{decision.algorithm} excludes it, so give another manager"
             raise ValueError(
                 "loss_scale_manager is a GroupLossScaleManager, but boost.loss_scale_group is off: "
                 f"{remedy}"
@@ -68,7 +68,7 @@ def _check_other(
 ) -> None:
     """Refuse, or warn of, markers of a manager that the step does not use."""
     held = {id(one) for group in manager.loss_scale_groups for one in group}
-    marks = [one.name for one in weights if id(one) in held]
+    marks = [weight.name for weight in weights if id(weight) in held]
     words = "the network has markers of a GroupLossScaleManager that is not its loss_scale_manager"
     if not manager.in_use:
         warn(f"{words}: they have no effect", NoEffectWarning)
@@ -99,13 +99,13 @@ def _warn_of_shared_weights(step: StepCell) -> None:
 
 def _in_several_cells(network: nn.Cell, weights: Iterable[Parameter]) -> dict[str, list[str]]:
     """Return weights that several Cells hold or read in construct, and the names of these Cells."""
-    users: dict[int, list[str]] = {id(one): [] for one in weights}
+    users: dict[int, list[str]] = {id(weight): [] for weight in weights}
     for name, cell in network.cells_and_names():
         held = [one for key, one in _compat.own_parameters(cell).items() if "." not in key]
         # MindSpore's own code reads weights in the place of a call, as of a projection.
         uses = () if is_own(type(cell).__module__) else in_order_of_construct(cell)
-        read = [one for one in uses if isinstance(one, Parameter)]
+        read = [use for use in uses if isinstance(use, Parameter)]
         for key in {id(one) for one in (*held, *read)} & set(users):
             users[key].append(name or type(cell).__name__)
-    found = {one.name: users[id(one)] for one in weights}
+    found = {weight.name: users[id(weight)] for weight in weights}
     return {name: several for name, several in found.items() if len(several) > 1}

@@ -44,8 +44,8 @@ class GroupedScale(OneScale):
             manager.limit(LARGEST_WITH_FACTORS)
         self.markers_complete = state("loss_scale_group.markers_complete", True, np.bool_)
         group_of = {id(one): group for one, group in zip(weights, groups)}
-        self.group_of_layer = tuple(group_of[id(one)] for one in layers)
-        halves = any(one.dtype in (ms.float16, ms.bfloat16) for one in weights)
+        self.group_of_layer = tuple(group_of[id(layer)] for layer in layers)
+        halves = any(weight.dtype in (ms.float16, ms.bfloat16) for weight in weights)
         self.may_grow = manager.minimum < 1 and halves  # gradients, when they are divided
         self._divide(groups)
 

@@ -22,7 +22,7 @@ _SELF = object()  # stands for the first argument of a method
 def _instructions(code: CodeType) -> list[dis.Instruction]:
     """Return the instructions of a function, then those of the functions in it."""
     steps = [one for one in dis.get_instructions(code) if one.opname != "PUSH_NULL"]
-    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return steps + [step for one in inner for step in _instructions(one)]
 
 
@@ -44,16 +44,16 @@ def unsafe_reason(code: CodeType) -> str:
 @functools.lru_cache(maxsize=1024)
 def globals_named(code: CodeType) -> frozenset[str]:
     """Return the global names that a function, or one in it, reads."""
-    return frozenset(one.argval for one in _instructions(code) if one.opname == "LOAD_GLOBAL")
+    return frozenset(step.argval for step in _instructions(code) if step.opname == "LOAD_GLOBAL")
 
 
 @functools.lru_cache(maxsize=1024)
 def written_outside(code: CodeType) -> tuple[list[str], list[str]]:
     """Return the global names, and those of functions around it, that a function writes."""
     steps = _instructions(code)
-    outer = [one.argval for one in steps if one.opname == "STORE_DEREF"]
+    outer = [step.argval for step in steps if step.opname == "STORE_DEREF"]
     return (
-        [one.argval for one in steps if one.opname == "STORE_GLOBAL"],
+        [step.argval for step in steps if step.opname == "STORE_GLOBAL"],
         [name for name in outer if name in code.co_freevars],
     )
 
@@ -103,12 +103,12 @@ def _note_getattr(
     calls = (place for place, one in enumerate(steps) if one.opname.startswith(_CALLS))
     given = steps[: next(calls, 0)]
     constants = [one for one in given[-2:] if one.opname == "LOAD_CONST"]
-    texts = [one for one in constants if isinstance(one.argval, str)]
+    texts = [constant for constant in constants if isinstance(constant.argval, str)]
     if texts and all(one.opname == "LOAD_CONST" for one in given[given.index(texts[0]) :]):
         found.of_others.add(texts[0].argval)  # perhaps before a default
         return
     first = steps[0]
-    is_chained = any(one.opname in _ATTRIBUTES for one in steps[1:2])
+    is_chained = any(step.opname in _ATTRIBUTES for step in steps[1:2])
     is_self = bool(own) and _loaded(first)[:1] == own and not is_chained
     known = function.__globals__.get(first.argval) if first.opname == "LOAD_GLOBAL" else None
     found.finds |= not (is_self or isinstance(known, ModuleType))

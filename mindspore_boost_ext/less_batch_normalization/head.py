@@ -256,8 +256,8 @@ def no_classes(network: nn.Cell, loss_fn: nn.Cell | None) -> str:
 def _calls(cell: nn.Cell, names: frozenset[str]) -> bool:
     """Return whether a Cell is a loss over classes, or calls something of some names."""
     called = names_in_code(cell).union(one.name for one in _compat.primitives(cell).values())
-    kinds = [one for one in type(cell).__mro__ if not is_own(one.__module__)]
-    written = [vars(one).get("construct") for one in kinds]
+    kinds = [kind for kind in type(cell).__mro__ if not is_own(kind.__module__)]
+    written = [vars(kind).get("construct") for kind in kinds]
     spaces = [one.__globals__ for one in written if isinstance(one, FunctionType)]
     found = [*vars(cell).values(), *(space.get(name) for space in spaces for name in called)]
     for one in found:

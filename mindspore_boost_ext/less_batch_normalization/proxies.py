@@ -65,7 +65,7 @@ class Tracer:
         found = [one for one in everything_in(result) if type(one) is Value]
         present = set(self.graph.nodes)
         nodes = dict.fromkeys(one.node for one in [*found, *self._left(found)])
-        self.graph.outputs = [one for one in nodes if one in present and not one.constant]
+        self.graph.outputs = [node for node in nodes if node in present and not node.constant]
         return self.graph
 
     def _left(self, found: list[Value]) -> list[Value]:
@@ -173,7 +173,7 @@ class Tracer:
         ids = {id(one) for one in spared}
         cells = (one for one in everything_in(thing) if issubclass(type(one), nn.Cell))
         why = "an object or a function of the script holds it"
-        self.graph.fixed.update({id(one): why for one in cells if id(one) not in ids})
+        self.graph.fixed.update({id(cell): why for cell in cells if id(cell) not in ids})
 
     def wrap(self, thing: Any) -> object:
         """Return what stands for ``thing`` in traced code; the same each time."""
@@ -230,7 +230,7 @@ def _check_written(copy: FunctionType) -> None:
     names, outer = written_outside(copy.__code__)
     cells = dict(zip(copy.__code__.co_freevars, copy.__closure__ or ()))
     held = [copy.__globals__.get(name) for name in names]
-    held += [one for name in outer for one in contents(cells[name])]
+    held += [content for name in outer for content in contents(cells[name])]
     if values_in(held):
         raise NotUnderstoodError("it keeps a tensor in a name outside of its function")
 

@@ -16,7 +16,7 @@ from mindspore_boost_ext.less_batch_normalization.copies import OPAQUE_MODULES, 
 def reached(cell: nn.Cell, inner: list[nn.Cell]) -> list[nn.Cell]:
     """Return the inner Cells whose parts or methods a Cell may use, and not only call them."""
     code = _Code(cell)
-    held = set(map(id, code.held)) - {id(one) for one in _compat.children(cell).values()}
+    held = set(map(id, code.held)) - {id(child) for child in _compat.children(cell).values()}
     names = code.names - vars(cell).keys() - _names_in(cell)
     return [one for one in inner if code.finds or _is_used(one, held, names)]
 
@@ -70,7 +70,7 @@ class _Code:
         self.finds |= uses.finds
         names = uses.of_self | uses.of_others
         known = [function.__globals__.get(name) for name in globals_named(code)]
-        methods = [one for name in names for one in self._methods(name)]
+        methods = [method for name in names for method in self._methods(name)]
         above = self._methods(code.co_name, 1) if "super" in code.co_names else []
         return [*known, *(vars(self.cell).get(name) for name in names)], [*above, *methods]
 

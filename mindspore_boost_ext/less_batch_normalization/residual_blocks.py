@@ -222,7 +222,7 @@ def find_classifier(graph: Graph) -> tuple[list[nn.Dense], str]:
 def _is_last(layer: nn.Cell, network: nn.Cell) -> bool:
     """Return whether a layer holds the last parameter in the network's own order."""
     last = list(network.get_parameters())[-1]
-    return any(last is one for one in layer.get_parameters())
+    return any(last is parameter for parameter in layer.get_parameters())
 
 
 def _dense_inside(node: Node, graph: Graph) -> list[nn.Cell]:
@@ -253,9 +253,9 @@ def _joined(graph: Graph, start: Node) -> str:
         if _has_weights(node):
             return f"layers with weights come after the last Dense ({node.name})"
         own.add(node)
-    for one in graph.outputs:
-        apart = start not in made_from[one] and one not in made_from[start]
-        if apart and not one.constant and _sources(one) & sources:
+    for output in graph.outputs:
+        apart = start not in made_from[output] and output not in made_from[start]
+        if apart and not output.constant and _sources(output) & sources:
             return "the network has other outputs besides that of the last Dense"
     return ""
 

@@ -203,11 +203,11 @@ class _Plan:
     def idle_patterns(self) -> list[str]:
         """Return the patterns that match no layer."""
         settings = self.settings
-        norms = [one.name for one in self.changes if not one.is_head]
+        norms = [change.name for change in self.changes if not change.is_head]
         layers = layers_of(self.network, (nn.Dense, CommonHeadLastFN))
-        dense = [name_of(one.weight) for one in layers]
+        dense = [name_of(layer.weight) for layer in layers]
         asked = [(one, norms) for one in (*(settings.include or ()), *settings.exclude)]
-        asked += [(one, dense) for one in settings.heads or ()]
+        asked += [(head, dense) for head in settings.heads or ()]
         return [pattern for pattern, names in asked if not fnmatch.filter(names, pattern)]
 
     def heads(self) -> None:
@@ -241,7 +241,7 @@ class _Plan:
         patterns = self.settings.heads
         if patterns is not None:
             layers = layers_of(self.network, (nn.Dense,))
-            named = [one for one in layers if _matches(name_of(one.weight), patterns)]
+            named = [layer for layer in layers if _matches(name_of(layer.weight), patterns)]
             return named, "a pattern of heads matches" if named else "no Dense matches heads"
         if self.head_alone or any(change.done == REMOVED for change in self.changes):
             return find_classifier(self.graphs[0])
@@ -349,7 +349,7 @@ def _fixed_at_rest(network: nn.Cell) -> Iterator[None]:
     They do not remove the scale, which the removal of one before them would set free.
     """
     norms = layers_of(network, BATCH_NORMS) if network.training else []
-    in_evaluation = [(one, one.use_batch_statistics) for one in norms if not one.training]
+    in_evaluation = [(norm, norm.use_batch_statistics) for norm in norms if not norm.training]
     for one, _ in in_evaluation:
         one.use_batch_statistics = False
     try:
@@ -379,7 +379,7 @@ def _failures(graphs: Iterable[Graph]) -> tuple[dict[int, str], dict[int, str]]:
     failures = [one for graph in graphs for one in graph.failures.items()]
 
     def by_id(parts: Callable[[nn.Cell], Iterable[nn.Cell]]) -> dict[int, str]:
-        return {id(one): reason for failed, reason in failures for one in parts(failed)}
+        return {id(part): reason for failed, reason in failures for part in parts(failed)}
 
     return by_id(nn.Cell.cells), by_id(lambda cell: (one for _, one in cell.cells_and_names()))
 

@@ -96,10 +96,10 @@ def _calls(cell: nn.Cell) -> list[Call]:
     if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in needed):
         calls = [(len(needed) + more, {}) for more in (0, -1, 1, 2) if len(needed) + more]
     options = {
-        one.name: None if one.default is None else not one.default
-        for one in parameters
-        if (one.default is None or isinstance(one.default, bool))
-        and one.kind is not inspect.Parameter.POSITIONAL_ONLY
+        parameter.name: None if parameter.default is None else not parameter.default
+        for parameter in parameters
+        if (parameter.default is None or isinstance(parameter.default, bool))
+        and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
     }
     calls += [(len(needed), {name: value}) for name, value in options.items()]
     return [*calls, (len(needed), options)] if len(options) > 1 else calls

@@ -307,7 +307,7 @@ def _unfit(optimizer: nn.Cell) -> str:
 
 def _check_rates(optimizer: nn.Cell, total: int) -> None:
     """Refuse lists of learning rates that end before the schedule does."""
-    lengths = [len(one) for one in _compat.lists_of_rates(optimizer)]
+    lengths = [len(rate) for rate in _compat.lists_of_rates(optimizer)]
     if min(lengths, default=total) < total:
         raise ValueError(
             f"short_schedule.total_steps={total} needs a rate for each of these updates, but the "

@@ -167,8 +167,8 @@ class THOR(nn.Optimizer):
         plans = self.curvature.plans
         self.taps = Taps(plans, self.curvature.pairs)
         number = {id(plan.weight): index for index, plan in enumerate(plans)}
-        self.layer_of = tuple(number.get(id(one), -1) for one in self.parameters)
-        reasons = [self._reasons.get(id(one), "") for one in self.parameters]
+        self.layer_of = tuple(number.get(id(parameter), -1) for parameter in self.parameters)
+        reasons = [self._reasons.get(id(parameter), "") for parameter in self.parameters]
         self.normed = tuple(reason == LAYER_NORM for reason in reasons)
         self.next_refresh = state("thor.next_refresh", 0, np.int32)
         self._warned: set[tuple[str, str]] = set()
@@ -406,7 +406,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _bytes(cell: nn.Cell) -> int:
-    return sum(int(one.nbytes) for one in cell.get_parameters())
+    return sum(int(parameter.nbytes) for parameter in cell.get_parameters())
 
 
 def thor_of(optimizer: nn.Cell) -> THOR | None:
