@@ -322,10 +322,10 @@ def explain(config: BoostConfig) -> str:
     record(report, config.plan())
     report.put(*tuning())
     lines = [str(report)]
-    for one in config.plan():
-        settings = getattr(config, one.algorithm, None)
-        if one.wanted and settings is not None:
-            lines.append(f"{one.algorithm}: {settings}")
+    for decision in config.plan():
+        settings = getattr(config, decision.algorithm, None)
+        if decision.wanted and settings is not None:
+            lines.append(f"{decision.algorithm}: {settings}")
     for name, kind in SECTIONS.items():
         if kind.for_every_step and name in config.given and config.level != "O0":
             lines.append(f"every step, {name}: {getattr(config, name)}")

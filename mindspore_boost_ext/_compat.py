@@ -222,7 +222,7 @@ def lists_of_rates(optimizer: nn.Cell) -> list[Tensor]:
     rates: Any = optimizer.learning_rate
     entries = list(rates) if isinstance(rates, (list, tuple, nn.CellList)) else [rates]
     kind = sys.modules["mindspore.nn.optim.optimizer"]._IteratorLearningRate
-    return [one.learning_rate for one in entries if isinstance(one, kind)]
+    return [entry.learning_rate for entry in entries if isinstance(entry, kind)]
 
 
 def own_parameters(cell: nn.Cell) -> dict[str, Parameter]:

@@ -173,5 +173,5 @@ def deciding(step: nn.Cell) -> Iterator[None]:
 
 def fewest_updates(step: StepCell) -> int | None:
     """Return the fewest updates after which an algorithm ends the training; None if none does."""
-    found = [one.updates_made(step) for one in step.auto_boost.algorithms]
+    found = [algorithm.updates_made(step) for algorithm in step.auto_boost.algorithms]
     return min((one for one in found if one is not None), default=None)

@@ -128,7 +128,7 @@ class AutoBoost:
         found = {f"boost.{name}": str(on) for name, on in switches.items()}
         for name, kind in SECTIONS.items():
             readers = kind.readers.values() or (name,)
-            if kind.for_every_step or any(switches[one] for one in readers):
+            if kind.for_every_step or any(switches[reader] for reader in readers):
                 for key, value in vars(getattr(self.config, name)).items():
                     if key not in kind.of_one_host:
                         found[f"{name}.{key}"] = _as_text(value)
@@ -260,7 +260,7 @@ class AutoBoost:
         """Give the groups of a ``GroupLossScaleManager`` the rewritten network's parameters."""
         for regrouped in self._regroupings if hasattr(manager, "loss_scale_groups") else ():
             groups = regrouped(manager.loss_scale_groups)
-            if [len(one) for one in groups] != [len(one) for one in manager.loss_scale_groups]:
+            if [len(group) for group in groups] != [len(one) for one in manager.loss_scale_groups]:
                 manager.loss_scale_groups = groups
 
     def network_auto_process_eval(self, network: nn.Cell) -> nn.Cell:
@@ -314,7 +314,7 @@ def checked_algorithms(algorithms: Iterable[Algorithm]) -> tuple[Algorithm, ...]
 
 def record(report: Report, decisions: tuple[Decision, ...]) -> None:
     """Put a row into ``report`` for each decision."""
-    for one in decisions:
-        left_out = INACTIVE if one.asked_by == "-" else SKIPPED
-        status = APPLIED if one.wanted else left_out
-        report.put(Row(one.algorithm, one.asked_by, status, one.reason))
+    for decision in decisions:
+        left_out = INACTIVE if decision.asked_by == "-" else SKIPPED
+        status = APPLIED if decision.wanted else left_out
+        report.put(Row(decision.algorithm, decision.asked_by, status, decision.reason))

@@ -142,7 +142,7 @@ def _warn_of_training_apart() -> None:
 
 
 def _warn_of_unequal_values(step: nn.TrainOneStepCell) -> None:
-    weights = [one for one in step.weights if not one.layerwise_parallel]
+    weights = [weight for weight in step.weights if not weight.layerwise_parallel]
     if unequal := differences_between_ranks(_checksums(weights), "the weights"):
         warn(
             "the weights are not the same on all ranks, so each rank trains a different network: "
@@ -240,14 +240,14 @@ def _in_words(value: object) -> str:
 
 
 def _shapes(step: nn.TrainOneStepCell) -> dict[str, str]:
-    weights = [one for one in step.weights if not one.layerwise_parallel]
-    shapes = {f"weight {one.name}": f"{one.dtype} {one.shape}" for one in weights}
+    weights = [weight for weight in step.weights if not weight.layerwise_parallel]
+    shapes = {f"weight {weight.name}": f"{weight.dtype} {weight.shape}" for weight in weights}
     # Gradients are reduced in this order. In another order, those of different weights would mix.
-    return {**shapes, "order of the weights": _cut(", ".join(one.name for one in weights))}
+    return {**shapes, "order of the weights": _cut(", ".join(weight.name for weight in weights))}
 
 
 def _checksums(parameters: Sequence[Parameter]) -> dict[str, str]:
-    sums = ((one.name, zlib.crc32(one.asnumpy().tobytes())) for one in parameters)
+    sums = ((parameter.name, zlib.crc32(parameter.asnumpy().tobytes())) for parameter in parameters)
     return {f"checksum of {name}": f"{value:08x}" for name, value in sums}
 
 
@@ -256,7 +256,7 @@ def _counters(step: nn.TrainOneStepCell) -> dict[str, str]:
     window = getattr(step, "window_part", None)
     held = {} if window is None else {"micro-batches in the window": str(window.micro_steps())}
     apart = set() if window is None else {id(one) for one in window.state()}
-    counters = (one for one in step.get_parameters() if one.dtype in _COUNTED)
+    counters = (parameter for parameter in step.get_parameters() if parameter.dtype in _COUNTED)
     # Others may differ by rank, such as a seed in the user's own optimizer.
     known = (one for one in counters if one.name.startswith("boost.") or one.name in _UPDATES)
     return {**held, **{one.name: _described(one) for one in known if id(one) not in apart}}
@@ -266,6 +266,6 @@ def _moments(step: nn.TrainOneStepCell) -> list[Parameter]:
     """Return the optimizer's state; nothing under AdaSum, where each server has its own."""
     if getattr(step, "enable_adasum", False):
         return []
-    weights = {id(one) for one in step.weights}
+    weights = {id(weight) for weight in step.weights}
     held = (one for one in step.optimizer.get_parameters() if id(one) not in weights)
     return [one for one in held if one.dtype not in _COUNTED and not one.layerwise_parallel]

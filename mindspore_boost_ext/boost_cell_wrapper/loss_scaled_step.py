@@ -108,7 +108,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         self._has_own_rule = bool(own_rule) and self.scale_part.can_be_set
         # Subclasses may override MindSpore's name of a method, or that of mindspore.boost.
         names = ("get_overflow_status", "process_loss_scale")
-        self._public = tuple([one in own_rule and f"_{one}" not in own_rule for one in names])
+        self._public = tuple([name in own_rule and f"_{name}" not in own_rule for name in names])
         lost = self.overridden("start_overflow_check", "_start_overflow_check")
         self.warn_of_lost(lost if self._has_own_rule else lost + own_rule)
         self._extra = self.scale_part.extra
@@ -213,8 +213,8 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
     def joined(self, outputs: tuple[Any, ...], samples: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, whether a part was skipped, and the scale of the last one."""
         skipped = outputs[0][1]
-        for one in outputs[1:]:
-            skipped = ops.logical_or(skipped, one[1])
+        for output in outputs[1:]:
+            skipped = ops.logical_or(skipped, output[1])
         return joined_losses(tuple([one[0] for one in outputs]), samples), skipped, outputs[-1][2]
 
     def __call__(self, *inputs: Tensor, **kwargs: object) -> tuple[Tensor, Tensor, Tensor]:

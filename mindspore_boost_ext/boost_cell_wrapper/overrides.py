@@ -42,7 +42,7 @@ class Overridable(nn.Cell):
     def overridden(self, *names: str) -> list[str]:
         """Return those of the names whose methods a subclass overrides."""
         ours = self._library_class()
-        known = [one for one in names if hasattr(ours, one)]
+        known = [name for name in names if hasattr(ours, name)]
         return [one for one in known if getattr(type(self), one) is not getattr(ours, one)]
 
     def calls_update(self, *, clips: bool = False) -> bool:
@@ -103,7 +103,7 @@ class Overridable(nn.Cell):
     def _own_methods(self) -> list[Callable[..., object]]:
         held = [item for kind in self._kinds_above_ours() for item in vars(kind).items()]
         functions = [_function_of(one) for name, one in held if name != "__init__"]
-        return [one for one in functions if inspect.isroutine(one)]
+        return [function for function in functions if inspect.isroutine(function)]
 
     def updates_past(self, method: str) -> bool:
         """Return whether the step calls the optimizer, and neither ``update`` nor ``method``."""
@@ -217,7 +217,7 @@ class Overridable(nn.Cell):
     def _library_class(self) -> type[nn.Cell]:
         """Return the object's nearest class of this package, not the user's subclass."""
         own = __name__.partition(".")[0]
-        return next(one for one in type(self).__mro__ if one.__module__.partition(".")[0] == own)
+        return next(kind for kind in type(self).__mro__ if kind.__module__.partition(".")[0] == own)
 
 
 def _users_functions(function: Callable[..., Any], names: set[str]) -> list[Callable[..., Any]]:

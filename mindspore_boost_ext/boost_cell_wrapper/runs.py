@@ -75,7 +75,7 @@ def _of_optimizer(step: nn.Cell) -> tuple[str, ...]:
     A step that failed leaves MindSpore recording, as if it differentiated the optimizer, too.
     """
     modules = _modules(step.optimizer) - _modules(step.network)
-    return tuple(f"{one}." for one in modules)
+    return tuple(f"{module}." for module in modules)
 
 
 def _modules(cell: nn.Cell) -> set[str]:

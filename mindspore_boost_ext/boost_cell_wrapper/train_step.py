@@ -439,5 +439,5 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
 
     def observations(self) -> dict[str, Any]:
         """Return what the active algorithms report of the last step: name -> number or bool."""
-        observed = (one.observations(self) for one in self.auto_boost.algorithms)
+        observed = (algorithm.observations(self) for algorithm in self.auto_boost.algorithms)
         return {name: value for found in observed for name, value in found.items()}

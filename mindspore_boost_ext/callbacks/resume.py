@@ -308,7 +308,7 @@ def _other_settings(step: nn.Cell, saved: Mapping[str, str] | None, path: str) -
 
 def _check_parameters(train_network: nn.Cell, saved: Mapping[str, Parameter], path: str) -> None:
     """Compare names, shapes and dtypes of Parameters with those in a file."""
-    wanted = {one.name: _form(one) for one in train_network.get_parameters()}
+    wanted = {parameter.name: _form(parameter) for parameter in train_network.get_parameters()}
     found = {name: _form(one) for name, one in saved.items()}
     names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     rates = [name for name in names if name.startswith(_RATES) and name not in found]

@@ -73,7 +73,7 @@ def compare(argv: Sequence[str], write: Callable[[str], None]) -> int:
         write(f"\n{problem}")
     if len(outcomes) < len(trials):
         return INTERRUPTED
-    failed = any(one.status == FAILED for one in outcomes)
+    failed = any(outcome.status == FAILED for outcome in outcomes)
     return int(failed or bool(unwritten or undrawn))
 
 
@@ -353,6 +353,6 @@ def _as_json(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> str:
         "versions": versions(),
         "machine": f"{platform.platform()}, {os.cpu_count()} cores",
         "settings": {name: getattr(options, name) for name in names},
-        "runs": [asdict(one) for one in outcomes],
+        "runs": [asdict(outcome) for outcome in outcomes],
     }
     return json.dumps(strict_json(document), allow_nan=False, indent=1) + "\n"

@@ -216,7 +216,7 @@ def _race(
     outcome, history = run_trial(trial, racer.name, display)
     idle = racer.level != "O0" and changed_nothing(history)
     starts = [one for one in history if one["event"] == "start"]
-    planned = sum((one.get("epochs") or 0) * one.get("steps_per_epoch", 0) for one in starts)
+    planned = sum((start.get("epochs") or 0) * start.get("steps_per_epoch", 0) for start in starts)
     racer = replace(racer, outcome=outcome, steps=len(_curve(history)[1]), planned=planned)
     return replace(racer, idle=idle), history
 
@@ -248,7 +248,7 @@ def _winner(racers: Sequence[Racer]) -> Racer:
     """Return the fastest candidate if it was clearly faster than plain, else plain."""
     plain = racers[0]
     limit = (plain.reached or 0.0) * _CLEAR
-    able = [one for one in racers[1:] if not one.idle]
+    able = [racer for racer in racers[1:] if not racer.idle]
     faster = [one for one in able if one.reached is not None and one.reached < limit]
     return min(faster, key=lambda one: one.reached or 0.0, default=plain)
 
@@ -270,18 +270,18 @@ def _table(racers: Sequence[Racer]) -> str:
     last = [] if goal == "loss" else [goal]
     headings = ["run", f"seconds to plain's {goal}", "over plain", *last, "step, ms", "compile, s"]
     rows = []
-    for one in racers:
-        reached = None if one.idle else one.reached
+    for racer in racers:
+        reached = None if racer.idle else racer.reached
         ratio = reached / first if first and reached is not None else None
         rows.append(
             [
-                one.name,
-                _words(one) if reached is None else number(reached, ".1f"),
+                racer.name,
+                _words(racer) if reached is None else number(reached, ".1f"),
                 number(ratio, ".2f"),
-                *(number(one.outcome.metrics.get(key)) for key in last),
-                number(one.outcome.step_ms, ".2f"),
-                number(one.outcome.compile_s, ".1f"),
-                number(one.outcome.peak_mib, ".0f"),
+                *(number(racer.outcome.metrics.get(key)) for key in last),
+                number(racer.outcome.step_ms, ".2f"),
+                number(racer.outcome.compile_s, ".1f"),
+                number(racer.outcome.peak_mib, ".0f"),
             ]
         )
     return markdown([*headings, "peak memory, MiB"], rows)

@@ -173,7 +173,7 @@ def changed_nothing(history: Sequence[Record]) -> bool:
     """Return whether every training ended with nothing applied of what was asked for."""
     starts = [place for place, one in enumerate(history) if one.get("event") == "start"]
     trainings = [history[start:end] for start, end in zip(starts, [*starts[1:], len(history)])]
-    rows = [row for one in trainings for row in _asked_for(one)]
+    rows = [row for training in trainings for row in _asked_for(training)]
     is_known = any("report" in record for record in history)
     return is_known and all(row["status"] == SKIPPED for row in rows)
 

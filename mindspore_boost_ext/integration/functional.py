@@ -70,13 +70,13 @@ class TrainStep:
         self.overflow: Tensor | None = None
         self.scale: Tensor | None = None
         self._network, self._takes_a_label = network, takes_a_label
-        self._all_cells = [one for _, one in network.cells_and_names()]
-        self._layers = [one for one in self._all_cells if _compat.own_parameters(one)]
+        self._all_cells = [cell for _, cell in network.cells_and_names()]
+        self._layers = [cell for cell in self._all_cells if _compat.own_parameters(cell)]
         self._scales = isinstance(train_network, nn.TrainOneStepWithLossScaleCell) or hasattr(
             train_network, "scale_part"
         )
         # What was in evaluation mode when the last step ran, or before the first.
-        self._in_evaluation = [one for one in self._all_cells if not one.training]
+        self._in_evaluation = [cell for cell in self._all_cells if not cell.training]
         self._last: Any = None
 
     def __call__(self, *batch: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class TrainStep:
             for one in self._in_evaluation:
                 one.add_flags(training=False)
         else:
-            self._in_evaluation = [one for one in self._all_cells if not one.training]
+            self._in_evaluation = [cell for cell in self._all_cells if not cell.training]
         compare_on_ranks(self.train_network)
         is_first = self._last is None
         self._last = loss = self.train_network(*batch)
@@ -122,7 +122,7 @@ class TrainStep:
         """
         if not self._network.training:
             return True
-        return bool(self._layers) and not any(one.training for one in self._layers)
+        return bool(self._layers) and not any(layer.training for layer in self._layers)
 
     def report(self) -> Report:
         """Return what was applied, skipped or left inactive, and why."""

@@ -111,7 +111,7 @@ def after_steps(step: nn.Cell, net: nn.Cell, data: Sequence[Batch]) -> Weights:
     rank, ranks = rank_and_count()
     for batch in data:
         step(*(Tensor(np.array_split(one, ranks)[rank].copy()) for one in batch))
-    return {one.name: one.asnumpy() for one in net.trainable_params()}
+    return {parameter.name: parameter.asnumpy() for parameter in net.trainable_params()}
 
 
 def furthest(found: Weights, expected: Weights, start: Weights | None = None) -> float:
@@ -195,7 +195,7 @@ def smoothed_labels() -> float:
     first = generator.normal(size=(oracle.OUTPUTS, oracle.FEATURES)).astype(np.float32)
     # Every rank begins with the same weights.
     dense = nn.Dense(oracle.FEATURES, oracle.OUTPUTS, Tensor(first), bias_init="zeros")
-    start = {one.name: one.asnumpy().copy() for one in dense.trainable_params()}
+    start = {parameter.name: parameter.asnumpy().copy() for parameter in dense.trainable_params()}
     loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     section = {"smoothing": _SMOOTHING}
     found, _ = train(
@@ -232,7 +232,7 @@ def fewer_norms() -> float:
     generator, (_, target) = np.random.default_rng(3), oracle.batches(1)[0]
     images = generator.normal(size=(oracle.BATCH, 1, 4, 4)).astype(np.float32)
     written, made = residual(fewer=True), residual(fewer=False)
-    start = {one.name: one.asnumpy().copy() for one in written.get_parameters()}
+    start = {parameter.name: parameter.asnumpy().copy() for parameter in written.get_parameters()}
     for name, one in made.parameters_dict().items():  # loading would share the memory
         if name in start:
             one.set_data(Tensor(start[name].copy()))
@@ -280,7 +280,7 @@ class Watched(nn.Cell):
         super().__init__()
         zeros = np.zeros(_VALUES, np.float32)
         names = ("one", "two", "three")
-        self.weights = ParameterTuple([Parameter(Tensor(zeros, dtype), one) for one in names])
+        self.weights = ParameterTuple([Parameter(Tensor(zeros, dtype), name) for name in names])
         self.product, self.detector = Product(self.weights), detector
         self.differentiate = ops.GradOperation(get_by_list=True, sens_param=True)
 
@@ -319,7 +319,7 @@ def overflow_detection() -> float:
         for (kind, value), place in itertools.product(values.items(), range(3)):
             factors = np.ones((3, _VALUES), np.float32)
             factors[place, -1] = value
-            seen = bool(watched(scale, *(Tensor(one, dtype) for one in factors)))
+            seen = bool(watched(scale, *(Tensor(factor, dtype) for factor in factors)))
             if seen != (kind != "nothing"):
                 words = f"{kind} that overflows in gradient {place + 1} of 3"
                 raise AssertionError(f"{detector.name}, {name}: {words}: seen is {seen}")

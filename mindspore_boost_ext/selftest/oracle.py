@@ -87,7 +87,7 @@ def clipped(bound: float) -> Callable[[Backward], Weights]:
     """Return the rule of clipping by the global norm."""
 
     def rule(backward: Backward) -> Weights:
-        norm = np.sqrt(sum((one**2).sum() for one in backward.gradients.values()))
+        norm = np.sqrt(sum((gradient**2).sum() for gradient in backward.gradients.values()))
         factor = min(1.0, bound / norm)
         return {name: factor * one for name, one in backward.gradients.items()}
 
@@ -110,7 +110,7 @@ def preconditioned(damping: float) -> Callable[[Backward], Weights]:
         for layer in LAYERS:
             a, delta = backward.inputs[layer], len(backward.inputs[layer]) * backward.deltas[layer]
             factors = [rows.T @ rows / len(rows) for rows in (delta, a)]
-            left, right = (one + np.sqrt(damping) * np.eye(len(one)) for one in factors)
+            left, right = (factor + np.sqrt(damping) * np.eye(len(factor)) for factor in factors)
             half = np.linalg.solve(left, found[f"{layer}.weight"])
             found[f"{layer}.weight"] = np.linalg.solve(right, half.T).T
         return found
@@ -156,7 +156,7 @@ def step_on_smoothed_labels(
 
 def adasum(steps: Sequence[Array]) -> Array:
     """Return the AdaSum of one tensor's steps on 2**k ranks, combined by pairs of neighbours."""
-    level = [wide(one) for one in steps]
+    level = [wide(step) for step in steps]
     while len(level) > 1:
         level = [_pair(*level[place : place + 2]) for place in range(0, len(level), 2)]
     return level[0]
