@@ -337,6 +337,7 @@ class Named(nn.Cell):
 
 
 NAMES_OF_THE_STEP = ["clip_norm", "window_part", "base", "window", "update", "step", "accumulation"]
+NAMES_OF_THE_STEP += ["surrounding_part", "freeze", "adasum"]
 
 
 @pytest.mark.parametrize("name", NAMES_OF_THE_STEP)

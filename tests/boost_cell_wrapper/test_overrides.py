@@ -798,7 +798,22 @@ def test_a_method_that_is_set_on_the_object_is_told(pynative_mode):
         assert [str(one.message)[:10] for one in seen] == ["update was"] * bool(settings)
 
 
-@pytest.mark.parametrize("kind", [OwnCall, OwnPartial])
+class UpdatesAlone(BoostTrainOneStepCell):
+    def update(self, loss, gradients, *inputs):
+        return ops.depend(loss, self.optimizer(gradients))
+
+
+class OnTop(UpdatesAlone):
+    def update(self, loss, gradients, *inputs):
+        return super().update(loss, gradients, *inputs)
+
+
+class UpdatesNothing(BoostTrainOneStepCell):
+    def update(self, loss, gradients, *inputs):
+        return loss
+
+
+@pytest.mark.parametrize("kind", [OwnCall, OwnPartial, OnTop, UpdatesNothing])
 def test_clipping_that_another_way_leaves_out_is_told(kind):
     with pytest.warns(NoEffectWarning, match=r"clip_norm has no effect"):
         step = made(kind, {"gradients": {"clip_norm": 0.01}})
