@@ -8,6 +8,9 @@ from typing import Any, cast
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.order import is_of_libraries
+
 # Each has a number, Tensor or string for each parameter. Others are recognised by their entries.
 ALIGNED = frozenset(
     ("weight_decay", "group_weight_decay", "group_lr", "learning_rate", "param_rank", "param_names")
@@ -29,11 +32,10 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
 
     Raises:
         ValueError: if the class is the user's own and the numbers may be equal by chance, or if a
-            dict holds such a value.
+            container or a Cell holds such a value.
     """
-    if isinstance(value, dict):
-        _check_dict(name, value, optimizer)
     if not _has_entry_for_each(value, optimizer):
+        _check_within(name, value, optimizer)
         return False
     kind, entries = type(optimizer), cast(Iterable[object], value)
     if isinstance(value, Parameter):
@@ -58,22 +60,40 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
     )
 
 
-def _check_dict(name: str, held: dict[Any, object], optimizer: nn.Optimizer) -> None:
-    """Raise a ``ValueError`` if a dict has a list of state with one Parameter for each weight."""
+def _check_within(name: str, value: object, optimizer: nn.Optimizer) -> None:
+    """Raise a ``ValueError`` if a value holds a list with a Parameter of state for each weight."""
     kind, trained = type(optimizer), {id(parameter) for parameter in optimizer.parameters}
     if len(trained) == 1 or name in getattr(kind, "parameter_free", ()):
         return
-    for key, value in held.items():
-        entries = list(value) if isinstance(value, (tuple, list)) else []
-        is_state = all(isinstance(one, Parameter) and id(one) not in trained for one in entries)
-        if isinstance(value, dict):
-            _check_dict(name, value, optimizer)
-        elif len(entries) == len(trained) and is_state:
-            raise ValueError(
-                f"{kind.__name__}.{name} has a Parameter for each weight under {key!r}, which "
-                "cannot be split within a dict: hold it as an attribute of its own, or, if its "
-                f"entries do not belong to weights, name the dict in parameter_free = ({name!r},)"
-            )
+    asked, seen = [value], set[int]()
+    while asked:
+        holder = asked.pop()
+        seen.add(id(holder))
+        # A Cell may hold the weights themselves beside their state.
+        known = set[int]() if isinstance(holder, nn.Cell) else trained
+        for key, entry in _items(holder):
+            entries = list(entry) if isinstance(entry, (tuple, list)) else []
+            is_state = all(isinstance(one, Parameter) and id(one) not in known for one in entries)
+            if len(entries) == len(trained) and is_state:
+                raise ValueError(
+                    f"{kind.__name__}.{name} has a Parameter for each weight under {key!r}, which "
+                    "cannot be split there: hold it as an attribute of the optimizer itself, or, "
+                    f"if its entries do not belong to weights, name {name!r} in parameter_free = "
+                    f"({name!r},)"
+                )
+            asked += [] if id(entry) in seen else [entry]
+
+
+def _items(holder: object) -> Iterable[tuple[object, object]]:
+    """Return what a container, or a Cell of the user's own, holds, by key or name."""
+    if isinstance(holder, dict):
+        return holder.items()
+    if isinstance(holder, (tuple, list)):
+        return enumerate(holder)
+    if not isinstance(holder, nn.Cell) or isinstance(holder, nn.Optimizer):
+        return ()
+    ours = {} if is_of_libraries(type(holder).__module__) else _compat.own_attributes(holder)
+    return {**ours, **_compat.children(holder)}.items()
 
 
 def entries_at(value: object, positions: Sequence[int]) -> object:

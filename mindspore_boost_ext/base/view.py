@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -57,12 +59,22 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
         name: _restricted(name, value, optimizer, positions)
         for name, value in _compat.own_attributes(optimizer).items()
     }
-    vars(view).update(attributes)
+    vars(view).update({name: _bound_to(view, optimizer, one) for name, one in attributes.items()})
     _compat.set_own_parameters(view, _kept_parameters(optimizer, attributes))
     for name, cell in _compat.children(optimizer).items():
         _compat.set_child(view, name, _restricted(name, cell, optimizer, positions))
     _compat.name_trained(view)
     return view
+
+
+def _bound_to(view: nn.Optimizer, optimizer: nn.Optimizer, held: object) -> object:
+    """Return a method of the optimizer's, held as an attribute, as one of the view's."""
+    if isinstance(held, functools.partial):
+        function: Any = _bound_to(view, optimizer, held.func)
+        return functools.partial(function, *held.args, **held.keywords)
+    if isinstance(held, types.MethodType) and held.__self__ is optimizer:
+        return types.MethodType(held.__func__, view)
+    return held
 
 
 def parameter_positions(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 from mindspore.nn.optim.optimizer import opt_init_args_register
 from models import model_of
 
@@ -314,25 +316,69 @@ def test_a_parameter_with_an_entry_for_each_of_them_cannot_be_divided():
         optimizer_view(optimizer, (1, 2))
 
 
-class InADict(nn.Optimizer):
-    """Keeps a Parameter for each weight in a list within a dict."""
+class HoldsSums(nn.Cell):
+    """Keeps a Parameter for each weight, and maybe the weights."""
 
-    def __init__(self, params):
+    def __init__(self, sums):
+        super().__init__()
+        self.sums = sums
+
+
+class Deeper(nn.Optimizer):
+    """Keeps a Parameter for each weight in what an attribute holds."""
+
+    def __init__(self, params, hold):
         super().__init__(0.1, params)
-        self.held = {"sums": [Parameter(one * 0, name=f"sum.{one.name}") for one in params]}
+        self.held = hold([Parameter(one * 0, name=f"sum.{one.name}") for one in params])
 
 
-def test_state_in_a_dict_cannot_be_divided(monkeypatch):
+@pytest.mark.parametrize(
+    ("hold", "key"),
+    [
+        (lambda sums: {"sums": sums}, "'sums'"),
+        (lambda sums: {"inner": {"sums": tuple(sums)}}, "'sums'"),
+        (lambda sums: (sums, sums), "0"),
+        (lambda sums: [{"sums": sums}], "'sums'"),
+        (lambda sums: HoldsSums(ParameterTuple(sums)), "'sums'"),
+        (lambda sums: nn.SequentialCell(HoldsSums(sums)), "'sums'"),
+    ],
+)
+def test_state_deeper_within_cannot_be_divided(monkeypatch, hold, key):
     """A group of weights would get the sums of the first ones."""
-    optimizer = InADict(nets.MLP().trainable_params())
-    plain = optimizer.held
-    for optimizer.held in (plain, {"inner": plain}):
-        with pytest.raises(
-            ValueError, match=r"InADict\.held has a Parameter .* under 'sums', which"
-        ):
-            optimizer_view(optimizer, (1, 2))
-    monkeypatch.setattr(InADict, "parameter_free", ("held",), raising=False)
+    optimizer = Deeper(nets.MLP().trainable_params(), hold)
+    with pytest.raises(ValueError, match=rf"Deeper\.held has a Parameter .* under {key}, which"):
+        optimizer_view(optimizer, (1, 2))
+    monkeypatch.setattr(Deeper, "parameter_free", ("held",), raising=False)
     assert optimizer_view(optimizer, (1, 2)).held is optimizer.held
+
+
+def test_a_cell_that_pairs_gradients_with_the_weights_cannot_be_divided():
+    weights = nets.MLP().trainable_params()
+    optimizer = Deeper(weights, lambda sums: HoldsSums(ParameterTuple(weights)))
+    with pytest.raises(ValueError, match=r"Deeper\.held has a Parameter for each weight"):
+        optimizer_view(optimizer, (1, 2))
+
+
+class CallsByAttribute(nn.Optimizer):
+    """Gradient descent by a method that it holds."""
+
+    def __init__(self, params, hold):
+        super().__init__(0.1, params)
+        self.apply_all = hold(self.subtract)
+
+    def subtract(self, gradients):
+        return [ops.assign_sub(*pair) for pair in zip(self.parameters, gradients)]
+
+    def construct(self, gradients):
+        return self.apply_all(gradients)
+
+
+@pytest.mark.parametrize("hold", [lambda method: method, functools.partial])
+def test_a_method_that_an_optimizer_holds_updates_the_weights_of_a_view(pynative_mode, hold):
+    first, second = (Parameter(Tensor(np.zeros(2, np.float32)), name=name) for name in "ab")
+    view = optimizer_view(CallsByAttribute([first, second], hold), [1])
+    view((Tensor(np.ones(2, np.float32)),))
+    assert (first.asnumpy().tolist(), second.asnumpy().tolist()) == ([0, 0], [-1, -1])
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "opt_class", "is_lars", "single_opt"])
