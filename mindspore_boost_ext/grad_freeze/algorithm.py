@@ -46,6 +46,7 @@ class FreezeAlgorithm(Algorithm):
                 f"{type(step).__name__} sets step, but the optimizer of each group advances it: "
                 "call super().gradient_freeze_process(*inputs)"
             )
+        _warn_of_own_construct(step.optimizer)
         step.freeze = True
         step.choose_first(self._choice)
         status, reason = SKIPPED, "every update of the schedule trains everything"
@@ -103,3 +104,15 @@ class FreezeAlgorithm(Algorithm):
         """Warn when the training ends before the schedule freezes anything."""
         if step.freeze and epochs > 0:
             step.optimizer.expect_updates(step.updates_in(epochs * steps))
+
+
+def _warn_of_own_construct(optimizer: FreezeOpt) -> None:
+    """Warn of an update that no variant runs: each runs the optimizer that is wrapped."""
+    kind = type(optimizer)
+    if kind.construct is not FreezeOpt.construct:
+        warn(
+            f"construct of {kind.__name__} has no effect: the step of each group calls the "
+            "optimizer that it wraps, for the group's parameters: put this code into the construct "
+            "of that optimizer",
+            NoEffectWarning,
+        )

@@ -28,11 +28,18 @@ _NO_LOOK = (
     "compare the weights: train without sink mode, or use 'linear', 'cubic' or 'step'"
 )
 
+_OWN_CHOICE = (
+    "if the graph chooses the group, as in sink mode, it looks it up in the schedule, and cannot "
+    "ask next_group of {}: train without sink mode, or give the groups as train_strategy"
+)
+
 
 def _refusal(optimizer: FreezeOpt, length: int) -> str:
     """Return why no graph can look up a schedule that repeats itself after ``length`` steps."""
     if isinstance(optimizer, AdaptiveFreezeOpt):
         return _NO_LOOK
+    if not optimizer.chooses_by_schedule():
+        return _OWN_CHOICE.format(type(optimizer).__name__)
     groups = optimizer.schedule.groups
     if isinstance(groups, PrefixGroups):
         return ""  # the graph holds one number for each group

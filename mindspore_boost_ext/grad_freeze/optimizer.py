@@ -213,10 +213,23 @@ class FreezeOpt(nn.Optimizer):
         check_highest(group, len(self.group_positions))  # a function's groups come unchecked
         return group
 
+    def chooses_by_schedule(self) -> bool:
+        """Return whether no subclass has a :meth:`next_group` of its own."""
+        return type(self).next_group is FreezeOpt.next_group
+
+    def _updates_of_groups(self, *part: int) -> dict[int, int]:
+        """Return how often each group comes in the schedule, or in a part of it.
+
+        A subclass that chooses by itself may choose any: each counts once.
+        """
+        if self.chooses_by_schedule():
+            return self.schedule.tally(*part)
+        return dict.fromkeys(range(len(self.group_positions)), 1)
+
     def expect_updates(self, updates: int) -> None:
         """Warn, once, if the schedule freezes nothing in the next ``updates`` updates."""
         position = int(self.position.asnumpy())
-        freezes = any(map(self._freezes, self.schedule.tally(position, updates)))
+        freezes = any(map(self._freezes, self._updates_of_groups(position, updates)))
         if self.ever_freezes() and not freezes and not self._warned_of_short_training:
             self._warned_of_short_training = True
             warn(
@@ -228,13 +241,13 @@ class FreezeOpt(nn.Optimizer):
 
     def counts(self) -> dict[str, int]:
         """Return figures for a report: groups, distinct ones, % of steps that train everything."""
-        steps = self.schedule.tally()
-        full = sum(count for group, count in steps.items() if not self._freezes(group))
-        return {
-            "groups": len(self.group_positions),
-            "distinct_groups": len(set(self.group_positions)),
-            "steps_training_everything_percent": round(100 * full / sum(steps.values())),
-        }
+        distinct = len(set(self.group_positions))
+        found = {"groups": len(self.group_positions), "distinct_groups": distinct}
+        if self.chooses_by_schedule():
+            steps = self.schedule.tally()
+            full = sum(count for group, count in steps.items() if not self._freezes(group))
+            found["steps_training_everything_percent"] = round(100 * full / sum(steps.values()))
+        return found
 
     def common_to_ranks(self) -> dict[str, object]:
         """Return, by name, what must be equal on ranks that train together."""
@@ -243,11 +256,11 @@ class FreezeOpt(nn.Optimizer):
 
     def ever_freezes(self) -> bool:
         """Return whether the schedule freezes anything."""
-        return any(map(self._freezes, self.schedule.tally()))
+        return any(map(self._freezes, self._updates_of_groups()))
 
     def most_frozen(self) -> str:
         """Return, for a report, which parameters the schedule freezes at most."""
-        trained = min((self.group_positions[one] for one in self.schedule.tally()), key=len)
+        trained = min((self.group_positions[one] for one in self._updates_of_groups()), key=len)
         frozen = [one.name for place, one in enumerate(self.parameters) if place not in trained]
         if len(frozen) > 3:
             return f"at most {len(frozen)} parameters: {frozen[0]}, {frozen[1]}, ... {frozen[-1]}"
@@ -269,8 +282,10 @@ class FreezeOpt(nn.Optimizer):
             [one for one in group if id(one) in left] + joining
             for group in self.train_parameter_groups
         ]
-        other = FreezeOpt(opt, groups, self.schedule)
-        other.position = self.position
+        made = FreezeOpt(opt, groups, self.schedule)
+        other: Any = _compat.shallow_copy(self)  # of a subclass's own kind, with what it holds
+        other.opt, other.group_positions, other._views = opt, made.group_positions, {}
+        other.warn_that_none_is_chosen = made.warn_that_none_is_chosen
         return other
 
     def get_lr(self) -> Tensor | tuple[Tensor, ...]:
