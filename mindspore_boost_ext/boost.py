@@ -29,6 +29,7 @@ from mindspore_boost_ext.config.parse import (
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import APPLIED, INACTIVE, SKIPPED, Report, Row
 from mindspore_boost_ext.runtime.machine import tuning
+from mindspore_boost_ext.stages.update import check_own_part, list_state_of_own_parts
 
 _BUILDING: ContextVar[AutoBoost | None] = ContextVar("mindspore_boost_ext.building", default=None)
 _TAG = "auto_boost"
@@ -181,7 +182,9 @@ class AutoBoost:
             before = step.update_part
             algorithm.join(step)
             if step.update_part is not before and algorithm in self.own:
+                check_own_part(algorithm.switch, step.update_part, before)
                 updates.append(algorithm.switch)
+        list_state_of_own_parts(step)
         return updates
 
     def report(self) -> Report:

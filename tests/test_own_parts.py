@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from contract import switched
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from models import model_of
 
 from mindspore_boost_ext import (
     THOR,
@@ -18,6 +19,7 @@ from mindspore_boost_ext import (
     ConvertModelUtils,
     FreezeOpt,
     NoEffectWarning,
+    Update,
     UpdateAround,
     freeze_cell,
     make_train_step,
@@ -352,3 +354,159 @@ def test_what_the_host_sets_reaches_a_window_of_freeze_cell(graph_mode):
     assert moved(step, net, 2) == {-4.0}
     momentum.learning_rate.set_data(Tensor(0.25, ms.float32))
     assert moved(step, net, 2) == {-6.0}
+
+
+class SizeOfGradient(UpdateAround):
+    """Keeps the size of the last gradient."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.size = Parameter(Tensor(0.0), name="boost.measuring.size", requires_grad=False)
+
+    def construct(self, loss, gradients, *inputs):
+        loss = ops.depend(loss, ops.assign(self.size, ops.abs(gradients[-1]).sum()))
+        return super().construct(loss, gradients, *inputs)
+
+
+class Measuring(Algorithm):
+    switch = "measuring"
+
+    def join(self, step):
+        step.update_part = SizeOfGradient(step.update_part)
+
+
+@pytest.mark.parametrize("search", ["searches", "projects"])
+def test_a_part_beside_dim_reduce_gets_gradients_without_the_scale(mode, search):
+    config = switched(dim_reduce=True)
+    config["dim_reduce"] = {"n_components": 7, "pca_mat_path": nets.basis_file()}
+    if search == "projects":
+        config["dim_reduce"]["method"] = "p-sgd"
+    found = []
+    for scale in (1.0, 8.0):  # rounds nothing
+        net = nets.MLP()
+        divided = 1.0 if search == "searches" else scale
+        step = BoostModel(
+            net,
+            nets.loss_fn(),
+            nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=divided),
+            boost_level="O1",
+            boost_config_dict=config,
+            algorithms=[Measuring()],
+            loss_scale_manager=ms.FixedLossScaleManager(scale, drop_overflow_update=False),
+        ).train_network
+        for batch in nets.batches(2):
+            step(*map(Tensor, batch))
+        size = step.parameters_dict()["boost.measuring.size"].asnumpy()
+        found.append({"size": size, **nets.weights(net)})
+    nets.assert_same(*found)
+    assert found[0]["size"] > 0
+
+
+class ReadsBatch(UpdateAround):
+    """Divides by the number of samples; it runs no network."""
+
+    def construct(self, loss, gradients, *inputs):
+        gradients = tuple(one / inputs[0].shape[0] for one in gradients)
+        return super().construct(loss, gradients, *inputs)
+
+
+class Reading(Algorithm):
+    switch = "reading"
+
+    def join(self, step):
+        step.update_part = ReadsBatch(step.update_part)
+
+
+def test_a_part_gets_the_batch_with_a_dynamic_scale_too(mode):
+    found = []
+    for manager in ({}, {"loss_scale_manager": ms.DynamicLossScaleManager(8, 2, 100)}):
+        net = nets.MLP()
+        optimizer = nets.momentum(net.trainable_params())
+        arguments = {"algorithms": [Reading()], **manager}
+        step = model_of(net, switched(), optimizer, BoostModel, **arguments).train_network
+        for batch in nets.batches(2):
+            step(*map(Tensor, batch))
+        found.append(nets.weights(net))
+    for weight, expected in found[0].items():  # a scale of 8 rounds nothing
+        np.testing.assert_array_equal(found[1][weight], expected)
+
+
+class UnderAnotherName(Update):
+    """Holds the part that was in its place, which no variant restricts."""
+
+    def __init__(self, old):
+        super().__init__(old.optimizer)
+        self.old = old
+
+    def construct(self, loss, gradients, *inputs):
+        return self.old(loss, gradients, *inputs)
+
+
+class Replacing(Algorithm):
+    switch = "replacing"
+
+    def __init__(self, make):
+        self.make = make
+
+    def join(self, step):
+        step.update_part = self.make(step.update_part)
+
+
+@pytest.mark.parametrize(
+    ("make", "switches", "error"),
+    [
+        (UnderAnotherName, {}, "must derive from UpdateAround, .* in its place, Update, and run"),
+        (
+            lambda old: Update(old.optimizer),
+            {"short_schedule": True},
+            "Update must derive from UpdateAround, .* FasterSchedule, and run it",
+        ),
+        (lambda old: nn.Identity(), {}, "update_part must be an Update, got Identity"),
+    ],
+)
+def test_a_part_that_runs_the_one_before_by_itself_is_refused(make, switches, error):
+    config = switched(**switches)
+    if switches:
+        config["short_schedule"] = {"total_steps": 8}
+    net = nets.MLP()
+    optimizer = nn.SGD(net.trainable_params(), nn.cosine_decay_lr(0.0, 0.1, 8, 1, 8))
+    with pytest.raises((TypeError, ValueError), match=f"replacing: .*{error}"):
+        model_of(net, config, optimizer, BoostModel, algorithms=[Replacing(make)])
+
+
+class Totals(UpdateAround):
+    """Adds up gradients in Parameters of a list, and updates with the totals."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        weights = enumerate(inner.optimizer.parameters)
+        zeros = [(number, np.zeros(weight.shape, np.float32)) for number, weight in weights]
+        self.totals = [Parameter(zero, name=f"boost.adding.{number}") for number, zero in zeros]
+
+    def construct(self, loss, gradients, *inputs):
+        totals = tuple(ops.assign_add(*pair) for pair in zip(self.totals, gradients))
+        return super().construct(loss, totals, *inputs)
+
+
+class Adding(Algorithm):
+    switch = "adding"
+
+    def join(self, step):
+        step.update_part = Totals(step.update_part)
+
+
+def test_state_in_a_list_of_a_part_is_in_the_checkpoint(mode, tmp_path):
+    def made():
+        net = nets.MLP()
+        optimizer = nn.SGD(net.trainable_params(), 0.1)
+        return net, model_of(net, switched(), optimizer, BoostModel, algorithms=[Adding()])
+
+    (net, first), (other_net, second) = made(), made()
+    batches = [tuple(map(Tensor, batch)) for batch in nets.batches(3)]
+    for batch in batches[:2]:
+        first.train_network(*batch)
+    save_checkpoint(first.train_network, tmp_path / "run.ckpt", append_dict={"epoch": 1})
+    restore(second.train_network, tmp_path / "run.ckpt")
+    first.train_network(*batches[2])
+    second.train_network(*batches[2])
+    nets.assert_same(nets.weights(other_net), nets.weights(net))

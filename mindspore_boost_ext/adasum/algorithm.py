@@ -22,7 +22,7 @@ from mindspore_boost_ext.stages.update import Update
 class AdaSumUpdate(Update):
     """Takes the optimizer's step of this server, and combines it with those of the others."""
 
-    calls_optimize = True
+    takes_factor = True
 
     def __init__(self, optimizer: nn.Cell, device_number: int) -> None:
         super().__init__(optimizer)
@@ -34,7 +34,8 @@ class AdaSumUpdate(Update):
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Take the step, and combine it."""
         old = self.adasum.snapshot()
-        loss = ops.depend(loss, self.optimize(ops.depend(gradients, old)))
+        gradients = self.times_factor(ops.depend(gradients, old))
+        loss = ops.depend(loss, self.optimizer(gradients))
         return ops.depend(loss, self.adasum.update_since(ops.depend(old, loss)))
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> AdaSumUpdate:

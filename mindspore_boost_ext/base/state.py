@@ -81,16 +81,16 @@ def _state(optimizer: nn.Optimizer) -> list[Parameter]:
     return [one for one in untrained if not one.name.startswith("learning_rate")]
 
 
-def list_hidden_parameters(optimizer: nn.Cell, network: nn.Cell) -> None:
-    """Let an optimizer list Parameters in its lists and dicts: else no checkpoint has them.
+def list_hidden_parameters(holder: nn.Cell, network: nn.Cell) -> None:
+    """Let an optimizer or a part list Parameters in lists and dicts: else no checkpoint has them.
 
     A name that the network uses is left out: a checkpoint holds each name only once.
     """
-    own = _compat.own_parameters(optimizer)
+    own = _compat.own_parameters(holder)
     taken = {parameter.name for parameter in network.get_parameters()}.union(own)
-    hidden = {name: one for name, one in _hidden_in(optimizer).items() if name not in taken}
+    hidden = {name: one for name, one in _hidden_in(holder).items() if name not in taken}
     if hidden:
-        _compat.set_own_parameters(optimizer, type(own)({**own, **hidden}))
+        _compat.set_own_parameters(holder, type(own)({**own, **hidden}))
 
 
 def _hidden_in(optimizer: nn.Cell) -> dict[str, Parameter]:

@@ -102,6 +102,7 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         # An update that runs the network again is not compiled: not every network compiles.
         again = self.update_part.takes_inputs
         self.compiles_end = ours and _compat.COMPILES_END_OF_STEP and not again
+        self._gives_batch = again or not ours  # what is the user's may read it
         own_window = self.overridden("gradient_accumulation_process")
         self._has_own_window = self.window_part is not None and bool(own_window)
         own_rule = self.overridden(*OWN_RULE)
@@ -145,11 +146,11 @@ class BoostTrainOneStepWithLossScaleCell(OverflowNames, BoostTrainOneStepCell):
         status, sens, scale = self.scale_part.start(loss)
         batch = (*inputs, sens)
         gradients = gradients_of(self.grad, self.network, self._differentiated, batch)
-        again = inputs if self.update_part.takes_inputs or self._has_own_window else ()
+        given = inputs if self._gives_batch else ()
         weight = 1.0 if self.window_part is None else call(self.window_part.weight_of, inputs)
         finish = self._finish_compiled if self.compiles_end else self._finish
         # One flat list: a compiled function is compiled anew for each tuple that it is given.
-        loss, overflow = finish(status, loss, scale, weight, *gradients, *again)
+        loss, overflow = finish(status, loss, scale, weight, *gradients, *given)
         return loss, overflow, scale
 
     def _finish(

@@ -16,7 +16,7 @@ from mindspore_boost_ext.stages.update import Update
 class SubspaceUpdate(Update):
     """Hands the gradients, times ``sens``, to ``DimReduce`` or ``ProjectedGradient``."""
 
-    takes_inputs = True
+    takes_inputs = takes_factor = True
 
     def __init__(self, optimizer: nn.Cell, dim_reduce: nn.Cell, sens: float) -> None:
         super().__init__(optimizer)
@@ -26,7 +26,7 @@ class SubspaceUpdate(Update):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Step in the subspace; the weights serve as their clone, as the step saves them itself."""
-        weights = self.weights
+        weights, gradients = self.weights, self.times_factor(gradients)
         return call(self.dim_reduce, (loss, gradients, self.sens, weights, weights, *inputs))
 
     def follow_script(self) -> None:

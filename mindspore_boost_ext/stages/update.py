@@ -12,6 +12,7 @@ from mindspore_boost_ext.base.arguments import innermost
 from mindspore_boost_ext.base.cells import check_cells
 from mindspore_boost_ext.base.learning_rate import take_in_rates
 from mindspore_boost_ext.base.mapping import call, each
+from mindspore_boost_ext.base.order import is_of_libraries
 from mindspore_boost_ext.base.state import list_hidden_parameters
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.report import NoEffectWarning, warn
@@ -28,7 +29,8 @@ class Update(nn.Cell):
         - **loss** (Tensor) - the loss; it is returned when the weights are written.
         - **gradients** (tuple(Tensor)) - one for each weight, reduced over ranks, without the
           loss scale.
-        - **\*inputs** (tuple(Tensor)) - the batch.
+        - **\*inputs** (tuple(Tensor)) - the batch; empty when a window that is not full is flushed,
+          unless ``takes_inputs``.
 
     Outputs:
         Tensor, ``loss``.
@@ -38,9 +40,9 @@ class Update(nn.Cell):
     takes_inputs = False
     # Whether it divides the step's ``sens`` out of the gradients itself.
     divides_sens = False
-    factor = 1.0  # on the gradients that the optimizer gets from ``optimize``
-    # Whether a construct of its own hands all gradients to ``optimize``.
-    calls_optimize = False
+    factor = 1.0  # on the gradients that the optimizer gets
+    # Whether a construct of its own multiplies by it, which is what ``times_factor`` does.
+    takes_factor = False
 
     def __init__(self, optimizer: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
@@ -48,13 +50,13 @@ class Update(nn.Cell):
 
     def construct(self, loss: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
         """Update the weights."""
-        return ops.depend(loss, self.optimize(gradients))
+        return ops.depend(loss, self.optimizer(self.times_factor(gradients)))
 
-    def optimize(self, gradients: tuple[Tensor, ...]) -> Any:
-        """Run the optimizer on the gradients times ``factor``; return what it returns."""
-        if self.factor != 1.0:
-            gradients = each(ops.partial(multiplied, self.factor), gradients)
-        return self.optimizer(gradients)
+    def times_factor(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Return gradients times ``factor``."""
+        if self.factor == 1.0:
+            return gradients
+        return each(ops.partial(multiplied, self.factor), gradients)
 
     def restricted(self, optimizer: nn.Cell, positions: tuple[int, ...]) -> Update:
         """Return this part for some of the weights: a copy with the same attributes and state.
@@ -140,14 +142,40 @@ def parts_within(part: Update) -> list[Update]:
 def hiding_sens(part: Update, sens: float) -> Update:
     """Return parts for gradients times ``sens``, of which the user's see nothing.
 
-    The optimizer gets it back, and divides by its own ``loss_scale``.
+    The innermost part gets it back: it, or the optimizer by its ``loss_scale``, divides by it.
     """
-    last = parts_within(part)[-1]
-    optimizes = type(last) is Update or last.calls_optimize
-    if sens == 1 or part.divides_sens or not optimizes:
+    parts = parts_within(part)
+    last = parts[-1]
+    divides = any(type(within).divides_sens for within in parts)  # one of the user's
+    if sens == 1 or divides or not (type(last) is Update or last.takes_factor):
         return part
     last.factor = float(sens)
     return HidesSens(part, last.factor)
+
+
+def check_own_part(switch: str, part: object, before: Update) -> None:
+    """Refuse a part of the user's that leaves another one out, or runs it by itself.
+
+    A variant of the step restricts it only as :attr:`UpdateAround.inner`.
+    """
+    if not isinstance(part, Update):
+        raise TypeError(f"{switch}: update_part must be an Update, got {shown(part)}")
+    if before in parts_within(part):
+        return
+    if type(before) is not Update or any(cell is before for _, cell in part.cells_and_names()):
+        kind = type(part).__name__
+        raise ValueError(
+            f"{switch}: {kind} must derive from UpdateAround, be made with the update_part that "
+            f"was in its place, {type(before).__name__}, and run it as self.inner"
+        )
+
+
+def list_state_of_own_parts(step: nn.TrainOneStepCell) -> None:
+    """Let the user's parts of a step list Parameters in lists: else no checkpoint has them."""
+    parts = (step.batch_part, step.captures_part, step.window_part)
+    for part in (*parts, *parts_within(step.update_part)):
+        if isinstance(part, nn.Cell) and not is_of_libraries(type(part).__module__):
+            list_hidden_parameters(part, step.network)
 
 
 def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell, step_class: type) -> None:
