@@ -11,7 +11,7 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 LOGGER = logging.getLogger("mindspore_boost_ext")
@@ -29,21 +29,21 @@ class NoEffectWarning(BoostWarning):
 
 
 class HeldWarning:
-    """A warning that waits until the first batch has shown that it is true."""
+    """A warning that waits until the first batch has shown what is true."""
 
     def __init__(self) -> None:
-        self._message, self._waits = "", True
+        self._message: Callable[[], str] = str
+        self._waits = True
 
-    def give(self, message: str) -> None:
-        """Keep a warning until :meth:`release`; after that, issue it at once."""
-        if self._waits:
-            self._message = message
-        else:
-            warn(message, NoEffectWarning)
+    def give(self, message: Callable[[], str]) -> None:
+        """Keep what returns a warning, or an empty text, until :meth:`release`, or issue it now."""
+        self._message = message
+        if not self._waits:
+            self.release()
 
     def release(self) -> None:
         """Issue the kept warning; from now on none is kept."""
-        message, self._message, self._waits = self._message, "", False
+        message, self._message, self._waits = self._message(), str, False
         if message:
             warn(message, NoEffectWarning)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -175,8 +176,11 @@ class ShortScheduleAlgorithm(Algorithm):
 
     def check_length(self, step: StepCell, epochs: int, steps: int) -> None:
         """Warn when the training is longer or shorter than ``total_steps`` says."""
-        if not self._is_applied(step) or epochs <= 0:
-            return
+        if self._is_applied(step) and epochs > 0:
+            self.other_length.give(functools.partial(self._other_length, step, epochs, steps))
+
+    def _other_length(self, step: StepCell, epochs: int, steps: int) -> str:
+        """Return what to warn of, by the parts into which batches are cut now; or an empty text."""
         total, batches = self.settings.total_steps, self.settings.batches(step.updates_per_batch)
         position = int(innermost(step.optimizer).global_step.asnumpy()[0])
         waiting = 0 if step.window_part is None else step.window_part.micro_steps()
@@ -186,30 +190,31 @@ class ShortScheduleAlgorithm(Algorithm):
         # A run that is resumed within an epoch skips the batches that it has seen.
         skipped = made % max(steps // step.window(), 1) if step.was_restored else 0
         if planned - skipped > total > position + 1:  # else it is over: reported elsewhere
-            self.other_length.give(
+            return (
                 f"{self.switch}.total_steps={total} ends this training after {batches} of its "
                 f"{planned} updates: {remedy}"
             )
-        elif planned < batches and epochs > 1:  # calls of one epoch each are parts of a training
-            self.other_length.give(
+        if planned < batches and epochs > 1:  # calls of one epoch each are parts of a training
+            return (
                 f"the training has {planned} updates, but its shorter schedule has {batches} "
                 f"({self.switch}.total_steps={total}), so the learning rate does not reach its "
                 f"end: {remedy}, unless further calls continue it"
             )
         # A training of whole epochs needs a part of the last; flushes add one an epoch at most.
-        elif batches + steps // step.window() <= planned < total - epochs and epochs > 1:
-            self.other_length.give(
+        if batches + steps // step.window() <= planned < total - epochs and epochs > 1:
+            return (
                 f"the training has {planned} updates, but {self.switch}.total_steps={total}: "
                 f"learning rates that are made for {planned} updates reach their end after "
                 f"{round(planned * batches / total)} of the {batches} that are made: {remedy}, "
                 "unless further calls continue it"
             )
-        elif batches <= planned < total - epochs and epochs > 1 and self._is_flat(step, planned):
-            self.other_length.give(
+        if batches <= planned < total - epochs and epochs > 1 and self._is_flat(step, planned):
+            return (
                 f"{self.switch}.total_steps={total}, but the learning rates no longer change from "
                 f"step {planned} on: if they are made for the {planned} updates of this training, "
                 f"set {self.switch}.total_steps to {planned}"
             )
+        return ""
 
     def _is_flat(self, step: StepCell, begin: int) -> bool:
         """Return whether the learning rates change before a step, and not from it on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -238,14 +239,16 @@ class GrowingInputs(Algorithm):
 
     def check_length(self, step: StepCell, epochs: int, steps: int) -> None:
         """Warn when the training ends before inputs have their full size."""
-        if not self.is_on(step) or epochs <= 0:
-            return
+        if self.is_on(step) and epochs > 0:
+            self.too_short.give(functools.partial(self._too_short, step, epochs * steps))
+
+    def _too_short(self, step: StepCell, batches: int) -> str:
+        """Return what to warn of, by the phases as they are now; or an empty text."""
         phases = chooser_of(step.update_part, self.switch)
-        updates = phases.updates() + step.updates_in(epochs * steps)
-        first = phases.firsts[-1] + 1
+        updates, first = phases.updates() + step.updates_in(batches), phases.firsts[-1] + 1
         if updates >= first:
-            return
-        self.too_short.give(
+            return ""
+        return (
             f"the training ends at update {updates}, before its inputs have their full size (from "
             f"update {first} on): unless you continue it, accuracy at full size will be poor; set "
             f"{self.switch}.total_steps to the updates of the whole training"

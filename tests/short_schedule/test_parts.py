@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import mindspore as ms
 import nets
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 from models import loss_of, model_of
 from test_short_schedule import (
     BESIDE,
@@ -21,7 +23,7 @@ from test_short_schedule import (
     shortened,
 )
 
-from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell
+from mindspore_boost_ext import AutoBoost, BoostTrainOneStepCell, NoEffectWarning
 from mindspore_boost_ext.integration.training import EndOfTraining
 
 BATCHES, PARTS = 4, 2
@@ -419,6 +421,28 @@ def test_a_recipe_leaves_whole_what_it_cannot_cut(mode):
             step(Tensor(x), Tensor(np.zeros(samples, np.int32)))
         assert step.optimizer.global_step.asnumpy().tolist() == [TOTAL - 1]
         assert step.report()["short_schedule"].counts["updates"] == updates
+
+
+@pytest.mark.parametrize(("epochs", "words"), [
+    (5, ""),
+    (7, "total_steps=10 ends this training after 5 of its 14 updates"),
+])  # fmt: skip
+def test_what_is_said_of_the_length_counts_batches_that_stay_whole(pynative_mode, epochs, words):
+    """That they do is known from the first batch on, which comes after the training has begun."""
+    skip = {"if_unfit": "skip", "whole_share": 0.5, **CUT}
+    batch = [
+        Tensor(one) for one in (np.ones((8, nets.FEATURES), np.float32), np.zeros(8, np.int32))
+    ]
+    for done in (0, 2, 4):  # updates of earlier epochs, of a run that is resumed
+        step = shortened(on_list, nets.MLP(), short_schedule=skip).train_network
+        assert step.updates_per_batch == 2
+        ms.load_param_into_net(
+            step, {"global_step": Parameter(Tensor([done * TOTAL // 5], ms.int32))}
+        )
+        with pytest.warns(NoEffectWarning, match=words) if words else contextlib.nullcontext():
+            step.expect_training(epochs - done // 2, 2)
+            step(*batch)
+        assert step.updates_per_batch == 1
 
 
 class OfNumbers(nn.Cell):
