@@ -137,10 +137,17 @@ def construct_model(
 
 def _warn_of_own_step(network: nn.Cell) -> None:
     """Warn if level and settings from the environment reach a step cell of the script's own."""
-    brought = isinstance(network, nn.TrainOneStepCell) and not hasattr(network, "auto_boost")
-    if brought and settings_from_outside().get("boost_level", "O0") != "O0":
+    if _is_own_step(network) and settings_from_outside().get("boost_level", "O0") != "O0":
         words = "level and settings from the environment have no effect on this Model: "
         warn(words + own_step(type(network).__name__), NoEffectWarning)
+
+
+def _is_own_step(network: nn.Cell) -> bool:
+    """Return whether a network holds a step cell or an optimizer, and is not of this package."""
+    if hasattr(network, "auto_boost"):
+        return False
+    kinds = (nn.TrainOneStepCell, nn.Optimizer)
+    return any(isinstance(cell, kinds) for _, cell in network.cells_and_names())
 
 
 def _construct_at_o0(
@@ -185,10 +192,10 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
             parts.boost = boost  # only the step of this package gives THOR its factors
         return
     if parts.optimizer is None:
-        warn(
-            f"boost_level {boost.level} has no effect on a Model without an optimizer",
-            NoEffectWarning,
-        )
+        words = f"boost_level {boost.level} has no effect on a Model without an optimizer"
+        if _is_own_step(parts.network):
+            words += f": {own_step(type(parts.network).__name__)}"
+        warn(words, NoEffectWarning)
         return
     if not isinstance(parts.optimizer, nn.Cell):
         raise TypeError(

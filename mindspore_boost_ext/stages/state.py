@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from mindspore_boost_ext import _compat
+
 
 def state_of(cell: nn.Cell) -> ParameterTuple:
     """Return every Parameter of a Cell and of those in it, each once."""
@@ -16,12 +18,25 @@ def state_of(cell: nn.Cell) -> ParameterTuple:
     for one in every:
         if first.setdefault(one.name, one) is not one:
             raise ValueError(
-                f"two Parameters of the training step are named {one.name!r}: give the optimizer "
-                "the Parameters of this same network; before you make the optimizer of a second "
-                "network, rename its Parameters by net.update_parameters_name('a.'); name the "
-                "state of an Algorithm boost.<switch>.<name>"
+                f"two Parameters of the training step are named {one.name!r}: {_remedy(cell, one)}"
             )
     return ParameterTuple(every)
+
+
+def _remedy(cell: nn.Cell, parameter: Parameter) -> str:
+    """Return how to give one of two Parameters another name."""
+    within = [held for _, held in cell.cells_and_names() if isinstance(held, nn.Optimizer)]
+    listed = [one for optimizer in within for one in _compat.own_parameters(optimizer).values()]
+    if len({id(one) for one in listed if one.name == parameter.name}) > 1:
+        return (
+            "an optimizer that holds another one must rename what the inner one keeps, such as "
+            "inner.global_step.name = 'inner.global_step'"
+        )
+    return (
+        "give the optimizer the Parameters of this same network; before you make the optimizer of "
+        "a second network, rename its Parameters by net.update_parameters_name('a.'); name the "
+        "state of an Algorithm boost.<switch>.<name>"
+    )
 
 
 def connected(value: Tensor, state: tuple[Parameter, ...]) -> Tensor:

@@ -18,6 +18,7 @@ from mindspore_boost_ext import (
     FreezeOpt,
     NoEffectWarning,
     OptimizerProcess,
+    make_train_step,
     restore,
     save_checkpoint,
 )
@@ -411,3 +412,26 @@ def test_the_rate_of_mints_sgd_is_the_number_it_computes_with():
     optimizer = mint.optim.SGD(nets.MLP().trainable_params(), lr=0.5)
     ops.assign(optimizer.param_groups[0]["lr"], 0.25)
     assert read_learning_rate(optimizer) == 0.5
+
+
+class Around(nn.Optimizer):
+    """Holds another optimizer over the same weights."""
+
+    def __init__(self, inner):
+        super().__init__(0.1, list(inner.parameters))
+        self.inner = inner
+
+    def construct(self, gradients):
+        return self.inner(gradients)
+
+
+def test_an_optimizer_that_holds_another_one_is_asked_for_other_names():
+    """A checkpoint can hold only one global_step."""
+    net = nets.MLP()
+    inner, off = nets.momentum(net.trainable_params()), {"level": "O1", "config": {"boost": OFF}}
+    with pytest.raises(ValueError, match=r"named '\w+': an optimizer that holds .* must rename"):
+        make_train_step(net, nets.loss_fn(), Around(inner), **off)
+    for name in ("global_step", "learning_rate"):
+        getattr(inner, name).name = f"inner.{name}"
+    step = make_train_step(net, nets.loss_fn(), Around(inner), **off)
+    assert {"global_step", "inner.global_step"} <= step.train_network.parameters_dict().keys()

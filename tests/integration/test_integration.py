@@ -430,9 +430,30 @@ def test_level_zero_with_settings_tells_that_they_have_no_effect():
 
 
 def test_a_model_without_optimizer_tells_that_boost_has_no_effect():
-    with pytest.warns(NoEffectWarning, match="without an optimizer"):
+    with pytest.warns(NoEffectWarning, match="without an optimizer$"):
         model = build(optimizer=None, metrics={"accuracy"})
     assert 0 <= model.eval(nets.dataset(2), dataset_sink_mode=False)["accuracy"] <= 1
+
+
+class TwoOptimizers(nn.Cell):
+    """A step of the script's own."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = nn.WithLossCell(net, nets.loss_fn())
+        first, *others = net.trainable_params()
+        self.optimizers = nn.CellList([nn.SGD([first]), nn.Adam(others)])
+
+    def construct(self, x, y):
+        return self.net(x, y)
+
+
+def test_a_model_of_ones_own_step_is_warned_of_with_the_remedy():
+    step = TwoOptimizers(nets.MLP())
+    with pytest.warns(
+        NoEffectWarning, match="an optimizer: .* step cell, TwoOptimizers: .*make_train"
+    ):
+        build(net=step, loss_fn=None, optimizer=None)
 
 
 def test_a_class_that_builds_the_step_itself_gets_its_network_as_it_was():
