@@ -10,16 +10,15 @@ import nets
 import numpy as np
 import oracles
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn
 from models import model_of
+from test_own_parts import Measuring
 
 from mindspore_boost_ext import (
     AdaSum,
-    Algorithm,
     AutoBoost,
     BoostModel,
     BoostTrainOneStepCell,
-    UpdateAround,
 )
 from mindspore_boost_ext.adasum import algorithm
 from mindspore_boost_ext.adasum import cell as adasum
@@ -385,25 +384,6 @@ def test_a_subclass_is_asked_and_may_decline(monkeypatch):
     assert (step.asked, step.enable_adasum, step.adasum) == (True, False, None)
 
 
-class Seen(UpdateAround):
-    """Keeps the size of the last gradient, which every variant has."""
-
-    def __init__(self, inner):
-        super().__init__(inner)
-        self.seen = Parameter(Tensor(0.0), name="boost.seeing.size", requires_grad=False)
-
-    def construct(self, loss, gradients, *inputs):
-        loss = ops.depend(loss, ops.assign(self.seen, ops.abs(gradients[-1]).sum()))
-        return super().construct(loss, gradients, *inputs)
-
-
-class Seeing(Algorithm):
-    switch = "seeing"
-
-    def join(self, step):
-        step.update_part = Seen(step.update_part)
-
-
 @pytest.mark.parametrize("freezes", [False, True])
 def test_a_part_of_ones_own_sees_no_loss_scale_and_the_optimizer_gets_it(
     mode, monkeypatch, freezes
@@ -419,12 +399,12 @@ def test_a_part_of_ones_own_sees_no_loss_scale_and_the_optimizer_gets_it(
         net = nets.Deep()
         optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=scale)
         manager = ms.FixedLossScaleManager(scale, drop_overflow_update=False)
-        settings = {"algorithms": [Seeing()], "loss_scale_manager": manager}
+        settings = {"algorithms": [Measuring()], "loss_scale_manager": manager}
         step = model_of(net, config, optimizer, BoostModel, **settings).train_network
         assert type(parts_within(step.update_part)[-1]) is AdaSumUpdate
         for x, y in nets.batches(2):
             step(Tensor(x), Tensor(y))
-        seen = step.parameters_dict()["boost.seeing.size"]
+        seen = step.parameters_dict()["boost.measuring.size"]
         found.append([seen.asnumpy(), *(one.asnumpy() for one in net.trainable_params())])
     assert all(map(np.array_equal, *found))
     assert found[0][0].any()
