@@ -215,6 +215,7 @@ class BoostConfig:
         overruler = f"mode {self.mode!r} decides; use mode 'manual' to set switches"
         if self.level == "O0":
             overruler = "level O0 decides; use level O1 or O2 to set switches"
+        refused = {name for name, on in self.switches.items() if not on and self.mode == "manual"}
         found = []
         if self.level == "O0" and self.mode != "auto":
             found.append(f"boost.mode={self.mode!r} has no effect: level O0 switches nothing on")
@@ -225,7 +226,8 @@ class BoostConfig:
                 found.append(f"boost.{algorithm}={value} has no effect: {reason}")
         for section, kind in SECTIONS.items():
             readers = kind.readers.values() or (section,)
-            if section not in self.given or wanted.intersection(readers):
+            # What is switched off by name may keep its settings.
+            if section not in self.given or wanted.intersection(readers) or refused >= {*readers}:
                 continue
             if kind.for_every_step:
                 reason = "" if self.level != "O0" else "level O0 trains with MindSpore's own step"
@@ -290,11 +292,8 @@ class _Parser:
         boost = self._section("boost", document.get("boost"), _SWITCHES)
         mode = self._value("boost.mode", boost.pop("mode", "auto"), one_of(MODES))
         self._names("boost", boost, _SWITCHES)
-        switches = {
-            name: self._value(f"boost.{name}", boost[name], boolean())
-            for name in ALGORITHMS
-            if name in boost
-        }
+        named = [name for name in ALGORITHMS if name in boost]
+        switches = {name: self._value(f"boost.{name}", boost[name], boolean()) for name in named}
         boost_is_read = len(self.problems) == before
         settings = {name: self._settings(name, document.get(name)) for name in SECTIONS}
         settings = {name: one for name, one in settings.items() if one is not None}

@@ -418,6 +418,22 @@ def test_what_has_no_effect_is_told(level, source, notice):
     assert len(caught) == 1
 
 
+def test_a_section_of_what_is_switched_off_by_name_is_not_warned_of():
+    """As in a script for mindspore.boost that gives all that its documentation lists."""
+    off = dict.fromkeys(("less_bn", "adasum", "grad_accumulation", "dim_reduce"), False)
+    settings = {
+        "common": {"gradient_split_groups": [50, 100], "device_number": 8},
+        "less_bn": {"fn_flag": True, "gc_flag": True},
+        "grad_accumulation": {"grad_accumulation_step": 1},
+        "dim_reduce": {"rho": 0.55, "pca_mat_path": None, "weight_load_dir": None},
+    }
+    source = {"boost": {"mode": "manual", **off, "grad_freeze": True}, **settings}
+    assert BoostConfig.parse("O1", source).notices() == ()
+    del source["boost"]["dim_reduce"]
+    (notice,) = BoostConfig.parse("O1", source).notices()
+    assert notice.startswith("section 'dim_reduce' has no effect: dim_reduce is not switched on")
+
+
 def test_a_section_of_what_was_asked_for_and_left_out_gives_the_reason():
     switches = {"mode": "manual", "adasum": True, "dim_reduce": True, "less_bn": False}
     source = {"boost": switches, "dim_reduce": {"weight_load_dir": "folder"}}
