@@ -26,7 +26,7 @@ from mindspore_boost_ext.config.parse import ConfigSource
 from mindspore_boost_ext.config.rules import shown
 from mindspore_boost_ext.grad_freeze.freezing import FreezeOpt
 from mindspore_boost_ext.integration.outside import level_and_settings, settings_from_outside
-from mindspore_boost_ext.integration.record import BUILT, own_step, record_step
+from mindspore_boost_ext.integration.record import BUILT, is_own_step, own_step, record_step
 from mindspore_boost_ext.integration.training import fit_model, train_model
 from mindspore_boost_ext.report import (
     APPLIED,
@@ -137,17 +137,9 @@ def construct_model(
 
 def _warn_of_own_step(network: nn.Cell) -> None:
     """Warn if level and settings from the environment reach a step cell of the script's own."""
-    if _is_own_step(network) and settings_from_outside().get("boost_level", "O0") != "O0":
+    if is_own_step(network) and settings_from_outside().get("boost_level", "O0") != "O0":
         words = "level and settings from the environment have no effect on this Model: "
         warn(words + own_step(type(network).__name__), NoEffectWarning)
-
-
-def _is_own_step(network: nn.Cell) -> bool:
-    """Return whether a network holds a step cell or an optimizer, and is not of this package."""
-    if hasattr(network, "auto_boost"):
-        return False
-    kinds = (nn.TrainOneStepCell, nn.Optimizer)
-    return any(isinstance(cell, kinds) for _, cell in network.cells_and_names())
 
 
 def _construct_at_o0(
@@ -193,7 +185,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
         return
     if parts.optimizer is None:
         words = f"boost_level {boost.level} has no effect on a Model without an optimizer"
-        if _is_own_step(parts.network):
+        if is_own_step(parts.network):
             words += f": {own_step(type(parts.network).__name__)}"
         warn(words, NoEffectWarning)
         return

@@ -36,7 +36,7 @@ class Built:
             self.boosted.append((name, step.report()))
         elif has_optimizer:
             (self.plain if level == "O0" else self.other_steps).append(name)
-        elif isinstance(network, nn.TrainOneStepCell):
+        elif is_own_step(network):
             self.own_steps.append(name)
 
     def has_run(self, step: BoostTrainOneStepCell) -> None:
@@ -102,6 +102,14 @@ class Built:
 
 def _names(several: list[str]) -> str:
     return ", ".join(dict.fromkeys(several))
+
+
+def is_own_step(network: nn.Cell) -> bool:
+    """Return whether a network holds a step cell or an optimizer, and is not of this package."""
+    if hasattr(network, "auto_boost"):
+        return False
+    kinds = (nn.TrainOneStepCell, nn.Optimizer)
+    return any(isinstance(cell, kinds) for _, cell in network.cells_and_names())
 
 
 def own_step(names: str) -> str:
