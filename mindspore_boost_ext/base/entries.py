@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.order import is_of_libraries
 
 # Each has a number, Tensor or string for each parameter. Others are recognised by their entries.
@@ -61,7 +63,7 @@ def is_divided(name: str, value: object, optimizer: nn.Optimizer) -> bool:
 
 
 def _check_within(name: str, value: object, optimizer: nn.Optimizer) -> None:
-    """Raise a ``ValueError`` if a value holds a list with a Parameter of state for each weight."""
+    """Raise a ``ValueError`` if a value holds a list with state for each weight, or all weights."""
     kind, trained = type(optimizer), {id(parameter) for parameter in optimizer.parameters}
     if len(trained) == 1 or name in getattr(kind, "parameter_free", ()):
         return
@@ -69,31 +71,59 @@ def _check_within(name: str, value: object, optimizer: nn.Optimizer) -> None:
     while asked:
         holder = asked.pop()
         seen.add(id(holder))
-        # A Cell may hold the weights themselves beside their state.
-        known = set[int]() if isinstance(holder, nn.Cell) else trained
-        for key, entry in _items(holder):
-            entries = list(entry) if isinstance(entry, (tuple, list)) else []
-            is_state = all(isinstance(one, Parameter) and id(one) not in known for one in entries)
-            if len(entries) == len(trained) and is_state:
-                raise ValueError(
-                    f"{kind.__name__}.{name} has a Parameter for each weight under {key!r}, which "
-                    "cannot be split there: hold it as an attribute of the optimizer itself, or, "
-                    f"if its entries do not belong to weights, name {name!r} in parameter_free = "
-                    f"({name!r},)"
-                )
+        for key, entry in _items(holder, trained):
+            if reason := _why_whole(entry, trained, isinstance(holder, nn.Cell)):
+                raise ValueError(f"{kind.__name__}.{name} has {reason.format(key=key, name=name)}")
             asked += [] if id(entry) in seen else [entry]
 
 
-def _items(holder: object) -> Iterable[tuple[object, object]]:
-    """Return what a container, or a Cell of the user's own, holds, by key or name."""
+def _items(holder: object, trained: set[int]) -> Iterable[tuple[object, object]]:
+    """Return what a container, a partial or a Cell of the user's own holds, by key or name."""
     if isinstance(holder, dict):
         return holder.items()
     if isinstance(holder, (tuple, list)):
         return enumerate(holder)
+    if isinstance(holder, functools.partial):
+        return (*enumerate(holder.args), *holder.keywords.items())
     if not isinstance(holder, nn.Cell) or isinstance(holder, nn.Optimizer):
         return ()
+    within = _compat.children(holder)
+    if any(id(one) in trained for cell in within.values() for one in _parameters(cell)):
+        return ()  # a network, whose layers have the weights
     ours = {} if is_of_libraries(type(holder).__module__) else _compat.own_attributes(holder)
-    return {**ours, **_compat.children(holder)}.items()
+    return {**ours, **within}.items()
+
+
+def _why_whole(entry: object, trained: set[int], in_cell: bool) -> str:
+    """Return what an entry has that a group of weights cannot use as it is; or an empty text."""
+    if not isinstance(entry, (tuple, list, nn.CellList)) or len(entry) != len(trained):
+        return ""
+    held = [list(leaves(each)) for each in entry]
+    if all(bool(things) and all(_is_state(thing, trained) for thing in things) for things in held):
+        return (
+            "a Parameter for each weight under {key!r}, which cannot be split there: hold it as an "
+            "attribute of the optimizer itself, or, if its entries do not belong to weights, name "
+            "it in the class attribute parameter_free = ({name!r},)"
+        )
+    if in_cell and {id(thing) for things in held for thing in things} == trained:
+        return (
+            "all weights under {key!r}, and a group of weights has fewer gradients: give them in "
+            "the call, or, if they do not meet gradients there, name it in the class attribute "
+            "parameter_free = ({name!r},)"
+        )
+    return ""
+
+
+def _is_state(thing: object, trained: set[int]) -> bool:
+    """Return whether a thing is a Parameter, or a Cell with some, that is not trained."""
+    if isinstance(thing, Parameter):
+        return id(thing) not in trained
+    held = _parameters(thing)
+    return bool(held) and not any(id(one) in trained for one in held)
+
+
+def _parameters(thing: object) -> list[Parameter]:
+    return list(thing.get_parameters()) if isinstance(thing, nn.Cell) else []
 
 
 def entries_at(value: object, positions: Sequence[int]) -> object:

@@ -11,8 +11,10 @@ from typing import Any
 from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.centralization import Centralization
 from mindspore_boost_ext.base.entries import entries_at, is_divided
+from mindspore_boost_ext.base.order import contents, is_of_libraries
 from mindspore_boost_ext.config.rules import shown
 
 # Attributes with the number of parameters: `lens` is ASGD's.
@@ -59,7 +61,9 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
         name: _restricted(name, value, optimizer, positions)
         for name, value in _compat.own_attributes(optimizer).items()
     }
-    vars(view).update({name: _bound_to(view, optimizer, one) for name, one in attributes.items()})
+    for name, held in attributes.items():
+        _check_functions(name, held, optimizer)
+        vars(view)[name] = _bound_to(view, optimizer, held)
     _compat.set_own_parameters(view, _kept_parameters(optimizer, attributes))
     for name, cell in _compat.children(optimizer).items():
         _compat.set_child(view, name, _restricted(name, cell, optimizer, positions))
@@ -67,14 +71,41 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
     return view
 
 
-def _bound_to(view: nn.Optimizer, optimizer: nn.Optimizer, held: object) -> object:
-    """Return a method of the optimizer's, held as an attribute, as one of the view's."""
-    if isinstance(held, functools.partial):
-        function: Any = _bound_to(view, optimizer, held.func)
-        return functools.partial(function, *held.args, **held.keywords)
-    if isinstance(held, types.MethodType) and held.__self__ is optimizer:
+def _bound_to(view: nn.Optimizer, optimizer: nn.Optimizer, held: Any) -> Any:
+    """Return what an attribute holds, with methods of the view in place of the optimizer's."""
+    if not any(_is_method(thing, optimizer) for thing in leaves(held)):
+        return held  # itself: what it holds is shared
+    bound = functools.partial(_bound_to, view, optimizer)
+    if isinstance(held, types.MethodType):
         return types.MethodType(held.__func__, view)
-    return held
+    if isinstance(held, functools.partial):
+        return functools.partial(bound(held.func), *held.args, **held.keywords)
+    if isinstance(held, dict):
+        return {key: bound(thing) for key, thing in held.items()}
+    return type(held)(map(bound, held))
+
+
+def _is_method(thing: object, optimizer: nn.Optimizer) -> bool:
+    if isinstance(thing, functools.partial):
+        return _is_method(thing.func, optimizer)
+    return isinstance(thing, types.MethodType) and thing.__self__ is optimizer
+
+
+def _check_functions(name: str, held: object, optimizer: nn.Optimizer) -> None:
+    """Raise a ``ValueError`` for a function of the user's that refers to the whole optimizer."""
+    kind = type(optimizer)
+    if is_of_libraries(kind.__module__) or name in getattr(kind, "parameter_free", ()):
+        return
+    functions = (thing for thing in leaves(held) if isinstance(thing, types.FunctionType))
+    closed = [
+        thing for one in functions for cell in one.__closure__ or () for thing in contents(cell)
+    ]
+    if any(thing is optimizer or _is_method(thing, optimizer) for thing in closed):
+        raise ValueError(
+            f"{kind.__name__}.{name} is a function that refers to the optimizer, and so to all its "
+            "weights, not those of a group: make it a method, or, if it uses no weights, name it "
+            f"in the class attribute parameter_free = ({name!r},)"
+        )
 
 
 def parameter_positions(

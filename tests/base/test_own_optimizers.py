@@ -342,6 +342,10 @@ class Deeper(nn.Optimizer):
         (lambda sums: [{"sums": sums}], "'sums'"),
         (lambda sums: HoldsSums(ParameterTuple(sums)), "'sums'"),
         (lambda sums: nn.SequentialCell(HoldsSums(sums)), "'sums'"),
+        (lambda sums: {"sums": [(one,) for one in sums]}, "'sums'"),
+        (lambda sums: HoldsSums(nn.CellList([HoldsSums(one) for one in sums])), "'sums'"),
+        (lambda sums: functools.partial(print, sums), "0"),
+        (lambda sums: functools.partial(print, sums=sums), "'sums'"),
     ],
 )
 def test_state_deeper_within_cannot_be_divided(monkeypatch, hold, key):
@@ -356,8 +360,20 @@ def test_state_deeper_within_cannot_be_divided(monkeypatch, hold, key):
 def test_a_cell_that_pairs_gradients_with_the_weights_cannot_be_divided():
     weights = nets.MLP().trainable_params()
     optimizer = Deeper(weights, lambda sums: HoldsSums(ParameterTuple(weights)))
-    with pytest.raises(ValueError, match=r"Deeper\.held has a Parameter for each weight"):
+    with pytest.raises(ValueError, match=r"Deeper\.held has all weights under 'sums', and a group"):
         optimizer_view(optimizer, (1, 2))
+
+
+class ListsItsWeights(nets.MLP):
+    def __init__(self):
+        super().__init__()
+        self.all = ParameterTuple(self.trainable_params())
+
+
+def test_a_network_in_an_optimizer_is_no_state():
+    net = ListsItsWeights()
+    optimizer = Deeper(net.trainable_params(), lambda sums: net)
+    assert optimizer_view(optimizer, (1, 2)).held is net
 
 
 class CallsByAttribute(nn.Optimizer):
@@ -371,15 +387,35 @@ class CallsByAttribute(nn.Optimizer):
         return [ops.assign_sub(*pair) for pair in zip(self.parameters, gradients)]
 
     def construct(self, gradients):
-        return self.apply_all(gradients)
+        held = self.apply_all
+        return held[0](gradients) if isinstance(held, (list, dict)) else held(gradients)
 
 
-@pytest.mark.parametrize("hold", [lambda method: method, functools.partial])
-def test_a_method_that_an_optimizer_holds_updates_the_weights_of_a_view(pynative_mode, hold):
+HELD = {
+    "method": lambda method: method,
+    "partial": functools.partial,
+    "list": lambda method: [method],
+    "dict": lambda method: {0: functools.partial(method)},
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_a_method_that_an_optimizer_holds_updates_the_weights_of_a_view(mode, name):
     first, second = (Parameter(Tensor(np.zeros(2, np.float32)), name=name) for name in "ab")
-    view = optimizer_view(CallsByAttribute([first, second], hold), [1])
+    view = optimizer_view(CallsByAttribute([first, second], HELD[name]), [1])
     view((Tensor(np.ones(2, np.float32)),))
     assert (first.asnumpy().tolist(), second.asnumpy().tolist()) == ([0, 0], [-1, -1])
+
+
+@pytest.mark.parametrize("hold", [lambda method: lambda gradients: method(gradients)])
+def test_a_function_over_a_method_cannot_be_divided(monkeypatch, hold):
+    optimizer = CallsByAttribute(nets.MLP().trainable_params(), hold)
+    with pytest.raises(
+        ValueError, match=r"ByAttribute\.apply_all is a function that refers to the"
+    ):
+        optimizer_view(optimizer, (1, 2))
+    monkeypatch.setattr(CallsByAttribute, "parameter_free", ("apply_all",), raising=False)
+    assert optimizer_view(optimizer, (1, 2)).apply_all is optimizer.apply_all
 
 
 @pytest.mark.parametrize("name", ["learning_rate", "opt_class", "is_lars", "single_opt"])
