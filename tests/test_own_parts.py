@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import mindspore as ms
 import nets
 import numpy as np
@@ -510,3 +512,55 @@ def test_state_in_a_list_of_a_part_is_in_the_checkpoint(mode, tmp_path):
     first.train_network(*batches[2])
     second.train_network(*batches[2])
     nets.assert_same(nets.weights(other_net), nets.weights(net))
+
+
+class FallingRate(UpdateAround):
+    """Multiplies gradients by a number that the host sets before each batch: 1, 1/2, 1/3 ..."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.batches = 0
+        self.rate = Parameter(Tensor(1.0), name="boost.falling.rate", requires_grad=False)
+
+    def before_step(self, *inputs):
+        super().before_step(*inputs)
+        self.batches += 1
+        self.rate.set_data(Tensor(1 / self.batches, ms.float32))
+
+    def construct(self, loss, gradients, *inputs):
+        gradients = tuple(gradient * self.rate for gradient in gradients)
+        return super().construct(loss, gradients, *inputs)
+
+
+class Falling(Algorithm):
+    """Also counts how often the context of a step is entered."""
+
+    switch = "falling"
+
+    def join(self, step):
+        step.update_part = FallingRate(step.update_part)
+        self.entered, before = 0, step.surrounding_part
+
+        @contextlib.contextmanager
+        def counted():
+            self.entered += 1
+            with before():
+                yield
+
+        step.surrounding_part = counted
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_the_host_does_for_a_part_it_does_once_a_batch(mode, frozen):
+    config, own = switched(grad_freeze=frozen), Falling()
+    if frozen:
+        config["grad_freeze"] = {"param_groups": 2, "schedule": [0, 1], "total_steps": 2}
+    net = nets.Deep()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    step = model_of(net, config, optimizer, BoostModel, algorithms=[own]).train_network
+    rates = []
+    for batch in nets.batches(4):
+        step(*map(Tensor, batch))
+        rates.append(step.update_part.rate.asnumpy().item())
+    assert rates == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], rel=1e-6)  # float32
+    assert own.entered == 4

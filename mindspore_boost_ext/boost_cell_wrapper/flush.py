@@ -15,8 +15,7 @@ from mindspore_boost_ext.stages.update import Update
 
 def keep_batch(step: StepCell, batch: tuple[Any, ...], outputs: object) -> None:
     """Let a step keep the last batch that was not skipped, if a flush runs the network on it."""
-    is_whole = len(step._host_writes.state) > 0  # a variant of a step keeps none
-    if not is_whole or step.window_part is None or not step.update_part.takes_inputs:
+    if not step._is_whole or step.window_part is None or not step.update_part.takes_inputs:
         return
     says = isinstance(outputs, tuple) and step.scales_loss and len(outputs) == 3
     if not (says and bool(cast(Any, outputs)[1].asnumpy().any())):

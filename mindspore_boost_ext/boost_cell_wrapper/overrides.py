@@ -39,6 +39,11 @@ class Overridable(nn.Cell):
         """Return whether no subclass has put a ``construct`` of its own in place of ours."""
         return not self.overridden("construct") and self.reaches("construct")
 
+    def host_chooses(self) -> bool:
+        """Return whether Python runs a variant of this step, and not the step itself."""
+        own = self.overridden("construct", "gradient_freeze_process")
+        return self.choice_part is not None and not own
+
     def overridden(self, *names: str) -> list[str]:
         """Return those of the names whose methods a subclass overrides."""
         ours = self._library_class()

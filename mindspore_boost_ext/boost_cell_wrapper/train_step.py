@@ -252,8 +252,13 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             self.look_before_first(*inputs)
             self._has_run = True
         follow_mode(self)
-        self.update_part.before_step(*inputs)
-        with self._host_writes.followed(), _compat.forgetting_failures(), self.surrounding_part():
+        if self._is_whole:  # once a batch; a variant has another copy of the part
+            self.update_part.before_step(*inputs)
+        else:
+            self.update_part.follow_script()
+        # The variant that is chosen enters it, which may have more of it.
+        around = contextlib.nullcontext if self.host_chooses() else self.surrounding_part
+        with self._host_writes.followed(), _compat.forgetting_failures(), around():
             outputs = self._run_chosen(*inputs, **kwargs)
         keep_batch(self, inputs, outputs)
         return outputs
@@ -281,7 +286,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         The host chooses here, so that only variants whose turn comes are compiled. Inside another
         Cell's graph, and in a subclass that overrides the way to the choice, the graph chooses.
         """
-        if self.choice_part is None or self.overridden("construct", "gradient_freeze_process"):
+        if not self.host_chooses():
             if self.reducer_flag:
                 self._count_batch()
             with refusing_what_is_forgotten(self), timing_the_first(self), explaining_failures():
@@ -361,6 +366,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
         for step in every:
             step._settle()
             step._asks_for_less = len(step._differentiated) < most
+            step._is_whole = step is self
             step._has_run = step is not self  # this step checks the state of all, once
             step._host_writes = HostWrites(self._state if step is self else ())
         remember_parts(self)

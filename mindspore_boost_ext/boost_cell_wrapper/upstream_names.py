@@ -29,11 +29,18 @@ _ELSEWHERE: dict[str, Callable[[StepNames], Any]] = {
     "grad_accumulation": _buffers,
 }
 
-# What is read when a step is made -> where it comes from.
+# What is read when a step is made -> what to do instead.
 _FIXED = {
-    "max_accumulation_step": "grad_accumulation.grad_accumulation_step",
-    "use_grad_accumulation": "boost.grad_accumulation",
-    "train_strategy": "grad_freeze.schedule, or a FreezeOpt with that train_strategy,",
+    "max_accumulation_step": "give grad_accumulation.grad_accumulation_step before",
+    "use_grad_accumulation": "give boost.grad_accumulation before",
+    "train_strategy": "give grad_freeze.schedule, or a FreezeOpt with that train_strategy, before",
+    "freeze": "give boost.grad_freeze before",
+    "freeze_nets": "give the optimizer as a FreezeOpt",
+    "step": "give the position by step.step.set_data(...)",
+    "enable_adasum": "give boost.adasum before",
+    "adasum": "override adasum_process",
+    "enable_dim_reduce": "give boost.dim_reduce before",
+    "dim_reduce": "put another update in its place by an Algorithm",
 }
 
 _PROCESSES = ("gradient_accumulation_process", "gradient_freeze_process", "adasum_process")
@@ -76,7 +83,7 @@ class StepNames(nn.Cell):
         same = now is value or (isinstance(now, (bool, int)) and now == value)
         if not (reads or same):
             warn(
-                f"setting {name} has no effect after the step is made: give {_FIXED[name]} before",
+                f"setting {name} has no effect after the step is made: {_FIXED[name]}",
                 NoEffectWarning,
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -163,6 +164,8 @@ class BoostCheckpoint(Callback):
                 shutil.copyfile(path, link)
             os.replace(link, kept)
         except OSError as error:
+            with contextlib.suppress(OSError):  # a part of a copy would take space
+                os.remove(link)
             self._warn(f"cannot keep {path!r} as {kept!r} ({error.strerror}); the new one is saved")
             return ""
         return kept

@@ -10,7 +10,7 @@ from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
 from mindspore_boost_ext.base.mapping import call
 from mindspore_boost_ext.dim_reduce.setup import make_dim_reduce, prepare
 from mindspore_boost_ext.report import APPLIED
-from mindspore_boost_ext.stages.update import Update
+from mindspore_boost_ext.stages.update import Update, parts_within
 
 
 class SubspaceUpdate(Update):
@@ -75,7 +75,7 @@ class DimReduceAlgorithm(Algorithm):
         """Refuse a loaded state of another basis, and a subclass that updates by itself."""
         if not step.enable_dim_reduce:
             return
-        step.dim_reduce.check_state()
+        _search(step).check_state()
         if step.updates_past("dim_reduce"):  # its optimizer works only in the subspace
             raise ValueError(
                 f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce out"
@@ -83,4 +83,9 @@ class DimReduceAlgorithm(Algorithm):
 
     def observations(self, step: StepCell) -> dict[str, Any]:
         """Return what the search counts."""
-        return step.dim_reduce.observations() if step.enable_dim_reduce else {}
+        return _search(step).observations() if step.enable_dim_reduce else {}
+
+
+def _search(step: StepCell) -> Any:
+    """Return what the step really runs, whatever a script has put under ``dim_reduce``."""
+    return parts_within(step.update_part)[-1].dim_reduce

@@ -30,7 +30,8 @@ _NO_LOOK = (
 
 _OWN_CHOICE = (
     "if the graph chooses the group, as in sink mode, it looks it up in the schedule, and cannot "
-    "ask next_group of {}: train without sink mode, or give the groups as train_strategy"
+    "ask next_group of {}: train without sink mode, or leave next_group out and give the groups as "
+    "train_strategy"
 )
 
 

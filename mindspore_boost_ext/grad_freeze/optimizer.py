@@ -214,8 +214,8 @@ class FreezeOpt(nn.Optimizer):
         return group
 
     def chooses_by_schedule(self) -> bool:
-        """Return whether no subclass has a :meth:`next_group` of its own."""
-        return type(self).next_group is FreezeOpt.next_group
+        """Return whether neither a subclass nor a script has set another :meth:`next_group`."""
+        return getattr(self.next_group, "__func__", None) is FreezeOpt.next_group
 
     def _updates_of_groups(self, *part: int) -> dict[int, int]:
         """Return how often each group comes in the schedule, or in a part of it.

@@ -127,7 +127,9 @@ def construct_model(
         parts.boost = None
         _construct_at_o0(unused, construct, signature.bind_partial(model, *args, **kwargs), model)
     network = given["network"]
-    if not (BUILT or own):  # else the launcher's summary says it, or the Model's own level counts
+    is_step = not trains and given.get("loss_fn") is None
+    # Else the launcher's summary says it, or the Model's own level counts.
+    if is_step and not (BUILT or own):
         _warn_of_own_step(network)
     for built in BUILT:
         built.add(network, model.train_network, trains, level)
@@ -185,7 +187,7 @@ def prepare_model(model: ms.Model, kwargs: dict[str, Any]) -> None:
         return
     if parts.optimizer is None:
         words = f"boost_level {boost.level} has no effect on a Model without an optimizer"
-        if is_own_step(parts.network):
+        if parts.loss_fn is None and is_own_step(parts.network):
             words += f": {own_step(type(parts.network).__name__)}"
         warn(words, NoEffectWarning)
         return

@@ -27,14 +27,17 @@ class Built:
     own_levels: list[str] = field(default_factory=list)
     last: Any = None
 
-    def add(self, network: nn.Cell, step: nn.Cell, has_optimizer: bool, level: str) -> None:
-        """Record, once, the step that was built for a network at a level."""
+    def add(self, network: nn.Cell, step: nn.Cell, is_trained: bool, level: str) -> None:
+        """Record, once, the step that was built for a network at a level.
+
+        If the Model does not train it (``is_trained``), it may hold a step of its own.
+        """
         if step is self.last or self._knows(step):
             return
         name, self.last = type(network).__name__, step
         if isinstance(step, BoostTrainOneStepCell):
             self.boosted.append((name, step.report()))
-        elif has_optimizer:
+        elif is_trained:
             (self.plain if level == "O0" else self.other_steps).append(name)
         elif is_own_step(network):
             self.own_steps.append(name)
@@ -105,11 +108,11 @@ def _names(several: list[str]) -> str:
 
 
 def is_own_step(network: nn.Cell) -> bool:
-    """Return whether a network holds a step cell or an optimizer, and is not of this package."""
-    if hasattr(network, "auto_boost"):
+    """Return whether a network holds a step cell or an optimizer, and no step of this package."""
+    within = [cell for _, cell in network.cells_and_names()]
+    if any(hasattr(cell, "auto_boost") for cell in within):
         return False
-    kinds = (nn.TrainOneStepCell, nn.Optimizer)
-    return any(isinstance(cell, kinds) for _, cell in network.cells_and_names())
+    return any(isinstance(cell, (nn.TrainOneStepCell, nn.Optimizer)) for cell in within)
 
 
 def own_step(names: str) -> str:

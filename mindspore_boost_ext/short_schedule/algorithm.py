@@ -20,7 +20,7 @@ from mindspore_boost_ext.config.rules import described, shown
 from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, NoEffectWarning, warn
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample, rows_of_places
-from mindspore_boost_ext.stages.parts import PartByPart, part_of
+from mindspore_boost_ext.stages.parts import PartByPart, part_of, parts_of
 from mindspore_boost_ext.stages.trial import mixes_samples, on_trial
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
@@ -171,6 +171,7 @@ class ShortScheduleAlgorithm(Algorithm):
         for part in layers_of(step, (PartByPart,)):
             part.parts = 1
         for each in layers_of(step, (FasterSchedule,)):
+            each.parts = 1
             each.go_through_in(self._updates(step))
         self._show(step, why)
 
@@ -371,7 +372,7 @@ class FasterSchedule(UpdateAround):
         super().before_step(*inputs)
         if self.runs == 0:  # perhaps restored
             self.runs = int(self.position.asnumpy()[0]) * self.updates // self.total
-        self.runs += 1
+        self.runs += parts_of(inputs, self.parts)
         # The host reads as little as it can. The last batch may begin within the schedule.
         if self.said["over"] or self.runs < self.updates + self.parts:
             return

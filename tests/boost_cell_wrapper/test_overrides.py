@@ -306,7 +306,7 @@ class CombinesServers(OwnConstruct):
 def test_servers_that_a_construct_of_a_subclass_never_combines_are_refused():
     for kind in (OwnConstruct, CombinesServers, Wraps):
         step = made(kind, {})
-        step.enable_adasum = True
+        vars(step)["enable_adasum"] = True  # as on several servers
         if kind is OwnConstruct:
             with pytest.raises(ValueError, match=r"adasum cannot combine .* methods that OwnC"):
                 AdaSumAlgorithm().check_state(step)
