@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mindspore import nn
 
 from mindspore_boost_ext.config.parse import BoostConfig
-from mindspore_boost_ext.report import Report
+from mindspore_boost_ext.report import SKIPPED, NoEffectWarning, Report, warn
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -72,6 +72,7 @@ class Algorithm:
 
     switch: ClassVar[str] = ""
     needs_nn_optimizer: ClassVar[bool] = False  # whether it refuses other Cells
+    has_built = False  # whether ``build`` has made an optimizer
 
     def unavailable(self, config: BoostConfig) -> str:
         """Return why it cannot act in this process, with the remedy; empty if it can."""
@@ -109,6 +110,12 @@ class Algorithm:
         Ranks compare them before they train, and ``restore`` with those of the file.
         """
         return {}
+
+    def report_replaced(self, step: StepCell) -> None:
+        """Report, and warn, that something has replaced the optimizer that ``build`` made."""
+        reason = "the optimizer of the step is not the one that it made: something has replaced it"
+        step.report().update(self.switch, SKIPPED, reason)
+        warn(f"{self.switch} has no effect: {reason}", NoEffectWarning)
 
     def is_on(self, step: StepCell) -> bool:
         """Return whether the switch is on for a step."""

@@ -241,20 +241,26 @@ class OwnOptimizer(Algorithm):
         build.optimizer = nn.SGD(build.network.trainable_params(), RATE)
 
 
-def test_freezing_whose_optimizer_was_replaced_is_no_longer_applied():
-    net = nn.WithLossCell(nets.Deep(), nn.MSELoss())
-    with pytest.warns(NoEffectWarning, match="grad_freeze has no effect: the optimizer of the"):
+@pytest.mark.parametrize(
+    ("switch", "settings"),
+    [
+        ("grad_freeze", {"param_groups": 2}),
+        ("thor", {"damping": 0.1}),
+        ("gradient_centralization", {}),
+        ("dim_reduce", {"n_components": 7, "pca_mat_path": nets.basis_file()}),
+    ],
+)
+def test_what_was_made_into_an_optimizer_that_was_replaced_is_not_applied(switch, settings):
+    net = nn.WithLossCell(nets.Deep() if switch == "grad_freeze" else nets.MLP(), nn.MSELoss())
+    with pytest.warns(NoEffectWarning, match=f"{switch} has no effect: the optimizer of the step"):
         step = BoostModel(
             net,
-            optimizer=nn.SGD(net.trainable_params(), RATE),
+            optimizer=nets.momentum(net.trainable_params()),
             boost_level="O1",
-            boost_config_dict={
-                "boost": {"mode": "manual", "less_bn": False},
-                "grad_freeze": {"param_groups": 2},
-            },
+            boost_config_dict={**switched(**{switch: True}), switch: settings},
             algorithms=[OwnOptimizer()],
         ).train_network
-    assert step.report()["grad_freeze"].status == "skipped"
+    assert step.report()[switch].status == "skipped"
 
 
 class KeepsInputs(UpdateAround):

@@ -50,6 +50,7 @@ class DimReduceAlgorithm(Algorithm):
 
     def build(self, build: Build) -> None:
         """Read or make the basis, and attach it to the optimizer."""
+        self.has_built = True
         prepared = prepare(build.network, build.optimizer, build.config.dim_reduce)
         build.optimizer, reason, counts = prepared
         build.report.update(self.switch, APPLIED, reason, counts)
@@ -61,6 +62,8 @@ class DimReduceAlgorithm(Algorithm):
         mean = step.mean if step.reducer_flag else True
         settings = step.auto_boost.config.dim_reduce
         found = make_dim_reduce(step.network, step.optimizer, settings, mean)
+        if found is None and self.has_built:
+            self.report_replaced(step)
         if found is not None:
             step.update_part = SubspaceUpdate(step.optimizer, found, step.sens)
             step.dim_reduce, step.enable_dim_reduce = found, True

@@ -21,7 +21,6 @@ class FreezeAlgorithm(Algorithm):
 
     switch = "grad_freeze"
     needs_nn_optimizer = True
-    has_built = False
 
     def build(self, build: Build) -> None:
         """Wrap the optimizer in groups and a schedule, unless it is a ``FreezeOpt`` already."""
@@ -37,9 +36,7 @@ class FreezeAlgorithm(Algorithm):
         """Make a step for each group, among which the schedule chooses."""
         if not isinstance(step.optimizer, FreezeOpt):
             if self.has_built:
-                reason = "the optimizer of the step is not a FreezeOpt: something has replaced it"
-                step.report().update(self.switch, SKIPPED, reason)
-                warn(f"{self.switch} has no effect: {reason}", NoEffectWarning)
+                self.report_replaced(step)
             return
         if step.moves_schedule():
             raise ValueError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mindspore_boost_ext.algorithm import Algorithm, Build
+from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
 from mindspore_boost_ext.base.arguments import check_optimizer
-from mindspore_boost_ext.base.centralization import output_axes
+from mindspore_boost_ext.base.centralization import Centralization, output_axes
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
 from mindspore_boost_ext.thor.optimizer import thor_of
@@ -19,8 +19,15 @@ class GradientCentralizationAlgorithm(Algorithm):
         """Rebuild the optimizer."""
         check_optimizer(build.optimizer, self.switch)
         found = centralized_weights(build, self.switch, build.report[self.switch].asked_by)
+        self.has_built = bool(found)
         if found:
             build.optimizer = rebuilt_with_groups(build.optimizer, centralize=found)
+
+    def join(self, step: StepCell) -> None:
+        """Look whether the step has that optimizer."""
+        within = [cell for _, cell in step.optimizer.cells_and_names()]
+        if self.has_built and not any(isinstance(cell, Centralization) for cell in within):
+            self.report_replaced(step)
 
 
 def centralized_weights(build: Build, row: str, asked_by: str) -> dict[str, int]:
