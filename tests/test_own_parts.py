@@ -570,3 +570,56 @@ def test_what_the_host_does_for_a_part_it_does_once_a_batch(mode, frozen):
         rates.append(step.update_part.rate.asnumpy().item())
     assert rates == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4], rel=1e-6)  # float32
     assert own.entered == 4
+
+
+class ClipsAlone(Update):
+    """An update that is around no other one."""
+
+    def construct(self, loss, gradients, *inputs):
+        return ops.depend(loss, self.optimizer(gradients))
+
+
+class DividesAlone(ClipsAlone):
+    divides_sens = True
+
+
+def test_an_update_alone_is_refused_where_it_would_get_the_scale():
+    def made(kind, scale):
+        net = nets.MLP()
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9, loss_scale=scale)
+        manager = ms.FixedLossScaleManager(scale, drop_overflow_update=False)
+        own = [Replacing(lambda old: kind(old.optimizer))]
+        arguments = {"algorithms": own, "loss_scale_manager": manager}
+        model_of(net, switched(), optimizer, BoostModel, **arguments)
+
+    made(ClipsAlone, 1.0)
+    made(DividesAlone, 8.0)
+    with pytest.raises(ValueError, match="ClipsAlone gets gradients times the loss scale, 8, whi"):
+        made(ClipsAlone, 8.0)
+
+
+class NoBatch(UpdateAround):
+    def construct(self, loss, gradients):
+        return super().construct(loss, gradients)
+
+
+def test_a_construct_without_room_for_the_batch_is_refused():
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    with pytest.raises(ValueError, match=r"replacing: construct of NoBatch must take \(loss, grad"):
+        model_of(net, switched(), optimizer, BoostModel, algorithms=[Replacing(NoBatch)])
+
+
+class AddingTwice(Adding):
+    def join(self, step):
+        super().join(step)
+        super().join(step)
+
+
+def test_state_of_one_name_in_two_parts_is_refused():
+    net = nets.MLP()
+    optimizer = nets.momentum(net.trainable_params())
+    with pytest.raises(
+        ValueError, match=r"named 'boost\.adding\.0': name that of Totals boost.<sw"
+    ):
+        model_of(net, switched(), optimizer, BoostModel, algorithms=[AddingTwice()])

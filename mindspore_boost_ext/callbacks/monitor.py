@@ -288,9 +288,12 @@ class BoostMonitor(Callback):
         record: Record = {"event": "eval", "metrics": metrics}
         if self._progress:
             PlainDisplay(None).line(f"eval  {_text(record)}")
-        for writer in self._open_writers():
-            writer.write(record)
-            writer.close()
+        try:
+            for writer in self._open_writers():
+                writer.write(record)
+                writer.close()
+        except (OSError, ValueError) as error:  # it must not cost what was evaluated
+            LOGGER.warning("the metrics of this evaluation are not in the history: %s", error)
 
     def is_writing(self) -> bool:
         """Return whether a training is watched now."""

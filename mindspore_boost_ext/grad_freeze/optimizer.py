@@ -14,6 +14,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import members_of
+from mindspore_boost_ext.base.cells import leaves
 from mindspore_boost_ext.base.rebuild import Centralize, rebuilt
 from mindspore_boost_ext.base.view import optimizer_view, parameter_positions
 from mindspore_boost_ext.config.rules import shown
@@ -283,10 +284,27 @@ class FreezeOpt(nn.Optimizer):
             for group in self.train_parameter_groups
         ]
         made = FreezeOpt(opt, groups, self.schedule)
+        self._check_held()
         other: Any = _compat.shallow_copy(self)  # of a subclass's own kind, with what it holds
-        other.opt, other.group_positions, other._views = opt, made.group_positions, {}
+        for name, cell in _compat.children(self).items():
+            _compat.set_child(other, name, opt if cell is self.opt else cell)
+        other.group_positions, other._views = made.group_positions, {}
         other.warn_that_none_is_chosen = made.warn_that_none_is_chosen
         return other
+
+    def _check_held(self) -> None:
+        """Refuse a subclass that holds optimizers over the one that is replaced."""
+        held = {**_compat.own_attributes(self), **_compat.children(self), "_views": None}
+        cells = [thing for thing in leaves(held) if isinstance(thing, nn.Cell)]
+        within = [
+            one for cell in cells if cell is not self.opt for _, one in cell.cells_and_names()
+        ]
+        if any(isinstance(one, nn.Optimizer) for one in within):
+            raise ValueError(
+                f"{type(self).__name__} holds optimizers that were made from the one that less_bn "
+                "or gradient centralization replaces: override over_other_parameters(opt), to make "
+                "another one over opt"
+            )
 
     def get_lr(self) -> Tensor | tuple[Tensor, ...]:
         """Return the learning rate of this step, as the plain optimizer does."""

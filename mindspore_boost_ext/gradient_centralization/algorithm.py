@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
-from mindspore_boost_ext.base.arguments import check_optimizer
+from mindspore_boost_ext.base.arguments import check_optimizer, innermost
 from mindspore_boost_ext.base.centralization import Centralization, output_axes
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
@@ -25,8 +25,8 @@ class GradientCentralizationAlgorithm(Algorithm):
 
     def join(self, step: StepCell) -> None:
         """Look whether the step has that optimizer."""
-        within = [cell for _, cell in step.optimizer.cells_and_names()]
-        if self.has_built and not any(isinstance(cell, Centralization) for cell in within):
+        held = vars(innermost(step.optimizer)).values()
+        if self.has_built and not any(isinstance(thing, Centralization) for thing in held):
             self.report_replaced(step)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.base.arguments import innermost
@@ -146,9 +147,14 @@ def hiding_sens(part: Update, sens: float) -> Update:
     """
     parts = parts_within(part)
     last = parts[-1]
-    divides = any(type(within).divides_sens for within in parts)  # one of the user's
-    if sens == 1 or divides or not (type(last) is Update or last.takes_factor):
+    if sens == 1 or any(type(within).divides_sens for within in parts):  # one of the user's
         return part
+    if not (type(last) is Update or last.takes_factor):
+        raise ValueError(
+            f"{type(last).__name__} gets gradients times the loss scale, {sens:g}, which the "
+            "optimizer divides out: derive it from UpdateAround, which gets them without; or set "
+            "divides_sens = True, if it divides by the scale itself"
+        )
     last.factor = float(sens)
     return HidesSens(part, last.factor)
 
@@ -160,6 +166,7 @@ def check_own_part(switch: str, part: object, before: Update) -> None:
     """
     if not isinstance(part, Update):
         raise TypeError(f"{switch}: update_part must be an Update, got {shown(part)}")
+    check_takes_batch(switch, part)
     if before in parts_within(part):
         return
     if type(before) is not Update or any(cell is before for _, cell in part.cells_and_names()):
@@ -170,12 +177,29 @@ def check_own_part(switch: str, part: object, before: Update) -> None:
         )
 
 
+def check_takes_batch(switch: str, part: Update) -> None:
+    """Refuse a construct without room for the batch."""
+    taken = inspect.signature(part.construct).parameters.values()
+    if len(taken) <= 2 and not any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in taken):
+        raise ValueError(
+            f"{switch}: construct of {type(part).__name__} must take (loss, gradients, *inputs), "
+            "where inputs are the batch"
+        )
+
+
 def list_state_of_own_parts(step: nn.TrainOneStepCell) -> None:
     """Let the user's parts of a step list Parameters in lists: else no checkpoint has them."""
     parts = (step.batch_part, step.captures_part, step.window_part)
+    names: dict[str, Parameter] = {}
     for part in (*parts, *parts_within(step.update_part)):
         if isinstance(part, nn.Cell) and not is_of_libraries(type(part).__module__):
             list_hidden_parameters(part, step.network)
+            for state in _compat.own_parameters(part).values():
+                if names.setdefault(state.name, state) is not state:
+                    raise ValueError(
+                        f"two parts have state named {state.name!r}: name that of "
+                        f"{type(part).__name__} boost.<switch>.<name>, by a switch for each part"
+                    )
 
 
 def look_at_optimizer(optimizer: nn.Cell, network: nn.Cell, step_class: type) -> None:

@@ -56,6 +56,34 @@ def test_a_graph_cannot_ask_it(graph_mode):
         step(*map(Tensor, nets.batches(1)[0]))
 
 
+class KeepsTheOptimizer(EverySecond):
+    def __init__(self, opt, groups, schedule):
+        super().__init__(opt, groups, schedule)
+        self.plain = opt
+
+
+class KeepsViews(EverySecond):
+    def __init__(self, opt, groups, schedule):
+        super().__init__(opt, groups, schedule)
+        self.mine = nn.CellList([self.view(group) for group in range(len(groups))])
+
+
+def test_what_it_keeps_of_the_optimizer_is_made_anew_or_refused():
+    optimizer = step_of(KeepsTheOptimizer, gradient_centralization=True)[1].train_network.optimizer
+    assert optimizer.plain is optimizer.opt
+    step_of(KeepsViews)
+    with pytest.raises(ValueError, match=r"KeepsViews holds optimizers .* override over_other_par"):
+        step_of(KeepsViews, gradient_centralization=True)
+
+
+def test_a_choice_that_a_script_sets_is_no_schedule():
+    weights = nets.Deep().trainable_params()
+    optimizer = FreezeOpt(nn.SGD(weights, 0.1), [weights, weights[-2:]], [0])
+    assert not optimizer.ever_freezes()
+    optimizer.next_group = lambda: 1
+    assert optimizer.ever_freezes()
+
+
 class Clips(FreezeOpt):
     """Has an update that no group's step runs."""
 
