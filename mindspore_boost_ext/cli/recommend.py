@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -172,7 +173,8 @@ def _write(winner: Racer, path: Path, steps: int, write: Callable[[str], None]) 
     if problem := saved(path, lambda file: file.write_text(settings, "utf-8")):
         write(problem)
         return False
-    write(f"written: {path} (python -m mindspore_boost_ext --config {path} ...)")
+    quoted = shlex.quote(str(path))
+    write(f"written: {path} (python -m mindspore_boost_ext --config {quoted} ...)")
     if "total_steps" in settings:
         write(
             f"its total_steps is {steps}, the steps of the plain run here: if your whole training "

@@ -210,7 +210,7 @@ class GroupLossScaleManager(nn.Cell):
         """Return False: ms.Model need not update anything on the host after a step."""
         return False
 
-    def use(self, parameters: Sequence[Parameter]) -> list[int]:
+    def lock_groups(self, parameters: Sequence[Parameter]) -> list[int]:
         """Lock the groups, and return the group of each parameter, from 0 on.
 
         Raises:
@@ -234,7 +234,7 @@ class GroupLossScaleManager(nn.Cell):
         self.in_use = True
         return [group_of[id(parameter)] for parameter in parameters]
 
-    def limit(self, maximum: float) -> None:
+    def limit_scales(self, maximum: float) -> None:
         """Let no scale be larger, from now on."""
         self.maximum = min(self.maximum, maximum)
         self.scales.set_data(Tensor(np.minimum(self.scales.asnumpy(), np.float32(maximum))))
@@ -255,7 +255,7 @@ class GroupLossScaleManager(nn.Cell):
             )
         return GroupedScale(self, detector, weights, layers)
 
-    def blamed(self, marked: Tensor, own: Tensor) -> Tensor:
+    def blamed_groups(self, marked: Tensor, own: Tensor) -> Tensor:
         """Return which groups have overflowed by themselves.
 
         An overflow of the loss itself is blamed on the group that it enters.
@@ -272,7 +272,7 @@ class GroupLossScaleManager(nn.Cell):
         bad = ops.logical_or(ops.logical_or(handed_on, entered), own)
         return ops.logical_and(bad, ops.logical_not(before))
 
-    def update(self, blamed: Tensor, moving: Tensor) -> Tensor:
+    def update_scales(self, blamed: Tensor, moving: Tensor) -> Tensor:
         """Shrink the scale of some groups, grow that of others; return all: float32 [n + 2].
 
         Args:

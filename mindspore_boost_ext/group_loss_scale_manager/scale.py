@@ -38,10 +38,10 @@ class GroupedScale(OneScale):
                 f"from a register here ({detector.why}): use one dynamic loss scale"
             )
         super().__init__(manager, detector)
-        groups = manager.use(weights)
+        groups = manager.lock_groups(weights)
         self.extra = (manager.probe,)
         if layers:
-            manager.limit(LARGEST_WITH_FACTORS)
+            manager.limit_scales(LARGEST_WITH_FACTORS)
         self.markers_complete = state("loss_scale_group.markers_complete", True, np.bool_)
         group_of = {id(one): group for one, group in zip(weights, groups)}
         self.group_of_layer = tuple(group_of[id(layer)] for layer in layers)
@@ -95,7 +95,7 @@ class GroupedScale(OneScale):
         flags = self.detector.agree(ops.concat((marked, own, missing), 1))
         own = flags[:, 4]
         # In GRAPH_MODE markers also see branches in which no weight is trained now.
-        blamed = ops.logical_and(self.manager.blamed(flags[:, :3], own), own.any())
+        blamed = ops.logical_and(self.manager.blamed_groups(flags[:, :3], own), own.any())
         entered = ops.logical_and(flags[:, 3], self.has_weights)
         # Without a marker, a group's gradients do not carry its scale: the step must not update.
         complete = ops.logical_not(ops.logical_and(flags[:, 5], self.has_weights).any())
@@ -105,7 +105,7 @@ class GroupedScale(OneScale):
         if self.may_grow:
             skip = ops.logical_or(skip, ops.reshape(self.detector.any_non_finite(result), ()))
         # If no weight of a group is trained, its scale shrinks at an overflow, but does not grow.
-        skip = ops.depend(skip, self.manager.update(blamed, ops.logical_or(entered, blamed)))
+        skip = ops.depend(skip, self.manager.update_scales(blamed, ops.logical_or(entered, blamed)))
         return result, ops.depend(skip, ops.assign(self.markers_complete, complete))
 
     def _own_overflows(self, gradients: tuple[Any, ...]) -> Tensor:

@@ -862,6 +862,18 @@ def test_a_history_has_one_writer_at_a_time(tmp_path):
     assert [record["event"] for record in read_history(path)] == ["start", "end"]
 
 
+def test_an_evaluation_outlives_a_history_that_another_one_writes(tmp_path, caplog):
+    """A callback may evaluate within a training, with a monitor of its own on the same file."""
+    path = tmp_path / "history.jsonl"
+    writer = HistoryWriter(path)
+    model = ms.Model(nets.MLP(), nets.loss_fn(), metrics={"accuracy"})
+    callbacks = [BoostMonitor(path, progress=False)]
+    found = model.eval(nets.dataset(2), callbacks=callbacks, dataset_sink_mode=False)
+    assert 0 <= found["accuracy"] <= 1
+    assert "the metrics of this evaluation are not in the history" in caplog.text
+    writer.close()
+
+
 def test_a_process_that_was_forked_meanwhile_keeps_no_lock(tmp_path):
     """As the workers of a dataset, which live on behind an interrupted training."""
     path = tmp_path / "history.jsonl"

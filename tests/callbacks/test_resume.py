@@ -702,6 +702,19 @@ def test_the_file_of_another_training_is_kept(tmp_path, monkeypatch, ranks, link
     nets.assert_same(nets.weights(second.train_network), first)
 
 
+def test_two_trainings_that_write_to_one_file_keep_each_others(tmp_path):
+    """As two processes with the same script: neither may end with the weights of the other."""
+    path = tmp_path / "run.ckpt"
+    first, second = accumulating(), accumulating()
+    train(first, 1, BoostCheckpoint(path))
+    for number, model in enumerate((second, first, second)):
+        kept = rf"it is kept as .*run\.earlier{number or ''}\.ckpt'"
+        with pytest.warns(BoostWarning, match=kept):
+            train(model, 1, BoostCheckpoint(path))
+    assert restore(accumulating().train_network, tmp_path / "run.earlier1.ckpt") == 1
+    assert restore(accumulating().train_network, path) == 2
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

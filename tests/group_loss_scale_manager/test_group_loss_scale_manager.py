@@ -611,8 +611,8 @@ def test_a_limit_holds_for_the_scales_that_are_there_and_for_later_ones():
     net = nets.MLP()
     groups = [net.first.trainable_params(), net.second.trainable_params()]
     manager = GroupLossScaleManager([4096.0, 4.0], groups)
-    manager.limit(1024.0)
-    manager.limit(2048.0)  # no longer possible
+    manager.limit_scales(1024.0)
+    manager.limit_scales(2048.0)  # no longer possible
     assert manager.group_scales() == [1024.0, 4.0]
     with pytest.raises(ValueError, match=r"loss_scale must be in \[1, 1024\], got 1025"):
         manager.set_loss_scale_status(2, 1025.0)
@@ -725,7 +725,7 @@ def test_a_graph_holds_the_markers_of_one_manager(graph_mode):
 @pytest.mark.parametrize("layers", [(-1, 1), (0, 4), (True, 2), (0, 1.0)])
 def test_numbers_of_groups_that_do_not_exist_are_refused(mode, layers):
     net = Marked()
-    net.manager.use(net.trainable_params())
+    net.manager.lock_groups(net.trainable_params())
 
     class Wrong(nn.Cell):
         def construct(self, x):
