@@ -72,7 +72,7 @@ class Algorithm:
 
     switch: ClassVar[str] = ""
     needs_nn_optimizer: ClassVar[bool] = False  # whether it refuses other Cells
-    has_built = False  # whether ``build`` has made an optimizer
+    _built_for: frozenset[int] = frozenset()  # weights whose optimizers ``build`` has made, by id
 
     def unavailable(self, config: BoostConfig) -> str:
         """Return why it cannot act in this process, with the remedy; empty if it can."""
@@ -111,9 +111,19 @@ class Algorithm:
         """
         return {}
 
+    def remember_built(self, build: Build) -> None:
+        """Remember, for :meth:`report_replaced`, that ``build`` has made this optimizer."""
+        weights = getattr(build.optimizer, "parameters", ())
+        self._built_for |= {id(weight) for weight in weights}
+
     def report_replaced(self, step: StepCell) -> None:
-        """Report, and warn, that something has replaced the optimizer that ``build`` made."""
-        reason = "the optimizer of the step is not the one that it made: something has replaced it"
+        """Report, and warn, that a step lacks the optimizer that ``build`` made for its weights."""
+        if self._built_for.isdisjoint(id(weight) for weight in step.optimizer.parameters):
+            return
+        reason = (
+            "the optimizer of the step is not the one that it made: something has replaced it, or "
+            "holds it under another name than opt"
+        )
         step.report().update(self.switch, SKIPPED, reason)
         warn(f"{self.switch} has no effect: {reason}", NoEffectWarning)
 

@@ -623,3 +623,74 @@ def test_state_of_one_name_in_two_parts_is_refused():
         ValueError, match=r"named 'boost\.adding\.0': name that of Totals boost.<sw"
     ):
         model_of(net, switched(), optimizer, BoostModel, algorithms=[AddingTwice()])
+
+
+class SetsAnAttribute(UpdateAround):
+    """Multiplies gradients by a number of Python's, which the host sets before a batch."""
+
+    factor_now = 1.0
+
+    def before_step(self, *inputs):
+        super().before_step(*inputs)
+        self.factor_now = 0.0
+
+    def construct(self, loss, gradients, *inputs):
+        gradients = tuple(gradient * self.factor_now for gradient in gradients)
+        return super().construct(loss, gradients, *inputs)
+
+
+@pytest.mark.parametrize("switch", ["grad_freeze", "short_schedule"])
+def test_an_attribute_that_the_host_sets_reaches_the_variants(mode, switch):
+    config = switched(**{switch: True})
+    config[switch] = {
+        "grad_freeze": {"param_groups": 2, "schedule": [0, 1], "total_steps": 2},
+        "short_schedule": {"total_steps": 8, "parts": 2},
+    }[switch]
+    net = nets.Deep()
+    before = nets.weights(net)
+    optimizer = nn.SGD(net.trainable_params(), nn.cosine_decay_lr(0.0, 0.1, 8, 1, 8))
+    own = [Replacing(SetsAnAttribute)]
+    step = model_of(net, config, optimizer, BoostModel, algorithms=own).train_network
+    for batch in nets.batches(2):
+        step(*map(Tensor, batch))
+    nets.assert_same(nets.weights(net), before)
+
+
+class UnderOptimizer(nn.Optimizer):
+    """Holds an optimizer under a name that this package does not know."""
+
+    def __init__(self, optimizer):
+        super().__init__(0.1, list(optimizer.parameters))
+        for name in ("global_step", "learning_rate"):
+            getattr(optimizer, name).name = f"inner.{name}"
+        self.optimizer = optimizer
+
+    def construct(self, gradients):
+        return self.optimizer(gradients)
+
+
+class Wrapping(Algorithm):
+    switch = "wrapping"
+
+    def build(self, build):
+        build.optimizer = UnderOptimizer(build.optimizer)
+
+
+def test_an_optimizer_that_is_wrapped_was_not_replaced():
+    net = nets.MLP()
+    settings = {"level": "O1", "config": switched(gradient_centralization=True)}
+    optimizer = nets.momentum(net.trainable_params())
+    step = make_train_step(net, nets.loss_fn(), optimizer, algorithms=[Wrapping()], **settings)
+    assert step.report()["gradient_centralization"].status == "applied"
+
+
+def test_an_update_that_is_set_later_leaves_dim_reduce_out(mode):
+    config = switched(dim_reduce=True)
+    config["dim_reduce"] = {"n_components": 7, "pca_mat_path": nets.basis_file()}
+    net = nets.MLP()
+    step = model_of(net, config, nets.momentum(net.trainable_params())).train_network
+    step.update_part = Update(step.optimizer)
+    with pytest.warns(NoEffectWarning, match="dim_reduce has no effect: the optimizer of the"):
+        step(*map(Tensor, nets.batches(1)[0]))
+    assert step.observations() == {}
+    assert step.report()["dim_reduce"].status == "skipped"

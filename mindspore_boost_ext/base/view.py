@@ -11,7 +11,7 @@ from typing import Any
 from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
-from mindspore_boost_ext.base.cells import leaves
+from mindspore_boost_ext.base.cells import exchanged, leaves
 from mindspore_boost_ext.base.centralization import Centralization
 from mindspore_boost_ext.base.entries import entries_at, is_divided
 from mindspore_boost_ext.base.order import contents, is_of_libraries
@@ -61,9 +61,13 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
         name: _restricted(name, value, optimizer, positions)
         for name, value in _compat.own_attributes(optimizer).items()
     }
+
+    def bound(thing: object) -> object:
+        return _bound_to(view, thing) if _is_method(thing, optimizer) else thing
+
     for name, held in attributes.items():
         _check_functions(name, held, optimizer)
-        vars(view)[name] = _bound_to(view, optimizer, held)
+        vars(view)[name] = exchanged(held, bound)
     _compat.set_own_parameters(view, _kept_parameters(optimizer, attributes))
     for name, cell in _compat.children(optimizer).items():
         _compat.set_child(view, name, _restricted(name, cell, optimizer, positions))
@@ -71,18 +75,11 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
     return view
 
 
-def _bound_to(view: nn.Optimizer, optimizer: nn.Optimizer, held: Any) -> Any:
-    """Return what an attribute holds, with methods of the view in place of the optimizer's."""
-    if not any(_is_method(thing, optimizer) for thing in leaves(held)):
-        return held  # itself: what it holds is shared
-    bound = functools.partial(_bound_to, view, optimizer)
-    if isinstance(held, types.MethodType):
-        return types.MethodType(held.__func__, view)
+def _bound_to(view: nn.Optimizer, held: Any) -> Any:
+    """Return a method of an optimizer's, perhaps in a partial, as one of the view's."""
     if isinstance(held, functools.partial):
-        return functools.partial(bound(held.func), *held.args, **held.keywords)
-    if isinstance(held, dict):
-        return {key: bound(thing) for key, thing in held.items()}
-    return type(held)(map(bound, held))
+        return functools.partial(_bound_to(view, held.func), *held.args, **held.keywords)
+    return types.MethodType(held.__func__, view)
 
 
 def _is_method(thing: object, optimizer: nn.Optimizer) -> bool:
@@ -103,7 +100,7 @@ def _check_functions(name: str, held: object, optimizer: nn.Optimizer) -> None:
     if any(thing is optimizer or _is_method(thing, optimizer) for thing in closed):
         raise ValueError(
             f"{kind.__name__}.{name} is a function that refers to the optimizer, and so to all its "
-            "weights, not those of a group: make it a method, or, if it uses no weights, name it "
+            "weights, not those of a group: make it a method, or, if no update calls it, name it "
             f"in the class attribute parameter_free = ({name!r},)"
         )
 

@@ -105,6 +105,14 @@ class Overridable(nn.Cell):
         ways = map(self._names_used, self._above_ours("construct"))
         return "optimizer" in used and all("construct" in way for way in ways)
 
+    def names_of_own(self) -> set[str]:
+        """Return the names that the code of a subclass uses, without its constructor."""
+        if "_names_of_own" not in self.__dict__:  # reading code takes time
+            used = map(self._names_used, self._own_methods())
+            self.__dict__["_names_of_own"] = set[str]().union(*used)
+        found: set[str] = self.__dict__["_names_of_own"]
+        return found
+
     def _own_methods(self) -> list[Callable[..., object]]:
         held = [item for kind in self._kinds_above_ours() for item in vars(kind).items()]
         functions = [_function_of(one) for name, one in held if name != "__init__"]

@@ -11,9 +11,10 @@ import mindspore as ms
 from mindspore import nn
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.algorithm import StepCell
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.report import APPLIED, Row, warn
-from mindspore_boost_ext.stages.update import warn_of_idle_optimizer
+from mindspore_boost_ext.stages.update import parts_within, warn_of_idle_optimizer
 
 FIRST_RUN: list[Callable[[Any], None]] = []  # called with a step that runs for the first time
 
@@ -122,3 +123,27 @@ def follow_mode(step: nn.Cell) -> None:
     if step._ran_in != mode or mode == ms.GRAPH_MODE:
         step._ran_in = mode
         _compat.parse_by_construct(step._cells_within)
+
+
+def prepare_parts(step: StepCell, *inputs: object) -> None:
+    """Let the update part look at a batch, once; its copies in variants get what it has set."""
+    if not step._is_whole:
+        step.update_part.follow_script()
+        return
+    parts = (
+        parts_within(step.update_part) if step._own_updates and step.choice_part is not None else []
+    )
+    before = [_compat.own_attributes(part) for part in parts]
+    step.update_part.before_step(*inputs)
+    for place, (part, old) in enumerate(zip(parts, before)):
+        now = _compat.own_attributes(part)
+        changed = {name: now[name] for name in now if now[name] is not old.get(name)}
+        for variant in _variants(step) if changed else ():
+            parts_within(variant.update_part)[place].__dict__.update(changed)
+
+
+def _variants(step: StepCell) -> Iterator[StepCell]:
+    """Yield the variants of a step, and theirs."""
+    for variant in step.choice_part.variants if step.choice_part is not None else ():
+        yield variant
+        yield from _variants(variant)

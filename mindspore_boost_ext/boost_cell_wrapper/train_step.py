@@ -30,6 +30,7 @@ from mindspore_boost_ext.boost_cell_wrapper.runs import (
     explaining_failures,
     follow_mode,
     in_graph_mode,
+    prepare_parts,
     refusing_what_is_forgotten,
     timing_the_first,
     warn_of_mode,
@@ -252,10 +253,7 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             self.look_before_first(*inputs)
             self._has_run = True
         follow_mode(self)
-        if self._is_whole:  # once a batch; a variant has another copy of the part
-            self.update_part.before_step(*inputs)
-        else:
-            self.update_part.follow_script()
+        prepare_parts(self, *inputs)
         # The variant that is chosen enters it, which may have more of it.
         around = contextlib.nullcontext if self.host_chooses() else self.surrounding_part
         with self._host_writes.followed(), _compat.forgetting_failures(), around():
@@ -367,6 +365,8 @@ class BoostTrainOneStepCell(Overridable, StepNames, BroadcastsWeights, nn.TrainO
             step._settle()
             step._asks_for_less = len(step._differentiated) < most
             step._is_whole = step is self
+            if not (step._is_whole or self.host_chooses()):
+                step.surrounding_part = contextlib.nullcontext  # the step itself enters all
             step._has_run = step is not self  # this step checks the state of all, once
             step._host_writes = HostWrites(self._state if step is self else ())
         remember_parts(self)

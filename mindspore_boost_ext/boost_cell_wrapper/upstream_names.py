@@ -78,10 +78,10 @@ class StepNames(nn.Cell):
 
     def _warn_if_idle(self, name: str, value: object) -> None:
         """Warn if a setting changes that was read when the step was made."""
-        reads = name in self.used_in("construct", "update", *_PROCESSES)
         now = getattr(self, name, None)
         same = now is value or (isinstance(now, (bool, int)) and now == value)
-        if not (reads or same):
+        moves_nothing = name == "step" and not self.freeze
+        if not (same or moves_nothing or name in self.names_of_own()):
             warn(
                 f"setting {name} has no effect after the step is made: {_FIXED[name]}",
                 NoEffectWarning,

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import mindspore as ms
 import numpy as np
@@ -25,6 +26,13 @@ SETTINGS = "boost.settings"
 RANK_IN_PATH = "{rank}"
 # Further entries among the settings: what the first batch has shown, and the number of ranks.
 FIRST_BATCH, RANKS = "first batch", "number of ranks"
+
+
+# Step cell -> the files that it was restored from, or has been saved to, whatever leads there, and
+# their state then: another training may write to the same place.
+_FILES: WeakKeyDictionary[nn.Cell, dict[str, tuple[int, int]]] = WeakKeyDictionary()
+
+_TAKEN = (-1, -1)  # another one has
 
 
 def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any) -> None:
@@ -81,6 +89,8 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
             ms.save_checkpoint(save_obj, written, **settings)
             _flush(written)
             os.replace(written, path)
+        if isinstance(step, nn.Cell):
+            remember_file(step, path)
         with contextlib.suppress(OSError):  # some file systems flush no folders
             _flush(folder)
     except Exception as error:
@@ -92,6 +102,34 @@ def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any
             getattr(error, "errno", None),
             f"cannot save the checkpoint {path!r} ({reason}); an earlier file is unchanged",
         ) from error
+
+
+def remember_file(step: nn.Cell, path: str) -> None:
+    """Remember that a file is one of a step's, and how it is now."""
+    files, place = _FILES.setdefault(step, {}), os.path.realpath(path)
+    if files.get(place) != _TAKEN:
+        files[place] = _state_of(path)
+
+
+def is_foreign(step: nn.Cell, path: str) -> bool:
+    """Return whether another training has written a file.
+
+    Of a file that was this step's, it says so once: two trainings that alternate would keep each
+    other's files without end.
+    """
+    files, place = _FILES.get(step, {}), os.path.realpath(path)
+    if place not in files:
+        return True
+    changed = files[place] not in (_state_of(path), _TAKEN)
+    if changed:
+        files[place] = _TAKEN
+    return changed
+
+
+def _state_of(path: str) -> tuple[int, int]:
+    """Return what changes when a file is written anew."""
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns
 
 
 def kind_of(path: str) -> str:

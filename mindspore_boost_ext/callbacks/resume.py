@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import mindspore as ms
 import numpy as np
@@ -24,9 +23,11 @@ from mindspore_boost_ext.callbacks.checkpoint import (
     RANKS,
     SETTINGS,
     checkpoint_path,
+    is_foreign,
     kind_of,
     of_rank,
     read_settings,
+    remember_file,
     save_checkpoint,
     settings_of,
     step_in,
@@ -41,9 +42,6 @@ from mindspore_boost_ext.stages.state import HostWrites
 EPOCH = "epoch"
 _EPOCH_NAMES = (EPOCH, "epoch_num")  # the second: ModelCheckpoint with append_info=["epoch_num"]
 _NOT_PARAMETERS = (*_EPOCH_NAMES, "step_num", SETTINGS)
-# Step cell -> the files that it was restored from, or has been saved to, whatever leads there; and
-# how each was then, as another training may write to the same place.
-_FILES: WeakKeyDictionary[nn.Cell, dict[str, tuple[int, ...]]] = WeakKeyDictionary()
 _MOST_SHOWN = 5
 _GIVEN = ("learning_rate", "momentum")  # the Parameters of numbers that an optimizer is given
 _RATES = "learning_rate_group_"  # of groups of parameters
@@ -131,14 +129,13 @@ class BoostCheckpoint(Callback):
             if os.path.exists(path):
                 self._keep_what_is_there(path, network)
             save_checkpoint(run.train_network, path, append_dict={EPOCH: done}, format=kind)
-            _remember(network, path)
         except OSError as error:
             self._warn(f"epoch {done} is not saved: {error.strerror}; training goes on")
 
     def _keep_what_is_there(self, path: str, step: nn.Cell) -> None:
         """Keep the file of another training, and with several ranks the one before."""
         name, suffix = os.path.splitext(path)
-        if _FILES.get(step, {}).get(os.path.realpath(path)) != _state_of(path):
+        if is_foreign(step, path):
             names = (f"{name}.earlier{number or ''}{suffix}" for number in itertools.count())
             if kept := self._keep(path, next(one for one in names if not os.path.exists(one))):
                 self._warn(
@@ -176,17 +173,6 @@ class BoostCheckpoint(Callback):
         """Warn from every rank: each has a file of its own."""
         rank = f"rank {launched_rank()}: " if launched_count() > 1 else ""
         warn(f"{rank}{message}", every_rank=True)
-
-
-def _remember(step: nn.Cell, path: str) -> None:
-    """Remember that a file is one of a step's."""
-    _FILES.setdefault(step, {})[os.path.realpath(path)] = _state_of(path)
-
-
-def _state_of(path: str) -> tuple[int, ...]:
-    """Return what changes when a file is written anew."""
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def restore(
@@ -255,7 +241,7 @@ def restore(
     if not (changed or now):  # a batch that this step has seen has decided
         now.update(seen)
     DONE[step] = epoch
-    _remember(step, path)
+    remember_file(step, path)
     RESTORES[step] = RESTORES.get(step, 0) + 1
     if isinstance(step, BoostTrainOneStepCell):
         step.was_restored, step.restored_settings = True, settings or {}

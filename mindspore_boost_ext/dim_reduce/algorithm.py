@@ -50,9 +50,9 @@ class DimReduceAlgorithm(Algorithm):
 
     def build(self, build: Build) -> None:
         """Read or make the basis, and attach it to the optimizer."""
-        self.has_built = True
         prepared = prepare(build.network, build.optimizer, build.config.dim_reduce)
         build.optimizer, reason, counts = prepared
+        self.remember_built(build)
         build.report.update(self.switch, APPLIED, reason, counts)
 
     def join(self, step: StepCell) -> None:
@@ -62,7 +62,7 @@ class DimReduceAlgorithm(Algorithm):
         mean = step.mean if step.reducer_flag else True
         settings = step.auto_boost.config.dim_reduce
         found = make_dim_reduce(step.network, step.optimizer, settings, mean)
-        if found is None and self.has_built:
+        if found is None:
             self.report_replaced(step)
         if found is not None:
             step.update_part = SubspaceUpdate(step.optimizer, found, step.sens)
@@ -78,7 +78,11 @@ class DimReduceAlgorithm(Algorithm):
         """Refuse a loaded state of another basis, and a subclass that updates by itself."""
         if not step.enable_dim_reduce:
             return
-        _search(step).check_state()
+        search = _search(step)
+        if search is None:
+            self.report_replaced(step)
+            return
+        search.check_state()
         if step.updates_past("dim_reduce"):  # its optimizer works only in the subspace
             raise ValueError(
                 f"dim_reduce cannot train: {step.why_left_out()}: call it, or leave dim_reduce out"
@@ -86,9 +90,10 @@ class DimReduceAlgorithm(Algorithm):
 
     def observations(self, step: StepCell) -> dict[str, Any]:
         """Return what the search counts."""
-        return _search(step).observations() if step.enable_dim_reduce else {}
+        search = _search(step) if step.enable_dim_reduce else None
+        return {} if search is None else search.observations()
 
 
 def _search(step: StepCell) -> Any:
     """Return what the step really runs, whatever a script has put under ``dim_reduce``."""
-    return parts_within(step.update_part)[-1].dim_reduce
+    return getattr(parts_within(step.update_part)[-1], "dim_reduce", None)

@@ -24,19 +24,19 @@ class FreezeAlgorithm(Algorithm):
 
     def build(self, build: Build) -> None:
         """Wrap the optimizer in groups and a schedule, unless it is a ``FreezeOpt`` already."""
-        self.has_built = True
         if isinstance(build.optimizer, FreezeOpt):
+            self.remember_built(build)
             return
         settings = dict(vars(build.config.grad_freeze))
         del settings["eval_frozen"]  # only the step uses it
         freezing = GradientFreeze(**settings)
         build.network, build.optimizer = freezing.freeze_generate(build.network, build.optimizer)
+        self.remember_built(build)
 
     def join(self, step: StepCell) -> None:
         """Make a step for each group, among which the schedule chooses."""
         if not isinstance(step.optimizer, FreezeOpt):
-            if self.has_built:
-                self.report_replaced(step)
+            self.report_replaced(step)
             return
         if step.moves_schedule():
             raise ValueError(

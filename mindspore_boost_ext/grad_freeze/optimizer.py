@@ -294,11 +294,10 @@ class FreezeOpt(nn.Optimizer):
 
     def _check_held(self) -> None:
         """Refuse a subclass that holds optimizers over the one that is replaced."""
-        held = {**_compat.own_attributes(self), **_compat.children(self), "_views": None}
+        children = [cell for cell in _compat.children(self).values() if cell is not self.opt]
+        held = {**_compat.own_attributes(self), "_views": None, "children": children}
         cells = [thing for thing in leaves(held) if isinstance(thing, nn.Cell)]
-        within = [
-            one for cell in cells if cell is not self.opt for _, one in cell.cells_and_names()
-        ]
+        within = [one for cell in cells for _, one in cell.cells_and_names()]
         if any(isinstance(one, nn.Optimizer) for one in within):
             raise ValueError(
                 f"{type(self).__name__} holds optimizers that were made from the one that less_bn "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mindspore_boost_ext.algorithm import Algorithm, Build, StepCell
-from mindspore_boost_ext.base.arguments import check_optimizer, innermost
+from mindspore_boost_ext.base.arguments import check_optimizer
 from mindspore_boost_ext.base.centralization import Centralization, output_axes
 from mindspore_boost_ext.grad_freeze.optimizer import rebuilt_with_groups
 from mindspore_boost_ext.report import APPLIED, SKIPPED, Row
@@ -19,14 +19,15 @@ class GradientCentralizationAlgorithm(Algorithm):
         """Rebuild the optimizer."""
         check_optimizer(build.optimizer, self.switch)
         found = centralized_weights(build, self.switch, build.report[self.switch].asked_by)
-        self.has_built = bool(found)
         if found:
+            self.remember_built(build)
             build.optimizer = rebuilt_with_groups(build.optimizer, centralize=found)
 
     def join(self, step: StepCell) -> None:
         """Look whether the step has that optimizer."""
-        held = vars(innermost(step.optimizer)).values()
-        if self.has_built and not any(isinstance(thing, Centralization) for thing in held):
+        within = [cell for _, cell in step.optimizer.cells_and_names()]
+        held = [thing for cell in within for thing in vars(cell).values()]
+        if not any(isinstance(thing, Centralization) for thing in held):
             self.report_replaced(step)
 
 

@@ -110,7 +110,7 @@ def _names(several: list[str]) -> str:
 def is_own_step(network: nn.Cell) -> bool:
     """Return whether a network holds a step cell or an optimizer, and no step of this package."""
     within = [cell for _, cell in network.cells_and_names()]
-    if any(hasattr(cell, "auto_boost") for cell in within):
+    if any(isinstance(cell, BoostTrainOneStepCell) for cell in within):
         return False
     return any(isinstance(cell, (nn.TrainOneStepCell, nn.Optimizer)) for cell in within)
 

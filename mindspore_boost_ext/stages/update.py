@@ -153,7 +153,7 @@ def hiding_sens(part: Update, sens: float) -> Update:
         raise ValueError(
             f"{type(last).__name__} gets gradients times the loss scale, {sens:g}, which the "
             "optimizer divides out: derive it from UpdateAround, which gets them without; or set "
-            "divides_sens = True, if it divides by the scale itself"
+            "the class attribute divides_sens = True, if it divides by the scale itself"
         )
     last.factor = float(sens)
     return HidesSens(part, last.factor)

@@ -105,17 +105,16 @@ class ThorAlgorithm(Algorithm):
 
     def build(self, build: Build) -> None:
         """Put THOR in the place of the optimizer."""
-        self.has_built = True
         found = thor_in_place_of(build.optimizer, build.network, build.config.thor)
         build.optimizer, reason = found
+        self.remember_built(build)
         build.report.update(self.switch, APPLIED, reason)
 
     def join(self, step: StepCell) -> None:
         """Let the step capture factors when a refresh is due."""
         thor, report = thor_of(step.optimizer), step.report()
         if thor is None:
-            if self.has_built:
-                self.report_replaced(step)
+            self.report_replaced(step)
             return
         row = report[self.switch]
         applied = row.status == APPLIED

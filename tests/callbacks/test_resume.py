@@ -711,8 +711,18 @@ def test_two_trainings_that_write_to_one_file_keep_each_others(tmp_path):
         kept = rf"it is kept as .*run\.earlier{number or ''}\.ckpt'"
         with pytest.warns(BoostWarning, match=kept):
             train(model, 1, BoostCheckpoint(path))
+    train(first, 1, BoostCheckpoint(path))  # each says so once, or they would fill the disk
     assert restore(accumulating().train_network, tmp_path / "run.earlier1.ckpt") == 1
-    assert restore(accumulating().train_network, path) == 2
+    assert restore(accumulating().train_network, path) == 3
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_a_file_that_the_script_saves_itself_is_the_trainings_own(tmp_path):
+    path = tmp_path / "run.ckpt"
+    model = accumulating()
+    for epoch in range(3):  # a warning would be an error here
+        train(model, 1, BoostCheckpoint(path))
+        save_checkpoint(model.train_network, path, append_dict={"epoch": epoch + 1})
 
 
 @pytest.mark.parametrize(
