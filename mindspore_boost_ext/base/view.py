@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mindspore import Parameter, nn
@@ -62,7 +62,7 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
         for name, value in _compat.own_attributes(optimizer).items()
     }
 
-    def bound(thing: object) -> object:
+    def bound(thing: Callable[..., object]) -> object:
         return _bound_to(view, thing) if _is_method(thing, optimizer) else thing
 
     for name, held in attributes.items():
@@ -75,11 +75,12 @@ def optimizer_view(optimizer: nn.Optimizer, indices: Iterable[int]) -> nn.Optimi
     return view
 
 
-def _bound_to(view: nn.Optimizer, held: Any) -> Any:
+def _bound_to(view: nn.Optimizer, held: Callable[..., object]) -> Callable[..., object]:
     """Return a method of an optimizer's, perhaps in a partial, as one of the view's."""
     if isinstance(held, functools.partial):
         return functools.partial(_bound_to(view, held.func), *held.args, **held.keywords)
-    return types.MethodType(held.__func__, view)
+    method: Any = held
+    return types.MethodType(method.__func__, view)
 
 
 def _is_method(thing: object, optimizer: nn.Optimizer) -> bool:

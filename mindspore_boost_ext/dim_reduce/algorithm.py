@@ -94,6 +94,6 @@ class DimReduceAlgorithm(Algorithm):
         return {} if search is None else search.observations()
 
 
-def _search(step: StepCell) -> Any:
+def _search(step: StepCell) -> nn.Cell | None:
     """Return what the step really runs, whatever a script has put under ``dim_reduce``."""
     return getattr(parts_within(step.update_part)[-1], "dim_reduce", None)
