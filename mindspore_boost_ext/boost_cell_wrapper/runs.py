@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import StepCell
+from mindspore_boost_ext.base.entries import entries_at
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.report import APPLIED, Row, warn
 from mindspore_boost_ext.stages.update import parts_within, warn_of_idle_optimizer
@@ -130,16 +131,31 @@ def prepare_parts(step: StepCell, *inputs: object) -> None:
     if not step._is_whole:
         step.update_part.follow_script()
         return
-    parts = (
-        parts_within(step.update_part) if step._own_updates and step.choice_part is not None else []
-    )
+    copied = step._own_updates and step.choice_part is not None
+    parts = parts_within(step.update_part) if copied else []
     before = [_compat.own_attributes(part) for part in parts]
     step.update_part.before_step(*inputs)
     for place, (part, old) in enumerate(zip(parts, before)):
         now = _compat.own_attributes(part)
         changed = {name: now[name] for name in now if now[name] is not old.get(name)}
         for variant in _variants(step) if changed else ():
-            parts_within(variant.update_part)[place].__dict__.update(changed)
+            copies = parts_within(variant.update_part)[place : place + 1]
+            for copy in copies:
+                copy.__dict__.update(_for_weights(changed, step.weights, variant.weights))
+
+
+def _for_weights(
+    attributes: dict[str, Any], every: Sequence[Parameter], some: Sequence[Parameter]
+) -> dict[str, Any]:
+    """Return attributes, of which lists with an entry for each weight lose those of the others."""
+    kept = {id(weight) for weight in some}
+    positions = [place for place, weight in enumerate(every) if id(weight) in kept]
+    return {
+        name: entries_at(value, positions)
+        if isinstance(value, (tuple, list)) and len(value) == len(every)
+        else value
+        for name, value in attributes.items()
+    }
 
 
 def _variants(step: StepCell) -> Iterator[StepCell]:
