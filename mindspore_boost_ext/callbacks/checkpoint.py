@@ -32,7 +32,7 @@ FIRST_BATCH, RANKS = "first batch", "number of ranks"
 # their state then: another training may write to the same place.
 _FILES: WeakKeyDictionary[nn.Cell, dict[str, tuple[int, int]]] = WeakKeyDictionary()
 
-_TAKEN = (-1, -1)  # another one has
+_TAKEN = (-1, -1)  # the state of a file that another training has written, which was said
 
 
 def save_checkpoint(save_obj: Any, path: str | os.PathLike[str], **settings: Any) -> None:

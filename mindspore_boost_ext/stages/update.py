@@ -166,7 +166,7 @@ def check_own_part(switch: str, part: object, before: Update) -> None:
     """
     if not isinstance(part, Update):
         raise TypeError(f"{switch}: update_part must be an Update, got {shown(part)}")
-    check_takes_batch(switch, part)
+    _check_takes_batch(switch, part)
     if before in parts_within(part):
         return
     if type(before) is not Update or any(cell is before for _, cell in part.cells_and_names()):
@@ -177,7 +177,7 @@ def check_own_part(switch: str, part: object, before: Update) -> None:
         )
 
 
-def check_takes_batch(switch: str, part: Update) -> None:
+def _check_takes_batch(switch: str, part: Update) -> None:
     """Refuse a construct without room for the batch."""
     taken = inspect.signature(part.construct).parameters.values()
     if len(taken) <= 2 and not any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in taken):
