@@ -2,6 +2,7 @@
 
     python examples/benchmarks/machine.py
     python examples/benchmarks/machine.py --cores 1 --rounds 3 LeNet
+    python examples/benchmarks/machine.py --isa AVX2 --neighbours 1 LeNet
     python examples/benchmarks/machine.py --compiled --over-graph LeNet ResNet-20
 
 Each run is a process of its own; plain MindSpore, and the same with ``import mindspore_boost_ext``
@@ -9,10 +10,11 @@ in front, take turns. Prints the median of the ratios (tuned over plain): of the
 40 steps for the CNN script, of the median step for the others. Most train by ``ms.Model``, but the
 introduction, and steps that are a function of ``ms.jit``, run in a loop of their own. Instead of
 the import, ``--by-hand`` sets ``ONEDNN_MAX_CPU_ISA`` and ``launch_blocking`` in the plain process.
-``--isa AVX2`` sets the first in both, so that the rest is measured alone. ``--compiled`` compiles
-the steps of PYNATIVE_MODE by this package. ``--over-graph`` compares with the import in GRAPH_MODE,
-not with plain; that runs more steps, so weights differ. With AVX-512 a plain run of the large
-ResNet takes more than eight minutes: name the other tasks.
+``--isa AVX2`` sets the first in both, so that the rest is measured alone. ``--neighbours`` starts
+other processes that compute all the time. ``--compiled`` compiles the steps of PYNATIVE_MODE by
+this package. ``--over-graph`` compares with the import in GRAPH_MODE, not with plain; that runs
+more steps, so weights differ. With AVX-512 a plain run of the large ResNet takes more than eight
+minutes: name the other tasks.
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ import argparse
 import importlib
 import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -247,6 +252,26 @@ def in_own_process(task: str, how: str, cores: int, isa: str, script: str) -> di
         raise SystemExit(f"{task}, {how}: {str(error)[-2000:]}") from error
 
 
+# Until the process that has started it ends, however it ends.
+_COMPUTES = """import os
+parent = os.getppid()
+while os.getppid() == parent:
+    sum(range(1_000_000))
+"""
+
+
+@contextmanager
+def neighbours(number: int) -> Iterator[None]:
+    """Let other processes compute beside what is measured."""
+    busy = [subprocess.Popen([sys.executable, "-c", _COMPUTES]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
 Run = tuple[str, str]  # a task, and how it is run
 
 
@@ -255,7 +280,8 @@ def row(candidate: Run, reference: Run, options: Any, cores: int, script: str) -
     pairs = []
     for number in range(options.rounds):
         order = (reference, candidate) if number % 2 else (candidate, reference)
-        results = {run: in_own_process(*run, cores, options.isa, script) for run in order}
+        with neighbours(options.neighbours):
+            results = {run: in_own_process(*run, cores, options.isa, script) for run in order}
         pairs.append((results[reference], results[candidate]))
     ratios = [theirs["seconds"] / plain["seconds"] for plain, theirs in pairs]
     plain, theirs = (statistics.median(pair[i]["seconds"] for pair in pairs) for i in (0, 1))
@@ -276,6 +302,7 @@ def main(argv: Sequence[str] | None = None, script: str = "machine") -> None:
     how.add_argument("--by-hand", action="store_true", help="see above")
     how.add_argument("--compiled", action="store_true", help="a compiled step")
     parser.add_argument("--isa", default="", help="oneDNN's instruction set in both processes")
+    parser.add_argument("--neighbours", type=int, default=0, help="other processes that compute")
     parser.add_argument("--over-graph", action="store_true", help="over GRAPH_MODE, not plain")
     options = parser.parse_args(argv)
     suffix, reference = (" in GRAPH_MODE", "tuned") if options.over_graph else ("", "plain")

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from mindspore_boost_ext import _compat
+from mindspore_boost_ext.runtime import one_core
 
 _Executor: Any = _compat.executor_class()
 _HANDED_ON = _Executor.grad_jit
@@ -47,7 +48,8 @@ def _run_at_once(self: Any, *inputs: object) -> object:
             was_off = self.disable_frontend_and_bprop_pipeline()
             if hasattr(_MINE, "phase"):
                 _NAMED(self, _MINE.phase)  # another thread may have set its own name meanwhile
-            return _HANDED_ON(self, *inputs)
+            with one_core.beside_workers():
+                return _HANDED_ON(self, *inputs)
         finally:
             if not was_off:
                 self.enable_frontend_and_bprop_pipeline()

@@ -29,6 +29,7 @@ MOST_CORES = 2
 # Threads on cores of their own were measured on two; they are slower where processes share cores.
 PLACED_CORES = 2
 _NONE_MADE = "no convolution was made yet, and without them AVX-512 is faster"
+_OTHERS = "other processes keep the cores busy"
 _OF_RANKS = ("MS_ROLE", "RANK_ID", "OMPI_COMM_WORLD_SIZE")  # msrun, rank tables, mpirun
 
 
@@ -175,7 +176,8 @@ class OwnCores(FewCoresCure):
     """With three threads on two cores, one that spins while it waits keeps another from computing.
 
     Python's thread waits while MindSpore's two workers share an operator, in GRAPH_MODE, too. If
-    both workers happen to be on one core, the other core only waits.
+    both workers happen to be on one core, the other core only waits. Where other processes use a
+    core, all three share one: each would wait for the worker that waits for the other process.
     """
 
     taken_back = "the script has placed them itself"
@@ -203,6 +205,9 @@ class OwnCores(FewCoresCure):
         if self.status == APPLIED and self._placement.is_of_parent():
             self.status, self.reason = INACTIVE, "not tried"
         super().update(off)
+        if self.status == APPLIED:
+            shared = f"; now all share one: {_OTHERS}" if self._placement.is_shared() else ""
+            self.reason = f"{len(self._placement.cores)} cores: {self.why}{shared}"
 
     def _place(self, apart: bool) -> None:
         """Place the threads when MindSpore has started them, or let them run on all cores."""
@@ -230,9 +235,9 @@ def tune_machine(enabled: bool = True) -> tuple[Row, ...]:
 
     On CPU only, it sets what is measured to be faster there, and nothing that the user has set: the
     instruction set of oneDNN, blocking launch, functions of ``ms.jit`` in the thread that calls
-    them, a core for each thread that computes, and other operators in some functions of
-    ``mindspore.ops`` and in ``/``. ``runtime/README.md`` has the conditions of each, and which
-    results change: by rounding, or where MindSpore's are wrong.
+    them, a core for each thread that computes (one for all beside busy processes), and other
+    operators in some functions of ``mindspore.ops`` and in ``/``. ``runtime/README.md`` has the
+    conditions of each, and which results change: by rounding, or where MindSpore's are wrong.
 
     ``MINDSPORE_BOOST_EXT_TUNE=0`` in the environment overrules the import and every call. What the
     user sets after the import stays. A blocking launch switched off before the import looks like

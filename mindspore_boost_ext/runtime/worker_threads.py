@@ -1,26 +1,38 @@
-"""Gives each of MindSpore's threads that compute a core of its own. Linux only."""
+"""Gives each of MindSpore's threads that compute a core of its own, or all of them one.
+
+Linux only.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from mindspore_boost_ext.runtime import one_core
+from mindspore_boost_ext.runtime.other_processes import STATISTICS, Usage
 
 # MindSpore's names of the threads that run operators on CPU; they share large ones.
 _WORKER = re.compile(r"(Actor|Kernel)Thread_\d+")
 _THREADS = Path("/proc/self/task")
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _SHARE = 0.05, 1.0, 0.01  # seconds; share of the time waited
+_LOOK_EVERY = 1.0  # seconds
+_BUSY, _QUIET = 0.4, 0.2  # cores that other processes use
 
 
 class Placement:
     """Puts each worker on a core of its own, once MindSpore has started as many as there are cores.
 
     MindSpore starts them with the first operator or graph, and does not say so. A thread looks for
-    them now and then, and ends when they are there. Workers that are bound already stay there.
+    them now and then. Workers that are bound already stay there. Later it looks at what other
+    processes use: on a core that one of them keeps busy, a worker waits for it in each operator,
+    and all threads wait for that worker. All of them on one core are then much faster, and leave
+    the rest to the others.
     """
 
     def __init__(self) -> None:
@@ -38,6 +50,28 @@ class Placement:
             waited = (time.monotonic() - began) * _SHARE
             if self._ended.wait(min(max(waited, _SHORTEST_PAUSE), _LONGEST_PAUSE)):
                 return
+        if self.placed and STATISTICS.exists():
+            self._follow_others()
+
+    def _follow_others(self) -> None:
+        """Give the workers one core while other processes keep the cores busy."""
+        usage, chance = Usage(self.cores), random.Random(self._process)
+        while not self._ended.wait(_LOOK_EVERY):
+            core = core_for_all(*usage.look(), one_core.shared.core, chance)
+            with self._lock:
+                if self._ended.is_set() or not self.in_force():
+                    return one_core.share(None)
+                if core != one_core.shared.core:
+                    self._share(core)
+        return None
+
+    def _share(self, core: int | None) -> None:
+        """Put all workers on one core, or each on its own."""
+        cores = self.cores if core is None else [core] * len(self.placed)
+        self.placed = dict(zip(self.placed, cores))
+        for thread, its_core in self.placed.items():
+            _move(thread, [its_core])
+        one_core.share(core)
 
     def _place(self) -> bool:
         """Place the workers if all have started; return whether there is nothing to wait for."""
@@ -51,6 +85,10 @@ class Placement:
             for thread, core in self.placed.items():
                 _move(thread, [core])
             return True
+
+    def is_shared(self) -> bool:
+        """Return whether all workers share a core, because other processes use the others."""
+        return len(set(self.placed.values())) < len(self.placed)
 
     def is_of_parent(self) -> bool:
         """Return whether this is about the threads of the process that has forked this one."""
@@ -68,6 +106,30 @@ class Placement:
             if self.in_force():
                 for thread in self.placed:
                     _move(thread, self.cores)
+            one_core.share(None)
+
+
+def core_for_all(
+    busy: Mapping[int, float], own: float, now: int | None, chance: random.Random
+) -> int | None:
+    """Return the core that all workers should share, or None if each should have its own.
+
+    Args:
+        busy: how busy each core was: core -> share.
+        own: how much of that was this process, in cores.
+        now: the core that they share now, or None.
+        chance: decides where two trainings would otherwise do the same at the same time.
+    """
+    others = sum(busy.values()) - own
+    if others < (_BUSY if now is None else _QUIET):
+        return None
+    if now is None:
+        return chance.choice(list(busy))
+    # All that this process does is on this core, or nearly so.
+    left = {core: share - own * (core == now) for core, share in busy.items()}
+    least = min(left, key=left.__getitem__)
+    is_better = left.get(now, 0.0) - left[least] > _BUSY
+    return least if is_better and chance.random() < 0.5 else now
 
 
 def worker_threads() -> list[int]:

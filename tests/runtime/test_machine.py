@@ -483,8 +483,10 @@ import json, os, time
 import mindspore as ms
 import numpy as np
 import mindspore_boost_ext as boost
+from mindspore_boost_ext.runtime import worker_threads as placement
 from mindspore_boost_ext.runtime.worker_threads import worker_threads
 
+placement._LOOK_EVERY = 600  # the machine that runs the tests is busy
 CORES = sorted(os.sched_getaffinity(0))
 
 def places():

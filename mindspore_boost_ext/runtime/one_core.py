@@ -1,0 +1,60 @@
+"""Keeps the thread that runs a step on the core that MindSpore's workers share, if they do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mindspore import nn
+
+_Step: Any = nn.TrainOneStepCell
+
+
+class _Shared:
+    """The core that all workers share, or None while each has its own."""
+
+    core: int | None = None
+
+
+shared = _Shared()
+
+
+def share(core: int | None) -> None:
+    """Let steps run on this core from now on; None is for all cores."""
+    shared.core = core
+    if core is not None:
+        _Step.__call__ = _call
+    elif vars(_Step).get("__call__") is _call:
+        del _Step.__call__
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: share(None))  # it has no workers yet
+
+
+@contextlib.contextmanager
+def beside_workers() -> Iterator[None]:
+    """Let this thread run only where the workers do, as long as they share a core.
+
+    On the core of another process it would wait for that, and they for it. It gets its cores back
+    after each step, because what a script starts, processes and threads, inherits them.
+    """
+    core = shared.core
+    before = set() if core is None else os.sched_getaffinity(0)
+    if core is None or core not in before:  # the script has put this thread elsewhere
+        yield
+        return
+    os.sched_setaffinity(0, (core,))
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _call(self: Any, *inputs: object, **kwargs: object) -> object:
+    """Run a step, in either mode."""
+    run: Callable[..., object] = super(_Step, self).__call__
+    with beside_workers():
+        return run(*inputs, **kwargs)
