@@ -12,12 +12,13 @@ from mindspore_boost_ext.base.order import is_of_libraries
 from mindspore_boost_ext.report import NoEffectWarning, warn
 from mindspore_boost_ext.stages.update import HidesSens, Update, parts_within
 
-_COPIED = ("network", "grad", "grad_no_sens", "optimizer")  # by what a step is made of
+_ARGUMENTS = ("network", "grad", "grad_no_sens", "optimizer")
+_PLACES = ("batch_part", "captures_part", "window_part", "update_part", "clip_norm")
 
 
 def remember_parts(step: StepCell) -> None:
     """Remember, for :func:`follow_parts`, what a step is made with."""
-    step.__dict__["_made_with"] = {name: getattr(step, name) for name in _COPIED}
+    step.__dict__["_made_with"] = {name: getattr(step, name) for name in (*_ARGUMENTS, *_PLACES)}
 
 
 def follow_parts(step: StepCell) -> None:
@@ -29,9 +30,11 @@ def follow_parts(step: StepCell) -> None:
     if step.choice_part is None:  # the step itself runs, and looks at these
         later = [name for name in later if name == "optimizer"]
     if later:
+        place = set(later) <= {*_PLACES}
+        remedy = "set it in join of an Algorithm" if place else "give it to the constructor"
         warn(
             f"{', '.join(later)} of the training step was set after the step was made, and has no "
-            "effect on the parts that were made before: give it to the constructor",
+            f"effect on the parts that were made before: {remedy}",
             NoEffectWarning,
         )
     _warn_of_own_methods(step)

@@ -80,6 +80,7 @@ class StepNames(nn.Cell):
         """Warn if a setting changes that was read when the step was made."""
         now = getattr(self, name, None)
         same = now is value or (isinstance(now, (bool, int)) and now == value)
+        same = same or (_is_nothing(now) and _is_nothing(value))
         moves_nothing = name == "step" and not self.freeze
         if not (same or moves_nothing or name in self.names_of_own()):
             warn(
@@ -125,6 +126,11 @@ class OverflowNames(nn.Cell):
 
     _start_overflow_check, _get_overflow_status = start_overflow_check, get_overflow_status
     _process_loss_scale = process_loss_scale
+
+
+def _is_nothing(value: object) -> bool:
+    """Return whether a value says, in one way or another, that there is no such thing."""
+    return value is None or (isinstance(value, (bool, tuple, list, nn.CellList)) and not value)
 
 
 def add_overflow_names(step: nn.Cell, distributed: bool) -> None:

@@ -21,8 +21,10 @@ from mindspore_boost_ext import (
     FreezeOpt,
     GroupLossScaleManager,
     NoEffectWarning,
+    Update,
 )
 from mindspore_boost_ext.adasum.algorithm import AdaSumAlgorithm
+from mindspore_boost_ext.boost_cell_wrapper.set_later import follow_parts
 
 OFF = {"mode": "manual", "less_bn": False, "grad_freeze": False}
 WINDOW = {
@@ -708,6 +710,7 @@ def test_a_setting_that_is_read_when_a_step_is_made_is_warned_of_later():
     step = made(BoostTrainOneStepCell, {})
     step.max_accumulation_step = 1  # as it is
     step.train_strategy = getattr(step.optimizer, "train_strategy", None)
+    step.freeze_nets, step.freeze, step.adasum = [], None, False  # other words for what it is
     with pytest.warns(NoEffectWarning, match="setting max_accumulation_step has no effect after"):
         step.max_accumulation_step = 4
 
@@ -786,6 +789,16 @@ def test_what_is_set_too_late_for_the_variants_is_told(pynative_mode):
     step.network = nn.WithLossCell(step.network.backbone_network, nets.loss_fn())
     with pytest.warns(NoEffectWarning, match=r"^network, optimizer of the training step was set a"):
         step(*map(Tensor, nets.batches(1)[0]))
+
+
+@pytest.mark.parametrize(
+    "place", ["batch_part", "captures_part", "window_part", "update_part", "clip_norm"]
+)
+def test_a_part_that_is_set_too_late_for_the_variants_is_told(pynative_mode, place):
+    step = made(BoostTrainOneStepCell, {"boost": {**OFF, "thor": True}})
+    setattr(step, place, 1.0 if place == "clip_norm" else Update(step.optimizer))
+    with pytest.warns(NoEffectWarning, match=rf"^{place} of .* in join of an Algorithm$"):
+        follow_parts(step)
 
 
 def test_a_method_that_is_set_on_the_object_is_told(pynative_mode):
