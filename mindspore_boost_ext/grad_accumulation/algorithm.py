@@ -15,6 +15,7 @@ from mindspore_boost_ext.grad_accumulation.labels import (
 from mindspore_boost_ext.grad_accumulation.window import LABELS, SAMPLES, GradientAccumulation
 from mindspore_boost_ext.report import warn
 from mindspore_boost_ext.stages.gradients import check_dense
+from mindspore_boost_ext.stages.trial import batch_behind
 
 _WEIGHTING = "grad_accumulation.weighting"
 
@@ -58,6 +59,7 @@ class AccumulationAlgorithm(Algorithm):
         step.check_sums("gradient_accumulation_process")
         window = step.window_part
         if inputs:
+            inputs = batch_behind(step.batch_part, *inputs)
             _check_inputs(step, inputs)
         saved = step.restored_settings.get(_WEIGHTING, "").strip("'")  # repr of the name
         # In sink mode the batch is not seen: it is taken to have several samples.

@@ -20,6 +20,7 @@ from mindspore_boost_ext.base.cells import exchange, has_replaced_construct, lay
 from mindspore_boost_ext.report import APPLIED, SKIPPED
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample
+from mindspore_boost_ext.stages.trial import batch_behind
 
 SKIP, SHORTER = "skip", "shorter"
 
@@ -66,6 +67,7 @@ class LabelSmoothingAlgorithm(Algorithm):
             return
         reason, seen = self._idle(step), seen_in_first_batch(step)
         if not reason:
+            inputs = batch_behind(step.batch_part, *inputs)
             reason = seen.get(self.switch, no_class_a_sample(*inputs) or next_tokens(*inputs))
             seen[self.switch] = reason
         if step.reducer_flag:

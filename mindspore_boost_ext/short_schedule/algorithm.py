@@ -21,7 +21,7 @@ from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning, NoEffectWa
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks
 from mindspore_boost_ext.stages.labels import next_tokens, no_class_a_sample, rows_of_places
 from mindspore_boost_ext.stages.parts import PartByPart, part_of, parts_of
-from mindspore_boost_ext.stages.trial import mixes_samples, on_trial
+from mindspore_boost_ext.stages.trial import batch_behind, mixes_samples, on_trial
 from mindspore_boost_ext.stages.update import Update, UpdateAround
 
 REFUSE, SKIP = "refuse", "skip"
@@ -144,6 +144,7 @@ class ShortScheduleAlgorithm(Algorithm):
             return "keeps its whole length, as in the run that this one continues"
         if self.settings.if_unfit != SKIP:
             return ""
+        inputs = batch_behind(step.batch_part, *inputs)
         return no_class_a_sample(*inputs) or rows_of_places(*inputs) or next_tokens(*inputs)
 
     def _check_first_axis(self, step: StepCell, first: object, *others: object) -> None:

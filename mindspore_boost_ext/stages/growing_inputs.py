@@ -23,7 +23,7 @@ from mindspore_boost_ext.report import APPLIED, SKIPPED, HeldWarning
 from mindspore_boost_ext.runtime.ranks import check_equal_on_ranks, differences_between_ranks
 from mindspore_boost_ext.stages.choice import StepChoice
 from mindspore_boost_ext.stages.phases import CountedUpdate, PhaseChooser, chooser_of, first_updates
-from mindspore_boost_ext.stages.trial import Outcome, Run, on_trial
+from mindspore_boost_ext.stages.trial import Outcome, Run, batch_behind, on_trial
 
 SKIP = "skip"
 
@@ -137,6 +137,7 @@ class GrowingInputs(Algorithm):
 
     def _seen_in(self, step: StepCell, *inputs: object) -> tuple[str, list[int]]:
         """Return why the network stays at full size, or an empty text; and where phases begin."""
+        inputs = batch_behind(step.batch_part, *inputs)
         reason = self._unfit(step, *inputs)
         if reason:
             return reason, [0] * (len(self.settings.phases) + 1)  # full size from the start
@@ -182,8 +183,8 @@ class GrowingInputs(Algorithm):
     def _check_declared(self, step: StepCell, *inputs: object) -> None:
         """Raise a ``ValueError`` if a graph does not know the sizes that are made smaller."""
         shapes = [] if step.runs_eagerly() else declared_shapes(step)
-        *small, full = self._sizes(*inputs) if shapes else [[]]
-        for number, shape in enumerate(shapes):
+        *small, full = self._sizes(*inputs)
+        for number, shape in enumerate(shapes[: len(full)]):
             grows = any(each[number] != full[number] for each in small)
             if grows and is_open(shape, slice(1, None)):
                 raise ValueError(

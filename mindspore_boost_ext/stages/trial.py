@@ -43,8 +43,7 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
     of a loss have their old values, and the random numbers of Python and NumPy go on where they
     were. Lists in a loss, and the state of its own random numbers, are not restored.
     """
-    kept = [(one, host_array(one).copy()) for one in _written(network)]
-    with _compat.running_eagerly(), kept_random_numbers():
+    with _keeping(network), _compat.running_eagerly(), kept_random_numbers():
         copies: dict[bool, Any] = {}
 
         def run(*inputs: object, losses_train: bool = True) -> Outcome:
@@ -53,12 +52,33 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
             with _compat.forgetting_failures():
                 return _outcome(copies[losses_train](*inputs))
 
+        yield run
+
+
+def batch_behind(part: nn.Cell | None, *inputs: Any) -> tuple[Any, ...]:
+    """Return a batch as the network sees it: as ``batch_part`` changes it, which stays as it was.
+
+    A part that runs in a graph only is not tried.
+    """
+    if part is None:
+        return inputs
+    with _keeping(part), _compat.running_eagerly(), kept_random_numbers():
         try:
-            yield run
-        finally:
-            for one, value in kept:
-                if not np.array_equal(host_array(one), value, equal_nan=True):
-                    ops.assign(one, Tensor(value, one.dtype))
+            return tuple(part(*inputs))
+        except Exception:  # the user's part
+            return inputs
+
+
+@contextlib.contextmanager
+def _keeping(network: nn.Cell) -> Iterator[None]:
+    """At the end give Tensors that a network may change by itself their old values."""
+    kept = [(one, host_array(one).copy()) for one in _written(network)]
+    try:
+        yield
+    finally:
+        for one, value in kept:
+            if not np.array_equal(host_array(one), value, equal_nan=True):
+                ops.assign(one, Tensor(value, one.dtype))
 
 
 def _written(network: nn.Cell) -> list[Tensor]:
