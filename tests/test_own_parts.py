@@ -598,6 +598,46 @@ def test_an_update_alone_is_refused_where_it_would_get_the_scale():
         made(ClipsAlone, 8.0)
 
 
+class Looking(UpdateAround):
+    """Keeps the largest gradient that it has seen."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.largest = Parameter(Tensor(0.0), name="boost.looking.largest", requires_grad=False)
+
+    def construct(self, loss, gradients, *inputs):
+        loss = ops.depend(loss, ops.assign(self.largest, gradients[0].abs().max()))
+        return call(self.inner, (loss, gradients, *inputs))
+
+
+class Looks(Replacing):
+    switch = "looks"
+
+
+class Dividing(UpdateAround):
+    divides_sens = True
+
+    def construct(self, loss, gradients, *inputs):
+        return call(self.inner, (loss, tuple(0.125 * one for one in gradients), *inputs))
+
+
+def test_a_part_before_the_one_that_divides_the_scale_is_refused():
+    def made(*own):
+        net = Product()
+        scale = ms.FixedLossScaleManager(8.0, drop_overflow_update=False)
+        optimizer = nn.SGD(net.trainable_params(), RATE)
+        model = BoostModel(net, optimizer=optimizer, algorithms=own, loss_scale_manager=scale)
+        return model.train_network, net
+
+    step, net = made(Looks(Looking), Replacing(Dividing))  # the last one runs first
+    assert moved(step, net) == {-4.0}
+    assert float(step.update_part.inner.largest.asnumpy()) == 8.0
+    with pytest.raises(
+        ValueError, match=r"^Dividing divides .*, but Looking runs before it, .* 8: gi"
+    ):
+        made(Replacing(Dividing), Looks(Looking))
+
+
 class NoBatch(UpdateAround):
     def construct(self, loss, gradients):
         return super().construct(loss, gradients)
@@ -632,10 +672,13 @@ class SetsAnAttribute(UpdateAround):
         super().__init__(inner)
         self.factors = [1.0] * len(inner.optimizer.parameters)
 
+    def set(self, factors):
+        self.factors = factors
+
     def before_step(self, *inputs):
         super().before_step(*inputs)
         last = len(self.factors) - 1
-        self.factors = [float(place == last) for place in range(last + 1)]
+        self.set([float(place == last) for place in range(last + 1)])
 
     def restricted(self, optimizer, positions):
         part = super().restricted(optimizer, positions)
@@ -647,8 +690,64 @@ class SetsAnAttribute(UpdateAround):
         return super().construct(loss, gradients, *inputs)
 
 
-@pytest.mark.parametrize("switch", ["grad_freeze", "short_schedule"])
-def test_an_attribute_that_the_host_sets_reaches_the_variants(mode, switch):
+class SetsItInPlace(SetsAnAttribute):
+    def set(self, factors):
+        self.factors[:] = factors
+
+
+class SetsAnArray(SetsAnAttribute):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.factors = np.ones(len(self.factors))
+
+    def set(self, factors):
+        self.factors = np.array(factors)
+
+    def restricted(self, optimizer, positions):
+        part = UpdateAround.restricted(self, optimizer, positions)
+        part.factors = self.factors[list(positions)]
+        return part
+
+    def construct(self, loss, gradients, *inputs):
+        gradients = tuple(one * float(by) for one, by in zip(gradients, self.factors))
+        return UpdateAround.construct(self, loss, gradients, *inputs)
+
+
+class SetsAnArrayInPlace(SetsAnArray):
+    def set(self, factors):
+        self.factors[:] = factors
+
+
+class Factor(nn.Cell):
+    def __init__(self, factors):
+        super().__init__()
+        self.factors = factors
+
+    def construct(self, gradients):
+        return tuple(one * factor for one, factor in zip(gradients, self.factors))
+
+
+class ReplacesItsCell(SetsAnAttribute):
+    """Holds a Cell, whose factors have nothing to do with how many weights there are."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.within = Factor(self.factors)
+
+    def set(self, factors):
+        self.within = Factor(factors)
+
+    def restricted(self, optimizer, positions):
+        part = UpdateAround.restricted(self, optimizer, positions)
+        part.within = Factor([self.within.factors[place] for place in positions])
+        return part
+
+    def construct(self, loss, gradients, *inputs):
+        return UpdateAround.construct(self, loss, self.within(gradients), *inputs)
+
+
+def moved_beside(switch, part):
+    """Return which weights move if factors keep all but the last one, and an algorithm is on."""
     config = switched(**{switch: True})
     config[switch] = {
         "grad_freeze": {"param_groups": 2, "schedule": [0, 1], "total_steps": 2},
@@ -657,13 +756,39 @@ def test_an_attribute_that_the_host_sets_reaches_the_variants(mode, switch):
     net = nets.Deep()
     before = nets.weights(net)
     optimizer = nn.SGD(net.trainable_params(), nn.cosine_decay_lr(0.0, 0.1, 8, 1, 8))
-    own = [Replacing(SetsAnAttribute)]
+    own = [Replacing(part)]
     step = model_of(net, config, optimizer, BoostModel, algorithms=own).train_network
     for batch in nets.batches(2):
         step(*map(Tensor, batch))
     after = nets.weights(net)
-    moved = [name for name in before if not np.array_equal(before[name], after[name])]
-    assert moved == ["last.bias"]
+    return [name for name in before if not np.array_equal(before[name], after[name])]
+
+
+@pytest.mark.parametrize("switch", ["grad_freeze", "short_schedule"])
+def test_an_attribute_that_the_host_sets_reaches_the_variants(mode, switch):
+    assert moved_beside(switch, SetsAnAttribute) == ["last.bias"]
+
+
+@pytest.mark.parametrize("kind", [SetsItInPlace, SetsAnArray, SetsAnArrayInPlace, ReplacesItsCell])
+def test_other_ways_of_setting_it_reach_the_variants(pynative_mode, kind):
+    assert moved_beside("grad_freeze", kind) == ["last.bias"]
+
+
+class SetsATable(UpdateAround):
+    """Has numbers, by chance as many as there are weights."""
+
+    def before_step(self, *inputs):
+        super().before_step(*inputs)
+        self.table = (*[0.0] * 11, 1.0)
+
+    def construct(self, loss, gradients, *inputs):
+        gradients = tuple(one * self.table[11] for one in gradients)
+        return super().construct(loss, gradients, *inputs)
+
+
+def test_numbers_are_not_divided_because_there_are_as_many_weights(pynative_mode):
+    assert len(nets.Deep().trainable_params()) == 12
+    assert "last.bias" in moved_beside("grad_freeze", SetsATable)
 
 
 class UnderOptimizer(nn.Optimizer):

@@ -72,7 +72,8 @@ def _check_within(name: str, value: object, optimizer: nn.Optimizer) -> None:
         holder = asked.pop()
         seen.add(id(holder))
         for key, entry in _items(holder, trained):
-            if reason := _why_whole(entry, trained, isinstance(holder, nn.Cell)):
+            in_cell = isinstance(holder, nn.Cell) and not _layers_of(holder, trained)
+            if reason := _why_whole(entry, trained, in_cell):
                 raise ValueError(f"{kind.__name__}.{name} has {reason.format(key=key, name=name)}")
             asked += [] if id(entry) in seen else [entry]
 
@@ -87,11 +88,16 @@ def _items(holder: object, trained: set[int]) -> Iterable[tuple[object, object]]
         return (*enumerate(holder.args), *holder.keywords.items())
     if not isinstance(holder, nn.Cell) or isinstance(holder, nn.Optimizer):
         return ()
-    within = _compat.children(holder)
-    if any(id(one) in trained for cell in within.values() for one in _parameters(cell)):
-        return ()  # a network, whose layers have the weights
+    layers = _layers_of(holder, trained)
+    within = {name: one for name, one in _compat.children(holder).items() if name not in layers}
     ours = {} if is_of_libraries(type(holder).__module__) else _compat.own_attributes(holder)
     return {**ours, **within}.items()
+
+
+def _layers_of(holder: nn.Cell, trained: set[int]) -> list[str]:
+    """Return the names of Cells with weights, in a network or in what holds one."""
+    within = _compat.children(holder).items()
+    return [name for name, cell in within if any(id(one) in trained for one in _parameters(cell))]
 
 
 def _why_whole(entry: object, trained: set[int], in_cell: bool) -> str:

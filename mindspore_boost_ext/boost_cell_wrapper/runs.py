@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mindspore as ms
-from mindspore import Parameter, nn
+import numpy as np
+from mindspore import nn
 
 from mindspore_boost_ext import _compat
 from mindspore_boost_ext.algorithm import StepCell
-from mindspore_boost_ext.base.entries import entries_at
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.report import APPLIED, Row, warn
-from mindspore_boost_ext.stages.update import parts_within, warn_of_idle_optimizer
+from mindspore_boost_ext.stages.update import Update, parts_within, warn_of_idle_optimizer
 
 FIRST_RUN: list[Callable[[Any], None]] = []  # called with a step that runs for the first time
 
@@ -133,29 +134,51 @@ def prepare_parts(step: StepCell, *inputs: object) -> None:
         return
     copied = step._own_updates and step.choice_part is not None
     parts = parts_within(step.update_part) if copied else []
-    before = [_compat.own_attributes(part) for part in parts]
+    before = [_held_by(part) for part in parts]
     step.update_part.before_step(*inputs)
-    for place, (part, old) in enumerate(zip(parts, before)):
-        now = _compat.own_attributes(part)
-        changed = {name: now[name] for name in now if now[name] is not old.get(name)}
-        for variant in _variants(step) if changed else ():
-            copies = parts_within(variant.update_part)[place : place + 1]
-            for copy in copies:
-                copy.__dict__.update(_for_weights(changed, step.weights, variant.weights))
+    changed = [_names_of_changed(part, old) for part, old in zip(parts, before)]
+    for variant in _variants(step) if any(changed) else ():
+        _hand_on(changed, step, variant)
 
 
-def _for_weights(
-    attributes: dict[str, Any], every: Sequence[Parameter], some: Sequence[Parameter]
-) -> dict[str, Any]:
-    """Return attributes, of which lists with an entry for each weight lose those of the others."""
-    kept = {id(weight) for weight in some}
-    positions = [place for place, weight in enumerate(every) if id(weight) in kept]
-    return {
-        name: entries_at(value, positions)
-        if isinstance(value, (tuple, list)) and len(value) == len(every)
-        else value
-        for name, value in attributes.items()
-    }
+def _held_by(part: Update) -> dict[str, Any]:
+    """Return what a part itself holds, by name."""
+    own = _compat.own_attributes(part), _compat.own_parameters(part), _compat.children(part)
+    return {name: (one, _entries(one)) for held in own for name, one in held.items()}
+
+
+def _entries(value: object) -> Any:
+    """Return what can be replaced within a value: the script may change it in place."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return (*value, *value.values())
+    return tuple(value) if isinstance(value, list) else ()
+
+
+def _names_of_changed(part: Update, before: dict[str, Any]) -> list[str]:
+    """Return the names under which a part holds something else than before."""
+    now = _held_by(part)
+    return [name for name in now if name not in before or not _is_same(now[name], before[name])]
+
+
+def _is_same(now: tuple[object, Any], old: tuple[object, Any]) -> bool:
+    """Return whether a value is the same object, with the same entries."""
+    if now[0] is not old[0]:
+        return False
+    if isinstance(now[0], np.ndarray):
+        return np.array_equal(now[1], old[1], equal_nan=now[0].dtype.kind == "f")
+    return len(now[1]) == len(old[1]) and all(map(operator.is_, now[1], old[1]))
+
+
+def _hand_on(changed: list[list[str]], step: StepCell, variant: StepCell) -> None:
+    """Let the parts of a variant have what :meth:`Update.restricted` gives them of a change."""
+    places = {id(weight): place for place, weight in enumerate(step.weights)}
+    positions = tuple(places[id(weight)] for weight in variant.weights)
+    renewed = parts_within(step.update_part.restricted(variant.optimizer, positions))
+    for names, new, part in zip(changed, renewed, parts_within(variant.update_part)):
+        for name in names if type(new) is type(part) and new is not part else ():
+            setattr(part, name, getattr(new, name))
 
 
 def _variants(step: StepCell) -> Iterator[StepCell]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import mindspore as ms
@@ -147,8 +148,17 @@ def hiding_sens(part: Update, sens: float) -> Update:
     """
     parts = parts_within(part)
     last = parts[-1]
-    if sens == 1 or any(type(within).divides_sens for within in parts):  # one of the user's
+    own = [type(within) for within in parts if not is_of_libraries(type(within).__module__)]
+    before = list(itertools.takewhile(lambda kind: not kind.divides_sens, own))
+    if sens == 1 or not before:
         return part
+    if len(before) < len(own):
+        first, divides = before[0].__name__, own[len(before)].__name__
+        raise ValueError(
+            f"{divides} divides by the loss scale itself (divides_sens), but {first} runs before "
+            f"it, on gradients times the scale, {sens:g}: give the algorithm of {divides} after "
+            f"that of {first}, so that it runs first"
+        )
     if not (type(last) is Update or last.takes_factor):
         raise ValueError(
             f"{type(last).__name__} gets gradients times the loss scale, {sens:g}, which the "

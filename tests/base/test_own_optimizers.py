@@ -364,6 +364,19 @@ def test_a_cell_that_pairs_gradients_with_the_weights_cannot_be_divided():
         optimizer_view(optimizer, (1, 2))
 
 
+class HoldsSumsAndNetwork(HoldsSums):
+    def __init__(self, sums, network):
+        super().__init__(ParameterTuple(sums))
+        self.network = network
+
+
+def test_state_beside_the_network_cannot_be_divided():
+    net = nets.MLP()
+    optimizer = Deeper(net.trainable_params(), lambda sums: HoldsSumsAndNetwork(sums, net))
+    with pytest.raises(ValueError, match=r"Deeper\.held has a Parameter .* under 'sums', which"):
+        optimizer_view(optimizer, (1, 2))
+
+
 class ListsItsWeights(nets.MLP):
     def __init__(self):
         super().__init__()
