@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -17,6 +17,8 @@ from mindspore_boost_ext.algorithm import StepCell
 from mindspore_boost_ext.boost import AutoBoost
 from mindspore_boost_ext.report import APPLIED, Row, warn
 from mindspore_boost_ext.stages.update import Update, parts_within, warn_of_idle_optimizer
+
+Held = tuple[object, Sequence[object]]  # a value, and its entries
 
 FIRST_RUN: list[Callable[[Any], None]] = []  # called with a step that runs for the first time
 
@@ -141,33 +143,33 @@ def prepare_parts(step: StepCell, *inputs: object) -> None:
         _hand_on(changed, step, variant)
 
 
-def _held_by(part: Update) -> dict[str, Any]:
+def _held_by(part: Update) -> dict[str, Held]:
     """Return what a part itself holds, by name."""
     own = _compat.own_attributes(part), _compat.own_parameters(part), _compat.children(part)
     return {name: (one, _entries(one)) for held in own for name, one in held.items()}
 
 
-def _entries(value: object) -> Any:
+def _entries(value: object) -> Sequence[object]:
     """Return what can be replaced within a value: the script may change it in place."""
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return value.tobytes()
     if isinstance(value, dict):
         return (*value, *value.values())
     return tuple(value) if isinstance(value, list) else ()
 
 
-def _names_of_changed(part: Update, before: dict[str, Any]) -> list[str]:
+def _names_of_changed(part: Update, before: dict[str, Held]) -> list[str]:
     """Return the names under which a part holds something else than before."""
     now = _held_by(part)
     return [name for name in now if name not in before or not _is_same(now[name], before[name])]
 
 
-def _is_same(now: tuple[object, Any], old: tuple[object, Any]) -> bool:
+def _is_same(now: Held, old: Held) -> bool:
     """Return whether a value is the same object, with the same entries."""
     if now[0] is not old[0]:
         return False
-    if isinstance(now[0], np.ndarray):
-        return np.array_equal(now[1], old[1], equal_nan=now[0].dtype.kind == "f")
+    if isinstance(now[1], bytes):
+        return now[1] == old[1]
     return len(now[1]) == len(old[1]) and all(map(operator.is_, now[1], old[1]))
 
 

@@ -53,7 +53,7 @@ def beside_workers() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _call(self: Any, *inputs: object, **kwargs: object) -> object:
+def _call(self: nn.Cell, *inputs: object, **kwargs: object) -> object:
     """Run a step, in either mode."""
     run: Callable[..., object] = super(_Step, self).__call__
     with beside_workers():
