@@ -24,9 +24,9 @@ shared = _Shared()
 def share(core: int | None) -> None:
     """Let steps run on this core from now on; None is for all cores."""
     shared.core = core
-    if core is not None:
+    if core is not None and "__call__" not in vars(_Step):  # the script may have its own
         _Step.__call__ = _call
-    elif vars(_Step).get("__call__") is _call:
+    elif core is None and vars(_Step).get("__call__") is _call:
         del _Step.__call__
 
 

@@ -38,6 +38,7 @@ class Placement:
     def __init__(self) -> None:
         self.cores = sorted(os.sched_getaffinity(0))
         self.placed: dict[int, int] = {}  # thread -> core
+        self._before: set[int] = set()  # threads that were there when the workers came together
         self._bound = False  # by somebody else
         self._process = os.getpid()
         self._ended = threading.Event()
@@ -60,18 +61,28 @@ class Placement:
             core = core_for_all(*usage.look(), one_core.shared.core, chance)
             with self._lock:
                 if self._ended.is_set() or not self.in_force():
-                    return one_core.share(None)
+                    return self._end_sharing()
                 if core != one_core.shared.core:
                     self._share(core)
         return None
 
     def _share(self, core: int | None) -> None:
         """Put all workers on one core, or each on its own."""
+        self._end_sharing()
         cores = self.cores if core is None else [core] * len(self.placed)
         self.placed = dict(zip(self.placed, cores))
         for thread, its_core in self.placed.items():
             _move(thread, [its_core])
+        self._before = set(_threads())
         one_core.share(core)
+
+    def _end_sharing(self) -> None:
+        """Let steps run on all cores, and the threads that they have started, which inherit one."""
+        core = one_core.shared.core
+        one_core.share(None)
+        for thread in set(_threads()) - self._before - set(self.placed):
+            if _cores_of(thread) == {core}:
+                _move(thread, self.cores)
 
     def _place(self) -> bool:
         """Place the workers if all have started; return whether there is nothing to wait for."""
@@ -106,7 +117,7 @@ class Placement:
             if self.in_force():
                 for thread in self.placed:
                     _move(thread, self.cores)
-            one_core.share(None)
+            self._end_sharing()
 
 
 def core_for_all(
@@ -134,15 +145,17 @@ def core_for_all(
 
 def worker_threads() -> list[int]:
     """Return the ids of the threads that compute, in the order of their names."""
-    found = []
-    for folder in _THREADS.iterdir():
-        try:
-            name = (folder / "comm").read_text().strip()
-        except OSError:
-            continue  # it has ended
-        if _WORKER.fullmatch(name):
-            found.append((name, int(folder.name)))
+    found = ((name, thread) for thread, name in _threads().items() if _WORKER.fullmatch(name))
     return [thread for _, thread in sorted(found)]
+
+
+def _threads() -> dict[int, str]:
+    """Return the names of this process's threads, by their ids."""
+    found = {}
+    for folder in _THREADS.iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            found[int(folder.name)] = (folder / "comm").read_text().strip()
+    return found
 
 
 def _cores_of(thread: int) -> set[int]:

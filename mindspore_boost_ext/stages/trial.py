@@ -43,7 +43,7 @@ def on_trial(network: nn.Cell) -> Iterator[Run]:
     of a loss have their old values, and the random numbers of Python and NumPy go on where they
     were. Lists in a loss, and the state of its own random numbers, are not restored.
     """
-    with _keeping(network), _compat.running_eagerly(), kept_random_numbers():
+    with _compat.running_eagerly(), kept_random_numbers(), _keeping(network):
         copies: dict[bool, Any] = {}
 
         def run(*inputs: object, losses_train: bool = True) -> Outcome:
@@ -62,11 +62,12 @@ def batch_behind(part: nn.Cell | None, *inputs: Any) -> tuple[Any, ...]:
     """
     if part is None:
         return inputs
-    with _keeping(part), _compat.running_eagerly(), kept_random_numbers():
+    with _compat.running_eagerly(), kept_random_numbers(), _keeping(part):
         try:
-            return tuple(part(*inputs))
+            found = part(*inputs)
         except Exception:  # the user's part
             return inputs
+    return tuple(found) if isinstance(found, (tuple, list)) else inputs
 
 
 @contextlib.contextmanager

@@ -53,12 +53,12 @@ def test_what_other_processes_use(monkeypatch, tmp_path):
 
 
 SHARED = """
-import json, os, time
+import json, os, threading, time
 import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 import mindspore_boost_ext as boost
-from mindspore_boost_ext.runtime import functions_at_once, other_processes
+from mindspore_boost_ext.runtime import functions_at_once, one_core, other_processes
 from mindspore_boost_ext.runtime import worker_threads as placement
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -89,6 +89,19 @@ def child(asked):
         os._exit(0 if asked() else 1)
     return os.waitpid(pid, 0)[1] == 0
 
+def child_thread(core):
+    # as a step starts one, which inherits its core
+    ready, ids = threading.Event(), []
+    def wait():
+        ids.append(threading.get_native_id())
+        ready.set()
+        time.sleep(100)
+    with one_core.beside_workers():
+        threading.Thread(target=wait, daemon=True).start()
+        ready.wait()
+    assert os.sched_getaffinity(ids[0]) == {core}
+    return ids[0]
+
 @ms.jit
 def doubled(x):
     return x * 2
@@ -115,6 +128,7 @@ others[0] = 1.0
 together = lambda: places() in ([[one]] * 2 for one in CORES)
 found["together"] = soon(together)
 core = places()[0]
+started = child_thread(core[0])
 found["steps"] = [trained() == core, here() == CORES, "share one" in row()]
 found["child"] = child(lambda: "__call__" not in vars(nn.TrainOneStepCell) and here() == CORES)
 os.sched_setaffinity(0, [one for one in CORES if [one] != core])
@@ -122,6 +136,7 @@ found["bound by the script"] = trained() == here() != core
 os.sched_setaffinity(0, CORES)
 others[0] = 0.0
 found["apart again"] = soon(lambda: places() == [[one] for one in CORES])
+found["a thread that a step has started"] = sorted(os.sched_getaffinity(started)) == CORES
 found["steps apart"] = [trained() == CORES, "__call__" in vars(nn.TrainOneStepCell), row()]
 others[0] = 1.0
 found["together again"] = soon(together)
@@ -150,6 +165,7 @@ def test_steps_run_beside_the_workers_while_these_share_a_core(tmp_path, mode):
         "child": True,
         "bound by the script": True,
         "apart again": True,
+        "a thread that a step has started": True,
         "steps apart": [True, False, "2 cores: a waiting thread keeps others from computing"],
         "together again": True,
         "undone": [True, True],
